@@ -1,0 +1,1 @@
+"""Frameworks: given the world, each task's environment and command. Pure. The distributed issue fills this room."""

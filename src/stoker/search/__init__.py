@@ -1,0 +1,1 @@
+"""Hyperparameter search: pure state machines. The sweep issue fills this room."""

@@ -1,0 +1,187 @@
+"""Where everything of one user's Stoker lives, and the few numbers an operator may turn.
+
+`STOKER_HOME` names the home (default: the XDG data directory). Two homes never touch each other: every
+path, lock, socket and port below belongs to exactly one home.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Home:
+    """The layout of a home. Knows names only; creates nothing."""
+
+    root: Path
+
+    @classmethod
+    def from_environment(cls) -> Home:
+        explicit = os.environ.get("STOKER_HOME")
+        if explicit:
+            return cls(Path(explicit).expanduser().absolute())
+        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return cls(Path(base).expanduser().absolute() / "stoker")
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def token(self) -> Path:
+        """0600; the bearer token of the embedded server."""
+        return self.root / "token"
+
+    @property
+    def server_record(self) -> Path:
+        """JSON: pid, start time, boot id, url, version of the server that runs or ran last."""
+        return self.root / "server.json"
+
+    @property
+    def server_lock(self) -> Path:
+        """flock'ed by the one server for as long as it lives."""
+        return self.root / "server.lock"
+
+    @property
+    def server_log(self) -> Path:
+        return self.root / "server.log"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "stoker.db"
+
+    @property
+    def ledger(self) -> Path:
+        """One line per acknowledged run: lets `backup restore` name what a lost database knew."""
+        return self.root / "ledger.jsonl"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    @property
+    def tasks(self) -> Path:
+        """tasks/RUN/ATTEMPT/TASK: the task directories of the local engine."""
+        return self.root / "tasks"
+
+    @property
+    def runs(self) -> Path:
+        """runs/RUN/...: what is kept of a run for good: logs by attempt and task, outputs."""
+        return self.root / "runs"
+
+    @property
+    def secrets(self) -> Path:
+        """0700; secrets/RUN.json, 0600, removed when the run is terminal."""
+        return self.root / "secrets"
+
+    @property
+    def setups(self) -> Path:
+        """setups/KEY: environments made by `setup:`, one per content of its inputs."""
+        return self.root / "setups"
+
+    @property
+    def backups(self) -> Path:
+        return self.root / "backups"
+
+    @property
+    def engine(self) -> Path:
+        """The local engine's own state: fork server socket, GPU and port locks."""
+        return self.root / "engine"
+
+    @property
+    def cache(self) -> Path:
+        """Client-side caches (file hashes). May be deleted at any time."""
+        return self.root / "cache"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How the server listens."""
+
+    host: str = "127.0.0.1"
+    """Loopback unless an operator says otherwise."""
+    port: int = 0
+    """0: a free one, remembered in server.json."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names accepted in the Host header, beyond loopback."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """What of this machine runs may use. None: all that is there."""
+
+    cpu: float | None = None
+    memory: int | None = None
+    """Bytes."""
+    memory_reserve: float = 0.1
+    """Share of physical memory kept for the system, the server and the person at the keyboard."""
+    isolation: str = "auto"
+    """auto | none. `none` is for debugging the isolation itself."""
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """Budgets of one task's log."""
+
+    budget: int = 1 << 30
+    """Bytes kept per task: the first part and the newest; the middle is dropped and said so."""
+    segment: int = 8 << 20
+    """Bytes per log file; the unit of dropping."""
+
+
+@dataclass(frozen=True)
+class ControlSettings:
+    """Rhythms of the control loop, in seconds."""
+
+    poll: float = 2.0
+    """Full look at every live task; changes are noticed at once by watching, this is the safety net."""
+    retry_backoff: float = 1.0
+    """First wait before a lost or failed attempt is tried again; doubles each time."""
+    retry_backoff_max: float = 300.0
+    fault_retries: int = 20
+    """Attempts lost in a row through no fault of the user's before the run fails."""
+    backup_every: float = 3600.0
+    """Seconds between automatic copies of the database; the last two are kept."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    home: Home
+    server: ServerSettings = field(default_factory=ServerSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    control: ControlSettings = field(default_factory=ControlSettings)
+
+    @classmethod
+    def load(cls, home: Home | None = None) -> Settings:
+        """Defaults, overlaid by `config.toml` in the home. Unknown keys are errors that name the choices."""
+        home = home or Home.from_environment()
+        raw: dict[str, Any] = {}
+        if home.config.is_file():
+            try:
+                raw = tomllib.loads(home.config.read_text())
+            except tomllib.TOMLDecodeError as exc:
+                raise SpecError(f"{home.config}: {exc}", hint="Fix the file or move it away.") from exc
+        groups = {"server": ServerSettings, "local": LocalSettings, "logs": LogSettings, "control": ControlSettings}
+        unknown = set(raw) - set(groups)
+        if unknown:
+            raise SpecError(f"{home.config}: unknown section {sorted(unknown)[0]!r}", hint=f"Sections: {', '.join(groups)}.")
+        return cls(home=home, **{name: _group(home, name, kind, raw.get(name, {})) for name, kind in groups.items()})
+
+
+def _group(home: Home, name: str, kind: Any, values: Any) -> Any:
+    if not isinstance(values, dict):
+        raise SpecError(f"{home.config}: [{name}] must be a section")
+    known = {f.name for f in fields(kind)}
+    unknown = set(values) - known
+    if unknown:
+        raise SpecError(
+            f"{home.config}: unknown key {sorted(unknown)[0]!r} in [{name}]", hint=f"Keys: {', '.join(sorted(known))}."
+        )
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

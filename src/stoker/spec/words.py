@@ -1,0 +1,63 @@
+"""The words everybody uses for what becomes of a run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """queued -> starting -> running -> stopping -> succeeded | failed | stopped, and suspended.
+
+    A run that loses its attempt goes back to queued. Only an explicit resume leaves a terminal state.
+    """
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUSPENDED = "suspended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+    @property
+    def holds(self) -> bool:
+        """Holds resources now."""
+        return self in HOLDING
+
+
+TERMINAL = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED})
+HOLDING = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING})
+
+
+class Cause(StrEnum):
+    """Why an attempt ended."""
+
+    COMPLETED = "completed"
+    USER_ERROR = "user-error"
+    OOM = "oom"
+    LOST = "lost"
+    PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    IMAGE = "image"
+    SETUP = "setup"
+    TIMEOUT = "timeout"
+    HANG = "hang"
+    IDLE = "idle"
+    GPU_FAULT = "gpu-fault"
+    DISK = "disk"
+    STOPPED = "stopped"
+    ENGINE_ERROR = "engine-error"
+
+    @property
+    def users_fault(self) -> bool:
+        """Spends the user's `retries`. The others are retried for free, with backoff and a bound."""
+        return self in USERS_FAULT
+
+
+USERS_FAULT = frozenset({Cause.USER_ERROR, Cause.OOM, Cause.IMAGE, Cause.SETUP, Cause.TIMEOUT, Cause.HANG, Cause.DISK})
+FREE_RETRY = frozenset({Cause.LOST, Cause.PREEMPTED, Cause.EVICTED, Cause.GPU_FAULT, Cause.ENGINE_ERROR})

@@ -1,0 +1,234 @@
+"""What is inside the files of a task directory, and how they are written.
+
+Readers ignore keys they do not know, so that an older launcher and a newer server understand each other;
+a missing optional key means its default. Times are wall-clock seconds since the epoch and only for people;
+nothing is decided by comparing them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar
+
+FORMAT = 1
+"""Raised when an older reader could no longer do the right thing."""
+
+T = TypeVar("T", bound="Record")
+
+
+@dataclass
+class Record:
+    """A JSON object with a known shape."""
+
+    @classmethod
+    def from_json(cls: Type[T], raw: Mapping[str, Any]) -> T:
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in raw.items() if key in known})
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class TaskInfo(Record):
+    """task.json: who this task is and what it may use. Never changes."""
+
+    run: str
+    attempt: int
+    task: str
+    """`worker-0`: role and index."""
+    role: str = "worker"
+    index: int = 0
+    incarnation: int = 1
+    """Which body in this task's place: raised when a lost task is replaced."""
+    cpu: Optional[float] = None
+    memory: Optional[int] = None
+    """Bytes; None: no limit."""
+    pids: Optional[int] = None
+    gpus: List[str] = field(default_factory=list)
+    """UUIDs (or indexes) of the GPUs this task owns."""
+    cgroup: Optional[Dict[str, Any]] = None
+    """{"version": 1|2, "procs": [files the body writes its pid to], "memory": dir, "cpu": dir, "pids": dir,
+    "freezer": dir}; None: the launcher limits by affinity, rlimits and a watchdog."""
+    pid_namespace: bool = False
+    """The launcher is init of its own PID namespace: the kernel ends everything with it."""
+    log_budget: int = 1 << 30
+    log_segment: int = 8 << 20
+    sample_every: float = 5.0
+    format: int = FORMAT
+
+
+@dataclass
+class Order(Record):
+    """order.json: what the launcher shall do now. Only the newest counts; `seq` only grows."""
+
+    seq: int
+    generation: int
+    verb: str
+    """run | stop | release. `run` starts the body at most once per seq. `stop` ends the body: SIGTERM, grace,
+    SIGKILL of the whole tree. `release` lets the launcher exit; what is in the directory has been carried."""
+    argv: List[str] = field(default_factory=list)
+    env: Dict[str, str] = field(default_factory=dict)
+    """The whole environment of the body but for secrets and what only the launcher knows."""
+    grace: float = 60.0
+    timeout: Optional[float] = None
+    """Seconds the body may run; the launcher counts them, so the limit holds while the server is away."""
+    setup: Optional[Dict[str, Any]] = None
+    """{"command": str, "directory": absolute path, "key": str}: run once under a lock, then use the directory."""
+    resume_from: Optional[str] = None
+    """Name inside this generation's checkpoint directory."""
+    kill: bool = False
+    """With stop: no grace."""
+
+
+@dataclass
+class Ending(Record):
+    """How a body ended. In the journal and in the status."""
+
+    seq: int
+    generation: int
+    kind: str
+    """exit | signal | oom | setup | timeout | stopped | start-failed | lost | disk"""
+    code: Optional[int] = None
+    signal: Optional[int] = None
+    message: str = ""
+    limit: Optional[int] = None
+    peak: Optional[int] = None
+    at: float = 0.0
+    seconds: float = 0.0
+    """How long the body ran, monotonic."""
+    last_lines: List[str] = field(default_factory=list)
+
+
+@dataclass
+class Status(Record):
+    """status.json: how things stand. Small, replaced on every change of phase and every sample."""
+
+    phase: str
+    """ready (holding, no body) | setup | running | stopping | ended (holding until released)"""
+    seq: int = 0
+    """The newest order acted on."""
+    generation: int = 0
+    pid: Optional[int] = None
+    """The body, as the launcher sees it."""
+    started_at: Optional[float] = None
+    ending: Optional[Dict[str, Any]] = None
+    usage: Dict[str, float] = field(default_factory=dict)
+    """cpu_seconds, cpu_peak (cores), memory, memory_peak, pids_peak, gpu_peak, gpu_memory_peak"""
+    log_segment: int = 0
+    """Number of the newest log segment."""
+    log_bytes: int = 0
+    """Framed bytes written in all, dropped ones included."""
+    log_dropped: int = 0
+    """Bytes dropped to stay within the budget."""
+    launcher_pid: int = 0
+    boot_id: str = ""
+    version: str = ""
+    format: int = FORMAT
+
+
+@dataclass
+class CheckpointFile(Record):
+    path: str
+    """Relative to the checkpoint directory; the first component belongs to the checkpoint's stem."""
+    size: int
+    sha256: str
+    mode: int = 0o644
+
+
+@dataclass
+class StagedCheckpoint(Record):
+    """A journal entry of kind `checkpoint`: committed, copied to `staged/`, hashed."""
+
+    number: int
+    """Names the directory under staged/; unique in this task directory, only grows."""
+    generation: int
+    name: str
+    """The file, directory or stem it is known by: `last.pt`, `step-100`, `ckpt-3`."""
+    how: str
+    """sdk | rename | quiet | verified"""
+    files: List[Dict[str, Any]] = field(default_factory=list)
+    step: Optional[int] = None
+    metrics: Dict[str, float] = field(default_factory=dict)
+    at: float = 0.0
+    written_at: float = 0.0
+    """Newest modification time of its files: orders checkpoints of one generation."""
+
+
+@dataclass
+class LogLine:
+    """One framed line: `o 1731650000123 text`. `o` stdout, `e` stderr, `s` Stoker itself; the capital letter
+    says that the line goes on in the next record of the same stream (a prompt, a very long line)."""
+
+    stream: str
+    ms: int
+    text: bytes
+    partial: bool = False
+
+    def encode(self) -> bytes:
+        letter = self.stream.upper() if self.partial else self.stream
+        return b"%s %d %s\n" % (letter.encode(), self.ms, self.text.replace(b"\n", b"\\n"))
+
+    @classmethod
+    def decode(cls, raw: bytes) -> "LogLine":
+        """Never fails: what is not framed (a torn line after a power cut) is shown as it is, from Stoker."""
+        parts = raw.rstrip(b"\n").split(b" ", 2)
+        if len(parts) == 3 and parts[0] in (b"o", b"e", b"s", b"O", b"E", b"S") and parts[1].isdigit():
+            letter = parts[0].decode()
+            return cls(letter.lower(), int(parts[1]), parts[2], letter.isupper())
+        return cls("s", 0, raw.rstrip(b"\n"))
+
+
+def write_json(path: str, value: Mapping[str, Any], *, mode: int = 0o644, durable: bool = False) -> None:
+    """Replace a file in one step: readers see the old or the new, never a mixture."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        _write_all(fd, json.dumps(value, separators=(",", ":")).encode())
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    if durable:
+        sync_directory(os.path.dirname(path))
+
+
+def append_line(fd: int, value: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Append one JSON line to a file opened with O_APPEND. One write: lines of several writers do not mix."""
+    _write_all(fd, json.dumps(value, separators=(",", ":")).encode() + b"\n")
+    if durable:
+        os.fsync(fd)
+
+
+def split_lines(data: bytes) -> Tuple[List[bytes], int]:
+    """Complete lines in `data` and how many bytes they take; an unfinished last line is left for next time."""
+    end = data.rfind(b"\n") + 1
+    return data[:end].splitlines(), end
+
+
+def parse_lines(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
+    """JSON objects among `lines`; anything else (a line torn by a power cut) is passed over."""
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
