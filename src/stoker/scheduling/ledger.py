@@ -1,0 +1,180 @@
+"""Who holds what, and what is free where.
+
+The only place where amounts are added and taken. Capacity may change under what is held: a node may shrink,
+lose a GPU, stop being ready or vanish, and its holders keep what they hold. So free is what capacity leaves
+over, at least nothing, and a GPU is free only while the node offers it and nobody holds it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+
+from stoker.errors import Conflict
+from stoker.scheduling.model import Amount, NodeShape, Place
+
+NOTHING = Amount(0, 0, 0)
+
+
+class Node:
+    """One node's account. `cpu`, `memory` and `gpu` are what is free, never negative."""
+
+    __slots__ = (
+        "cpu",
+        "free_gpus",
+        "gpu",
+        "gpu_holders",
+        "memory",
+        "name",
+        "shape",
+        "total",
+        "used_cpu",
+        "used_memory",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.shape: NodeShape | None = None
+        """None: holders remember a node that is no longer there."""
+        self.total = NOTHING
+        self.used_cpu = 0
+        self.used_memory = 0
+        self.gpu_holders: dict[str, int] = {}
+        """How many hold a GPU: one, unless what was adopted contradicts itself."""
+        self.free_gpus: list[str] = []
+        self.cpu = self.memory = self.gpu = 0
+
+    @property
+    def total_gpu(self) -> int:
+        return self.total.gpu
+
+    def offer(self, shape: NodeShape | None) -> None:
+        self.shape = shape
+        self.total = NOTHING if shape is None else shape.amount()
+        offered = () if shape is None else shape.gpus
+        self.free_gpus = sorted({gpu for gpu in offered if gpu not in self.gpu_holders}, key=gpu_order)
+        self._settle()
+
+    def take(self, amount: Amount, gpus: Sequence[str]) -> None:
+        self.used_cpu += amount.cpu
+        self.used_memory += amount.memory
+        for gpu in gpus:
+            self.gpu_holders[gpu] = self.gpu_holders.get(gpu, 0) + 1
+            if gpu in self.free_gpus:
+                self.free_gpus.remove(gpu)
+        self._settle()
+
+    def give_back(self, amount: Amount, gpus: Sequence[str]) -> None:
+        self.used_cpu -= amount.cpu
+        self.used_memory -= amount.memory
+        for gpu in gpus:
+            self.gpu_holders[gpu] -= 1
+            if not self.gpu_holders[gpu]:
+                del self.gpu_holders[gpu]
+                if self.shape is not None and gpu in self.shape.gpus:
+                    insort(self.free_gpus, gpu, key=gpu_order)
+        self._settle()
+
+    def _settle(self) -> None:
+        cpu = self.total.cpu - self.used_cpu
+        memory = self.total.memory - self.used_memory
+        self.cpu = cpu if cpu > 0 else 0
+        self.memory = memory if memory > 0 else 0
+        self.gpu = len(self.free_gpus)
+
+
+class Ledger:
+    """What every node offers and every holder holds.
+
+    `open` are the nodes that take something new, by name. `growth` counts the times when more may have become
+    free: what did not fit at one count does not fit later at the same count. `layout` counts changes of nodes.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._held: dict[str, tuple[tuple[Amount, ...], tuple[Place, ...]]] = {}
+        self._holders: dict[str, dict[str, Amount]] = {}
+        self.open: list[Node] = []
+        self.growth = 0
+        self.layout = 0
+
+    def set_nodes(self, shapes: Sequence[NodeShape]) -> None:
+        offered = {shape.name: shape for shape in shapes}
+        if len(offered) != len(shapes):
+            names = [shape.name for shape in shapes]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise Conflict(f"two nodes are called {twice!r}", hint="Names of nodes are unique.")
+        for name in offered:
+            self._nodes.setdefault(name, Node(name))
+        for name, node in list(self._nodes.items()):
+            node.offer(offered.get(name))
+            self._forget_if_empty(node)
+        self.open = [
+            node for _, node in sorted(self._nodes.items()) if node.shape is not None and node.shape.ready
+        ]
+        self.growth += 1
+        self.layout += 1
+
+    def shapes(self) -> tuple[NodeShape, ...]:
+        return tuple(node.shape for _, node in sorted(self._nodes.items()) if node.shape is not None)
+
+    def hold(self, holder: str, tasks: tuple[Amount, ...], places: tuple[Place, ...]) -> None:
+        self._held[holder] = (tasks, places)
+        for task, place in zip(tasks, places, strict=True):
+            node = self._nodes.get(place.node)
+            if node is None:
+                node = self._nodes[place.node] = Node(place.node)
+            node.take(task, place.gpus)
+            by_holder = self._holders.setdefault(place.node, {})
+            before = by_holder.get(holder, NOTHING)
+            by_holder[holder] = Amount(
+                before.cpu + task.cpu, before.memory + task.memory, before.gpu + len(place.gpus)
+            )
+
+    def release(self, holder: str) -> bool:
+        """Whether it held anything."""
+        held = self._held.pop(holder, None)
+        if held is None:
+            return False
+        for task, place in zip(*held, strict=True):
+            node = self._nodes[place.node]
+            node.give_back(task, place.gpus)
+            self._holders[place.node].pop(holder, None)
+        for place in held[1]:
+            if place.node in self._nodes:
+                self._forget_if_empty(self._nodes[place.node])
+        self.growth += 1
+        return True
+
+    def holds(self, holder: str) -> bool:
+        return holder in self._held
+
+    def places(self, holder: str) -> tuple[Place, ...]:
+        return self._held[holder][1]
+
+    def on_node(self, name: str) -> Iterator[tuple[str, Amount]]:
+        """Who holds what there."""
+        yield from self._holders.get(name, {}).items()
+
+    def choose(self, tasks: tuple[Amount, ...], nodes: Sequence[str]) -> tuple[Place, ...]:
+        """Name the GPUs: the lowest free ids of each node, task by task."""
+        given: dict[str, int] = {}
+        places = []
+        for task, name in zip(tasks, nodes, strict=True):
+            if not task.gpu:
+                places.append(Place(name))
+                continue
+            first = given.get(name, 0)
+            given[name] = first + task.gpu
+            places.append(Place(name, tuple(self._nodes[name].free_gpus[first : first + task.gpu])))
+        return tuple(places)
+
+    def _forget_if_empty(self, node: Node) -> None:
+        if node.shape is None and not self._holders.get(node.name):
+            self._nodes.pop(node.name, None)
+            self._holders.pop(node.name, None)
+
+
+def gpu_order(gpu: str) -> tuple[int, int, str]:
+    """Indexes by number, before names by letter."""
+    return (0, int(gpu), "") if gpu.isdecimal() else (1, 0, gpu)

@@ -1,0 +1,223 @@
+"""The nouns of scheduling: what there is, what is asked, what was decided and why not.
+
+Everything here is a value: comparable, hashable where it may be, and free of behaviour beyond arithmetic.
+People write CPUs as floats; inside, all amounts are whole numbers (thousandths of a CPU, bytes, GPUs), so
+that ten times 0.1 CPU fills one CPU exactly and nothing drifts over a million starts and ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stoker.errors import SpecError
+
+RESOURCES = ("cpu", "memory", "gpu")
+"""In the order of an `Amount`."""
+
+
+class Amount(NamedTuple):
+    """Whole numbers of each resource. `cpu` is in thousandths, `memory` in bytes."""
+
+    cpu: int
+    memory: int
+    gpu: int
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """A machine as far as scheduling sees it: what may be handed out there."""
+
+    name: str
+    cpu: float
+    memory: int
+    gpus: tuple[str, ...] = ()
+    """Ids that may be handed out now. One that is missing while held stays with its owner."""
+    ready: bool = True
+    """A node that is not ready takes nothing new; what is on it stays on it."""
+
+    def amount(self) -> Amount:
+        return Amount(_floor_milli(self.cpu), self.memory, len(set(self.gpus)))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one task needs, all of it on one node. 0: nothing is set aside for it."""
+
+    cpu: float = 0
+    memory: int = 0
+    gpu: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in zip(RESOURCES, (self.cpu, self.memory, self.gpu), strict=True):
+            if not (math.isfinite(value) and value >= 0):
+                raise SpecError(f"a task cannot ask for {name} = {value}", hint="Ask for zero or more.")
+
+    def amount(self) -> Amount:
+        return Amount(_ceil_milli(self.cpu), self.memory, self.gpu)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that wants to start: all of its tasks or none."""
+
+    id: str
+    priority: int
+    seq: int
+    """Order of submission; the same priority starts in this order."""
+    asks: tuple[Ask, ...]
+    """One for each task."""
+
+    def __post_init__(self) -> None:
+        if not self.asks:
+            raise SpecError(f"{self.id} asks for no task at all", hint="Give it at least one ask.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one task goes."""
+
+    node: str
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """A decision: this request starts now, its n-th task at the n-th place."""
+
+    id: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A request and what it holds."""
+
+    request: Request
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a scheduler knows. A scheduler made from it behaves like the one it was taken from."""
+
+    nodes: tuple[NodeShape, ...] = ()
+    queued: tuple[Request, ...] = ()
+    """In the order they would start."""
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a request could start on these nodes if it were alone on them."""
+
+    ok: bool
+    reason: str = ""
+    """`asks for 4 GPUs; the largest node has 2`"""
+    task: int | None = None
+    """The first task that is too big for every node; None when it is all of them together."""
+    resource: str | None = None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What is missing on the node that comes nearest to holding the task."""
+
+    resource: str
+    """cpu | memory | gpu"""
+    asked: float
+    free: float
+    node: str
+
+    @property
+    def short(self) -> float:
+        return round(self.asked - self.free, 3)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A run that holds some of what another one is short of, on a node that other one could use."""
+
+    id: str
+    resource: str
+    amount: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a request is where it is."""
+
+    id: str
+    state: str
+    """held | starting (the next decision starts it) | waiting | impossible (on the nodes there are now)"""
+    reason: str
+    """One line for a person, lower-case, without a full stop."""
+    position: int = 0
+    """Place in the queue, from 1; 0 when it is not queued."""
+    queued: int = 0
+    """How many are in the queue."""
+    short: tuple[Shortage, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    """Who holds what is short, most first."""
+    behind: str | None = None
+    """The first run in the queue before it that wants the same resources."""
+    places: tuple[Place, ...] = ()
+
+
+class Shape:
+    """The asks of a request, in whole numbers and grouped. Requests of equal shape are interchangeable but
+    for their order, so the queue and the decisions think in shapes."""
+
+    __slots__ = ("groups", "least", "size", "tasks")
+
+    def __init__(self, tasks: tuple[Amount, ...]) -> None:
+        self.tasks = tasks
+        self.size = len(tasks)
+        kinds: dict[Amount, list[int]] = {}
+        for index, task in enumerate(tasks):
+            kinds.setdefault(task, []).append(index)
+        biggest_first = sorted(kinds, key=lambda kind: (-kind.gpu, -kind.cpu, -kind.memory))
+        self.groups = tuple((kind, tuple(kinds[kind])) for kind in biggest_first)
+        """Equal tasks and their positions, the hardest to place first."""
+        self.least = Amount(*(min(column) for column in zip(*tasks, strict=True)))
+        """No task of it asks for less of anything."""
+
+
+def amounts(asks: Sequence[Ask]) -> tuple[Amount, ...]:
+    return tuple([ask.amount() for ask in asks])
+
+
+def in_units(resource: str, amount: int) -> float:
+    """An inner whole number as people write it."""
+    return amount / 1000 if resource == "cpu" else amount
+
+
+def say(resource: str, amount: float) -> str:
+    """`4 GPUs`, `1 CPU`, `0.5 CPUs`, `8Gi of memory`. `amount` as people write it."""
+    if resource == "memory":
+        return f"{_binary(int(amount))} of memory"
+    name = resource.upper()
+    return f"{amount:g} {name}" if amount == 1 else f"{amount:g} {name}s"
+
+
+def _binary(size: int) -> str:
+    value, unit = float(size), ""
+    for larger in ("Ki", "Mi", "Gi", "Ti", "Pi"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{round(value, 1):g}{unit}" if unit else f"{size} bytes"
+
+
+_ROUNDING = 1e-6
+"""Forgives what binary fractions add: 0.1 * 3 is 300 thousandths, not 301."""
+
+
+def _ceil_milli(cpu: float) -> int:
+    return math.ceil(cpu * 1000 - _ROUNDING)
+
+
+def _floor_milli(cpu: float) -> int:
+    return math.floor(cpu * 1000 + _ROUNDING)

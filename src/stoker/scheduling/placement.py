@@ -1,0 +1,157 @@
+"""Which node each task goes to: best fit, deterministic, pure.
+
+GPUs are the scarce thing, so a task with GPUs goes where the fewest are left over, and a task without goes
+to a node without where there is room. Equal tasks of a gang share one node where they can. Ties go to the
+first name.
+
+Equal tasks are placed exactly: if they fit at all, they are placed. Gangs of unequal tasks are bin packing;
+there a greedy pass comes first and, where it fails, a search with a bound on its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stoker.scheduling.model import Amount, Shape
+
+SEARCH_STEPS = 2_000
+"""How long to look for a packing of unequal tasks before calling it full: a few milliseconds."""
+
+
+class Space(Protocol):
+    """Something with free resources: a ledger's node, or a `Room` made from one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cpu(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def gpu(self) -> int: ...
+    @property
+    def total_gpu(self) -> int: ...
+
+
+class Room:
+    """A scratch copy of what is free on one node."""
+
+    __slots__ = ("cpu", "gpu", "memory", "name", "total_gpu")
+
+    def __init__(self, name: str, cpu: int, memory: int, gpu: int, total_gpu: int) -> None:
+        self.name = name
+        self.cpu = cpu
+        self.memory = memory
+        self.gpu = gpu
+        self.total_gpu = total_gpu
+
+    @classmethod
+    def of(cls, space: Space) -> Room:
+        return cls(space.name, space.cpu, space.memory, space.gpu, space.total_gpu)
+
+    def take(self, task: Amount, times: int = 1) -> None:
+        self.cpu -= task.cpu * times
+        self.memory -= task.memory * times
+        self.gpu -= task.gpu * times
+
+
+def place(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
+    """The node of each task, or None when they do not all fit. `spaces` come in order of name."""
+    if shape.size == 1:
+        best = _best(shape.tasks[0], 1, spaces)
+        return None if best is None else [best.name]
+    if len(shape.groups) == 1:
+        task, indexes = shape.groups[0]
+        return _equal(task, len(indexes), spaces)
+    return _greedy(shape, spaces) or _search(shape, spaces)
+
+
+def times(task: Amount, space: Space, limit: int) -> int:
+    """How many such tasks fit there, counting no further than `limit`."""
+    if task.cpu:
+        limit = min(limit, space.cpu // task.cpu)
+    if task.memory:
+        limit = min(limit, space.memory // task.memory)
+    if task.gpu:
+        limit = min(limit, space.gpu // task.gpu)
+    return limit
+
+
+def _best(task: Amount, count: int, spaces: Sequence[Space]) -> Space | None:
+    """The node on which `count` such tasks leave the least over."""
+    cpu, memory, gpu = task.cpu * count, task.memory * count, task.gpu * count
+    best: Space | None = None
+    best_score = (0, 0, 0)
+    for space in spaces:
+        if gpu > space.gpu or (cpu and cpu > space.cpu) or (memory and memory > space.memory):
+            continue
+        score = (space.gpu - gpu if gpu else space.total_gpu, space.cpu - cpu, space.memory - memory)
+        if best is None or score < best_score:
+            best, best_score = space, score
+    return best
+
+
+def _equal(task: Amount, count: int, spaces: Sequence[Space]) -> list[str] | None:
+    """One node for all if there is one; else node by node, the tightest first. Filling the tightest node
+    leaves it the tightest, so this is best fit for each task in turn."""
+    whole = _best(task, count, spaces)
+    if whole is not None:
+        return [whole.name] * count
+    fits = [(times(task, space, count), space) for space in spaces]
+    if sum(number for number, _ in fits) < count:
+        return None
+    chosen: list[str] = []
+    for number, space in sorted(fits, key=lambda fit: _tightness(task, fit[1])):
+        chosen.extend([space.name] * min(number, count - len(chosen)))
+    return chosen
+
+
+def _tightness(task: Amount, space: Space) -> tuple[int, int, int, str]:
+    return (space.gpu if task.gpu else space.total_gpu, space.cpu, space.memory, space.name)
+
+
+def _greedy(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
+    rooms = [Room.of(space) for space in spaces]
+    by_name = {room.name: room for room in rooms}
+    chosen = [""] * shape.size
+    for task, indexes in shape.groups:
+        names = _equal(task, len(indexes), rooms)
+        if names is None:
+            return None
+        for index, name in zip(indexes, names, strict=True):
+            chosen[index] = name
+            by_name[name].take(task)
+    return chosen
+
+
+def _search(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
+    """Depth first over tasks, the hardest first; nodes that look alike are tried once."""
+    rooms = [Room.of(space) for space in spaces]
+    tasks = [(index, task) for task, indexes in shape.groups for index in indexes]
+    chosen = [""] * shape.size
+    steps = SEARCH_STEPS
+
+    def descend(depth: int) -> bool:
+        nonlocal steps
+        if depth == len(tasks):
+            return True
+        index, task = tasks[depth]
+        tried: set[tuple[int, int, int]] = set()
+        for room in rooms:
+            look = (room.cpu, room.memory, room.gpu)
+            if look in tried or not times(task, room, 1):
+                continue
+            tried.add(look)
+            steps -= 1
+            if steps < 0:
+                return False
+            room.take(task)
+            chosen[index] = room.name
+            if descend(depth + 1):
+                return True
+            room.take(task, -1)
+        return False
+
+    # A gang larger than the bound could never be walked to its end, and would only deepen the recursion.
+    return chosen if len(tasks) <= 200 and descend(0) else None

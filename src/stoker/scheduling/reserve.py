@@ -1,0 +1,114 @@
+"""What is kept for those who wait, so that whoever overtakes them never delays them.
+
+A blocked shape could one day stand on every open node whose capacity takes one of its tasks, and there it
+could use at most so many tasks as wait, or as the node's capacity holds. That much of each resource it asks
+for is set aside on each such node; where less is free, all of it is. What a later request takes beyond that
+is never what the blocked one lacks: releases only add to what is free, so on that node and for that resource
+enough stays free until the blocked one starts.
+
+A shape that does not fit these nodes even when they are empty has nothing set aside: it waits for other
+nodes, and would only make these idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.scheduling.ledger import Ledger, Node
+from stoker.scheduling.model import Shape
+from stoker.scheduling.placement import Room, place, times
+from stoker.scheduling.queue import Bucket, Key, Term
+
+MANY = 1 << 30
+"""More tasks than any queue holds."""
+
+
+def whole(node: Node) -> Room:
+    """A node as it would be with nothing on it."""
+    return Room(node.name, node.total.cpu, node.total.memory, node.total.gpu, node.total.gpu)
+
+
+def feasible(bucket: Bucket, ledger: Ledger) -> bool:
+    """Whether the shape would fit the open nodes if nothing were held."""
+    return bool(_claim(bucket, ledger))
+
+
+def _claim(bucket: Bucket, ledger: Ledger) -> Sequence[Term]:
+    """What a shape may come to use, or nothing where it does not fit. Remembered until nodes change."""
+    if bucket.terms_at != ledger.layout:
+        fits = place(bucket.shape, [whole(node) for node in ledger.open]) is not None
+        bucket.terms = _terms(bucket.shape, ledger) if fits else ()
+        bucket.terms_at = ledger.layout
+    return bucket.terms
+
+
+def _terms(shape: Shape, ledger: Ledger) -> tuple[Term, ...]:
+    return tuple(
+        Term(node.name, task, len(indexes), most)
+        for task, indexes in shape.groups
+        for node in ledger.open
+        if (most := times(task, whole(node), MANY))
+    )
+
+
+class Reserve:
+    """What the blocked buckets of one pass keep from those behind them. Lives for one pass; the capacity of
+    nodes must not change meanwhile."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._blocked: list[_Blocked] = []
+        self._kept: dict[str, list[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._blocked)
+
+    def block(self, bucket: Bucket) -> None:
+        terms = _claim(bucket, self._ledger)
+        if terms:
+            self._blocked.append(_Blocked(bucket, terms))
+
+    def rooms(self, before: Key) -> list[Room]:
+        """What is free to a request at this place in the queue, after everyone blocked before it."""
+        for blocked in self._blocked:
+            self._keep(blocked, before)
+        rooms = []
+        for node in self._ledger.open:
+            room = Room.of(node)
+            kept = self._kept.get(node.name)
+            if kept:
+                room.cpu = max(0, room.cpu - kept[0])
+                room.memory = max(0, room.memory - kept[1])
+                room.gpu = max(0, room.gpu - kept[2])
+            rooms.append(room)
+        return rooms
+
+    def _keep(self, blocked: _Blocked, before: Key) -> None:
+        if blocked.full:
+            return
+        then, now = blocked.count, blocked.bucket.keys.rank(before)
+        if then == now:
+            return
+        blocked.count, blocked.full = now, True
+        for name, task, each, most in blocked.terms:
+            more = min(now * each, most) - min(then * each, most)
+            blocked.full = blocked.full and now * each >= most
+            if more:
+                kept = self._kept.setdefault(name, [0, 0, 0])
+                kept[0] += more * task.cpu
+                kept[1] += more * task.memory
+                kept[2] += more * task.gpu
+
+
+class _Blocked:
+    """A bucket that is blocked in this pass, and how far it is taken into account."""
+
+    __slots__ = ("bucket", "count", "full", "terms")
+
+    def __init__(self, bucket: Bucket, terms: Sequence[Term]) -> None:
+        self.bucket = bucket
+        self.terms = terms
+        self.count = 0
+        """So many of its requests."""
+        self.full = False
+        """More of its requests would not keep more."""
