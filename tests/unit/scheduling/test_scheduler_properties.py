@@ -1,0 +1,349 @@
+"""What holds for every sequence of events, checked against a slow scheduler written from the policy alone."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from fractions import Fraction
+
+import hypothesis.strategies as st
+from hypothesis import assume, given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Snapshot, Start
+
+QUIET = settings(derandomize=True, deadline=None, print_blob=True)
+
+GPUS = ("0", "1", "2", "10")
+NAMES = ("ant", "bee", "cat")
+
+shapes = st.builds(
+    NodeShape,
+    name=st.sampled_from(NAMES),
+    cpu=st.sampled_from([0, 0.3, 1, 2, 4]),
+    memory=st.integers(0, 4),
+    gpus=st.lists(st.sampled_from(GPUS), unique=True).map(tuple),
+    ready=st.sampled_from([True, True, True, False]),
+)
+clusters = st.lists(shapes, min_size=1, max_size=3, unique_by=lambda node: node.name)
+asks = st.builds(
+    Ask, cpu=st.sampled_from([0, 0.1, 0.3, 1, 2]), memory=st.integers(0, 3), gpu=st.integers(0, 2)
+)
+gangs = st.one_of(
+    st.tuples(asks),
+    st.builds(lambda ask, n: (ask,) * n, asks, st.integers(2, 3)),
+    st.lists(asks, min_size=2, max_size=3).map(tuple),
+)
+priorities = st.sampled_from([0, 0, 0, 1, -1])
+
+
+# -- the slow scheduler ----------------------------------------------------------------------------------------
+
+
+def exact(cpu: float) -> Fraction:
+    return Fraction(str(cpu))
+
+
+class Free:
+    """What is free on one node. Written with fractions and nothing from the program."""
+
+    def __init__(self, node: NodeShape, snapshot: Snapshot) -> None:
+        on_it = [
+            (ask, place)
+            for held in snapshot.held
+            for ask, place in zip(held.request.asks, held.places, strict=True)
+            if place.node == node.name
+        ]
+        taken = {gpu for _, place in on_it for gpu in place.gpus}
+        self.node = node
+        self.gpus = {gpu for gpu in node.gpus if gpu not in taken}
+        self.left = [
+            max(Fraction(0), exact(node.cpu) - sum(exact(ask.cpu) for ask, _ in on_it)),
+            max(Fraction(0), Fraction(node.memory - sum(ask.memory for ask, _ in on_it))),
+            Fraction(len(self.gpus)),
+        ]
+
+
+def wants(ask: Ask) -> list[Fraction]:
+    return [exact(ask.cpu), Fraction(ask.memory), Fraction(ask.gpu)]
+
+
+def fits(asks: tuple[Ask, ...], rooms: list[list[Fraction]]) -> bool:
+    """Tries every assignment."""
+    for choice in itertools.product(range(len(rooms)), repeat=len(asks)):
+        left = [list(room) for room in rooms]
+        for ask, index in zip(asks, choice, strict=True):
+            left[index] = [a - b for a, b in zip(left[index], wants(ask), strict=True)]
+        if all(value >= 0 for room in left for value in room):
+            return True
+    return False
+
+
+def most_on(ask: Ask, node: NodeShape, limit: int) -> int:
+    total = [exact(node.cpu), Fraction(node.memory), Fraction(len(node.gpus))]
+    fitting = [int(has // want) for has, want in zip(total, wants(ask), strict=True) if want]
+    return min([limit, *fitting])
+
+
+def kept_for(blocked: list[Request], nodes: list[NodeShape]) -> list[list[Fraction]]:
+    """What the blocked ones may come to use of each node: by kind of task as many as wait, or as it holds."""
+    kept = [[Fraction(0)] * 3 for _ in nodes]
+    empty = [[exact(node.cpu), Fraction(node.memory), Fraction(len(node.gpus))] for node in nodes]
+    for gang in {request.asks for request in blocked}:
+        if not fits(gang, empty):
+            continue
+        number = sum(request.asks == gang for request in blocked)
+        for ask in set(gang):
+            for index, node in enumerate(nodes):
+                times = most_on(ask, node, number * gang.count(ask))
+                kept[index] = [a + times * b for a, b in zip(kept[index], wants(ask), strict=True)]
+    return kept
+
+
+def check_decision(before: Snapshot, starts: list[Start]) -> None:
+    """Walk the whole queue in order: each starts exactly if it fits what those before it leave."""
+    started = {start.id: start for start in starts}
+    nodes = [node for node in before.nodes if node.ready]
+    free = [Free(node, before) for node in nodes]
+    blocked: list[Request] = []
+    order = sorted(before.queued, key=lambda request: (-request.priority, request.seq, request.id))
+    assert [start.id for start in starts] == [request.id for request in order if request.id in started]
+    for request in order:
+        kept = kept_for(blocked, nodes)
+        rooms = [
+            [max(Fraction(0), has - keeps) for has, keeps in zip(space.left, kept[index], strict=True)]
+            for index, space in enumerate(free)
+        ]
+        assert fits(request.asks, rooms) == (request.id in started), request
+        if request.id not in started:
+            blocked.append(request)
+            continue
+        for ask, place in zip(request.asks, started[request.id].places, strict=True):
+            (space,) = [space for space in free if space.node.name == place.node]
+            assert len(place.gpus) == ask.gpu
+            assert set(place.gpus) <= space.gpus, "a GPU that is not free"
+            space.gpus -= set(place.gpus)
+            space.left = [a - b for a, b in zip(space.left, wants(ask), strict=True)]
+            assert min(space.left) >= 0, "more than there is"
+
+
+# -- every sequence of events ----------------------------------------------------------------------------------
+
+
+class Events(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.number = 0
+        self.decided = False
+
+    @initialize(nodes=clusters)
+    def begin(self, nodes: list[NodeShape]) -> None:
+        self.scheduler.set_nodes(nodes)
+
+    @rule(nodes=clusters)
+    def nodes_change(self, nodes: list[NodeShape]) -> None:
+        self.scheduler.set_nodes(nodes)
+        self.decided = False
+
+    @rule(gang=gangs, priority=priorities)
+    def enqueue(self, gang: tuple[Ask, ...], priority: int) -> None:
+        self.number += 1
+        request = Request(f"run-{self.number}", priority, self.number, gang)
+        self.scheduler.enqueue(request)
+        self.scheduler.enqueue(request)
+        self.decided = False
+
+    @rule(gang=gangs, count=st.integers(3, 8))
+    def enqueue_many(self, gang: tuple[Ask, ...], count: int) -> None:
+        for _ in range(count):
+            self.enqueue(gang, 0)
+
+    @precondition(lambda self: self.scheduler.snapshot().queued)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sampled_from(self.scheduler.snapshot().queued))
+        self.scheduler.withdraw(chosen.id)
+        self.scheduler.withdraw(chosen.id)
+        self.decided = False
+
+    @precondition(lambda self: self.scheduler.snapshot().held)
+    @rule(data=st.data(), again=st.booleans())
+    def release(self, data: st.DataObject, again: bool) -> None:
+        """Sometimes it is queued again at once, as a run that lost its attempt is."""
+        chosen = data.draw(st.sampled_from(self.scheduler.snapshot().held)).request
+        self.scheduler.release(chosen.id)
+        self.scheduler.release(chosen.id)
+        if again:
+            self.scheduler.enqueue(chosen)
+        self.decided = False
+
+    @precondition(lambda self: self.scheduler.snapshot().queued)
+    @rule(data=st.data(), priority=priorities)
+    def change_priority(self, data: st.DataObject, priority: int) -> None:
+        chosen = data.draw(st.sampled_from(self.scheduler.snapshot().queued))
+        self.scheduler.enqueue(Request(chosen.id, priority, chosen.seq, chosen.asks))
+        self.decided = False
+
+    @rule(ask=asks, node=st.sampled_from((*NAMES, "gone")), data=st.data())
+    def adopt(self, ask: Ask, node: str, data: st.DataObject) -> None:
+        """Whatever it holds is believed, also on a node that is not there; but no GPU that another holds."""
+        held = {
+            gpu
+            for held in self.scheduler.snapshot().held
+            for place in held.places
+            if place.node == node
+            for gpu in place.gpus
+        }
+        gpus = [gpu for gpu in GPUS if gpu not in held][: ask.gpu]
+        assume(len(gpus) == ask.gpu)
+        self.number += 1
+        self.scheduler.adopt(
+            Request(f"run-{self.number}", 0, self.number, (ask,)), [Place(node, tuple(gpus))]
+        )
+        self.decided = False
+
+    @rule()
+    def decide(self) -> None:
+        before = self.scheduler.snapshot()
+        starts = self.scheduler.decide()
+        check_decision(before, starts)
+        assert not (self.decided and starts), "nothing changed, and yet something starts"
+        assert self.scheduler.decide() == []
+        self.decided = True
+
+    @invariant()
+    def equals_its_rebuild(self) -> None:
+        snapshot = self.scheduler.snapshot()
+        rebuilt, twin = Scheduler.from_snapshot(snapshot), copy.deepcopy(self.scheduler)
+        assert rebuilt.snapshot() == snapshot
+        assert rebuilt.decide() == twin.decide()
+        assert rebuilt.snapshot() == twin.snapshot()
+        for request in twin.snapshot().queued:
+            assert rebuilt.explain(request.id) == twin.explain(request.id)
+
+    @invariant()
+    def no_gpu_twice(self) -> None:
+        gpus = [
+            (place.node, gpu)
+            for held in self.scheduler.snapshot().held
+            for place in held.places
+            for gpu in place.gpus
+        ]
+        assert len(gpus) == len(set(gpus))
+
+    @invariant()
+    def the_waiting_know_why(self) -> None:
+        twin = copy.deepcopy(self.scheduler)
+        twin.decide()
+        snapshot = twin.snapshot()
+        for position, request in enumerate(snapshot.queued, start=1):
+            why = twin.explain(request.id)
+            assert (why.position, why.queued) == (position, len(snapshot.queued))
+            assert why.state in ("waiting", "impossible")
+            assert why.reason
+            assert why.state == "impossible" or why.short or why.behind or len(request.asks) > 1
+            for shortage in why.short:
+                assert shortage.short > 0
+
+
+TestEvents = Events.TestCase
+TestEvents.settings = settings(QUIET, max_examples=60, stateful_step_count=25)
+
+
+# -- no one is delayed by whom overtakes him -------------------------------------------------------------------
+
+ready = clusters.map(lambda nodes: [NodeShape(n.name, n.cpu, n.memory, n.gpus) for n in nodes])
+
+
+@settings(QUIET, max_examples=300)
+@given(
+    nodes=ready,
+    early=st.lists(gangs, max_size=8),
+    late=st.lists(st.tuples(gangs, st.integers(-1, 0)), max_size=12),
+    data=st.data(),
+)
+def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, data):
+    """Two worlds see the same runs end; in one of them others come later. The head starts at the same time."""
+    crowded, quiet = Scheduler(), Scheduler()
+    for scheduler in (crowded, quiet):
+        scheduler.set_nodes(nodes)
+        for number, gang in enumerate(early):
+            scheduler.enqueue(Request(f"early-{number}", 0, number, gang))
+        scheduler.decide()
+        for request in scheduler.snapshot().queued[1:]:
+            scheduler.withdraw(request.id)
+        scheduler.decide()
+    assume(quiet.snapshot().queued)
+    head = quiet.snapshot().queued[0]
+    running = [held.request.id for held in quiet.snapshot().held]
+    for end in data.draw(st.permutations(running)):
+        for _ in range(data.draw(st.integers(0, 3))):
+            if late:
+                gang, priority = late.pop()
+                crowded.enqueue(Request(f"late-{len(late)}", priority, 1000 - len(late), gang))
+        crowded.decide()
+        for scheduler in (crowded, quiet):
+            scheduler.release(end)
+        alone = [start.id for start in quiet.decide()]
+        assert (head.id in alone) == (head.id in [start.id for start in crowded.decide()])
+        if head.id in alone:
+            return
+    assert quiet.explain(head.id).state == "impossible"
+
+
+@settings(QUIET, max_examples=300)
+@given(
+    nodes=ready,
+    early=st.lists(gangs, max_size=10),
+    late=st.lists(st.tuples(gangs, st.integers(-1, 0)), max_size=12),
+    data=st.data(),
+)
+def test_no_one_starves(nodes, early, late, data):
+    """Once all that held or was before it when it was blocked is gone, it starts; whatever came later."""
+    scheduler = Scheduler()
+    scheduler.set_nodes(nodes)
+    for number, gang in enumerate(early):
+        scheduler.enqueue(Request(f"early-{number}", 0, number, gang))
+    scheduler.decide()
+    waiting = [r for r in scheduler.snapshot().queued if scheduler.explain(r.id).state != "impossible"]
+    assume(waiting)
+    chosen = data.draw(st.sampled_from(waiting))
+    ahead = [f"early-{number}" for number in range(chosen.seq)] + [
+        held.request.id for held in scheduler.snapshot().held
+    ]
+    for number, (gang, priority) in enumerate(late):
+        scheduler.enqueue(Request(f"late-{number}", priority, 1000 + number, gang))
+        if data.draw(st.booleans()):
+            scheduler.decide()
+        if ahead and data.draw(st.booleans()):
+            scheduler.release(ahead.pop(data.draw(st.integers(0, len(ahead) - 1))))
+    for id in ahead:
+        scheduler.withdraw(id)
+    scheduler.decide()
+    for id in {*ahead, *(f"early-{number}" for number in range(chosen.seq))}:
+        scheduler.withdraw(id)
+        scheduler.release(id)
+    scheduler.decide()
+    assert scheduler.explain(chosen.id).state == "held"
+
+
+@settings(QUIET, max_examples=100)
+@given(nodes=ready, gang=gangs, others=st.lists(gangs, max_size=6), count=st.integers(2, 12), data=st.data())
+def test_equal_shapes_start_in_order(nodes, gang, others, count, data):
+    scheduler = Scheduler()
+    scheduler.set_nodes(nodes)
+    line = [Request(f"run-{number:02}", -(number // 4), number % 4, gang) for number in range(count)]
+    for request in data.draw(st.permutations(line)):
+        scheduler.enqueue(request)
+    for number, other in enumerate(others):
+        scheduler.enqueue(Request(f"other-{number}", 0, 100 + number, other))
+    seen: list[str] = []
+    for _ in range(2 * count + len(others)):
+        starts = scheduler.decide()
+        seen.extend(start.id for start in starts if start.id.startswith("run"))
+        for held in scheduler.snapshot().held:
+            scheduler.release(held.request.id)
+    assert seen == sorted(seen)
+    possible = scheduler.can_ever_fit(gang).ok
+    assert len(seen) == (count if possible else 0)
