@@ -1,0 +1,160 @@
+"""The task directories of a home: where they are, how they come to be and how they go.
+
+    tasks/RUN/ATTEMPT/TASK      the task of that name, at its newest incarnation
+    tasks/RUN/ATTEMPT/TASK.N    what is left of incarnation N, kept until the attempt is removed
+
+User code owns everything inside a task directory, so deleting trusts nothing in it: links are unlinked, never
+followed, and directories that were made unreadable are made readable first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import EngineError
+from stoker.task import formats, layout
+from stoker.task.near import NearTaskDir, UnsafePath
+
+_DEPTH = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Which task; the key everything about it is kept under."""
+
+    run: str
+    attempt: int
+    task: str
+
+    def key(self) -> tuple[str, int, str]:
+        return self.run, self.attempt, self.task
+
+
+def path_of(tasks: Path, place: Place) -> Path:
+    """The directory of a task. Names that could lead elsewhere are refused."""
+    for name in (place.run, place.task):
+        if not _NAME.fullmatch(name):
+            raise EngineError(
+                f"{name!r} cannot name a run or a task", hint="Use letters, digits, '-' and '_'."
+            )
+    return tasks / place.run / str(int(place.attempt)) / place.task
+
+
+def create(directory: Path, info: formats.TaskInfo) -> None:
+    """Make the directory ready for a launcher. May be repeated after a crash at any point: task.json is last."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    for name in layout.DIRECTORIES:
+        (directory / name).mkdir(mode=0o755, exist_ok=True)
+    formats.write_json(str(directory / layout.TASK), info.to_json(), mode=0o600)
+
+
+def archive(directory: Path, incarnation: int) -> Path:
+    """Move a dead incarnation aside. The caller has proof that nothing of it lives."""
+    target = directory.with_name(f"{directory.name}.{incarnation}")
+    number = incarnation
+    while target.exists():
+        number += 1
+        target = directory.with_name(f"{directory.name}.{number}")
+    directory.rename(target)
+    return target
+
+
+def scan(tasks: Path) -> Iterator[tuple[Place, Path]]:
+    """Every task directory there is, archived ones not included. What is not ours by its name is passed over."""
+    for run in _directories(tasks):
+        for attempt in _directories(run):
+            if not attempt.name.isdecimal():
+                continue
+            for task in _directories(attempt):
+                if _NAME.fullmatch(task.name):
+                    yield Place(run.name, int(attempt.name), task.name), task
+
+
+def read_info(directory: Path) -> formats.TaskInfo | None:
+    """task.json, or None when it is missing or nonsense (a crash before it was written, a user who deleted it)."""
+    try:
+        return NearTaskDir(str(directory)).info()
+    except (UnsafePath, OSError, TypeError):
+        return None
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """engine.json: the launcher process this directory had. None: no launcher was ever started."""
+    try:
+        raw = NearTaskDir(str(directory)).read(layout.ENGINE)
+        value = json.loads(raw) if raw else None
+    except (UnsafePath, OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory whatever is in it, however deep. Absent is success.
+
+    Raises OSError when something cannot be deleted even after its directory was made writable.
+    """
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        _remove_entry(parent, path.name, top=None, depth=0)
+    finally:
+        os.close(parent)
+
+
+def remove_empty(path: Path) -> None:
+    """rmdir if nothing is in it."""
+    try:
+        path.rmdir()
+    except OSError:
+        pass
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
+    try:
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(info.st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    if top is not None and depth > _DEPTH:
+        # Deeper than descriptors and stack should go: brought up to the top, where the next round finds it.
+        os.rename(name, f".deep-{info.st_ino}", src_dir_fd=parent, dst_dir_fd=top)
+        return
+    fd = _open_directory(parent, name, info)
+    try:
+        while names := os.listdir(fd):  # noqa: PTH208 - a descriptor, not a path
+            for child in names:
+                _remove_entry(fd, child, fd if top is None else top, depth + 1)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _open_directory(parent: int, name: str, info: os.stat_result) -> int:
+    """Open a directory to empty it; one its owner made unreadable or read-only is opened up first."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if stat.S_IMODE(info.st_mode) & 0o700 != 0o700 and info.st_uid == os.geteuid():
+        # O_NOFOLLOW cannot open what may not be read, and fchmodat follows links: the name was a directory a
+        # moment ago and nothing of the task lives any more, so nobody is there to swap it.
+        os.chmod(name, 0o700, dir_fd=parent)
+    return os.open(name, flags, dir_fd=parent)

@@ -1,0 +1,271 @@
+"""An engine without processes: real task directories, simulated launchers.
+
+Everything the server can see is as it would be with real launchers (task.json, order.json, journal, status, log,
+engine.json), so the control loop runs against it unchanged; only nothing is started. A thousand running tasks
+cost a dictionary entry each. Time is counted in steps that the test takes (`advance`), so nothing sleeps.
+
+What a launcher would remember is kept on disk: a new `FakeEngine` on the same home is the same machine seen by a
+restarted server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
+from stoker.engine.local import directories
+from stoker.engine.local.directories import Place
+from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
+from stoker.settings import Home
+from stoker.task import formats, layout
+from stoker.task.near import NearTaskDir
+from stoker.testing.fake_machine import Behaviour, FakeMachine, Script, Simulated, at_once, ended
+
+__all__ = ["Behaviour", "FakeEngine", "FakeTaskDir", "Script", "at_once"]
+
+
+class FakeTaskDir(NearTaskDir):
+    """A task directory whose launcher is simulated: an order is acted on as soon as it is written."""
+
+    def __init__(self, root: str, ordered: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._ordered = ordered
+
+    def write_order(self, order: formats.Order) -> None:
+        # Not fsync'ed: there is no power to lose here, and a benchmark of a thousand tasks must not wait for disks.
+        formats.write_json(f"{self.root}/{layout.ORDER}", order.to_json(), mode=0o600)
+        self._ordered()
+
+
+class FakeEngine:
+    """Implements Engine, Watches and Drills for tests and benchmarks.
+
+    `script` says what each body does and must give the same answer for the same order: it is asked again after
+    a restart. `before` and `after` are called with the name of each engine method and its first argument; what
+    they raise comes out of the call, before or after it took effect (an answer that was lost on its way).
+    Used from one event loop; `advance`, `kill_launcher` and the other levers are plain calls.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self,
+        home: Home,
+        script: Script = at_once,
+        *,
+        nodes: Sequence[Node] | None = None,
+        stop_steps: int = 1,
+    ) -> None:
+        self.home = home
+        self.nodes: list[Node] = list(nodes or [Node("local", cpu=8, memory=32 << 30)])
+        self.unavailable = False
+        """While True every call raises EngineUnavailable."""
+        self.silent: set[tuple[str, int, str]] = set()
+        """Tasks that are neither seen nor proven dead."""
+        self.before: Callable[[str, Any], None] = _nothing
+        self.after: Callable[[str, Any], None] = _nothing
+        self.calls: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._listeners: set[_Listener] = set()
+        self._machine = FakeMachine(home, script, stop_steps, self._changed)
+        self.nodes = [replace(node, boot_id=self._machine.boot_id) for node in self.nodes]
+
+    # -- Engine ----------------------------------------------------------------------------------------------
+
+    async def capacity(self) -> Sequence[Node]:
+        with self._call("capacity", None):
+            return list(self.nodes)
+
+    async def submit(self, attempt: Attempt) -> Handle:
+        with self._call("submit", attempt):
+            for plan in attempt.tasks:
+                self._machine.submit(attempt, plan)
+            return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
+
+    async def observe(self) -> Sequence[Observation]:
+        with self._call("observe", None):
+            return [self._observation(task) for task in self._machine.tasks.values()]
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        with self._call("stop", handle):
+            for task in self._of(handle):
+                if task.alive:
+                    self._machine.end_body(task, ended(task, "stopped", signal_number=signal.SIGTERM))
+                    self._machine.die(task, f"launcher {task.pid} was stopped")
+
+    async def reach(self, handle: Handle, task: str) -> NearTaskDir:
+        with self._call("reach", handle):
+            place = Place(str(handle["run"]), int(handle["attempt"]), task)
+            path = directories.path_of(self.home.tasks, place)
+            return FakeTaskDir(str(path), lambda: self._ordered(place))
+
+    async def remove(self, handle: Handle) -> None:
+        with self._call("remove", handle):
+            tasks = self._of(handle)
+            if alive := [task.place.task for task in tasks if task.alive]:
+                raise Conflict(f"{handle['run']} attempt {handle['attempt']} still has {', '.join(alive)}")
+            for task in tasks:
+                del self._machine.tasks[task.place]
+            attempt = self.home.tasks / str(handle["run"]) / str(int(handle["attempt"]))
+            directories.remove_tree(attempt)
+            directories.remove_empty(attempt.parent)
+
+    async def close(self) -> None:
+        """The server goes away; the machine stays as it is."""
+        for listener in self._listeners:
+            listener.close()
+
+    # -- Watches, Drills -------------------------------------------------------------------------------------
+
+    async def changes(self) -> AsyncIterator[tuple[str, int, str]]:
+        listener = _Listener()
+        self._listeners.add(listener)
+        try:
+            while (key := await listener.next()) is not None:
+                yield key
+        finally:
+            self._listeners.discard(listener)
+
+    async def hurt(self, handle: Handle, task: str, how: str) -> str:
+        with self._call("hurt", handle):
+            place = Place(str(handle["run"]), int(handle["attempt"]), task)
+            found = self._machine.tasks.get(place)
+            if found is None or not found.alive:
+                raise NotFound(f"{task} of {place.run} is not running")
+            if how == "launcher":
+                self.kill_launcher(*place.key())
+                return f"killed launcher {found.pid}"
+            if how != "process":
+                raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
+            if not found.has_body:
+                raise NotFound(f"{task} of {place.run} has no training process")
+            self._machine.end_body(found, ended(found, "signal", signal_number=signal.SIGKILL))
+            return f"killed process {found.pid + 1}"
+
+    # -- levers ----------------------------------------------------------------------------------------------
+
+    def advance(self, steps: int = 1) -> None:
+        """Let time pass: bodies whose steps are over end."""
+        with self._lock:
+            self._machine.advance(steps)
+
+    def kill_launcher(self, run: str, attempt: int, task: str) -> None:
+        """SIGKILL of a launcher: the body dies with it, nothing is written."""
+        with self._lock:
+            found = self._machine.tasks[Place(run, attempt, task)]
+            self._machine.die(found, f"launcher {found.pid} is gone")
+
+    def reboot(self) -> None:
+        """The machine restarts: everything is gone, the boot id is another."""
+        with self._lock:
+            self._machine.reboot()
+            self.nodes = [replace(node, boot_id=self._machine.boot_id) for node in self.nodes]
+
+    def set_gpu(self, gpu: str, *, healthy: bool, reason: str = "") -> None:
+        """Change the health of a GPU."""
+        for number, node in enumerate(self.nodes):
+            gpus = tuple(replace(g, healthy=healthy, reason=reason) if g.id == gpu else g for g in node.gpus)
+            self.nodes[number] = replace(node, gpus=gpus)
+
+    def starts(self, run: str, attempt: int, task: str) -> list[tuple[int, int]]:
+        """(seq, generation) of every body that was started there, from the journal."""
+        path = directories.path_of(self.home.tasks, Place(run, attempt, task))
+        entries, _ = NearTaskDir(str(path)).journal()
+        return [(entry["seq"], entry["generation"]) for entry in entries if entry.get("k") == "starting"]
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _call(self, method: str, argument: Any) -> _Call:
+        return _Call(self, method, argument)
+
+    def _ordered(self, place: Place) -> None:
+        with self._lock:
+            self._machine.ordered(place)
+
+    def _changed(self, task: Simulated) -> None:
+        for listener in list(self._listeners):
+            listener.put(task.place.key())
+
+    def _of(self, handle: Handle) -> list[Simulated]:
+        run, attempt = str(handle["run"]), int(handle["attempt"])
+        return [
+            task
+            for place, task in self._machine.tasks.items()
+            if place.run == run and place.attempt == attempt
+        ]
+
+    def _observation(self, task: Simulated) -> Observation:
+        presence = Presence.ALIVE if task.alive else Presence.GONE
+        if task.place.key() in self.silent:
+            presence = Presence.SILENT
+        return Observation(
+            run=task.place.run,
+            attempt=task.place.attempt,
+            task=task.place.task,
+            incarnation=task.info.incarnation,
+            presence=presence,
+            proof=task.proof if presence is Presence.GONE else "",
+            handle={"engine": self.name, "run": task.place.run, "attempt": task.place.attempt},
+        )
+
+
+class _Listener:
+    """One consumer of `changes`: each task at most once in the queue. Fed from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[str, int, str], None] = {}
+        self._event = asyncio.Event()
+        self._closed = False
+
+    def put(self, key: tuple[str, int, str]) -> None:
+        self._waiting[key] = None
+        self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def next(self) -> tuple[str, int, str] | None:
+        while not self._waiting:
+            if self._closed:
+                return None
+            self._event.clear()
+            await self._event.wait()
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        return key
+
+
+class _Call:
+    """Around every engine method: counts it, and lets tests fail it before or after it took effect."""
+
+    def __init__(self, engine: FakeEngine, method: str, argument: Any) -> None:
+        self._engine, self._method, self._argument = engine, method, argument
+
+    def __enter__(self) -> None:
+        calls = self._engine.calls
+        calls[self._method] = calls.get(self._method, 0) + 1
+        if self._engine.unavailable:
+            raise EngineUnavailable("the fake engine does not answer")
+        self._engine.before(self._method, self._argument)
+        self._engine._lock.acquire()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._engine._lock.release()
+        if kind is None:
+            self._engine.after(self._method, self._argument)
+
+
+def _nothing(method: str, argument: Any) -> None:
+    """No fault is asked for."""
