@@ -8,6 +8,7 @@
     ├── Unauthorized             missing or wrong token, foreign Host or Origin
     ├── TooLarge                 over a cap on bytes, entries, depth
     ├── ServerUnreachable        no server answers (client side)
+    ├── BlobDamaged              stored or carried bytes do not have the hash they should have
     ├── EngineError
     │   └── EngineUnavailable    the backend cannot be reached; says nothing about its tasks
     └── StoreError
@@ -75,6 +76,10 @@ class TooLarge(StokerError):
 class ServerUnreachable(StokerError):
     code = "server-unreachable"
     http_status = 503
+
+
+class BlobDamaged(StokerError):
+    code = "blob-damaged"
 
 
 class EngineError(StokerError):

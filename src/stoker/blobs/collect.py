@@ -1,0 +1,92 @@
+"""Mark and sweep over the directories of a blob store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+GRACE = 24 * 3600.0
+"""Seconds a blob nobody refers to is kept: longer than any upload, carry or submit takes."""
+
+
+@dataclass(frozen=True)
+class Freed:
+    blobs: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    blobs: int = 0
+    trees: int = 0
+    bytes: int = 0
+
+
+def collect(
+    objects: Path,
+    trees: Path,
+    temporary: Path,
+    members: Callable[[str], Iterable[str]],
+    roots: set[str],
+    grace: float,
+) -> Freed:
+    """Delete what neither `roots` nor anything younger than `grace` refers to. `members` gives the blobs of a
+    tree; when it raises, nothing has been deleted yet."""
+    oldest = time.time() - grace
+    keep = set(roots)
+    for name, path in _entries(trees):
+        if name in roots or _stat(path)[1] >= oldest:
+            keep.add(name)
+            keep.update(members(name))
+    blobs = size = 0
+    for base in (objects, trees):
+        for name, path in _entries(base):
+            length, mtime = _stat(path)
+            if name in keep or mtime >= oldest:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                blobs += 1
+                size += length
+    _sweep(temporary, oldest)
+    return Freed(blobs, size)
+
+
+def usage(objects: Path, trees: Path) -> Usage:
+    blobs = [_stat(path)[0] for _, path in _entries(objects)]
+    manifests = [_stat(path)[0] for _, path in _entries(trees)]
+    return Usage(len(blobs), len(manifests), sum(blobs) + sum(manifests))
+
+
+def _entries(base: Path) -> Iterator[tuple[str, Path]]:
+    """(digest, path) of all that is stored; other names are not ours and are left alone."""
+    for shard in _names(base):
+        if len(shard) == 2:
+            for rest in _names(base / shard):
+                if len(rest) == 62:
+                    yield shard + rest, base / shard / rest
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _sweep(temporary: Path, oldest: float) -> None:
+    for name in _names(temporary):
+        if _stat(temporary / name)[1] < oldest:
+            (temporary / name).unlink(missing_ok=True)
+
+
+def _stat(path: Path) -> tuple[int, float]:
+    """Size and modification time; what vanished meanwhile counts as fresh, so nobody acts on it."""
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return 0, float("inf")
+    return info.st_size, info.st_mtime

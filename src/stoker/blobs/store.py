@@ -1,0 +1,388 @@
+"""The blobs of one home, on its disk.
+
+    objects/ab/cdef...   file contents
+    trees/ab/cdef...     manifests of trees, canonical JSON
+    tmp/                 being written; never read
+
+Collecting is mark and sweep with a grace age: a blob somebody asked about or put again counts as fresh (its
+modification time is renewed), so between "it is here, no need to send it" and the row that refers to it
+nothing disappears. Fresh trees keep what they refer to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from stoker.blobs.collect import GRACE, Freed, Usage, collect, usage
+from stoker.blobs.files import (
+    CHUNK,
+    Copier,
+    has_writer,
+    hash_fd,
+    naming_full_disks,
+    sync_directory,
+    write_all,
+)
+from stoker.blobs.place import missing_blob, place_at
+from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.spec.tree import Tree, check_digest
+
+EMPTY = hashlib.sha256(b"").hexdigest()
+MAX_TREE = 256 << 20
+"""Bytes of one stored manifest."""
+
+
+class BlobStore:
+    """May be used from any thread and by several processes at once; holds no state but the disk's.
+
+    Putting is idempotent. A put that fails or is killed leaves at most a file under tmp/, which `collect`
+    removes. Every digest is checked for its form before it becomes a path.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._objects = root / "objects"
+        self._trees = root / "trees"
+        self._temporary = root / "tmp"
+        self._copier = Copier()
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob or a tree of this name is here."""
+        return self._stored(self._object(digest), digest) is not None or self.has_tree(digest)
+
+    def has_tree(self, digest: str) -> bool:
+        return self._stored(self._tree(digest), digest) is not None
+
+    def size(self, digest: str) -> int:
+        info = self._stored(self._object(digest), digest)
+        if info is None:
+            raise missing_blob(digest)
+        return info.st_size
+
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Blobs that are not here, in order, once each. Those that are here stay for the grace age."""
+        return [digest for digest in dict.fromkeys(digests) if not self._renew(self._object(digest), digest)]
+
+    def touch(self, digest: str) -> bool:
+        """Make a blob or tree count as fresh. False when it is not here."""
+        renewed = [self._renew(path, digest) for path in (self._object(digest), self._tree(digest))]
+        return any(renewed)
+
+    # -- putting ---------------------------------------------------------------------------------------------
+
+    def put_stream(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        digest: str | None = None,
+        size: int | None = None,
+        durable: bool = True,
+    ) -> tuple[str, int]:
+        """Store what `chunks` yields. With `digest` or `size`, anything else than that is refused."""
+        with self._writing() as (fd, temporary):
+            found, count = self._receive(fd, chunks, size)
+            return self._finish(fd, temporary, found, count, digest, size, durable)
+
+    def put_file(
+        self, path: Path, *, digest: str | None = None, move: bool = False, durable: bool = True
+    ) -> tuple[str, int]:
+        """Store a file of ours. `move` takes it away from where it is, without copying on the same disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            result = self.put_fd(fd, digest=digest, move=move, durable=durable)
+        finally:
+            os.close(fd)
+        if move:
+            path.unlink()
+        return result
+
+    def put_fd(
+        self,
+        fd: int,
+        *,
+        digest: str | None = None,
+        size: int | None = None,
+        move: bool = False,
+        durable: bool = True,
+        limit: int | None = None,
+    ) -> tuple[str, int]:
+        """Store an open regular file. With `move` the caller unlinks its name afterwards, and the store takes
+        the file itself where that is safe (same disk, no other name, nobody writing it), else a copy."""
+        if move and (taken := self._take(fd, digest, size, durable, limit)):
+            return taken
+        return self.put_stream(_chunks(fd, limit), digest=digest, size=size, durable=durable)
+
+    def put_tree(self, tree: Tree, *, durable: bool = True) -> str:
+        """Store a manifest. That its blobs are here is the caller's business."""
+        tree.validate(max_files=None, max_bytes=None)
+        data = tree.canonical()
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._tree(digest)
+        if self.has_tree(digest):
+            self.touch(digest)
+            return digest
+        with self._writing() as (fd, temporary):
+            write_all(fd, data)
+            self._settle(fd, temporary, path, durable)
+        return digest
+
+    def sync(self) -> None:
+        """Make durable all that was put with `durable=False`: one call for thousands of small files."""
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            with naming_full_disks(self.root):
+                if not hasattr(libc, "syncfs"):
+                    os.sync()
+                elif libc.syncfs(fd) != 0:
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code), str(self.root))
+        finally:
+            os.close(fd)
+
+    # -- getting ---------------------------------------------------------------------------------------------
+
+    def path(self, digest: str) -> Path:
+        """Where a blob is. For reading; it must never be changed."""
+        path = self._object(digest)
+        if self._stored(path, digest) is None:
+            raise missing_blob(digest)
+        return path
+
+    def open(self, digest: str) -> BinaryIO:
+        return os.fdopen(self._open(digest), "rb")
+
+    def tree(self, digest: str) -> Tree:
+        """A stored tree, its hash and its rules checked."""
+        path = self._tree(digest)
+        try:
+            if path.stat().st_size > MAX_TREE:
+                raise TooLarge(f"the manifest of the tree {digest} is over {MAX_TREE} bytes")
+            data = path.read_bytes()
+        except FileNotFoundError as exc:
+            raise NotFound(f"no tree {digest} is stored here") from exc
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise BlobDamaged(f"the stored tree {digest} does not have its hash")
+        try:
+            return Tree.from_json(json.loads(data)).validate(max_files=None, max_bytes=None)
+        except ValueError as exc:
+            raise SpecError(f"the stored tree {digest} is not a manifest") from exc
+
+    def place(
+        self, tree_digest: str, destination: Path, *, verify: bool = False, replace: bool = False
+    ) -> None:
+        """Make `destination` hold exactly this tree, by one rename at the end. See `place_at`."""
+        check_digest(tree_digest)
+        parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.place_at(tree_digest, parent, destination.name, verify=verify, replace=replace)
+        finally:
+            os.close(parent)
+
+    def place_at(
+        self, tree_digest: str, parent: int, name: str, *, verify: bool = False, replace: bool = False
+    ) -> None:
+        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged."""
+        tree = self.tree(tree_digest)
+        with naming_full_disks(self.root):
+            place_at(tree, parent, name, self._open, self._copier, verify=verify, replace=replace)
+
+    def verify(self, digest: str) -> bool:
+        """Whether the stored bytes still have their hash. NotFound when there are none."""
+        fd = self._open(digest)
+        try:
+            return hash_fd(fd)[0] == digest
+        finally:
+            os.close(fd)
+
+    def verify_tree(self, digest: str) -> list[str]:
+        """Paths in a tree whose contents are missing or damaged; empty when all is well."""
+        bad = []
+        checked: dict[str, bool] = {}
+        for file in self.tree(digest).files:
+            if file.link is None:
+                if file.sha256 not in checked:
+                    checked[file.sha256] = not self.missing([file.sha256]) and self.verify(file.sha256)
+                if not checked[file.sha256]:
+                    bad.append(file.path)
+        return bad
+
+    # -- keeping house ---------------------------------------------------------------------------------------
+
+    def collect(self, roots: set[str], *, grace: float = GRACE) -> Freed:
+        """Delete what neither `roots` (trees or blobs) nor anything fresh refers to.
+
+        A root whose manifest is damaged ends it before anything is deleted: its blobs would be unknown.
+        """
+        return collect(
+            self._objects, self._trees, self._temporary, lambda name: self.tree(name).blobs(), roots, grace
+        )
+
+    def usage(self) -> Usage:
+        return usage(self._objects, self._trees)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _object(self, digest: str) -> Path:
+        check_digest(digest)
+        return self._objects / digest[:2] / digest[2:]
+
+    def _tree(self, digest: str) -> Path:
+        check_digest(digest)
+        return self._trees / digest[:2] / digest[2:]
+
+    def _stored(self, path: Path, digest: str) -> os.stat_result | None:
+        """An empty file under a name that is not the empty digest is what a power cut left: not stored."""
+        try:
+            info = path.lstat()
+        except FileNotFoundError:
+            return None
+        return info if stat.S_ISREG(info.st_mode) and (info.st_size or digest == EMPTY) else None
+
+    def _renew(self, path: Path, digest: str, size: int | None = None) -> bool:
+        info = self._stored(path, digest)
+        if info is None or size not in (None, info.st_size):
+            return False
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _open(self, digest: str) -> int:
+        try:
+            return os.open(self._object(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as exc:
+            raise missing_blob(digest) from exc
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[tuple[int, Path]]:
+        """A temporary file that is gone at the end unless it was renamed."""
+        temporary = self._temporary / secrets.token_hex(12)
+        with naming_full_disks(self.root):
+            try:
+                fd = _create(temporary)
+            except FileNotFoundError:
+                self._temporary.mkdir(parents=True, exist_ok=True, mode=0o700)
+                fd = _create(temporary)
+            try:
+                yield fd, temporary
+            finally:
+                os.close(fd)
+                with contextlib.suppress(FileNotFoundError):
+                    temporary.unlink()
+
+    def _receive(self, fd: int, chunks: Iterable[bytes], size: int | None) -> tuple[str, int]:
+        digest = hashlib.sha256()
+        count = 0
+        for chunk in chunks:
+            count += len(chunk)
+            if size is not None and count > size:
+                raise BlobDamaged(f"more than the {size} bytes that were announced")
+            digest.update(chunk)
+            write_all(fd, chunk)
+        return digest.hexdigest(), count
+
+    def _finish(
+        self,
+        fd: int,
+        temporary: Path,
+        found: str,
+        count: int,
+        digest: str | None,
+        size: int | None,
+        durable: bool,
+    ) -> tuple[str, int]:
+        _expect(found, count, digest, size)
+        if not self._renew(self._object(found), found, count):
+            self._settle(fd, temporary, self._object(found), durable)
+        return found, count
+
+    def _settle(self, fd: int, temporary: Path, path: Path, durable: bool) -> None:
+        os.fchmod(fd, 0o444)
+        if durable:
+            os.fsync(fd)
+        try:
+            temporary.replace(path)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary.replace(path)
+        if durable:
+            sync_directory(path.parent)
+
+    def _take(
+        self, fd: int, digest: str | None, size: int | None, durable: bool, limit: int | None
+    ) -> tuple[str, int] | None:
+        """The file itself as a blob, or None when it has to be copied.
+
+        The very inode that was hashed is linked (through /proc), so swapping names does not help anybody.
+        """
+        before = os.fstat(fd)
+        if before.st_nlink != 1 or has_writer(fd):
+            return None
+        os.fchmod(fd, 0o444)
+        found, count = hash_fd(fd, limit=limit)
+        _expect(found, count, digest, size)
+        if has_writer(fd) or _changed(before, os.fstat(fd)):
+            return None
+        path = self._object(found)
+        if self._renew(path, found, count):
+            return found, count
+        if durable:
+            os.fsync(fd)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)
+        if not _link_fd(fd, path):
+            return None
+        os.utime(path)
+        if durable:
+            sync_directory(path.parent)
+        return found, count
+
+
+def _expect(found: str, count: int, digest: str | None, size: int | None) -> None:
+    if size is not None and count != size:
+        raise BlobDamaged(f"{count} bytes instead of the {size} that were announced")
+    if digest is not None and found != check_digest(digest):
+        raise BlobDamaged(f"the bytes have the hash {found} instead of {digest}")
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _chunks(fd: int, limit: int | None) -> Iterator[bytes]:
+    done = 0
+    while data := os.pread(fd, CHUNK, done):
+        done += len(data)
+        if limit is not None and done > limit:
+            raise TooLarge(f"a file has more than {limit} bytes")
+        yield data
+
+
+def _link_fd(fd: int, path: Path) -> bool:
+    """Give an open file another name. False on another disk, without /proc, or where links are not allowed."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # With a directory descriptor Python asks the kernel to follow /proc's link, without one it does not.
+        os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+    except OSError:
+        return False
+    finally:
+        os.close(directory)
+    return True
+
+
+def _changed(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
