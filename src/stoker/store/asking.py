@@ -1,0 +1,149 @@
+"""What people ask for: submit, stop, resume. Each is safe to repeat."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from stoker.errors import Conflict
+from stoker.spec.words import TERMINAL, RunState
+from stoker.store import codec, reading
+from stoker.store.rows import Json, NewRun, RunRow
+from stoker.store.schema import events, resume_keys, run_records, run_tags, runs
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Without i, l, o and u: what is read aloud or copied by hand stays the same."""
+SUFFIX = 4
+SLUG = 40
+
+TERMINAL_STATES = tuple(sorted(str(state) for state in TERMINAL))
+RESUMABLE = (*TERMINAL_STATES, str(RunState.SUSPENDED))
+GIVES_WAY = {
+    "run": ("suspend",),
+    "suspend": ("run",),
+    "stop": ("run", "suspend"),
+    "kill": ("run", "suspend", "stop"),
+}
+"""wish -> the earlier wishes it replaces. What is to end stays so until it is resumed."""
+
+TAKEN = select(runs.c.id, runs.c.key).where((runs.c.key == bindparam("key")) | (runs.c.id == bindparam("id")))
+ADD_RUN = insert(runs).returning(runs.c.seq)
+ADD_RECORD = insert(run_records)
+ADD_TAG = insert(run_tags)
+ADD_EVENT = insert(events)
+FINGERPRINT = select(runs.c.fingerprint).where(runs.c.key == bindparam("key"))
+WISH = (
+    update(runs)
+    .where(
+        runs.c.id == bindparam("run_id"),
+        runs.c.state.not_in(TERMINAL_STATES),
+        runs.c.desired.in_(bindparam("gives_way", expanding=True)),
+    )
+    .values(desired=bindparam("wish"))
+)
+REQUEUE = update(runs).where(runs.c.id == bindparam("run_id"), runs.c.state.in_(RESUMABLE))
+RESUME_OF_KEY = select(resume_keys.c.run).where(resume_keys.c.key == bindparam("key"))
+ADD_RESUME_KEY = insert(resume_keys)
+
+
+def submit(connection: Connection, new: NewRun, now: float) -> tuple[RunRow, bool]:
+    run_id = new_id(new.name)
+    key = codec.exact(new.key)
+    length = SUFFIX
+    while taken := connection.execute(TAKEN, {"key": key, "id": run_id}).all():
+        if any(row.key == key for row in taken):
+            return _again(connection, new, key), False
+        length += 1
+        run_id = new_id(new.name, length)
+    values = codec.new_run(new, run_id, now)
+    seq = connection.execute(ADD_RUN, values).scalar_one()
+    record = codec.to_json(dict(new.record)) if new.record else None
+    if record is not None:
+        connection.execute(ADD_RECORD, {"run": run_id, "record": record})
+    set_tags(connection, seq, new.tags)
+    _add_event(connection, run_id, now, "queued", "queued", {"user": new.user} if new.user else {})
+    return codec.run_row({**values, "seq": seq}, record), True
+
+
+def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
+    row = connection.execute(reading.RUN_BY_KEY, {"key": key}).mappings().one()
+    if row["fingerprint"] != codec.text(new.fingerprint):
+        raise Conflict(
+            f"the key {new.key!r} was used for another submission, run {row['id']}",
+            hint="Use a new key for a new submission.",
+            details={"run": row["id"]},
+        )
+    return codec.run_row(row, row["record"])
+
+
+def set_desired(connection: Connection, run_id: str, desired: str, now: float, by: str) -> RunRow:
+    if desired not in GIVES_WAY:
+        raise ValueError(f"desired is {desired!r}; choices: {', '.join(GIVES_WAY)}")
+    values = {"run_id": run_id, "gives_way": GIVES_WAY[desired], "wish": str(desired)}
+    if connection.execute(WISH, values).rowcount:
+        asked = f"{desired} asked for by {by}" if by else f"{desired} asked for"
+        _add_event(connection, run_id, now, str(desired), asked, {"by": by})
+    return reading.run(connection, run_id)
+
+
+def resume(
+    connection: Connection, run_id: str, key: str, now: float, job: Json | None
+) -> tuple[RunRow, bool]:
+    stored_key = codec.exact(key)
+    earlier = connection.execute(RESUME_OF_KEY, {"key": stored_key}).scalar()
+    if earlier is not None and earlier != run_id:
+        raise Conflict(f"the key {key!r} was used to resume run {earlier}", hint="Use a new key.")
+    current = reading.run(connection, run_id)
+    if earlier is not None:
+        return current, False
+    values: dict[str, Any] = {
+        "state": "queued",
+        "desired": "run",
+        "ended_at": None,
+        "exit_code": None,
+        "cause": None,
+        "reason": "",
+        "failures": 0,
+        "faults": 0,
+        "not_before": 0.0,
+    }
+    if job is not None:
+        values["job"] = codec.to_json(job)
+    if not connection.execute(REQUEUE, {"run_id": run_id, **values}).rowcount:
+        raise Conflict(
+            f"run {run_id} is {current.state}",
+            hint=f"Only a run that is {', '.join(RESUMABLE[:-1])} or {RESUMABLE[-1]} can be resumed.",
+            details={"state": current.state},
+        )
+    connection.execute(ADD_RESUME_KEY, {"key": stored_key, "run": run_id, "created_at": now})
+    _add_event(
+        connection, run_id, now, "resumed", f"resumed; it was {current.state}", {"from": current.state}
+    )
+    return reading.run(connection, run_id), True
+
+
+def set_tags(connection: Connection, seq: int, tags: Sequence[str]) -> None:
+    """The rows by which runs are found by tag, for a run that has none yet."""
+    if tags:
+        rows = [{"tag": tag, "run_seq": seq} for tag in dict.fromkeys(map(codec.text, tags))]
+        connection.execute(ADD_TAG, rows)
+
+
+def new_id(name: str, length: int = SUFFIX) -> str:
+    return f"{slug(name)}-{''.join(secrets.choice(ALPHABET) for _ in range(length))}"
+
+
+def slug(name: str) -> str:
+    """Lower-case letters, digits and single dashes: fit for a file, a host and a shell."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:SLUG].strip("-") or "run"
+
+
+def _add_event(connection: Connection, run_id: str, now: float, kind: str, text: str, data: Json) -> None:
+    values = {"run": run_id, "t": now, "kind": kind, "text": codec.text(text), "data": codec.to_json(data)}
+    connection.execute(ADD_EVENT, values)

@@ -1,0 +1,202 @@
+"""Applying what one pass of the control loop decided.
+
+Changes are sorted by table and keep their order within it. That gives the same result as one after the other,
+because nothing in one table depends on another but the existence of a row that came before; and it lets equal
+statements go to the database together, which is what makes hundreds of changes cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from stoker.errors import NotFound
+from stoker.store import asking, codec
+from stoker.store.dialect import Dialect
+from stoker.store.metrics import MetricWriter
+from stoker.store.rows import (
+    AddAttempt,
+    AddCheckpoint,
+    AddEvent,
+    AddMetrics,
+    Change,
+    MoveCursor,
+    PutTask,
+    UpdateAttempt,
+    UpdateCheckpoint,
+    UpdateRun,
+)
+from stoker.store.schema import attempts, checkpoints, cursors, events, run_records, run_tags, runs, tasks
+
+Rows = list[dict[str, Any]]
+
+UPDATE_RUN = update(runs).where(runs.c.id == bindparam("of_id"))
+SEQ_OF_RUN = select(runs.c.seq).where(runs.c.id == bindparam("id"))
+REMOVE_RECORD = delete(run_records).where(run_records.c.run == bindparam("run"))
+ADD_RECORD = insert(run_records)
+REMOVE_TAGS = delete(run_tags).where(run_tags.c.run_seq == bindparam("seq"))
+ADD_ATTEMPT = insert(attempts)
+UPDATE_ATTEMPT = update(attempts).where(
+    attempts.c.run == bindparam("of_run"), attempts.c.number == bindparam("of_number")
+)
+UPDATE_CHECKPOINT = update(checkpoints).where(checkpoints.c.id == bindparam("of_id"))
+ADD_EVENT = insert(events)
+
+
+class Changes:
+    """Holds the statements for one database, and knows the metric keys it has seen. Used by one thread at a
+    time, inside a write transaction."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.metrics = MetricWriter(dialect)
+        self._put_task = _upsert(dialect, tasks, ["run", "attempt", "task"])
+        self._move_cursor = _upsert(dialect, cursors, ["run", "attempt", "task", "file"])
+        self._add_checkpoint = dialect.insert(checkpoints).on_conflict_do_nothing(index_elements=["id"])
+        # In this order parents come before their children.
+        self._tables: tuple[tuple[tuple[type, ...], Callable[[Connection, list[Any]], None]], ...] = (
+            ((UpdateRun,), self._runs),
+            ((AddAttempt, UpdateAttempt), self._attempts),
+            ((PutTask,), self._tasks),
+            ((AddCheckpoint, UpdateCheckpoint), self._checkpoints),
+            ((AddEvent,), self._events),
+            ((AddMetrics,), self.metrics.add),
+            ((MoveCursor,), self._cursors),
+        )
+        self._place = {kind: place for place, (kinds, _) in enumerate(self._tables) for kind in kinds}
+
+    def apply(self, connection: Connection, changes: Sequence[Change]) -> None:
+        sorted_by_table: list[list[Any]] = [[] for _ in self._tables]
+        for change in changes:
+            place = self._place.get(type(change))
+            if place is None:
+                raise ValueError(f"not a change: {change!r}")
+            sorted_by_table[place].append(change)
+        for (_, write), found in zip(self._tables, sorted_by_table, strict=True):
+            if found:
+                write(connection, found)
+
+    def _runs(self, connection: Connection, changes: list[UpdateRun]) -> None:
+        rows: Rows = []
+        for change in changes:
+            values = dict(change.values)
+            if "record" in values:
+                _replace_record(connection, change.id, values.pop("record"))
+            if "tags" in values:
+                _replace_tags(connection, change.id, values["tags"])
+            rows.append({"of_id": change.id, **codec.changed(values, codec.RUN, "a run")})
+        _update(connection, UPDATE_RUN, rows, "run", lambda row: str(row["of_id"]))
+
+    def _attempts(self, connection: Connection, changes: list[AddAttempt | UpdateAttempt]) -> None:
+        for kind, group in groupby(changes, type):
+            if kind is AddAttempt:
+                rows = [_attempt_columns(change) for change in group if isinstance(change, AddAttempt)]
+                connection.execute(ADD_ATTEMPT, rows)
+                continue
+            rows = [
+                {
+                    "of_run": change.run,
+                    "of_number": change.number,
+                    **codec.changed(change.values, codec.ATTEMPT, "an attempt"),
+                }
+                for change in group
+                if isinstance(change, UpdateAttempt)
+            ]
+            _update(
+                connection,
+                UPDATE_ATTEMPT,
+                rows,
+                "attempt",
+                lambda row: f"{row['of_number']} of {row['of_run']}",
+            )
+
+    def _tasks(self, connection: Connection, changes: list[PutTask]) -> None:
+        rows = [
+            {
+                "run": change.row.run,
+                "attempt": change.row.attempt,
+                "task": change.row.task,
+                **codec.columns(change.row, codec.TASK),
+            }
+            for change in changes
+        ]
+        connection.execute(self._put_task, rows)
+
+    def _checkpoints(self, connection: Connection, changes: list[AddCheckpoint | UpdateCheckpoint]) -> None:
+        for kind, group in groupby(changes, type):
+            if kind is AddCheckpoint:
+                added = [change.row for change in group if isinstance(change, AddCheckpoint)]
+                rows = [
+                    {"id": row.id, "run": row.run, **codec.columns(row, codec.CHECKPOINT)} for row in added
+                ]
+                connection.execute(self._add_checkpoint, rows)
+                continue
+            rows = [
+                {"of_id": change.id, **codec.changed(change.values, codec.CHECKPOINT, "a checkpoint")}
+                for change in group
+                if isinstance(change, UpdateCheckpoint)
+            ]
+            _update(connection, UPDATE_CHECKPOINT, rows, "checkpoint", lambda row: str(row["of_id"]))
+
+    def _events(self, connection: Connection, changes: list[AddEvent]) -> None:
+        rows = [{"run": change.row.run, **codec.columns(change.row, codec.EVENT)} for change in changes]
+        connection.execute(ADD_EVENT, rows)
+
+    def _cursors(self, connection: Connection, changes: list[MoveCursor]) -> None:
+        rows = [
+            {
+                "run": change.run,
+                "attempt": change.attempt,
+                "task": change.task,
+                "file": codec.exact(change.file),
+                "offset": codec.integer(change.offset),
+            }
+            for change in changes
+        ]
+        connection.execute(self._move_cursor, rows)
+
+
+def _upsert(dialect: Dialect, table: Any, key: list[str]) -> Any:
+    statement = dialect.insert(table)
+    rest = {column.name: statement.excluded[column.name] for column in table.c if column.name not in key}
+    return statement.on_conflict_do_update(index_elements=key, set_=rest)
+
+
+def _update(
+    connection: Connection, statement: Any, rows: Rows, what: str, name: Callable[[Any], str]
+) -> None:
+    """Rows one after the other with the same columns go together. Each must find its row."""
+    for _, group in groupby(rows, lambda row: tuple(sorted(row))):
+        alike = list(group)
+        if all(column.startswith("of_") for column in alike[0]):
+            continue  # a change of nothing, or of what is kept elsewhere
+        if connection.execute(statement, alike).rowcount == len(alike):
+            continue
+        for row in alike:
+            if connection.execute(statement, row).rowcount == 0:
+                raise NotFound(f"no {what} {name(row)}")
+
+
+def _attempt_columns(change: AddAttempt) -> dict[str, Any]:
+    return {"run": change.row.run, "number": change.row.number, **codec.columns(change.row, codec.ATTEMPT)}
+
+
+def _seq(connection: Connection, run_id: str) -> int:
+    seq = connection.execute(SEQ_OF_RUN, {"id": run_id}).scalar()
+    if seq is None:
+        raise NotFound(f"no run {run_id}")
+    return int(seq)
+
+
+def _replace_record(connection: Connection, run_id: str, record: Any) -> None:
+    _seq(connection, run_id)
+    connection.execute(REMOVE_RECORD, {"run": run_id})
+    connection.execute(ADD_RECORD, {"run": run_id, "record": codec.to_json(dict(record))})
+
+
+def _replace_tags(connection: Connection, run_id: str, tags: Sequence[str]) -> None:
+    seq = _seq(connection, run_id)
+    connection.execute(REMOVE_TAGS, {"seq": seq})
+    asking.set_tags(connection, seq, tags)

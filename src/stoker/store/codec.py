@@ -1,0 +1,254 @@
+"""Rows to columns and back.
+
+What comes in may stem from user code (metric names, file names, last lines), so nothing it contains may make
+a transaction fail: text is made storable, numbers are brought into range. What comes out of a sound database
+always decodes; when it does not, the database is damaged and that is what is said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from stoker.errors import StoreDamaged
+from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, NewRun, RunRow, TaskRow
+
+Columns = dict[str, Any]
+Found = Mapping[Any, Any]
+"""A row as SQLAlchemy hands it out: by column name."""
+Encoder = Callable[[Any], Any]
+Row = TypeVar("Row")
+
+INT_MAX = 2**63 - 1
+
+
+def text(value: str) -> str:
+    """Text for people, storable everywhere: lone surrogates and NUL become the replacement character."""
+    value = str(value)
+    if "\0" in value:
+        value = value.replace("\0", "\ufffd")
+    if value.isascii():
+        return value
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def exact(value: str) -> str:
+    """A name that must come back as it was (file names are bytes, metric names are anything JSON allows)."""
+    if value.isascii() and value.isprintable() and "\\" not in value and '"' not in value:
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def unexact(value: str) -> str:
+    return value if "\\" not in value else str(json.loads(f'"{value}"'))
+
+
+def integer(value: int) -> int:
+    return max(-INT_MAX, min(INT_MAX, int(value)))
+
+
+def number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond every float
+        return math.inf if value > 0 else -math.inf
+
+
+def metric(value: float) -> float | None:
+    value = number(value)
+    return None if math.isnan(value) else value
+
+
+def unmetric(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def from_json(value: str) -> Any:
+    return json.loads(value)
+
+
+def _maybe(encoder: Encoder) -> Encoder:
+    return lambda value: None if value is None else encoder(value)
+
+
+def _list(value: Any) -> str:
+    return to_json(list(value))
+
+
+def _digest_of(outputs: Any) -> str | None:
+    digest = outputs.get("digest") if isinstance(outputs, Mapping) else None
+    return digest if isinstance(digest, str) else None
+
+
+# Column -> how it is written. These are also the columns a change may name.
+RUN: dict[str, Encoder] = {
+    "name": text,
+    "project": text,
+    "user": text,
+    "state": text,
+    "desired": text,
+    "priority": integer,
+    "tags": _list,
+    "job": to_json,
+    "command": _list,
+    "code": _maybe(text),
+    "created_at": number,
+    "started_at": _maybe(number),
+    "ended_at": _maybe(number),
+    "exit_code": _maybe(integer),
+    "cause": _maybe(text),
+    "reason": text,
+    "attempt": integer,
+    "failures": integer,
+    "faults": integer,
+    "not_before": number,
+    "outputs": _maybe(to_json),
+    "warnings": _list,
+}
+ATTEMPT: dict[str, Encoder] = {
+    "generation": integer,
+    "state": text,
+    "cause": _maybe(text),
+    "evidence": to_json,
+    "exit_code": _maybe(integer),
+    "created_at": number,
+    "started_at": _maybe(number),
+    "ended_at": _maybe(number),
+    "engine": text,
+    "handle": to_json,
+    "placement": to_json,
+    "order_seq": integer,
+    "resumed_from": _maybe(text),
+    "usage": to_json,
+    "removed": bool,
+}
+TASK: dict[str, Encoder] = {
+    "incarnation": integer,
+    "phase": text,
+    "exit_code": _maybe(integer),
+    "usage": to_json,
+}
+CHECKPOINT: dict[str, Encoder] = {
+    "attempt": integer,
+    "generation": integer,
+    "name": exact,
+    "digest": text,
+    "size": integer,
+    "how": text,
+    "created_at": number,
+    "written_at": number,
+    "step": _maybe(integer),
+    "metrics": to_json,
+    "kept": bool,
+}
+EVENT: dict[str, Encoder] = {"t": number, "kind": text, "text": text, "data": to_json}
+
+
+def columns(row: Any, encoders: Mapping[str, Encoder]) -> Columns:
+    """Every column of a whole row."""
+    return {name: encode(getattr(row, name)) for name, encode in encoders.items()}
+
+
+def changed(values: Mapping[str, Any], encoders: Mapping[str, Encoder], what: str) -> Columns:
+    """The columns of a change. An unknown one is the caller's mistake."""
+    unknown = [name for name in values if name not in encoders]
+    if unknown:
+        raise ValueError(
+            f"{what} has no column {unknown[0]!r} that may change; choices: {', '.join(encoders)}"
+        )
+    encoded = {name: encoders[name](value) for name, value in values.items()}
+    if encoders is RUN and "outputs" in values:
+        encoded["output_digest"] = _digest_of(values["outputs"])
+    return encoded
+
+
+def new_run(new: NewRun, run_id: str, now: float) -> Columns:
+    return {
+        "id": run_id,
+        "key": exact(new.key),
+        "fingerprint": text(new.fingerprint),
+        "name": text(new.name),
+        "project": text(new.project),
+        "user": text(new.user),
+        "state": "queued",
+        "desired": "run",
+        "priority": integer(new.priority),
+        "tags": _list(new.tags),
+        "job": to_json(new.job),
+        "command": _list(new.command),
+        "code": None if new.code is None else text(new.code),
+        "created_at": number(now),
+        "started_at": None,
+        "ended_at": None,
+        "exit_code": None,
+        "cause": None,
+        "reason": "",
+        "attempt": 0,
+        "failures": 0,
+        "faults": 0,
+        "not_before": 0.0,
+        "outputs": None,
+        "output_digest": None,
+        "warnings": "[]",
+    }
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+_JSON = {
+    RunRow: ("job", "command", "outputs"),
+    AttemptRow: ("evidence", "handle", "placement", "usage"),
+    TaskRow: ("usage",),
+    CheckpointRow: ("metrics",),
+    EventRow: ("data",),
+}
+_NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _JSON}
+
+
+def run_row(row: Found, record: str | None) -> RunRow:
+    """`row` has the columns of `runs`."""
+    values = dict(row)
+    try:
+        values["tags"] = tuple(json.loads(values["tags"])) if values["tags"] != "[]" else ()
+        values["warnings"] = tuple(json.loads(values["warnings"])) if values["warnings"] != "[]" else ()
+        values["record"] = json.loads(record) if record else {}
+        values["key"] = unexact(values["key"])
+    except (ValueError, TypeError) as exc:
+        raise damaged_row(RunRow, exc) from exc
+    return decode(RunRow, values)
+
+
+def checkpoint_row(row: Found) -> CheckpointRow:
+    values = dict(row)
+    try:
+        values["name"] = unexact(values["name"])
+    except (ValueError, TypeError) as exc:
+        raise damaged_row(CheckpointRow, exc) from exc
+    return decode(CheckpointRow, values)
+
+
+def decode(kind: type[Row], row: Found) -> Row:
+    """A row of any kind; columns that are not its fields are left out."""
+    try:
+        values = {name: row[name] for name in _NAMES[kind]}
+        for name in _JSON[kind]:
+            if values[name] is not None:
+                values[name] = json.loads(values[name])
+        return kind(**values)
+    except (ValueError, TypeError) as exc:
+        raise damaged_row(kind, exc) from exc
+
+
+def damaged_row(kind: type, exc: Exception) -> StoreDamaged:
+    what = kind.__name__.removesuffix("Row").lower()
+    return StoreDamaged(f"the database holds {what} data that cannot be read: {exc}", hint=RESTORE_HINT)
+
+
+RESTORE_HINT = "Restore the last consistent copy: stoker backup restore"

@@ -1,0 +1,85 @@
+"""Bringing a database to the schema this program works on.
+
+The version is one plain read. Alembic, which takes longer to import than everything else takes to start, is
+needed only when that version is an older one: a new database gets today's tables directly (a test holds that
+they are what the migrations lead to).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, insert, inspect, select
+
+from stoker.errors import StoreDamaged, StoreError
+from stoker.store import schema
+from stoker.store.codec import RESTORE_HINT
+from stoker.store.database import Database
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+
+
+def create(engine: Engine) -> None:
+    """Today's tables in an empty database."""
+    with engine.begin() as connection:
+        schema.metadata.create_all(connection, checkfirst=False)
+        connection.execute(insert(schema.schema_version).values(version_num=revision(schema.VERSION)))
+
+
+def bring_up_to_date(database: Database) -> None:
+    """Nothing when the schema is current. Otherwise all of the way or nothing, after taking a copy."""
+    with database.read() as connection:
+        found = version(connection)
+    if found == schema.VERSION:
+        return
+    where = database.dialect.where
+    if found > schema.VERSION:
+        raise StoreError(
+            f"{where} has schema {found}, this stoker knows up to {schema.VERSION}",
+            hint="Use the stoker that wrote it, or a newer one: pip install --upgrade stoker",
+        )
+    if found:
+        database.dialect.copy(Path(f"{where}.schema-{found}"))
+    with database.write() as connection:
+        upgrade(connection)
+
+
+def version(connection: Connection) -> int:
+    """0 for a database without tables."""
+    tables = set(inspect(connection).get_table_names())
+    if not tables:
+        return 0
+    if schema.schema_version.name not in tables:
+        raise StoreError(
+            f"{connection.engine.url.database or 'the database'} holds other tables, not stoker's: "
+            f"{', '.join(sorted(tables)[:5])}",
+            hint="Choose another file.",
+        )
+    found = connection.execute(select(schema.schema_version.c.version_num)).scalars().all()
+    try:
+        (number,) = map(int, found)
+    except ValueError as exc:
+        raise StoreDamaged(f"the schema version is unreadable: {found!r}", hint=RESTORE_HINT) from exc
+    return number
+
+
+def upgrade(connection: Connection, target: str = "head", *, versions: Path | None = None) -> None:
+    """Run the migrations inside the caller's transaction."""
+    from alembic.config import Config  # slow to import, rarely needed
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    if versions is not None:
+        here = f"{MIGRATIONS / 'versions'}\n{versions}"
+        config.set_main_option("version_locations", here.replace("%", "%%"))
+    config.attributes["connection"] = connection
+    script = ScriptDirectory.from_config(config)
+    with EnvironmentContext(config, script, fn=lambda found, _: script._upgrade_revs(target, found)):
+        script.run_env()
+
+
+def revision(number: int) -> str:
+    return f"{number:04d}"

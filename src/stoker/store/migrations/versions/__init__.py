@@ -1,0 +1,1 @@
+"""One file per version, named by its number. Never changed once released."""

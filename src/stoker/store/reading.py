@@ -1,0 +1,283 @@
+"""Queries about runs, attempts, tasks, checkpoints and events. Statements are built once and have names."""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, func, select, union_all
+
+from stoker.errors import Conflict, NotFound
+from stoker.spec.words import RunState
+from stoker.store import codec
+from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunFilter, RunRow, TaskRow
+from stoker.store.schema import attempts, checkpoints, cursors, events, run_records, run_tags, runs, tasks
+
+STATES = tuple(str(state) for state in RunState)
+LIVE = ("queued", "starting", "running", "stopping")
+UNENDED = ("starting", "running", "stopping")
+CHUNK = 500
+"""Values in one IN list: below every database's limit on parameters."""
+
+RUN_BY_ID = (
+    select(runs, run_records.c.record)
+    .outerjoin(run_records, run_records.c.run == runs.c.id)
+    .where(runs.c.id == bindparam("id"))
+)
+RUN_BY_KEY = (
+    select(runs, run_records.c.record)
+    .outerjoin(run_records, run_records.c.run == runs.c.id)
+    .where(runs.c.key == bindparam("key"))
+)
+RUNS_BY_SEQ = select(runs).where(runs.c.seq.in_(bindparam("seqs", expanding=True)))
+RECORDS_OF = select(run_records).where(run_records.c.run.in_(bindparam("ids", expanding=True)))
+LIVE_RUNS = select(runs).where(runs.c.state.in_(LIVE)).order_by(runs.c.seq)
+KNOWN_IDS = select(runs.c.id).where(runs.c.id.in_(bindparam("ids", expanding=True)))
+NEWEST_IDS = select(runs.c.id).order_by(runs.c.seq.desc()).limit(bindparam("limit"))
+IDS_BETWEEN = (
+    select(runs.c.id, runs.c.project)
+    .where(runs.c.id >= bindparam("low"), runs.c.id < bindparam("high"))
+    .order_by(runs.c.id)
+    .limit(bindparam("limit"))
+)
+COUNTS = select(runs.c.state, func.count()).group_by(runs.c.state)
+CODES = select(runs.c.code).where(runs.c.code.is_not(None)).distinct()
+ROOTS = union_all(
+    select(runs.c.code).where(runs.c.code.is_not(None)),
+    select(runs.c.output_digest).where(runs.c.output_digest.is_not(None)),
+    select(checkpoints.c.digest).where(checkpoints.c.kept.is_(True)),
+)
+
+ATTEMPTS_OF = select(attempts).where(attempts.c.run == bindparam("run")).order_by(attempts.c.number)
+ATTEMPT = select(attempts).where(attempts.c.run == bindparam("run"), attempts.c.number == bindparam("number"))
+UNFINISHED_ATTEMPTS = union_all(
+    select(attempts).where(attempts.c.removed.is_(False)),
+    select(attempts).where(attempts.c.removed.is_(True), attempts.c.state.in_(UNENDED)),
+)
+_newest = attempts.alias("newest")
+LATEST_ATTEMPTS = select(attempts).where(
+    attempts.c.run.in_(bindparam("runs", expanding=True)),
+    attempts.c.number
+    == select(func.max(_newest.c.number)).where(_newest.c.run == attempts.c.run).scalar_subquery(),
+)
+TASKS_OF = (
+    select(tasks)
+    .where(tasks.c.run == bindparam("run"), tasks.c.attempt == bindparam("attempt"))
+    .order_by(tasks.c.task)
+)
+CHECKPOINTS_OF = select(checkpoints).where(checkpoints.c.run == bindparam("run")).order_by(checkpoints.c.seq)
+KEPT_CHECKPOINTS_OF = CHECKPOINTS_OF.where(checkpoints.c.kept.is_(True))
+CHECKPOINT = select(checkpoints).where(checkpoints.c.id == bindparam("id"))
+EVENTS_OF = select(events).where(events.c.run == bindparam("run")).order_by(events.c.seq)
+CURSORS_OF = select(cursors.c.task, cursors.c.file, cursors.c.offset).where(
+    cursors.c.run == bindparam("run"), cursors.c.attempt == bindparam("attempt")
+)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------
+
+
+def run(connection: Connection, run_id: str) -> RunRow:
+    found = find_run(connection, run_id)
+    if found is None:
+        raise NotFound(f"no run {run_id!r}", hint=_nearest_hint(connection, run_id))
+    return found
+
+
+def find_run(connection: Connection, run_id: str) -> RunRow | None:
+    row = connection.execute(RUN_BY_ID, {"id": codec.text(run_id)}).mappings().first()
+    return None if row is None else codec.run_row(row, row["record"])
+
+
+def resolve(connection: Connection, ref: str, project: str | None) -> RunRow:
+    exact = find_run(connection, ref)
+    if exact is not None and project in (None, exact.project):
+        return exact
+    named = list_runs(connection, RunFilter(name=ref, project=project, limit=1), records=True)
+    if named:
+        return named[0]
+    ids = _ids_starting_with(connection, ref, project)
+    if len(ids) == 1:
+        return run(connection, ids[0])
+    if ids:
+        raise Conflict(
+            f"{ref!r} is the start of several run ids",
+            hint=f"Choose one: {', '.join(ids[:10])}{', ...' if len(ids) > 10 else ''}",
+            details={"candidates": ids[:10]},
+        )
+    raise NotFound(f"no run {ref!r}", hint=_nearest_hint(connection, ref))
+
+
+def list_runs(connection: Connection, wanted: RunFilter, *, records: bool) -> list[RunRow]:
+    seqs = [] if wanted.limit <= 0 else _page(connection, wanted)
+    rows: dict[int, codec.Found] = {}
+    for chunk in chunks(seqs):
+        rows.update((row["seq"], row) for row in connection.execute(RUNS_BY_SEQ, {"seqs": chunk}).mappings())
+    return _run_rows(connection, [rows[seq] for seq in seqs], records)
+
+
+def live(connection: Connection, *, records: bool) -> list[RunRow]:
+    return _run_rows(connection, connection.execute(LIVE_RUNS).mappings().all(), records)
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    found: dict[str, int] = {row[0]: row[1] for row in connection.execute(COUNTS)}
+    return {state: found.get(state, 0) for state in STATES}
+
+
+def known_ids(connection: Connection, ids: Sequence[str]) -> set[str]:
+    known: set[str] = set()
+    for chunk in chunks(ids):
+        known.update(connection.execute(KNOWN_IDS, {"ids": chunk}).scalars())
+    return known
+
+
+def _run_rows(connection: Connection, rows: Sequence[codec.Found], records: bool) -> list[RunRow]:
+    found: dict[str, str] = {}
+    if records:
+        for chunk in chunks([row["id"] for row in rows]):
+            found.update((row.run, row.record) for row in connection.execute(RECORDS_OF, {"ids": chunk}))
+    return [codec.run_row(row, found.get(row["id"])) for row in rows]
+
+
+def _page(connection: Connection, wanted: RunFilter) -> list[int]:
+    """The seqs of one page, newest first. Asked state by state and merged: each part is a short walk of one
+    index whatever the others hold, where one query over several states may sort all they have."""
+    given = {
+        "name": wanted.name,
+        "part": wanted.name_like,
+        "project": wanted.project,
+        "before": wanted.before,
+    }
+    values: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    tags = sorted(set(wanted.tags))
+    values.update({f"tag{position}": codec.text(tag) for position, tag in enumerate(tags)})
+    values["limit"] = wanted.limit
+    states = tuple(dict.fromkeys(wanted.states)) or (STATES if wanted.name is not None else ())
+    statement = _page_statement(frozenset(values), bool(states) and not tags, bool(states) and bool(tags))
+    if tags and states:
+        values["states"] = states
+    if tags or not states:
+        return list(connection.execute(statement, values).scalars())
+    parts = [connection.execute(statement, {**values, "state": state}).scalars().all() for state in states]
+    return list(heapq.merge(*parts, reverse=True))[: wanted.limit]
+
+
+_page_statements: dict[tuple[frozenset[str], bool, bool], Select[Any]] = {}
+
+
+def _page_statement(given: frozenset[str], one_state: bool, among_states: bool) -> Select[Any]:
+    key = (given, one_state, among_states)
+    if key not in _page_statements:
+        _page_statements[key] = _build_page_statement(given, one_state, among_states)
+    return _page_statements[key]
+
+
+def _build_page_statement(given: frozenset[str], one_state: bool, among_states: bool) -> Select[Any]:
+    tags = sorted(name for name in given if name.startswith("tag"))
+    statement: Select[Any] = select(runs.c.seq)
+    seq = runs.c.seq
+    for position, tag in enumerate(tags):
+        tagged = run_tags.alias(f"tagged{position}")
+        statement = statement.join(tagged, tagged.c.run_seq == runs.c.seq).where(
+            tagged.c.tag == bindparam(tag)
+        )
+        seq = tagged.c.run_seq if position == 0 else seq
+    if one_state:
+        statement = statement.where(runs.c.state == bindparam("state"))
+    if among_states:
+        statement = statement.where(runs.c.state.in_(bindparam("states", expanding=True)))
+    if "name" in given:
+        statement = statement.where(runs.c.name == bindparam("name"))
+    if "part" in given:
+        # Not LIKE: its letter case and its wildcards differ between databases.
+        statement = statement.where(func.replace(runs.c.name, bindparam("part"), "") != runs.c.name)
+    if "project" in given:
+        statement = statement.where(runs.c.project == bindparam("project"))
+    if "before" in given:
+        statement = statement.where(seq < bindparam("before"))
+    return statement.order_by(seq.desc()).limit(bindparam("limit"))
+
+
+def _ids_starting_with(
+    connection: Connection, start: str, project: str | None, limit: int = 200
+) -> list[str]:
+    if not start or not start.isascii() or not start.isprintable():
+        return []
+    values = {"low": start, "high": start + "\x7f", "limit": limit}
+    return [row.id for row in connection.execute(IDS_BETWEEN, values) if project in (None, row.project)]
+
+
+def _nearest_hint(connection: Connection, run_id: str) -> str:
+    """Among the newest and those that begin alike: comparing with every run there ever was takes seconds."""
+    candidates = dict.fromkeys(_ids_starting_with(connection, codec.text(run_id)[:3], None))
+    candidates.update(dict.fromkeys(connection.execute(NEWEST_IDS, {"limit": 300}).scalars()))
+    near = difflib.get_close_matches(run_id, list(candidates), n=3, cutoff=0.5)
+    return f"Nearest: {', '.join(near)}" if near else "stoker ps lists the runs."
+
+
+# -- everything that hangs on a run ------------------------------------------------------------------------------
+
+
+def attempts_of(connection: Connection, run_id: str) -> list[AttemptRow]:
+    return [
+        codec.decode(AttemptRow, row) for row in connection.execute(ATTEMPTS_OF, {"run": run_id}).mappings()
+    ]
+
+
+def attempt(connection: Connection, run_id: str, number: int) -> AttemptRow:
+    row = connection.execute(ATTEMPT, {"run": run_id, "number": number}).mappings().first()
+    if row is None:
+        have = [str(found.number) for found in attempts_of(connection, run_id)]
+        raise NotFound(
+            f"run {run_id!r} has no attempt {number}",
+            hint=f"It has: {', '.join(have)}" if have else "It has not been started yet.",
+        )
+    return codec.decode(AttemptRow, row)
+
+
+def unfinished_attempts(connection: Connection) -> list[AttemptRow]:
+    rows = [codec.decode(AttemptRow, row) for row in connection.execute(UNFINISHED_ATTEMPTS).mappings()]
+    return sorted(rows, key=lambda row: (row.run, row.number))
+
+
+def latest_attempts(connection: Connection, run_ids: Iterable[str]) -> dict[str, AttemptRow]:
+    found: dict[str, AttemptRow] = {}
+    for chunk in chunks(list(dict.fromkeys(run_ids))):
+        for row in connection.execute(LATEST_ATTEMPTS, {"runs": chunk}).mappings():
+            found[row["run"]] = codec.decode(AttemptRow, row)
+    return found
+
+
+def tasks_of(connection: Connection, run_id: str, number: int) -> list[TaskRow]:
+    rows = connection.execute(TASKS_OF, {"run": run_id, "attempt": number}).mappings()
+    return [codec.decode(TaskRow, row) for row in rows]
+
+
+def checkpoints_of(connection: Connection, run_id: str, *, kept_only: bool) -> list[CheckpointRow]:
+    statement = KEPT_CHECKPOINTS_OF if kept_only else CHECKPOINTS_OF
+    return [codec.checkpoint_row(row) for row in connection.execute(statement, {"run": run_id}).mappings()]
+
+
+def checkpoint(connection: Connection, checkpoint_id: str) -> CheckpointRow:
+    row = connection.execute(CHECKPOINT, {"id": checkpoint_id}).mappings().first()
+    if row is None:
+        raise NotFound(
+            f"no checkpoint {checkpoint_id!r}", hint="stoker show RUN lists the checkpoints of a run."
+        )
+    return codec.checkpoint_row(row)
+
+
+def events_of(connection: Connection, run_id: str) -> list[EventRow]:
+    return [codec.decode(EventRow, row) for row in connection.execute(EVENTS_OF, {"run": run_id}).mappings()]
+
+
+def cursors_of(connection: Connection, run_id: str, number: int) -> dict[tuple[str, str], int]:
+    rows = connection.execute(CURSORS_OF, {"run": run_id, "attempt": number})
+    return {(row.task, codec.unexact(row.file)): row.offset for row in rows}
+
+
+def chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (values[start : start + CHUNK] for start in range(0, len(values), CHUNK))

@@ -1,0 +1,131 @@
+"""Looking at the files of a SQLite database before SQLite does.
+
+SQLite is forgiving where we must not be: a file emptied by accident is a new database to it, and a write-ahead
+log that was overwritten simply ends early, with every transaction after that point silently gone. With
+`synchronous=FULL` a transaction was on disk before it was acknowledged, so such a log means damage, and is
+told apart here from the harmless leftovers of a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"SQLite format 3\0"
+_WAL_HEADER = 32
+_FRAME_HEADER = 24
+_WAL_MAGIC = (0x377F0682, 0x377F0683)
+_GENERATIONS = 1 << 20
+"""How many resets ago a leftover frame may have been written: each adds one to the first salt."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The write-ahead log as it lies on disk. `commits`: positions (from 1) of the frames that end a
+    transaction of the current generation, whether or not their checksums hold."""
+
+    salts: tuple[int, int]
+    commits: tuple[int, ...]
+
+    def lost(self, valid_frames: int) -> bool:
+        """Whether acknowledged transactions lie behind the last frame SQLite accepts. One transaction may: the
+        power failed while it was written, and nobody was told that it was done. A second one proves that the
+        first had been synced before."""
+        return sum(position > valid_frames for position in self.commits) > 1
+
+
+def wal(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def companions(path: Path) -> list[Path]:
+    return [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+
+
+def problem(path: Path) -> str | None:
+    """What is wrong with the main file at first sight."""
+    with open(path, "rb") as file:
+        header = file.read(100)
+    if not header:
+        return "the file is empty"
+    if len(header) < 100:
+        return f"the file is cut off after {len(header)} bytes"
+    if header[:16] != MAGIC:
+        return "the file does not start like a database"
+    page_size = struct.unpack(">H", header[16:18])[0]
+    page_size = 65536 if page_size == 1 else page_size
+    if page_size < 512 or page_size & (page_size - 1):
+        return f"its header names an impossible page size of {page_size}"
+    return None
+
+
+def read_log(path: Path) -> Log | str | None:
+    """The write-ahead log beside a database: None when there is nothing in it, a string when it is damaged."""
+    try:
+        fd = os.open(wal(path), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        header = os.pread(fd, _WAL_HEADER, 0)
+        if len(header) < _WAL_HEADER:
+            return None
+        size = os.fstat(fd).st_size
+        if not any(header):
+            return "the start of its write-ahead log is erased" if _any_after(fd, _WAL_HEADER, size) else None
+        if not _header_holds(header):
+            return "the start of its write-ahead log is overwritten"
+        return _read_frames(fd, header, size)
+    finally:
+        os.close(fd)
+
+
+def _read_frames(fd: int, header: bytes, size: int) -> Log | str:
+    page_size, _, salt1, salt2 = struct.unpack(">4I", header[8:24])
+    step = _FRAME_HEADER + page_size
+    commits = []
+    for position in range((size - _WAL_HEADER) // step):
+        frame = os.pread(fd, _FRAME_HEADER, _WAL_HEADER + position * step)
+        if len(frame) < _FRAME_HEADER or not any(frame):
+            continue
+        _, pages, one, two = struct.unpack(">4I", frame[:16])
+        if (one, two) == (salt1, salt2):
+            if pages:
+                commits.append(position + 1)
+        elif not 0 < (salt1 - one) % 2**32 < _GENERATIONS:
+            return f"its write-ahead log is overwritten at frame {position + 1}"
+    return Log((salt1, salt2), tuple(commits))
+
+
+def _header_holds(header: bytes) -> bool:
+    magic = struct.unpack(">I", header[:4])[0]
+    if magic not in _WAL_MAGIC:
+        return False
+    words = struct.unpack(">6I" if magic & 1 else "<6I", header[:24])
+    one = two = 0
+    for position in range(0, 6, 2):
+        one = (one + words[position] + two) % 2**32
+        two = (two + words[position + 1] + one) % 2**32
+    return (one, two) == struct.unpack(">2I", header[24:32])
+
+
+def _any_after(fd: int, start: int, size: int) -> bool:
+    while start < size:
+        chunk = os.pread(fd, 1 << 20, start)
+        if any(chunk):
+            return True
+        if not chunk:
+            return False
+        start += len(chunk)
+    return False
+
+
+def sync(path: Path) -> None:
+    """A file and its name, on disk."""
+    for target, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
+        fd = os.open(target, flags | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,259 @@
+"""The store: everything Stoker knows, behind one class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection
+
+from stoker.errors import NotFound
+from stoker.store import asking, metrics, migrate, reading
+from stoker.store.changes import Changes
+from stoker.store.database import Database
+from stoker.store.dialect import dialect_for
+from stoker.store.metrics import MetricPoint
+from stoker.store.rows import (
+    AttemptRow,
+    Change,
+    CheckpointRow,
+    EventRow,
+    Json,
+    NewRun,
+    RunFilter,
+    RunRow,
+    TaskRow,
+)
+
+
+class Store:
+    """What users asked for and what happened, in one database.
+
+    Every method is synchronous, may be called from any thread, and is one transaction: a write has been
+    synced to disk when it returns and has left no trace when it raises; a read sees one consistent state and
+    never waits for a writer. After a crash at any point everything acknowledged is there and nothing is there
+    in part. One process should have a store open for writing; a second one is kept out, not confused.
+
+    Raises only `stoker.errors` (and ValueError for a caller's mistake): StoreBusy may be tried again, DiskFull
+    too once there is room. Once the database has shown damage, `damaged` says how, reads go on as far as they
+    can, and every write raises StoreDamaged.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changes = Changes(database.dialect)
+
+    @classmethod
+    def open(cls, url_or_path: str | Path, *, create: bool = True, busy_timeout: float = 5.0) -> Self:
+        """Check it, bring its schema up to date and use it. `busy_timeout`: seconds to wait, a few times, for
+        another process to let go of it."""
+        dialect = dialect_for(url_or_path, busy_timeout=busy_timeout)
+        if not dialect.exists():
+            if not create:
+                raise NotFound(
+                    f"no database at {dialect.where}", hint="stoker backup restore brings one back."
+                )
+            dialect.create(migrate.create)
+        database = Database(dialect)
+        try:
+            database.verify()
+            migrate.bring_up_to_date(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    @property
+    def damaged(self) -> str | None:
+        return self._database.damaged
+
+    @property
+    def kind(self) -> str:
+        return self._database.dialect.kind
+
+    @property
+    def where(self) -> str:
+        return self._database.dialect.where
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what people ask for ---------------------------------------------------------------------------------
+
+    def submit(self, new: NewRun, *, now: float) -> tuple[RunRow, bool]:
+        """The run and whether it is new. The same key again gives the same run; with another fingerprint
+        Conflict."""
+        with self._database.write() as connection:
+            return asking.submit(connection, new, now)
+
+    def submit_many(self, new: Sequence[NewRun], *, now: float) -> list[tuple[RunRow, bool]]:
+        """All or none of them, in this order."""
+        with self._database.write() as connection:
+            return [asking.submit(connection, one, now) for one in new]
+
+    def set_desired(self, run_id: str, desired: str, now: float, *, by: str) -> RunRow:
+        """run | stop | kill | suspend. A terminal run stays as it is, and a wish never weakens an earlier
+        one: stop after kill stays kill, suspend after stop stays stop."""
+        with self._database.write() as connection:
+            return asking.set_desired(connection, run_id, desired, now, by)
+
+    def resume(self, run_id: str, *, key: str, now: float, job: Json | None = None) -> tuple[RunRow, bool]:
+        """Queue a terminal or suspended run again; Conflict in any other state. The same key again does
+        nothing (False)."""
+        with self._database.write() as connection:
+            return asking.resume(connection, run_id, key, now, job)
+
+    # -- what happened ---------------------------------------------------------------------------------------
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """All or nothing, as if one after the other. ValueError for an unknown column, NotFound for an update
+        of what is not there, Conflict for adding what is there already."""
+        if not changes:
+            return
+        writer = self._changes.metrics
+        with self._database.write() as connection:
+            try:
+                self._changes.apply(connection, changes)
+                connection.commit()
+            except BaseException:
+                writer.rolled_back()
+                raise
+            writer.committed()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> RunRow:
+        with self._database.read() as connection:
+            return reading.run(connection, run_id)
+
+    def resolve(self, ref: str, project: str | None = None) -> RunRow:
+        """An id, else the newest run of that name, else the only id that begins so."""
+        with self._database.read() as connection:
+            return reading.resolve(connection, ref, project)
+
+    def runs(self, wanted: RunFilter | None = None, *, records: bool = True) -> list[RunRow]:
+        """Newest first. Without `records` the rows' `record` is empty, and much less is read."""
+        with self._database.read() as connection:
+            return reading.list_runs(connection, wanted or RunFilter(), records=records)
+
+    def live(self, *, records: bool = True) -> list[RunRow]:
+        """Queued, starting, running or stopping, oldest first."""
+        with self._database.read() as connection:
+            return reading.live(connection, records=records)
+
+    def counts(self) -> dict[str, int]:
+        with self._database.read() as connection:
+            return reading.counts(connection)
+
+    def unfinished_attempts(self) -> list[AttemptRow]:
+        """Not ended, or ended and not yet removed from its engine."""
+        with self._database.read() as connection:
+            return reading.unfinished_attempts(connection)
+
+    def attempts(self, run_id: str) -> list[AttemptRow]:
+        with self._database.read() as connection:
+            return reading.attempts_of(connection, run_id)
+
+    def attempt(self, run_id: str, number: int) -> AttemptRow:
+        with self._database.read() as connection:
+            return reading.attempt(connection, run_id, number)
+
+    def latest_attempts(self, run_ids: Iterable[str]) -> dict[str, AttemptRow]:
+        """Runs without an attempt are left out."""
+        with self._database.read() as connection:
+            return reading.latest_attempts(connection, run_ids)
+
+    def tasks(self, run_id: str, attempt: int) -> list[TaskRow]:
+        with self._database.read() as connection:
+            return reading.tasks_of(connection, run_id, attempt)
+
+    def checkpoints(self, run_id: str, kept_only: bool = False) -> list[CheckpointRow]:
+        """Oldest first."""
+        with self._database.read() as connection:
+            return reading.checkpoints_of(connection, run_id, kept_only=kept_only)
+
+    def checkpoint(self, checkpoint_id: str) -> CheckpointRow:
+        with self._database.read() as connection:
+            return reading.checkpoint(connection, checkpoint_id)
+
+    def events(self, run_id: str) -> list[EventRow]:
+        with self._database.read() as connection:
+            return reading.events_of(connection, run_id)
+
+    def cursors(self, run_id: str, attempt: int) -> dict[tuple[str, str], int]:
+        """(task, file) -> offset."""
+        with self._database.read() as connection:
+            return reading.cursors_of(connection, run_id, attempt)
+
+    def metric_keys(self, run_id: str) -> list[dict[str, Any]]:
+        """key, count, last, min, max, last_step; by key. NaN counts, but is neither lowest nor highest."""
+        with self._database.read() as connection:
+            return metrics.summary(connection, run_id)
+
+    def metric_points(self, run_id: str, key: str, max_points: int | None = None) -> list[MetricPoint]:
+        """(step, value, t, attempt) by step; the newest attempt's value of each. Thinned, it keeps the first,
+        the last and every extreme."""
+        with self._database.read() as connection:
+            return metrics.points(connection, run_id, key, max_points)
+
+    def latest_metrics(self, run_id: str) -> dict[str, float]:
+        """What was reported last of each key."""
+        with self._database.read() as connection:
+            return metrics.latest(connection, run_id)
+
+    def metrics_at(self, run_id: str, step: int) -> dict[str, float]:
+        """What each key stood at when the training was at this step."""
+        with self._database.read() as connection:
+            return metrics.latest(connection, run_id, up_to=step)
+
+    # -- keeping it ------------------------------------------------------------------------------------------
+
+    def code_digests(self) -> set[str]:
+        """The code trees that runs refer to."""
+        with self._database.read() as connection:
+            return _digests(connection, reading.CODES)
+
+    def blob_roots(self) -> set[str]:
+        """Every tree that must be kept: code, kept checkpoints, outputs."""
+        with self._database.read() as connection:
+            return _digests(connection, reading.ROOTS)
+
+    def schema_version(self) -> int:
+        with self._database.read() as connection:
+            return migrate.version(connection)
+
+    def check(self) -> list[str]:
+        """Read everything and say what is wrong. Findings make the store refuse writes."""
+        return self._database.check()
+
+    def backup(self, path: str | Path) -> None:
+        """A consistent copy, checked and synced, while others write. A file of that name is replaced only by
+        a good copy."""
+        self._database.copy(Path(path))
+
+    def missing_runs(self, ledger_lines: Iterable[str | bytes | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Which acknowledged runs are not here, from lines {"id", "name", "t"}; torn lines are passed over."""
+        acknowledged = {entry["id"]: entry for entry in map(_ledger_entry, ledger_lines) if entry is not None}
+        with self._database.read() as connection:
+            known = reading.known_ids(connection, list(acknowledged))
+        return [entry for run_id, entry in acknowledged.items() if run_id not in known]
+
+
+def _digests(connection: Connection, statement: Any) -> set[str]:
+    return set(connection.execute(statement).scalars())
+
+
+def _ledger_entry(line: str | bytes | Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        entry = dict(line) if isinstance(line, Mapping) else json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("id"), str) else None
