@@ -88,6 +88,15 @@ def carry_outputs(
     return blobs.put_tree(tree), len(tree.files), tree.size
 
 
+def bring_outputs(blobs: BlobStore, digest: str, task_dir: NearTaskDir) -> None:
+    """What earlier attempts of the run left as outputs is there again for the next one to add to."""
+    root = open_beneath(task_dir.root, "")
+    try:
+        blobs.place_at(digest, root, layout.OUTPUT, replace=True)
+    finally:
+        os.close(root)
+
+
 def restore_checkpoint(blobs: BlobStore, digest: str, task_dir: NearTaskDir, generation: int) -> None:
     """Make this generation's checkpoint directory hold exactly this checkpoint, every byte verified on the way
     (BlobDamaged, and no directory, if one is not as it was)."""

@@ -1,0 +1,53 @@
+# Every target sets up what it needs. Python 3.11 or newer must be on the PATH; nothing else.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(READY)  ## .venv with stoker in it
+
+$(READY): requirements/lock.txt requirements/tools.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on the PATH"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/lock.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup  ## train a real model on real data, watch it survive a kill
+	@$(BIN)/python examples/demo.py
+
+lint: setup  ## style, types, layers, the launcher's Python 3.9, lock file
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- --backport typing src/stoker/task src/stoker/launcher src/stoker/sdk src/stoker/__init__.py
+	$(BIN)/python requirements/check.py
+
+test: setup  ## everything that runs in CI, under ten minutes
+	$(BIN)/python -m pytest -n 2 -m "not soak and not alone" $(ARGS)
+	$(BIN)/python -m pytest -m "alone and not soak" $(ARGS)
+
+soak: setup  ## many seeds, long runs
+	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest -m "soak or not soak" --timeout 3600 $(ARGS)
+
+bench: setup  ## ours against peers and limits; writes bench/results.json
+	$(BIN)/python -m bench $(ARGS)
+
+docs: setup  ## regenerate the generated pages
+	$(BIN)/python docs/generate.py
+
+lock:  ## refresh requirements/lock.txt
+	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate pyproject.toml requirements/dev.in -o requirements/lock.txt
+	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate requirements/tools.in -o requirements/tools.txt
+
+clean:
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup demo lint test soak bench docs lock clean

@@ -1,0 +1,44 @@
+"""`make demo`: one real training on real data, from nothing to its final accuracy, and what to try next."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STOKER = str(Path(sys.executable).with_name("stoker"))
+DIGITS = Path(__file__).parent / "digits"
+
+
+def main() -> int:
+    say("training a neural network on 1,797 real handwritten digits, on this machine")
+    code = subprocess.run([STOKER, "submit", "stoker.yaml"], cwd=DIGITS, check=False).returncode
+    if code:
+        say(f"the training ended with exit code {code}; `stoker why @last` explains")
+        return code
+    run = json.loads(subprocess.run([STOKER, "ps", "-n", "1", "--json"], check=True, capture_output=True).stdout)[0]["id"]
+    subprocess.run([STOKER, "metrics", run, "accuracy"], check=True)
+    target = tempfile.mkdtemp(prefix="stoker-demo-")
+    subprocess.run([STOKER, "pull", run, "-o", target], check=True)
+    say("that was a run: its code, logs, curve, checkpoints and model are kept. Next:")
+    for command, meaning in (
+        (f"stoker show {run}", "everything known about it"),
+        (f"stoker rerun {run} --set 'run=python train.py --epochs 400' -d", "the same again, longer, in the background"),
+        ("stoker drill @last", "kill it on purpose and see it go on from its checkpoint"),
+        ("stoker ps", "what runs, what waits"),
+        ("stoker run train.py", "in a folder with a train.py of yours"),
+        ("stoker server stop", "the server in the background; runs are kept"),
+    ):
+        print(f"  {command:<70} {meaning}", file=sys.stderr)
+    print("  (put .venv/bin on your PATH first: export PATH=$PWD/.venv/bin:$PATH)", file=sys.stderr)
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"\n== {text}\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""The logs that are kept for good: runs/RUN/logs/ATTEMPT/TASK/NNNNNN.log, the framed segments of the task.
+
+How far a segment has been carried is the size of its copy, so a crash in the middle of carrying loses and
+doubles nothing. What the launcher dropped to stay within its budget is dropped here too, and said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.settings import Home
+from stoker.task import layout
+from stoker.task.formats import LogLine
+from stoker.task.near import NearTaskDir
+
+_BLOCK = 1 << 20
+_DROPPED = "dropped"
+
+Position = dict[str, list[int]]
+"""`ATTEMPT/TASK` -> [segment, offset]: where a reader goes on."""
+
+
+class LogWriter:
+    """Carries the log of one task. Called by the control loop only."""
+
+    def __init__(self, home: Home, run: str, attempt: int, task: str) -> None:
+        self.directory = home.runs / run / "logs" / str(attempt) / task
+        self._segment = -1
+        self._offset = 0
+
+    def carry(self, source: NearTaskDir, *, final: bool = False) -> int:
+        """Take over what is new; bytes taken. Only whole lines until `final`."""
+        if self._segment < 0:
+            self._find_end()
+        taken = 0
+        for number in self._pending(source):
+            if number != self._segment:
+                self._segment, self._offset = number, 0
+            taken += self._copy(source, number, whole_lines=not final)
+        if final and self._segment >= 0:
+            self._sync()
+        return taken
+
+    def drop(self, source: NearTaskDir, dropped: int) -> None:
+        """Mirror the launcher's dropping: what it let go of to stay within the budget goes here too."""
+        there = set(_segments(source.list(layout.LOG)))
+        for number in _segments(_names(self.directory)):
+            if number not in there and number != self._segment:
+                (self.directory / f"{number:06d}.log").unlink(missing_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary = self.directory / f"{_DROPPED}.tmp"
+        temporary.write_text(str(dropped))
+        temporary.replace(self.directory / _DROPPED)
+
+    def _find_end(self) -> None:
+        have = _segments(_names(self.directory))
+        if have:
+            self._segment = have[-1]
+            self._offset = (self.directory / f"{self._segment:06d}.log").stat().st_size
+        else:
+            self._segment = 0
+
+    def _pending(self, source: NearTaskDir) -> list[int]:
+        if self._offset == 0 and self._segment == 0:
+            return _segments(source.list(layout.LOG))
+        newer = [number for number in _segments(source.list(layout.LOG)) if number > self._segment]
+        return [self._segment, *newer]
+
+    def _copy(self, source: NearTaskDir, number: int, *, whole_lines: bool) -> int:
+        taken = 0
+        target: int | None = None
+        try:
+            while True:
+                data = source.read(layout.segment(number), self._offset, _BLOCK)
+                if whole_lines:
+                    data = data[: data.rfind(b"\n") + 1]
+                if not data:
+                    return taken
+                if target is None:
+                    target = self._open(number)
+                os.pwrite(target, data, self._offset)
+                self._offset += len(data)
+                taken += len(data)
+        finally:
+            if target is not None:
+                os.close(target)
+
+    def _open(self, number: int) -> int:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(self.directory / f"{number:06d}.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _sync(self) -> None:
+        path = self.directory / f"{self._segment:06d}.log"
+        if path.exists():
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+@dataclass(frozen=True)
+class _Source:
+    key: str
+    attempt: int
+    task: str
+    directory: Path
+
+
+class LogArchive:
+    """Reads what `LogWriter` kept. Any thread; holds nothing between calls; memory bounded by `limit_bytes`."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def read(
+        self,
+        run: str,
+        position: Position | None,
+        *,
+        task: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        limit_bytes: int = _BLOCK,
+    ) -> tuple[list[dict[str, Any]], Position]:
+        """Records after `position` (None: from the beginning, or the last `tail` lines) and where to go on. An
+        empty list with an unchanged position means: nothing more for now."""
+        sources = self._sources(run, task, attempt)
+        place: Position = dict(position or {})
+        if position is None and tail is not None:
+            place = self._tail(sources, tail, stream)
+        records: list[dict[str, Any]] = []
+        budget = limit_bytes
+        for source in sources:
+            budget -= self._read_source(source, place, records, stream, since, budget)
+            if budget <= 0:
+                break
+        return records, place
+
+    def files(self, run: str) -> list[tuple[str, Path]]:
+        """(name for people, path) of every segment: what `pull --what logs` brings."""
+        return [
+            (f"{source.key}/{number:06d}.log", source.directory / f"{number:06d}.log")
+            for source in self._sources(run, None, None)
+            for number in _segments(_names(source.directory))
+        ]
+
+    def last_lines(self, run: str, attempt: int, count: int) -> list[str]:
+        records, _ = self.read(run, None, attempt=attempt, tail=count)
+        return [record["text"] for record in records if "text" in record]
+
+    def _sources(self, run: str, task: str | None, attempt: int | None) -> list[_Source]:
+        root = self._home.runs / run / "logs"
+        found = []
+        for number in sorted(int(name) for name in _names(root) if name.isdigit()):
+            if attempt is not None and number != attempt:
+                continue
+            for name in sorted(_names(root / str(number))):
+                if task is None or name == task:
+                    found.append(_Source(f"{number}/{name}", number, name, root / str(number) / name))
+        return found
+
+    def _read_source(
+        self,
+        source: _Source,
+        place: Position,
+        records: list[dict[str, Any]],
+        stream: str | None,
+        since: float | None,
+        budget: int,
+    ) -> int:
+        segments = _segments(_names(source.directory))
+        current, offset = place.get(source.key, [segments[0] if segments else 0, 0])
+        used = 0
+        previous = current
+        for number in [number for number in segments if number >= current]:
+            if number > previous + 1 or (number > current and previous not in segments):
+                records.append({"dropped": _dropped(source.directory), "task": source.task, "attempt": source.attempt})
+            if number != current:
+                current, offset = number, 0
+            data = _pread(source.directory / f"{number:06d}.log", offset, max(0, budget - used))
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole and len(data) >= 1 << 16:
+                whole = data  # a frame is far smaller: this is not ours, pass it on as it is
+            used += len(whole)
+            offset += len(whole)
+            place[source.key] = [current, offset]
+            previous = number
+            records.extend(_records(whole, source, stream, since))
+            if used >= budget:
+                break
+        return used
+
+    def _tail(self, sources: list[_Source], count: int, stream: str | None) -> Position:
+        place: Position = {}
+        wanted = count
+        for source in reversed(sources):
+            segments = _segments(_names(source.directory))
+            place[source.key] = [segments[-1] if segments else 0, 0]
+            if segments and wanted <= 0:
+                path = source.directory / f"{segments[-1]:06d}.log"
+                place[source.key] = [segments[-1], path.stat().st_size]
+                continue
+            for number in reversed(segments):
+                path = source.directory / f"{number:06d}.log"
+                offset, found = _seek_back(path, wanted, stream)
+                place[source.key] = [number, offset]
+                wanted -= found
+                if wanted <= 0:
+                    break
+        return place
+
+
+def _records(data: bytes, source: _Source, stream: str | None, since: float | None) -> Iterator[dict[str, Any]]:
+    names = {"o": "stdout", "e": "stderr", "s": "stoker"}
+    for raw in data.split(b"\n")[:-1] if data.endswith(b"\n") else data.split(b"\n"):
+        line = LogLine.decode(raw)
+        name = names[line.stream]
+        if stream is not None and name != stream:
+            continue
+        if since is not None and line.ms / 1000 < since:
+            continue
+        yield {
+            "task": source.task,
+            "attempt": source.attempt,
+            "stream": name,
+            "t": line.ms / 1000,
+            "text": line.text.decode("utf-8", "replace"),
+            "partial": line.partial,
+        }
+
+
+def _seek_back(path: Path, count: int, stream: str | None) -> tuple[int, int]:
+    """Where the last `count` lines of a segment begin, and how many there are (at most `count`)."""
+    wanted = None if stream is None else {"stdout": b"o", "stderr": b"e", "stoker": b"s"}.get(stream)
+    end = path.stat().st_size
+    begin, data, found = end, b"", 0
+    while begin > 0:
+        step = min(1 << 16, begin)
+        begin -= step
+        data = _pread(path, begin, step) + data
+        starts = [0] if begin == 0 else []
+        starts += [index + 1 for index, byte in enumerate(data[:-1]) if byte == 10]
+        matching = [at for at in starts if wanted is None or data[at : at + 1].lower() == wanted]
+        found = len(matching)
+        if found >= count:
+            return begin + matching[-count], count
+    return 0, found
+
+
+def _dropped(directory: Path) -> int:
+    try:
+        return int((directory / _DROPPED).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _pread(path: Path, offset: int, limit: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(fd, limit, offset)
+    finally:
+        os.close(fd)
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _segments(names: list[str]) -> list[int]:
+    return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdigit())

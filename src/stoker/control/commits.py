@@ -1,0 +1,46 @@
+"""Gathering what several runs have to record into common transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from stoker.errors import StoreError
+from stoker.store import Store
+from stoker.store.rows import Change
+
+
+class Committer:
+    """`commit` returns once the changes are durable, and raises what the store raised. While one transaction is
+    being written the next ones gather: many small runs cost few transactions."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: list[tuple[Sequence[Change], asyncio.Future[None]]] = []
+        self._wake = asyncio.Event()
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((changes, future))
+        self._wake.set()
+        await future
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            batch, self._waiting = self._waiting, []
+            if not batch:
+                continue
+            try:
+                await asyncio.to_thread(self._store.apply, [change for changes, _ in batch for change in changes])
+            except StoreError as exc:
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(exc)
+                raise
+            for _, future in batch:
+                if not future.done():
+                    future.set_result(None)

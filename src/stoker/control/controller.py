@@ -1,0 +1,269 @@
+"""What the server calls: submit, stop, resume, why. Every method may be called from any thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stoker.blobs import BlobStore
+from stoker.control import secrets, why
+from stoker.control.hub import Hub
+from stoker.control.live import TASK, ask_of
+from stoker.control.loop import Loop
+from stoker.engine.base import Drills, Engine, Node
+from stoker.errors import Conflict, Refused, StokerError
+from stoker.scheduling import Explanation
+from stoker.settings import Settings
+from stoker.spec import Job, apply_overrides, derive_name, refuse_unsupported
+from stoker.spec.words import HOLDING, RunState
+from stoker.store import Store
+from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
+
+log = logging.getLogger(__name__)
+
+DRILLS = ("process", "launcher", "preempt")
+
+
+class Controller:
+    """Turns wishes into recorded intent and wakes the loop. What it acknowledged is durable."""
+
+    def __init__(self, settings: Settings, store: Store, blobs: BlobStore, engine: Engine) -> None:
+        self._settings = settings
+        self._store = store
+        self._blobs = blobs
+        self._engine = engine
+        self._hub = Hub()
+        self._loop = Loop(settings, store, blobs, engine, self._hub)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def shutdown(self) -> None:
+        self._loop.shutdown()
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        *,
+        key: str,
+        job: Mapping[str, Any],
+        code: str | None,
+        secrets: Mapping[str, str],
+        record: Mapping[str, Any],
+        user: str,
+    ) -> tuple[RunRow, bool]:
+        """The same key gives the same run, once. Returns when it is durable."""
+        understood = self._understand(job, code)
+        self._check_secrets(understood, secrets)
+        normal = understood.to_json()
+        new = NewRun(
+            key=key,
+            name=understood.name or "run",
+            job=normal,
+            command=understood.argv(),
+            priority=understood.priority,
+            project=understood.project,
+            user=user,
+            tags=tuple(understood.tags),
+            code=code,
+            record=dict(record),
+            fingerprint=_fingerprint(normal, code),
+        )
+        if secrets:
+            self._keep_secrets(key, secrets)
+        row, created = self._store.submit(new, now=time.time())
+        if created:
+            self._note_in_ledger(row)
+            self._loop.notify(row)
+        return row, created
+
+    def check(self, *, job: Mapping[str, Any], code: str | None, secrets: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, Any]:
+        """What a submit would do. Records nothing."""
+        understood = self._understand(job, code)
+        self._check_secrets(understood, secrets)
+        ask = ask_of(understood)
+        notes = []
+        if understood.resources.cpu is None:
+            notes.append("no cpu asked for: holds one CPU's place, may use more when the machine is idle")
+        if understood.resources.memory is None:
+            notes.append("no memory asked for: not limited")
+        environment = {**(record.get("environment") or {}), **understood.env}
+        plan = {
+            "engine": self._engine.name,
+            "command": understood.argv(),
+            "tasks": [{"name": TASK, "cpu": ask.cpu, "memory": ask.memory, "gpu": ask.gpu}],
+            "environment": sorted(environment),
+            "secrets": list(understood.secrets),
+            "code": code,
+            "grace": understood.grace,
+            "timeout": understood.timeout,
+            "retries": understood.retries,
+        }
+        return {"job": understood.to_json(), "fits": True, "plan": plan, "notes": notes}
+
+    def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
+        return self._want(run_id, "kill" if kill else "stop", by)
+
+    def suspend(self, run_id: str, *, by: str) -> RunRow:
+        return self._want(run_id, "suspend", by)
+
+    def resume(
+        self, run_id: str, *, key: str, secrets: Mapping[str, str], changes: Sequence[str]
+    ) -> tuple[RunRow, bool]:
+        """A new attempt of a run that is over, from its newest checkpoint."""
+        run = self._store.run(run_id)
+        job = Job.from_json(run.job)
+        if changes:
+            job = apply_overrides(job, changes)
+        self._fit(job)
+        if run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED):
+            self._check_secrets(job, secrets)
+        if secrets:
+            self._keep_secrets(run.key, secrets)
+        row, created = self._store.resume(run_id, key=key, now=time.time(), job=job.to_json() if changes else None)
+        if created:
+            self._loop.notify(row)
+            self._hub.publish(run_id)
+        return row, created
+
+    def drill(self, run_id: str, how: str) -> str:
+        """Hurt a running run on purpose. Says what was done."""
+        if how not in DRILLS:
+            raise Refused(f"no such drill: {how!r}", hint=f"Choose one of: {', '.join(DRILLS)}.")
+        run = self._store.run(run_id)
+        if run.state not in (RunState.RUNNING,):
+            raise Conflict(f"{run_id} is {run.state}, not running", hint="A drill needs a running run.")
+        did = self._loop.ask(lambda: self._hurt(run_id, how))
+        self._store.apply([AddEvent(EventRow(run_id, time.time(), "drill", f"drill: {did}"))])
+        return did
+
+    def why(self, run_id: str) -> dict[str, Any]:
+        run = self._store.run(run_id)
+        explanation = self._explain(run_id) if run.state == RunState.QUEUED else None
+        answer = why.explain(
+            run,
+            explanation=explanation,
+            attempts=self._store.attempts(run_id),
+            checkpoints=self._store.checkpoints(run_id),
+            now=time.time(),
+            trouble=self._loop.trouble,
+        )
+        return {"run": run.id, "state": run.state, "text": answer.text, "hint": answer.hint, "facts": dict(answer.facts)}
+
+    def place(self, run_id: str) -> int | None:
+        explanation = self._explain(run_id)
+        return explanation.position if explanation and explanation.position else None
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def version(self, run_id: str) -> int:
+        return self._hub.version(run_id)
+
+    async def changed(self, run_id: str, seen: int, timeout: float) -> int:
+        return await self._hub.changed(run_id, seen, timeout)
+
+    # -- machines --------------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._loop.ask(self._nodes)
+
+    async def _nodes(self) -> list[dict[str, Any]]:
+        return [self._node(node) for node in self._loop.nodes]
+
+    def _node(self, node: Node) -> dict[str, Any]:
+        here = []
+        used: dict[str, Any] = {"cpu": 0.0, "memory": 0, "gpus": 0}
+        for live in self._loop.runs.values():
+            if live.state not in HOLDING or live.attempt is None:
+                continue
+            for place in live.attempt.placement.values():
+                if place["node"] == node.name:
+                    used["cpu"] += place.get("cpu") or 0.0
+                    used["memory"] += place.get("memory") or 0
+                    used["gpus"] += len(place["gpus"])
+                    here.append({"id": live.id, "cpu": place.get("cpu"), "memory": place.get("memory"), "gpus": place["gpus"]})
+        view = asdict(node)
+        view.update(used=used, runs=here)
+        return view
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _understand(self, raw: Mapping[str, Any], code: str | None) -> Job:
+        job = Job.from_json(dict(raw))
+        if not job.name:
+            job = job.model_copy(update={"name": derive_name(job.argv(), job.workdir)})
+        refuse_unsupported(job, self._engine.name)
+        self._fit(job)
+        if code is not None and not self._blobs.has_tree(code):
+            raise Conflict("the code of this submission is not here yet", details={"missing": "code"})
+        return job
+
+    def _fit(self, job: Job) -> None:
+        verdict = self._loop.scheduler.can_ever_fit((ask_of(job),))
+        if not verdict.ok:
+            raise Refused(f"this can never start here: it {verdict.reason}", hint="`stoker nodes` shows what there is; ask for less.")
+
+    def _check_secrets(self, job: Job, given: Mapping[str, str]) -> None:
+        missing = [name for name in job.secrets if name not in given]
+        if missing:
+            raise Refused(
+                f"no value for secret {missing[0]}", hint=f"Give it with `--secret {missing[0]}` (from the environment or a file)."
+            )
+        unknown = [name for name in given if name not in job.secrets]
+        if unknown:
+            raise Refused(f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`.")
+
+    def _keep_secrets(self, key: str, values: Mapping[str, str]) -> None:
+        secrets.save(self._settings.home, key, dict(values))
+
+    def _note_in_ledger(self, row: RunRow) -> None:
+        """Best effort: lets a restore name what a lost database knew."""
+        line = json.dumps({"id": row.id, "name": row.name, "t": row.created_at}) + "\n"
+        try:
+            with open(self._settings.home.ledger, "a") as ledger:
+                ledger.write(line)
+        except OSError as exc:
+            log.warning("ledger: %s", exc)
+
+    def _want(self, run_id: str, desired: str, by: str) -> RunRow:
+        row = self._store.set_desired(run_id, desired, time.time(), by=by)
+        self._loop.notify(row)
+        return row
+
+    def _explain(self, run_id: str) -> Explanation | None:
+        async def ask() -> Explanation | None:
+            live = self._loop.runs.get(run_id)
+            if live is None or live.state is not RunState.QUEUED or live.due() > 0:
+                return None
+            return self._loop.scheduler.explain(run_id)
+
+        try:
+            return self._loop.ask(ask)
+        except StokerError:
+            return None
+
+    async def _hurt(self, run_id: str, how: str) -> str:
+        live = self._loop.runs.get(run_id)
+        if live is None or live.attempt is None or not live.launched:
+            raise Conflict(f"{run_id} is not running any more")
+        if how == "preempt":
+            live.preempt = True
+            self._loop.kick(live)
+            return "preempted: asked to checkpoint and let go"
+        if not isinstance(self._engine, Drills):
+            raise Refused(f"the {self._engine.name} engine has no drill {how!r}")
+        done = await self._engine.hurt(live.handle, TASK, how)
+        self._loop.observe_soon()
+        return done
+
+
+def _fingerprint(job: Mapping[str, Any], code: str | None) -> str:
+    return hashlib.sha256(json.dumps([job, code], sort_keys=True, default=str).encode()).hexdigest()
+
+

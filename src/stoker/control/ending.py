@@ -1,0 +1,154 @@
+"""From how a body ended to a cause, and from a cause to what becomes of the run. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.spec.words import Cause, RunState
+from stoker.task.formats import Ending
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended, in the words of the platform."""
+
+    cause: Cause
+    exit_code: int | None
+    reason: str
+    evidence: Mapping[str, Any]
+
+
+def judge(ending: Ending, *, desired: str) -> Verdict:
+    """The cause of an attempt whose launcher reported an ending."""
+    evidence = _evidence(ending)
+    code = _exit_code(ending)
+    if ending.kind == "exit" and ending.code == 0:
+        return Verdict(Cause.COMPLETED, 0, "completed", evidence)
+    if ending.kind == "stopped":
+        return _stopped(code, desired, evidence)
+    if ending.kind == "oom":
+        return Verdict(Cause.OOM, code, _oom_text(ending), evidence)
+    if ending.kind == "setup":
+        return Verdict(Cause.SETUP, code, f"setup failed with exit code {ending.code}", evidence)
+    if ending.kind == "timeout":
+        return Verdict(Cause.TIMEOUT, code, f"still running after its timeout ({ending.seconds:.0f} s)", evidence)
+    if ending.kind == "lost":
+        return Verdict(Cause.LOST, None, ending.message or "its launcher was lost", evidence)
+    if ending.kind == "disk":
+        return Verdict(Cause.DISK, code, ending.message or "the disk is full", evidence)
+    if ending.kind == "start-failed":
+        return Verdict(Cause.USER_ERROR, code, ending.message or "the command could not be started", evidence)
+    if ending.kind == "signal" and ending.signal is not None:
+        return Verdict(Cause.USER_ERROR, code, f"killed by {_signal_name(ending.signal)}", evidence)
+    reason = f"exit code {ending.code}" + (f": {ending.message}" if ending.message else "")
+    return Verdict(Cause.USER_ERROR, code, reason, evidence)
+
+
+def lost(proof: str, *, desired: str, last_lines: list[str]) -> Verdict:
+    """The cause of an attempt that vanished without an ending."""
+    evidence: dict[str, Any] = {"proof": proof}
+    if last_lines:
+        evidence["last_lines"] = last_lines
+    if desired in ("stop", "kill"):
+        return Verdict(Cause.STOPPED, None, "stopped", evidence)
+    return Verdict(Cause.LOST, None, proof, evidence)
+
+
+@dataclass(frozen=True)
+class Next:
+    """What becomes of the run."""
+
+    state: RunState
+    failures: int
+    faults: int
+    delay: float = 0.0
+    reason: str = ""
+
+
+def decide(
+    verdict: Verdict,
+    *,
+    desired: str,
+    retries: int,
+    failures: int,
+    faults: int,
+    progressed: bool,
+    backoff: float,
+    backoff_max: float,
+    fault_retries: int,
+) -> Next:
+    """`progressed`: the attempt left a new checkpoint, so trying again is not going round in circles."""
+    cause = verdict.cause
+    if cause is Cause.COMPLETED:
+        return Next(RunState.SUCCEEDED, failures, 0, reason=verdict.reason)
+    if desired in ("stop", "kill"):
+        return Next(RunState.STOPPED, failures, faults, reason="stopped")
+    if desired == "suspend":
+        return Next(RunState.SUSPENDED, failures, 0, reason="suspended")
+    if cause.users_fault:
+        failures += 1
+        if failures > retries:
+            spent = f" (retries: {retries} of {retries} spent)" if retries else ""
+            return Next(RunState.FAILED, failures, faults, reason=verdict.reason + spent)
+        rounds = 0 if progressed else failures
+        text = f"{verdict.reason}; retry {failures} of {retries}"
+        return Next(RunState.QUEUED, failures, 0, delay=_delay(rounds, backoff, backoff_max), reason=text)
+    faults = 1 if progressed else faults + 1
+    if faults > fault_retries:
+        text = f"{verdict.reason}; given up after {fault_retries} tries without progress"
+        return Next(RunState.FAILED, failures, faults, reason=text)
+    delay = _delay(faults - 1, backoff, backoff_max)
+    return Next(RunState.QUEUED, failures, faults, delay=delay, reason=f"{verdict.reason}; goes on from its checkpoint")
+
+
+def _delay(rounds: int, first: float, most: float) -> float:
+    """The first time at once, then doubling."""
+    return 0.0 if rounds <= 0 else min(most, first * 2.0 ** min(rounds - 1, 30))
+
+
+def _stopped(code: int | None, desired: str, evidence: Mapping[str, Any]) -> Verdict:
+    if desired in ("stop", "kill"):
+        return Verdict(Cause.STOPPED, code, "stopped", evidence)
+    return Verdict(Cause.PREEMPTED, code, "suspended" if desired == "suspend" else "preempted", evidence)
+
+
+def _evidence(ending: Ending) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": ending.kind, "seconds": round(ending.seconds, 3)}
+    if ending.code is not None:
+        found["exit_code"] = ending.code
+    if ending.signal is not None:
+        found["signal"] = _signal_name(ending.signal)
+    for name in ("message", "limit", "peak", "last_lines"):
+        value = getattr(ending, name)
+        if value:
+            found[name] = value
+    return found
+
+
+def _exit_code(ending: Ending) -> int | None:
+    if ending.code is not None:
+        return ending.code
+    if ending.signal is not None:
+        return 128 + ending.signal
+    return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _oom_text(ending: Ending) -> str:
+    if not ending.limit:
+        return "out of memory"
+    peak = f", peak {_mebibytes(ending.peak)}" if ending.peak else ""
+    return f"out of memory: limit {_mebibytes(ending.limit)}{peak}"
+
+
+def _mebibytes(size: int | None) -> str:
+    return f"{(size or 0) / (1 << 20):,.0f} MiB"

@@ -1,0 +1,89 @@
+"""What a run's Python had installed, recorded beside the run. Found in the background, once per environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stoker.errors import StokerError
+from stoker.store import Store
+from stoker.store.rows import RunRow, UpdateRun
+
+log = logging.getLogger(__name__)
+
+_LIST = (
+    "import json, sys\n"
+    "from importlib.metadata import distributions\n"
+    "names = {(d.metadata['Name'] or '?') + '==' + d.version for d in distributions()}\n"
+    "print(json.dumps({'packages': sorted(names, key=str.lower), 'path': [p for p in sys.path if 'site-packages' in p],"
+    " 'python': sys.version.split()[0]}))\n"
+)
+
+
+class Packages:
+    """`want` never blocks. What cannot be found out is left out."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: OrderedDict[str, tuple[tuple[float, ...], dict[str, object]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="packages")
+
+    def want(self, run: RunRow) -> None:
+        if "packages" not in run.record:
+            self._executor.submit(self._record, run)
+
+    def shutdown(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _record(self, run: RunRow) -> None:
+        environment = run.record.get("environment") or {}
+        python = shutil.which("python", path=environment.get("PATH")) or shutil.which("python3", path=environment.get("PATH"))
+        if python is None:
+            return
+        try:
+            found = self._find(python, environment)
+            if found:
+                self._store.apply([UpdateRun(run.id, {"record": {**run.record, **found}})])
+        except (StokerError, OSError, ValueError, subprocess.SubprocessError) as exc:
+            log.info("run %s: packages not recorded: %s", run.id, exc)
+
+    def _find(self, python: str, environment: dict[str, str]) -> dict[str, object]:
+        with self._lock:
+            known = self._known.get(python)
+        if known is not None and known[0] == _stamps(known[1]):
+            return {"packages": known[1]["packages"], "python": known[1]["python"]}
+        done = subprocess.run(
+            [python, "-c", _LIST],
+            env={"PATH": environment.get("PATH", os.defpath), "HOME": environment.get("HOME", "/")},
+            cwd="/",
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        with self._lock:
+            self._known[python] = (_stamps(found), found)
+            if len(self._known) > 64:
+                self._known.popitem(last=False)
+        return {"packages": found["packages"], "python": found["python"]}
+
+
+def _stamps(found: dict[str, object]) -> tuple[float, ...]:
+    """Installing or removing a package touches its site directory."""
+    paths = found.get("path")
+    return tuple(_mtime(Path(str(path))) for path in paths) if isinstance(paths, list) else ()
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,344 @@
+"""What is done for one run when something may have changed: queue it, bring it up, take in what it left, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stoker.control import ending, orders, retention, secrets
+from stoker.control.launch import Launcher
+from stoker.control.live import TASK, LiveRun
+from stoker.control.pump import Intake, Pump
+from stoker.courier import carry_outputs
+from stoker.engine.base import Observation
+from stoker.errors import EngineError, EngineUnavailable, NotFound, StokerError, StoreError
+from stoker.launcher.collect import collect
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import (
+    AddEvent,
+    AttemptRow,
+    Change,
+    EventRow,
+    PutTask,
+    TaskRow,
+    UpdateAttempt,
+    UpdateCheckpoint,
+    UpdateRun,
+)
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_STOP_MARGIN = 15.0
+"""Seconds beyond the grace that a launcher has for its ladder, its last scan and its last lines."""
+_LAUNCH_TRIES = 5
+
+
+class Steps:
+    """The verbs of the loop. One step per run at a time; runs in the loop's thread."""
+
+    def __init__(self, loop: Loop, launcher: Launcher) -> None:
+        self._loop = loop
+        self._launcher = launcher
+        self._unknown: set[tuple[str, int]] = set()
+
+    async def step(self, live: LiveRun) -> None:
+        if live.state is RunState.QUEUED:
+            await self._queued(live)
+        elif live.state.holds:
+            await self._held(live)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    async def _queued(self, live: LiveRun) -> None:
+        if live.row.desired != "run":
+            self._loop.scheduler.withdraw(live.id)
+            state = RunState.SUSPENDED if live.row.desired == "suspend" else RunState.STOPPED
+            await self._leave_queue(live, state)
+            return
+        wait = live.due()
+        if wait > 0:
+            self._loop.kick_later(live, wait)
+            return
+        self._loop.scheduler.enqueue(live.request)
+        self._loop.schedule_soon()
+
+    async def _leave_queue(self, live: LiveRun, state: RunState) -> None:
+        now = time.time()
+        reason = str(state)
+        values: dict[str, Any] = {"state": state, "reason": reason}
+        if state.terminal:
+            values |= {"ended_at": now, "cause": Cause.STOPPED}
+        text = f"{reason} while it waited in the queue"
+        await self._loop.committer.commit([UpdateRun(live.id, values), AddEvent(EventRow(live.id, now, "ended", text))])
+        live.update(**values)
+        self._retire(live)
+
+    # -- holding a place -------------------------------------------------------------------------------------
+
+    async def _held(self, live: LiveRun) -> None:
+        if not live.launched and not await self._launch(live):
+            return
+        assert live.pump is not None
+        if live.row.desired != "run" or live.preempt:
+            await self._send_stop(live)
+        found = await asyncio.to_thread(live.pump.look, final=live.gone is not None)
+        verdict: ending.Verdict | None = None
+        if found.ending is not None:
+            verdict = ending.judge(found.ending, desired=live.row.desired)
+        elif live.gone is not None:
+            verdict = await self._collect(live, found)
+        changes = self._take_in(live, found)
+        if verdict is not None:
+            await self._finish(live, found, verdict, changes)
+            return
+        if found.status is not None and found.status.phase == "ended":
+            live.dirty = True  # the journal's last line was written after we read it
+        await self._loop.committer.commit(changes)
+        if found.visible or changes:
+            self._loop.hub.publish(live.id)
+
+    async def _launch(self, live: LiveRun) -> bool:
+        """Bring the attempt up, or find it where an earlier server left it. False: it ended before it began."""
+        assert live.attempt is not None
+        try:
+            launched = await self._launcher.launch(live)
+        except (EngineUnavailable, StoreError):
+            raise
+        except (StokerError, OSError) as exc:
+            await self._failed_to_launch(live, exc)
+            return False
+        cursors = await asyncio.to_thread(self._loop.store.cursors, live.id, live.attempt.number)
+        latest = await asyncio.to_thread(self._loop.store.latest_metrics, live.id) if live.row.attempt > 1 else {}
+        live.pump = Pump(
+            self._loop.settings.home,
+            self._loop.blobs,
+            launched.directory,
+            run=live.id,
+            attempt=live.attempt.number,
+            task=TASK,
+            generation=live.attempt.generation,
+            cursors=cursors,
+            latest=latest,
+        )
+        values: dict[str, Any] = {"handle": dict(launched.handle), "order_seq": 1}
+        if launched.resumed_from is not None:
+            values["resumed_from"] = launched.resumed_from.id
+        live.attempt = replace(live.attempt, **values)
+        live.launched = True
+        # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
+        await self._loop.committer.commit([*launched.changes, UpdateAttempt(live.id, live.attempt.number, values)])
+        return True
+
+    async def _failed_to_launch(self, live: LiveRun, exc: Exception) -> None:
+        log.warning("run %s: attempt could not be brought up: %s", live.id, exc)
+        cause = Cause.ENGINE_ERROR
+        reason = getattr(exc, "message", None) or str(exc)
+        verdict = ending.Verdict(cause, None, f"could not be started: {reason}", {"message": reason})
+        await self._finish(live, Intake(), verdict, [])
+
+    async def _send_stop(self, live: LiveRun) -> None:
+        """Tell the launcher, once per kind of stop; a launcher that does not answer in time is ended."""
+        assert live.pump is not None and live.attempt is not None
+        kind = "kill" if live.row.desired == "kill" else "stop"
+        if live.stop_sent in (kind, "kill"):
+            return
+        directory = live.pump.directory
+        current = directory.order()
+        seq = current.seq if current else 0
+        if current is None or current.verb != "stop" or (kind == "kill" and not current.kill):
+            order = orders.stop_order(live.job, seq=seq + 1, generation=live.attempt.generation, kill=kind == "kill")
+            try:
+                directory.write_order(order)
+            except FileNotFoundError:
+                self._loop.observe_soon()  # the directory is gone; presence will say so
+        live.stop_sent = kind
+        grace = 0.0 if kind == "kill" else live.job.grace
+        live.stop_deadline = time.monotonic() + grace + _STOP_MARGIN
+        if live.state is not RunState.STOPPING:
+            text = {"stop": "asked to stop", "kill": "killed"}[kind] if live.row.desired != "run" else "preempted"
+            await self._loop.committer.commit(
+                [
+                    UpdateRun(live.id, {"state": RunState.STOPPING}),
+                    UpdateAttempt(live.id, live.attempt.number, {"state": "stopping"}),
+                    AddEvent(EventRow(live.id, time.time(), "stopping", f"{text}; {grace:.0f} s of grace")),
+                ]
+            )
+            live.update(state=RunState.STOPPING)
+            self._loop.hub.publish(live.id)
+
+    async def _collect(self, live: LiveRun, found: Intake) -> ending.Verdict:
+        """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
+        assert live.pump is not None and live.attempt is not None and live.gone is not None
+        if live.pump.directory.exists():
+            await asyncio.to_thread(collect, live.pump.directory.root, live.attempt.generation)
+            rest = await asyncio.to_thread(live.pump.look, final=True)
+            found.changes += rest.changes
+            found.checkpoints += rest.checkpoints
+            found.started_at = found.started_at or rest.started_at
+            found.status = rest.status or found.status
+            if rest.ending is not None and rest.ending.kind != "lost":
+                return ending.judge(rest.ending, desired=live.row.desired)
+        lines = await asyncio.to_thread(self._loop.archive.last_lines, live.id, live.attempt.number, 20)
+        return ending.lost(live.gone, desired=live.row.desired, last_lines=lines)
+
+    def _take_in(self, live: LiveRun, found: Intake) -> list[Change]:
+        """What a look means for the rows."""
+        assert live.attempt is not None
+        changes = list(found.changes)
+        if found.checkpoints:
+            live.progressed = True
+            changes += self._retain(live, found)
+        if found.started_at is not None and live.state is RunState.STARTING:
+            first = live.row.started_at or found.started_at
+            changes += [
+                UpdateRun(live.id, {"state": RunState.RUNNING, "started_at": first}),
+                UpdateAttempt(live.id, live.attempt.number, {"state": "running", "started_at": found.started_at}),
+                AddEvent(EventRow(live.id, found.started_at, "running", f"attempt {live.attempt.number} runs")),
+            ]
+            live.update(state=RunState.RUNNING, started_at=first)
+            live.attempt = replace(live.attempt, state="running", started_at=found.started_at)
+            self._loop.packages.want(live.row)
+        status = found.status
+        if status is not None and (status.phase != live.phase or status.usage != live.usage):
+            live.phase, live.usage = status.phase, dict(status.usage)
+            changes.append(PutTask(self._task_row(live, None)))
+        return changes
+
+    def _retain(self, live: LiveRun, found: Intake) -> list[Change]:
+        rows = self._loop.store.checkpoints(live.id, kept_only=True)
+        # What this look adds is not in the store yet: it is newer than all that is.
+        newest = max((row.seq for row in rows), default=0)
+        fresh = [replace(row, seq=newest + 1 + index) for index, row in enumerate(found.checkpoints)]
+        known = {row.id for row in fresh}
+        best = live.job.checkpoint.best
+        dropped = retention.to_drop(
+            [row for row in rows if row.id not in known] + fresh,
+            keep=live.job.checkpoint.keep,
+            metric=best.metric if best else None,
+            mode=best.mode if best else "max",
+        )
+        return [UpdateCheckpoint(row.id, {"kept": False}) for row in dropped]
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def _finish(self, live: LiveRun, found: Intake, verdict: ending.Verdict, changes: list[Change]) -> None:
+        assert live.attempt is not None
+        control = self._loop.settings.control
+        following = ending.decide(
+            verdict,
+            desired=live.row.desired,
+            retries=live.job.retries,
+            failures=live.row.failures,
+            faults=live.row.faults,
+            progressed=live.progressed,
+            backoff=control.retry_backoff,
+            backoff_max=control.retry_backoff_max,
+            fault_retries=control.fault_retries,
+        )
+        now = time.time()
+        values: dict[str, Any] = {
+            "state": following.state,
+            "failures": following.failures,
+            "faults": following.faults,
+            "reason": following.reason,
+            "exit_code": verdict.exit_code,
+            "cause": verdict.cause,
+            "not_before": now + following.delay if following.delay else 0.0,
+        }
+        outputs = await self._outputs(live, changes)
+        if outputs is not None:
+            values["outputs"] = outputs
+        if following.state.terminal:
+            values["ended_at"] = now
+        ended = {
+            "state": "ended",
+            "cause": verdict.cause,
+            "evidence": dict(verdict.evidence),
+            "exit_code": verdict.exit_code,
+            "ended_at": now,
+            "usage": live.usage,
+        }
+        kind = "ended" if following.state is not RunState.QUEUED else "requeued"
+        changes += [
+            PutTask(self._task_row(live, verdict.exit_code)),
+            UpdateAttempt(live.id, live.attempt.number, ended),
+            UpdateRun(live.id, values),
+            AddEvent(EventRow(live.id, now, kind, following.reason, {"cause": verdict.cause})),
+        ]
+        await self._loop.committer.commit(changes)
+        live.update(**values)
+        finished = replace(live.attempt, **ended)
+        live.attempt, live.pump = None, None
+        self._loop.scheduler.release(live.id)
+        self._loop.schedule_soon()
+        self._retire(live)
+        self._loop.clean(finished)
+
+    async def _outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
+        if live.pump is None or not live.pump.directory.list("output"):
+            return None
+        try:
+            digest, files, size = await asyncio.to_thread(carry_outputs, live.pump.directory, self._loop.blobs)
+        except (StokerError, OSError) as exc:
+            text = f"outputs could not be kept: {exc}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
+            return None
+        return {"digest": digest, "files": files, "bytes": size} if files else None
+
+    def _retire(self, live: LiveRun) -> None:
+        """After the end of an attempt, or of the waiting: out of memory, or back into the queue."""
+        if live.state is RunState.QUEUED:
+            live.dirty = True
+        else:
+            self._loop.runs.pop(live.id, None)
+            if live.state.terminal:
+                secrets.forget(self._loop.settings.home, live.row.key)
+        self._loop.hub.publish(live.id)
+
+    def _task_row(self, live: LiveRun, exit_code: int | None) -> TaskRow:
+        assert live.attempt is not None
+        phase = "ended" if exit_code is not None else live.phase or "starting"
+        return TaskRow(live.id, live.attempt.number, TASK, phase=phase, exit_code=exit_code, usage=live.usage)
+
+    # -- what is left ----------------------------------------------------------------------------------------
+
+    async def clean(self, attempt: AttemptRow) -> None:
+        """Release the launcher and delete what the engine holds; everything worth keeping has been carried."""
+        engine = self._loop.engine
+        handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
+        try:
+            directory = await engine.reach(handle, TASK)
+            order = directory.order()
+            directory.forget_secrets()
+            if order is not None and order.verb != "release":
+                directory.write_order(orders.release_order(seq=order.seq + 1, generation=order.generation))
+            await engine.stop(handle, grace=timedelta(seconds=2))
+            await engine.remove(handle)
+            await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
+        except (EngineError, OSError) as exc:
+            log.warning("attempt %s of %s is not cleaned up yet: %s", attempt.number, attempt.run, exc)
+        finally:
+            self._loop.cleaning.discard((attempt.run, attempt.number))
+
+    def orphan(self, observation: Observation) -> None:
+        """A task that belongs to no live attempt: one that has ended, or one this database never knew."""
+        key = (observation.run, observation.attempt)
+        if key in self._loop.cleaning or key in self._unknown:
+            return
+        try:
+            attempt = self._loop.store.attempt(*key)
+        except NotFound:
+            # Its row is lost (a restored backup): end it, but keep its directory, which is all there is of it.
+            self._unknown.add(key)
+            log.warning("attempt %s of %s is unknown here: ended, its directory is kept", key[1], key[0])
+            self._loop.spawn(self._loop.engine.stop(observation.handle, grace=timedelta(seconds=10)))
+            return
+        if attempt.state == "ended":
+            self._loop.clean(attempt)

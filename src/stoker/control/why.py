@@ -1,0 +1,125 @@
+"""One paragraph about why a run waits or failed, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.scheduling import Explanation
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import AttemptRow, CheckpointRow, RunRow
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    hint: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def explain(
+    run: RunRow,
+    *,
+    explanation: Explanation | None,
+    attempts: Sequence[AttemptRow],
+    checkpoints: Sequence[CheckpointRow],
+    now: float,
+    trouble: str | None,
+) -> Answer:
+    state = RunState(run.state)
+    if trouble is not None and not state.terminal:
+        return Answer(f"nothing is being started: {trouble}", "See `stoker server logs`; `stoker doctor` checks the machine.")
+    if state is RunState.QUEUED:
+        return _queued(run, explanation, now)
+    if state is RunState.FAILED:
+        return _failed(run, attempts, checkpoints)
+    if state is RunState.STARTING:
+        return Answer(f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs")
+    if state is RunState.RUNNING:
+        return Answer(_running(run, attempts), f"`stoker logs -f {run.id}` shows what it prints.")
+    if state is RunState.STOPPING:
+        return Answer("it was asked to stop and has its grace period to write one more checkpoint", "`stoker stop --kill` ends it at once.")
+    if state is RunState.SUSPENDED:
+        return Answer("it is suspended: it holds nothing and waits for somebody to resume it", f"`stoker resume {run.id}` puts it back into the queue.")
+    if state is RunState.STOPPED:
+        return Answer("it was stopped by request", f"`stoker resume {run.id}` goes on from its newest checkpoint.")
+    return Answer("it completed", f"`stoker pull {run.id}` brings its outputs.")
+
+
+def _queued(run: RunRow, explanation: Explanation | None, now: float) -> Answer:
+    again = f" after {run.reason}" if run.reason and run.attempt else ""
+    if run.not_before > now:
+        wait = run.not_before - now
+        text = f"it waits {wait:.0f} s before attempt {run.attempt + 1}{again}"
+        return Answer(text, "The wait doubles with each failure in a row that made no progress.", {"not_before": run.not_before})
+    if explanation is None:
+        return Answer(f"it is about to be queued{again}")
+    place = f"it is number {explanation.position} of {explanation.queued} in the queue: " if explanation.position else ""
+    facts: dict[str, Any] = {
+        "place": explanation.position,
+        "queued": explanation.queued,
+        "behind": explanation.behind,
+        "short": [{"resource": s.resource, "asked": s.asked, "free": s.free, "node": s.node} for s in explanation.short],
+        "holders": [{"run": h.id, "resource": h.resource, "amount": h.amount} for h in explanation.holders],
+    }
+    return Answer(place + explanation.reason + (f" (this is attempt {run.attempt + 1}{again})" if again else ""), _queue_hint(explanation), facts)
+
+
+def _queue_hint(explanation: Explanation) -> str | None:
+    if explanation.state == "impossible":
+        return "Ask for less with `stoker rerun --set resources...`, or wait for the node to come back (`stoker nodes`)."
+    if explanation.holders:
+        return f"`stoker stop {explanation.holders[0].id}` would free what it needs; `stoker nodes` shows who holds what."
+    if explanation.behind:
+        return "A higher `priority` goes first; `stoker ps` shows the queue."
+    return None
+
+
+_FAILURE_HINTS = {
+    Cause.OOM: "Ask for more memory (`--set resources.memory=...`), or use a smaller batch.",
+    Cause.SETUP: "The setup command failed; its output is in `stoker logs {id}`. Fix it and `stoker rerun {id}`.",
+    Cause.TIMEOUT: "Raise `timeout`, or `stoker resume {id}` to go on from the newest checkpoint.",
+    Cause.LOST: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
+    Cause.ENGINE_ERROR: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
+    Cause.DISK: "Free some space (`stoker doctor` names the disk), then `stoker resume {id}`.",
+}
+_DEFAULT_HINT = "`stoker logs {id}` has the whole output; `stoker resume {id}` goes on from its newest checkpoint."
+
+
+def _failed(run: RunRow, attempts: Sequence[AttemptRow], checkpoints: Sequence[CheckpointRow]) -> Answer:
+    last = attempts[-1] if attempts else None
+    evidence = dict(last.evidence) if last else {}
+    count = f" after {len(attempts)} attempts" if len(attempts) > 1 else ""
+    text = f"it failed{count} with cause {run.cause}: {run.reason}"
+    lines = [line for line in evidence.get("last_lines") or [] if line.strip()]
+    if lines:
+        text += f"; the last line it printed was: {lines[-1].strip()[:300]}"
+    kept = [row for row in checkpoints if row.kept]
+    if kept:
+        text += f"; {len(kept)} checkpoint(s) are kept, the newest is {kept[-1].name}"
+    cause = Cause(run.cause) if run.cause else Cause.USER_ERROR
+    hint = _command_hint(run, evidence) or _FAILURE_HINTS.get(cause, _DEFAULT_HINT)
+    return Answer(text, hint.format(id=run.id), {"cause": run.cause, "evidence": evidence})
+
+
+def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
+    lines = evidence.get("last_lines") or []
+    for line in reversed(lines):
+        if "ModuleNotFoundError: No module named" in line:
+            name = line.rsplit("named", 1)[1].strip(" '\"")
+            return f"Install it where you submit from, or add `setup: pip install {name}` to the job."
+        if "CUDA out of memory" in line:
+            return "The GPU's memory is full: use a smaller batch, or a GPU with more."
+        if "No such file or directory" in line:
+            return "Only what is in the working directory and not ignored is shipped: check .gitignore and .stokerignore."
+    if evidence.get("exit_code") == 127:
+        return f"The command was not found on the PATH recorded at submit: {run.command[0] if run.command else ''}"
+    return None
+
+
+def _running(run: RunRow, attempts: Sequence[AttemptRow]) -> str:
+    if len(attempts) <= 1:
+        return "it runs"
+    before = attempts[-2]
+    return f"it runs; attempt {before.number} ended with cause {before.cause}, this is attempt {attempts[-1].number}"
