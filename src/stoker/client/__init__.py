@@ -1,0 +1,15 @@
+"""The HTTP client used by the command line and by people's own code.
+
+    http      one small HTTP/1.1 connection; standard library, loads in a few milliseconds
+    api       Client: one method per route of docs/api.md
+    local     finding or starting the user's own server
+    tree      the working directory as a tree, with a cache of hashes
+    ship      sending what the server does not have
+    record    what ran: git, Python, host, environment
+
+Importing this package loads `api` and `http` only; the rest is imported where it is used.
+"""
+
+from stoker.client.api import Client
+
+__all__ = ["Client"]

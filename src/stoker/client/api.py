@@ -1,0 +1,320 @@
+"""The client: one method per route of docs/api.md. Every method returns the body the route answers with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from stoker.client.http import Address, Connection, Response
+from stoker.errors import ServerUnreachable, StokerError, from_json
+
+Json = dict[str, Any]
+
+FOLLOW_TIMEOUT = 60.0
+"""Seconds without a byte before a followed log counts as broken; the server sends something every 15."""
+
+
+class Client:
+    """Speaks to one server. May be used from several threads: each request has a connection of its own for as
+    long as it lasts, and idle ones are kept for the next.
+
+    Errors the server reports are raised as what they are there (stoker.errors); a server that does not answer
+    is ServerUnreachable. Requests that change something are never sent twice by the client itself.
+    """
+
+    def __init__(self, url: str, token: str, timeout: float = 30.0) -> None:
+        self._address = Address(url)
+        self._token = token
+        self.timeout = timeout
+        self._idle: list[Connection] = []
+
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    # -- the server ------------------------------------------------------------------------------------------
+
+    def health(self) -> Json:
+        return self._get("/healthz")
+
+    def server(self) -> Json:
+        return self._get("/api/v1/server")
+
+    def nodes(self) -> Json:
+        return self._get("/api/v1/nodes")
+
+    def backup(self, path: str | None = None) -> Json:
+        return self._post("/api/v1/backups", {"path": path}, timeout=3600.0)
+
+    def shutdown(self) -> Json:
+        return self._post("/api/v1/shutdown", {})
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        *,
+        key: str,
+        job: Mapping[str, Any],
+        code: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> Json:
+        """The run. Safe to send again with the same key after ServerUnreachable."""
+        return self._post("/api/v1/runs", _submission(key, job, code, secrets, record))
+
+    def check(
+        self,
+        *,
+        job: Mapping[str, Any],
+        key: str = "dry-run",
+        code: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> Json:
+        return self._post("/api/v1/runs/check", _submission(key, job, code, secrets, record))
+
+    def runs(
+        self,
+        *,
+        state: str | Sequence[str] = (),
+        tag: str | Sequence[str] = (),
+        name: str | None = None,
+        name_like: str | None = None,
+        project: str | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+    ) -> Json:
+        query = {
+            "state": _listed(state),
+            "tag": _listed(tag),
+            "name": name,
+            "name_like": name_like,
+            "project": project,
+            "limit": limit,
+            "before": before,
+        }
+        return self._get("/api/v1/runs", query)
+
+    def run(self, run: str) -> Json:
+        return self._get(_path(run))
+
+    def stop(self, run: str, *, kill: bool = False) -> Json:
+        return self._post(_path(run, "stop"), {"kill": kill})
+
+    def resume(
+        self, run: str, *, key: str, secrets: Mapping[str, str] | None = None, set: Sequence[str] = ()
+    ) -> Json:
+        return self._post(
+            _path(run, "resume"), {"key": key, "secrets": dict(secrets or {}), "set": list(set)}
+        )
+
+    def suspend(self, run: str) -> Json:
+        return self._post(_path(run, "suspend"), {})
+
+    def drill(self, run: str, how: str = "process") -> Json:
+        return self._post(_path(run, "drill"), {"how": how})
+
+    def events(self, run: str) -> Json:
+        return self._get(_path(run, "events"))
+
+    def wait(self, run: str, *, timeout: float = 30.0) -> Json:
+        """The run, as soon as it is terminal or suspended, or as it is after the timeout (server: at most 60)."""
+        return self._get(_path(run, "wait"), {"timeout": timeout}, timeout=timeout + self.timeout)
+
+    def why(self, run: str) -> Json:
+        return self._get(_path(run, "why"))
+
+    # -- what a run wrote ------------------------------------------------------------------------------------
+
+    def logs(
+        self,
+        run: str,
+        *,
+        task: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[Json]:
+        """Records as docs/api.md describes them, as they come. Close the generator to stop following."""
+        query = {"task": task, "attempt": attempt, "stream": stream, "since": since, "tail": tail}
+        timeout = FOLLOW_TIMEOUT if follow else self.timeout
+        connection, response = self._open(
+            "GET", _path(run, "logs") + _query({**query, "follow": int(follow)}), None, timeout
+        )
+        with contextlib.closing(response):
+            for line in response.lines():
+                # An empty line only says that the server is still there.
+                if line:
+                    yield json.loads(line)
+        self._give_back(connection, response)
+
+    def metrics(self, run: str) -> Json:
+        return self._get(_path(run, "metrics"))
+
+    def metric(self, run: str, key: str, *, max_points: int | None = None) -> Json:
+        return self._get(_path(run, "metrics", quote(key, safe="")), {"max_points": max_points})
+
+    def files(self, run: str, *, what: str = "outputs", checkpoint: str | None = None) -> Json:
+        return self._get(_path(run, "files"), {"what": what, "checkpoint": checkpoint})
+
+    def content(
+        self, run: str, path: str, *, what: str = "outputs", checkpoint: str | None = None, offset: int = 0
+    ) -> Iterator[bytes]:
+        """The bytes of one file from `offset` on, in pieces."""
+        query = _query({"what": what, "checkpoint": checkpoint, "path": path})
+        extra = {"Range": f"bytes={offset}-"} if offset else {}
+        connection, response = self._open(
+            "GET", _path(run, "files", "content") + query, None, self.timeout, extra
+        )
+        with contextlib.closing(response):
+            if offset and response.status != 206:
+                raise StokerError(f"the server at {self.url} did not honour the range of {path!r}")
+            yield from response.chunks()
+        self._give_back(connection, response)
+
+    # -- code ------------------------------------------------------------------------------------------------
+
+    def code_missing(self, digests: Sequence[str]) -> Json:
+        return self._post("/api/v1/code/missing", {"digests": list(digests)})
+
+    def code_blobs(self, body: Iterable[bytes]) -> Json:
+        """`body`: repeated `SHA256 SIZE\\n` + bytes, in any pieces."""
+        return self._call("POST", "/api/v1/code/blobs", body, content="application/octet-stream")
+
+    def code_tree(self, manifest: bytes) -> Json:
+        return self._call("POST", "/api/v1/code/trees", manifest)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _get(
+        self, path: str, query: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Json:
+        return self._call("GET", path + _query(query or {}), None, timeout=timeout)
+
+    def _post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = None) -> Json:
+        return self._call("POST", path, json.dumps(body, separators=(",", ":")).encode(), timeout=timeout)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        *,
+        timeout: float | None = None,
+        content: str = "application/json",
+    ) -> Json:
+        extra = {"Content-Type": content} if body is not None else {}
+        connection, response = self._open(method, path, body, timeout or self.timeout, extra)
+        data = response.read()
+        self._give_back(connection, response)
+        try:
+            value = json.loads(data)
+        except ValueError as exc:
+            raise _not_ours(self.url, response.status) from exc
+        if not isinstance(value, dict):
+            raise _not_ours(self.url, response.status)
+        return value
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        timeout: float,
+        extra: Mapping[str, str] | None = None,
+    ) -> tuple[Connection, Response]:
+        """An answer with status below 400 whose body is still to be read."""
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", **(extra or {})}
+        connection = self._connection()
+        try:
+            response = connection.request(method, path, headers, body, timeout)
+        except ServerUnreachable:
+            if method != "GET" or connection.fresh:
+                raise
+            # The server closed an idle connection just as we used it. Reading twice does no harm.
+            connection = Connection(self._address)
+            response = connection.request(method, path, headers, body, timeout)
+        if response.status >= 400:
+            raise self._error(connection, response)
+        return connection, response
+
+    def _error(self, connection: Connection, response: Response) -> StokerError:
+        data = response.read()
+        self._give_back(connection, response)
+        try:
+            return from_json(json.loads(data)["error"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return _not_ours(self.url, response.status)
+
+    def _connection(self) -> Connection:
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                # Another thread took the last one.
+                break
+            if not connection.stale():
+                return connection
+            connection.close()
+        return Connection(self._address)
+
+    def _give_back(self, connection: Connection, response: Response) -> None:
+        if response.reusable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+def _submission(
+    key: str,
+    job: Mapping[str, Any],
+    code: str | None,
+    secrets: Mapping[str, str] | None,
+    record: Mapping[str, Any] | None,
+) -> Json:
+    return {
+        "key": key,
+        "job": dict(job),
+        "code": code,
+        "secrets": dict(secrets or {}),
+        "record": dict(record or {}),
+    }
+
+
+def _path(run: str, *rest: str) -> str:
+    return "/".join(("/api/v1/runs", quote(run, safe=""), *rest))
+
+
+def _query(values: Mapping[str, Any]) -> str:
+    given = [(name, value) for name, value in values.items() if value is not None and value != ""]
+    return "?" + urlencode(given) if given else ""
+
+
+def _listed(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else ",".join(value)
+
+
+def _not_ours(url: str, status: int) -> StokerError:
+    return StokerError(
+        f"{url} answered with status {status} and something that is not Stoker's",
+        hint="Check that STOKER_URL names a Stoker server and that no proxy stands in between.",
+    )
