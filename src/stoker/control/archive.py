@@ -219,7 +219,7 @@ class LogArchive:
 
 def _records(data: bytes, source: _Source, stream: str | None, since: float | None) -> Iterator[dict[str, Any]]:
     names = {"o": "stdout", "e": "stderr", "s": "stoker"}
-    for raw in data.split(b"\n")[:-1] if data.endswith(b"\n") else data.split(b"\n"):
+    for raw in data.removesuffix(b"\n").split(b"\n") if data else ():
         line = LogLine.decode(raw)
         name = names[line.stream]
         if stream is not None and name != stream:

@@ -19,7 +19,7 @@ from stoker.engine.base import Drills, Engine, Node
 from stoker.errors import Conflict, Refused, StokerError
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
-from stoker.spec import Job, apply_overrides, derive_name, refuse_unsupported
+from stoker.spec import Job, override_job, refuse_unsupported
 from stoker.spec.words import HOLDING, RunState
 from stoker.store import Store
 from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
@@ -64,7 +64,7 @@ class Controller:
         normal = understood.to_json()
         new = NewRun(
             key=key,
-            name=understood.name or "run",
+            name=understood.name,
             job=normal,
             command=understood.argv(),
             priority=understood.priority,
@@ -120,7 +120,7 @@ class Controller:
         run = self._store.run(run_id)
         job = Job.from_json(run.job)
         if changes:
-            job = apply_overrides(job, changes)
+            job = override_job(job, changes)
         self._fit(job)
         if run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED):
             self._check_secrets(job, secrets)
@@ -196,8 +196,6 @@ class Controller:
 
     def _understand(self, raw: Mapping[str, Any], code: str | None) -> Job:
         job = Job.from_json(dict(raw))
-        if not job.name:
-            job = job.model_copy(update={"name": derive_name(job.argv(), job.workdir)})
         refuse_unsupported(job, self._engine.name)
         self._fit(job)
         if code is not None and not self._blobs.has_tree(code):

@@ -57,10 +57,9 @@ def setup_plan(home: Home, job: Job, run: RunRow, tree: Tree | None) -> dict[str
     """Which environment `setup` makes: one per content of its inputs."""
     if job.setup is None:
         return None
-    command = job.setup if isinstance(job.setup, str) else job.setup.run
-    named = None if isinstance(job.setup, str) else job.setup.inputs
+    command, named = job.setup.run, job.setup.inputs
     files = {entry.path: entry.sha256 for entry in tree.files} if tree else {}
-    inputs = _chosen(files, named) if named is not None else _guessed(files, command)
+    inputs = _chosen(files, named) if named else _guessed(files, command)
     env = environment(run, job)
     # PATH decides which python the environment is made from; other variables are the body's business.
     basis = {"command": command, "inputs": inputs, "path": env["PATH"], "venv": env.get("VIRTUAL_ENV", "")}

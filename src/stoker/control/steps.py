@@ -257,7 +257,7 @@ class Steps:
             values["outputs"] = outputs
         if following.state.terminal:
             values["ended_at"] = now
-        ended = {
+        ended: dict[str, Any] = {
             "state": "ended",
             "cause": verdict.cause,
             "evidence": dict(verdict.evidence),
