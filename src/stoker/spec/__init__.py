@@ -1,0 +1,86 @@
+"""What users ask for: the job file, its words, and trees of files.
+
+Importing this package is cheap: names that need pydantic are loaded when they are first used, so that the
+command line can build its options from `FLAGS` without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.spec.flags import FLAGS, Flag
+    from stoker.spec.from_flags import job_from_flags
+    from stoker.spec.job import Best, Checkpoint, Idle, Job, Resources, Role, Setup
+    from stoker.spec.load import load_job, override_job, parse_job
+    from stoker.spec.names import derive_name
+    from stoker.spec.quantities import Workers
+    from stoker.spec.reference import reference_markdown
+    from stoker.spec.schema import job_schema
+    from stoker.spec.setup import setup_inputs
+    from stoker.spec.support import refuse_unsupported, unsupported
+    from stoker.spec.words import Cause, RunState
+
+_HOMES = {
+    "Best": "job",
+    "Cause": "words",
+    "Checkpoint": "job",
+    "FLAGS": "flags",
+    "Flag": "flags",
+    "Idle": "job",
+    "Job": "job",
+    "Resources": "job",
+    "Role": "job",
+    "RunState": "words",
+    "Setup": "job",
+    "Workers": "quantities",
+    "derive_name": "names",
+    "job_from_flags": "from_flags",
+    "job_schema": "schema",
+    "load_job": "load",
+    "override_job": "load",
+    "parse_job": "load",
+    "reference_markdown": "reference",
+    "refuse_unsupported": "support",
+    "setup_inputs": "setup",
+    "unsupported": "support",
+}
+
+__all__ = [
+    "Best",
+    "Cause",
+    "Checkpoint",
+    "FLAGS",
+    "Flag",
+    "Idle",
+    "Job",
+    "Resources",
+    "Role",
+    "RunState",
+    "Setup",
+    "Workers",
+    "derive_name",
+    "job_from_flags",
+    "job_schema",
+    "load_job",
+    "override_job",
+    "parse_job",
+    "reference_markdown",
+    "refuse_unsupported",
+    "setup_inputs",
+    "unsupported",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"stoker.spec.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

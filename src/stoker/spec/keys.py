@@ -1,0 +1,306 @@
+"""Every key of a job file: what it means to people. One table for the schema, the flags and the reference.
+
+Free of pydantic, so that the command line can build its options without importing it. A test holds the table
+and the models together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.spec import names, quantities
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "framework": ("torch", "tensorflow", "jax", "mpi", "horovod", "dask"),
+    "checkpoint.best.mode": ("max", "min"),
+    "checkpoint.world_size": ("any", "same"),
+    "idle.then": ("suspend", "stop"),
+    "launcher": ("auto", "none"),
+    "roles.*.on_loss": ("world", "task", "ignore"),
+}
+SYNONYMS: dict[str, dict[str, str]] = {
+    "framework": {
+        "pytorch": "torch",
+        "lightning": "torch",
+        "tf": "tensorflow",
+        "keras": "tensorflow",
+        "flax": "jax",
+        "openmpi": "mpi",
+    },
+    "checkpoint.best.mode": {
+        "maximum": "max",
+        "maximize": "max",
+        "maximise": "max",
+        "minimum": "min",
+        "minimize": "min",
+        "minimise": "min",
+    },
+    "idle.then": {"pause": "suspend", "kill": "stop", "cancel": "stop"},
+}
+WRONG_KEYS: dict[str, str] = {
+    "command": "run",
+    "cmd": "run",
+    "script": "run",
+    "entrypoint": "run",
+    "args": "run",
+    "environment": "env",
+    "variables": "env",
+    "mem": "resources.memory",
+    "ram": "resources.memory",
+    "cpus": "resources.cpu",
+    "cores": "resources.cpu",
+    "gpus": "resources.gpu",
+    "storage": "resources.disk",
+    "shm_size": "resources.shm",
+    "replicas": "workers",
+    "nodes": "workers",
+    "nproc_per_node": "processes",
+    "data": "inputs",
+    "datasets": "inputs",
+    "time_limit": "timeout",
+    "walltime": "timeout",
+    "max_retries": "retries",
+    "restarts": "retries",
+    "queue": "pool",
+    "partition": "pool",
+    "labels": "tags",
+    "cwd": "workdir",
+    "working_dir": "workdir",
+    "docker": "image",
+    "container": "image",
+    "namespace": "project",
+}
+"""What people bring from other tools, and where it lives here."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of value: how the reference calls it, and what an editor may check."""
+
+    words: str
+    schema: dict[str, Any]
+    metavar: str
+    how: str = "value"
+    """How a flag of it is given: value | switch | list (repeated) | map (repeated NAME=VALUE) | yaml."""
+    text: bool = False
+    """A scalar here is kept as it was written: `1.10` stays 1.10."""
+
+
+def _written(pattern: str, **number: Any) -> dict[str, Any]:
+    return {"anyOf": [{"type": "number", **number}, {"type": "string", "pattern": pattern}]}
+
+
+_SCALAR: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+KINDS: dict[str, Kind] = {
+    "command": Kind(
+        "text (run by the shell) or list of arguments",
+        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": _SCALAR, "minItems": 1}]},
+        "COMMAND",
+    ),
+    "shell": Kind("text (run by the shell)", {"type": "string", "minLength": 1}, "COMMAND"),
+    "setup": Kind("text or mapping", {}, "COMMAND"),
+    "text": Kind("text", {"type": "string", "minLength": 1}, "TEXT", text=True),
+    "name": Kind("name", {"type": ["string", "integer"], "pattern": names.SLUG_PATTERN}, "NAME", text=True),
+    "place": Kind("name", {"type": "string", "pattern": names.PLACE_PATTERN}, "NAME", text=True),
+    "path": Kind("path", {"type": "string", "minLength": 1}, "PATH", text=True),
+    "image": Kind("image reference", {"type": "string", "pattern": names.IMAGE_PATTERN}, "IMAGE", text=True),
+    "variables": Kind(
+        "mapping of names to values",
+        {
+            "type": "object",
+            "propertyNames": {"pattern": names.VARIABLE_PATTERN, "not": {"pattern": "^STOKER_"}},
+            "additionalProperties": _SCALAR,
+        },
+        "NAME=VALUE",
+        "map",
+        text=True,
+    ),
+    "mapping": Kind("mapping", {"type": "object"}, "YAML", "yaml"),
+    "cpu": Kind(
+        "cores", _written(quantities.CPU_PATTERN, exclusiveMinimum=0, maximum=quantities.MAX_CPU), "CORES"
+    ),
+    "size": Kind(
+        "size", _written(quantities.SIZE_PATTERN, minimum=1 << 20, maximum=quantities.MAX_SIZE), "SIZE"
+    ),
+    "duration": Kind(
+        "duration",
+        _written(quantities.DURATION_PATTERN, minimum=0, maximum=quantities.MAX_DURATION),
+        "DURATION",
+    ),
+    "percent": Kind("percentage", _written(quantities.PERCENT_PATTERN, minimum=0, maximum=100), "PERCENT"),
+    "gpus": Kind("whole number", {"type": "integer", "minimum": 0, "maximum": quantities.MAX_GPU}, "N"),
+    "count": Kind("whole number", {"type": "integer", "minimum": 1, "maximum": quantities.MAX_WORKERS}, "N"),
+    "keep": Kind("whole number", {"type": "integer", "minimum": 1, "maximum": 10_000}, "N"),
+    "retries": Kind("whole number", {"type": "integer", "minimum": 0, "maximum": 1000}, "N"),
+    "workers": Kind(
+        "whole number or range `A..B`",
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": quantities.WORKERS_PATTERN},
+            ]
+        },
+        "N|A..B",
+    ),
+    "priority": Kind(
+        "`low`, `normal`, `high` or a whole number",
+        {
+            "anyOf": [
+                {"enum": list(quantities.PRIORITIES)},
+                {"type": "integer", "minimum": -1000, "maximum": 1000},
+            ]
+        },
+        "PRIORITY",
+    ),
+    "choice": Kind("choice", {"type": "string"}, "CHOICE"),
+    "switch": Kind("true or false", {"type": "boolean"}, "", "switch"),
+    "globs": Kind(
+        "list of patterns", {"type": "array", "items": {"type": "string"}}, "PATTERN", "list", text=True
+    ),
+    "secrets": Kind(
+        "list of names",
+        {"type": "array", "items": {"type": "string", "pattern": names.VARIABLE_PATTERN}},
+        "NAME",
+        "list",
+        text=True,
+    ),
+    "tags": Kind(
+        "list of tags",
+        {"type": "array", "items": {"type": ["string", "number"], "pattern": names.TAG_PATTERN}},
+        "TAG",
+        "list",
+        text=True,
+    ),
+    "sources": Kind(
+        "mapping of names to sources",
+        {
+            "type": "object",
+            "propertyNames": {"pattern": names.INPUT_PATTERN},
+            "additionalProperties": {"type": "string", "pattern": "^(?:data|s3|pvc)://"},
+        },
+        "NAME=SOURCE",
+        "map",
+        text=True,
+    ),
+    "roles": Kind("mapping of role names to roles", {"type": "object"}, "YAML", "yaml"),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. `path` is dotted, `*` stands for a name the user chose."""
+
+    path: str
+    kind: str
+    meaning: str
+    example: Any
+    default: Any = None
+    """As it would be written; None: no default."""
+    flag: str | None = None
+    """Its flag on `stoker run`, where it has one."""
+    note: str = ""
+    """What the default is where it is not a value."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.path.split("."))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return CHOICES.get(self.path, ())
+
+
+KEYS: tuple[Key, ...] = (
+    Key("name", "name", "What the run is called; its id is made from it.", "digits", None, "--name", "from the script or the directory"),
+    Key("run", "command", "The command that trains. Text is run by `/bin/sh -c`, a list is started as it is.", "python train.py --epochs 20", None, None, "required, but for an `image` with its own command"),
+    Key("setup", "setup", "Prepares the environment before the command; run once per content of its inputs and cached.", "pip install -r requirements.txt", None, "--setup"),
+    Key("setup.run", "shell", "The command of a setup written as a mapping.", "pip install -r requirements.txt"),
+    Key("setup.inputs", "globs", "Files whose content decides whether the setup runs again, relative to `workdir`.", ["requirements.txt", "vendor/**"], None, "--setup-input", "the usual requirement files and what the command names"),
+    Key("image", "image", "Container image to run in.", "registry.example.com/team/torch:2.9", None, "--image", "this Python environment; on a cluster, the cluster's default"),
+    Key("workdir", "path", "Directory that is shipped and worked in, relative to the job file. `.gitignore` and `.stokerignore` are honoured.", "training", ".", "--workdir"),
+    Key("env", "variables", "Environment variables, kept as written.", {"OMP_NUM_THREADS": 1}, None, "--env", "none"),
+    Key("resources", "mapping", "What each task gets.", {"cpu": 4, "memory": "8Gi", "gpu": 1}, None, None, "no limits"),
+    Key("resources.cpu", "cpu", "Cores.", 4, None, "--cpu", "no limit"),
+    Key("resources.memory", "size", "Memory; going over it ends the run as `oom`.", "8Gi", None, "--memory", "no limit"),
+    Key("resources.gpu", "gpus", "Whole GPUs, owned by the task alone.", 1, 0, "--gpu"),
+    Key("resources.shm", "size", "Shared memory (/dev/shm), for data loaders with many workers.", "2Gi", None, "--shm", "the machine's"),
+    Key("resources.disk", "size", "Scratch disk.", "50Gi", None, "--disk", "no limit"),
+    Key("workers", "workers", "How many workers; a range is elastic.", "2..8", 1, "--workers"),
+    Key("processes", "count", "Training processes per worker.", 1, None, "--processes", "1, or its GPUs for torch scripts that do not launch themselves"),
+    Key("framework", "choice", "Sets up the world for a distributed framework.", "torch", None, "--framework", "none"),
+    Key("roles", "roles", "Groups of tasks beside the workers: parameter servers, a chief, evaluators.", {"ps": {"count": 2, "run": "python ps.py", "on_loss": "task"}}, None, "--roles", "none"),
+    Key("roles.*.count", "count", "How many tasks the role has.", 2, 1),
+    Key("roles.*.run", "command", "The role's command.", "python ps.py", None, None, "the job's"),
+    Key("roles.*.resources", "mapping", "What each task of the role gets; keys as in `resources`.", {"cpu": 2, "memory": "4Gi"}, None, None, "no limits"),
+    Key("roles.*.env", "variables", "Variables of the role, over the job's.", {"PS_PORT": 2222}, None, None, "none"),
+    Key("roles.*.on_loss", "choice", "What happens when a task of the role is lost: the world starts again, only the task comes back, or nothing.", "task", "world"),
+    Key("inputs", "sources", "Datasets mounted read-only: `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM`.", {"digits": "data://digits@3"}, None, "--input", "none"),
+    Key("checkpoint", "mapping", "How checkpoints are kept.", {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}}),
+    Key("checkpoint.keep", "keep", "How many of the newest stored checkpoints are kept.", 3, 3, "--checkpoint-keep"),
+    Key("checkpoint.best", "mapping", "Keep the best one too.", {"metric": "val_acc", "mode": "max"}, None, None, "none"),
+    Key("checkpoint.best.metric", "text", "The metric that says which is best.", "val_acc", None, "--checkpoint-best-metric", "required in `best`"),
+    Key("checkpoint.best.mode", "choice", "Whether more or less of it is better.", "max", None, "--checkpoint-best-mode", "required in `best`"),
+    Key("checkpoint.world_size", "choice", "Whether a checkpoint can be resumed by another number of workers.", "same", "any", "--checkpoint-world-size"),
+    Key("retries", "retries", "How often a run that failed by its own fault is tried again. Losses that are not its fault cost nothing.", 2, 0, "--retries"),
+    Key("timeout", "duration", "How long one attempt may train.", "12h", None, "--timeout", "no limit"),
+    Key("priority", "priority", "Who goes first in the queue: low is -10, normal 0, high 10.", "high", "normal", "--priority"),
+    Key("idle", "mapping", "What to do with a run that leaves its GPUs idle.", {"gpu_below": "5%", "for": "30m", "then": "suspend"}, None, None, "nothing"),
+    Key("idle.gpu_below", "percent", "GPU use that counts as idle.", "5%", "5%", "--idle-gpu-below"),
+    Key("idle.for", "duration", "For how long.", "30m", "30m", "--idle-for"),
+    Key("idle.then", "choice", "What happens then.", "suspend", "suspend", "--idle-then"),
+    Key("secrets", "secrets", "Names of variables whose values are read at submit, from the environment or a file, and shown nowhere.", ["HF_TOKEN"], None, "--secret", "none"),
+    Key("grace", "duration", "Time between SIGTERM and SIGKILL.", "60s", "60s", "--grace"),
+    Key("lost_after", "duration", "How long a task on a node that is not ready may be silent before it is replaced. No effect on one machine, where a loss is always proven.", "2m", "2m", "--lost-after"),
+    Key("lease", "duration", "How long a task in a cluster goes on without its server. No effect on one machine, where a task goes on for as long as its directory is there.", "24h", "24h", "--lease"),
+    Key("exclusive", "switch", "Wait for the lease instead of replacing a silent task.", True, False, "--exclusive"),
+    Key("launcher", "choice", "`none` runs the image as it is; then logs and exit codes are all that is known.", "none", "auto", "--launcher"),
+    Key("python", "path", "Python that runs the launcher inside an image without a shell.", "/usr/bin/python3", None, "--python", "the first on PATH"),
+    Key("pool", "place", "A cluster's named node pool.", "a100", None, "--pool", "any node"),
+    Key("tags", "tags", "Words to find the run by.", ["baseline"], None, "--tag", "none"),
+    Key("project", "name", "The project the run belongs to.", "vision", "default", "--project"),
+    Key("cluster", "place", "Where to run: a cluster's name, `local`, or `any` for wherever it fits first.", "gpu-prod", None, "--cluster", "this machine"),
+)  # fmt: skip
+BY_PATH: dict[str, Key] = {key.path: key for key in KEYS}
+RESOURCE_PATHS: tuple[str, ...] = tuple(key.path for key in KEYS if key.path.startswith("resources."))
+
+
+def find(path: tuple[str | int, ...]) -> Key | None:
+    """The key a value at `path` belongs to; items of lists and named entries belong to their list or mapping."""
+    parts = [str(part) for part in path]
+    if len(parts) >= 3 and parts[0] == "roles" and parts[2] == "resources":
+        parts = parts[2:]
+    while parts:
+        if (key := BY_PATH.get(".".join(parts))) is not None:
+            return key
+        if (
+            parts[0] == "roles"
+            and len(parts) >= 3
+            and (key := BY_PATH.get(f"roles.*.{parts[2]}")) is not None
+        ):
+            return key
+        parts.pop()
+    return None
+
+
+def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
+    """The keys allowed in the mapping at `path`, in the table's order; empty where names are the user's own."""
+    parts = tuple(str(part) for part in path)
+    if len(parts) >= 2 and parts[0] == "roles":
+        parts = parts[2:] if len(parts) >= 3 and parts[2] == "resources" else ("roles", "*", *parts[2:])
+    size = len(parts)
+    return tuple(
+        k.parts[size]
+        for k in KEYS
+        if len(k.parts) == size + 1 and k.parts[:size] == parts and k.parts[size] != "*"
+    )
+
+
+def keeps_text(path: tuple[str | int, ...]) -> bool:
+    """Whether a scalar at `path` is kept as it was written."""
+    key = find(path)
+    if key is None:
+        return False
+    if key.kind == "command":
+        return isinstance(path[-1], int)
+    return KINDS[key.kind].text

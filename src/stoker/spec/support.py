@@ -1,0 +1,87 @@
+"""Keys an engine cannot honour yet. They are refused by name, never passed over in silence.
+
+One table: an engine that learns a key loses its row here, and nothing else changes. `lost_after` and `lease`
+are not here: on one machine they have no effect by design, because a loss is always proven there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stoker.errors import Refused
+
+if TYPE_CHECKING:
+    from stoker.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Row:
+    key: str
+    asked: Callable[[Job], bool]
+    hint: str
+    what: str = ""
+    """What of the key is meant, where not all of it is refused."""
+
+
+_CONTAINERS = "It comes with containers; leave `{key}` out to run in this Python environment."
+_WORLD = "It comes with distributed training; leave `{key}` out to train in one process."
+_DATA = "It comes with datasets; leave `{key}` out and read the files from where they are."
+_CLUSTER = "It comes with clusters; leave `{key}` out to run on this machine."
+_LATER = "Leave `{key}` out."
+
+NOT_YET: dict[str, tuple[Row, ...]] = {
+    "local": (
+        Row("image", lambda job: job.image is not None, _CONTAINERS),
+        Row("launcher", lambda job: job.launcher == "none", _CONTAINERS, "`launcher: none`"),
+        Row("python", lambda job: job.python is not None, _CONTAINERS),
+        Row("resources.shm", lambda job: job.resources.shm is not None, _CONTAINERS),
+        Row("resources.disk", lambda job: job.resources.disk is not None, _LATER),
+        Row("workers", lambda job: job.workers.max > 1, _WORLD, "`workers` other than 1"),
+        Row("processes", lambda job: (job.processes or 1) > 1, _WORLD, "`processes` other than 1"),
+        Row("framework", lambda job: job.framework is not None, _WORLD),
+        Row("roles", lambda job: bool(job.roles), _WORLD),
+        Row("inputs", lambda job: bool(job.inputs), _DATA),
+        Row("idle", lambda job: job.idle is not None, _LATER),
+        Row("exclusive", lambda job: job.exclusive, _CLUSTER),
+        Row("pool", lambda job: job.pool is not None, _CLUSTER),
+        Row(
+            "cluster",
+            lambda job: job.cluster not in (None, "local", "any"),
+            _CLUSTER,
+            "`cluster` other than local or any",
+        ),
+    )
+}
+
+
+def unsupported(job: Job, engine: str = "local") -> list[Refused]:
+    """One error for each key of the job that the engine cannot honour yet; empty when it can run it."""
+    return [
+        Refused(
+            f"{row.what or f'`{row.key}`'} is not yet available on the {engine} engine",
+            hint=row.hint.format(key=row.key),
+            details={"key": row.key, "engine": engine},
+        )
+        for row in NOT_YET.get(engine, ())
+        if row.asked(job)
+    ]
+
+
+def refuse_unsupported(job: Job, engine: str = "local") -> None:
+    """Raise one Refused that names every key the engine cannot honour yet."""
+    found = unsupported(job, engine)
+    if not found:
+        return
+    details = {"keys": [error.details["key"] for error in found], "engine": engine}
+    if len(found) == 1:
+        raise Refused(found[0].message, hint=found[0].hint, details={**found[0].details, **details})
+    raise Refused("\n".join(_lines(found, engine)), details=details)
+
+
+def _lines(found: Sequence[Refused], engine: str) -> list[str]:
+    lines = [f"{len(found)} keys are not yet available on the {engine} engine"]
+    for error in found:
+        lines += [f"  {error.message}", f"    hint: {error.hint}"]
+    return lines
