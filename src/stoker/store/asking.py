@@ -84,7 +84,7 @@ def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
 def set_desired(connection: Connection, run_id: str, desired: str, now: float, by: str) -> RunRow:
     if desired not in GIVES_WAY:
         raise ValueError(f"desired is {desired!r}; choices: {', '.join(GIVES_WAY)}")
-    values = {"run_id": run_id, "gives_way": GIVES_WAY[desired], "wish": str(desired)}
+    values = {"run_id": codec.text(run_id), "gives_way": GIVES_WAY[desired], "wish": str(desired)}
     if connection.execute(WISH, values).rowcount:
         asked = f"{desired} asked for by {by}" if by else f"{desired} asked for"
         _add_event(connection, run_id, now, str(desired), asked, {"by": by})

@@ -113,7 +113,7 @@ class MetricWriter:
 
 
 def keys_of(connection: Connection, run: str) -> dict[str, int]:
-    return {codec.unexact(row.key): row.id for row in connection.execute(KEY_IDS, {"run": run})}
+    return {codec.unexact(row.key): row.id for row in connection.execute(KEY_IDS, {"run": codec.text(run)})}
 
 
 def summary(connection: Connection, run: str) -> list[dict[str, Any]]:
@@ -155,7 +155,9 @@ def points(connection: Connection, run: str, key: str, max_points: int | None) -
     if max_points is not None and max_points < 1:
         raise ValueError(f"max_points is {max_points}; it must be at least 1")
     newest: dict[int, MetricPoint] = {}
-    for attempt, step, value, t in connection.execute(POINTS, {"run": run, "key": codec.exact(key)}):
+    for attempt, step, value, t in connection.execute(
+        POINTS, {"run": codec.text(run), "key": codec.exact(key)}
+    ):
         newest[step] = (step, math.nan if value is None else value, t, attempt)
     merged = [newest[step] for step in sorted(newest)]
     return merged if max_points is None else thin(merged, max_points)

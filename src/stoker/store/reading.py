@@ -130,7 +130,9 @@ def counts(connection: Connection) -> dict[str, int]:
 def known_ids(connection: Connection, ids: Sequence[str]) -> set[str]:
     known: set[str] = set()
     for chunk in chunks(ids):
-        known.update(connection.execute(KNOWN_IDS, {"ids": chunk}).scalars())
+        known.update(
+            connection.execute(KNOWN_IDS, {"ids": [codec.text(run_id) for run_id in chunk]}).scalars()
+        )
     return known
 
 
@@ -149,13 +151,16 @@ def _page(connection: Connection, wanted: RunFilter) -> list[int]:
         "name": wanted.name,
         "part": wanted.name_like,
         "project": wanted.project,
-        "before": wanted.before,
     }
-    values: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    values: dict[str, Any] = {key: codec.text(value) for key, value in given.items() if value is not None}
+    if wanted.before is not None:
+        values["before"] = codec.integer(wanted.before)
     tags = sorted(set(wanted.tags))
     values.update({f"tag{position}": codec.text(tag) for position, tag in enumerate(tags)})
-    values["limit"] = wanted.limit
-    states = tuple(dict.fromkeys(wanted.states)) or (STATES if wanted.name is not None else ())
+    values["limit"] = codec.integer(wanted.limit)
+    states = tuple(dict.fromkeys(map(codec.text, wanted.states))) or (
+        STATES if wanted.name is not None else ()
+    )
     statement = _page_statement(frozenset(values), bool(states) and not tags, bool(states) and bool(tags))
     if tags and states:
         values["states"] = states
@@ -223,12 +228,13 @@ def _nearest_hint(connection: Connection, run_id: str) -> str:
 
 def attempts_of(connection: Connection, run_id: str) -> list[AttemptRow]:
     return [
-        codec.decode(AttemptRow, row) for row in connection.execute(ATTEMPTS_OF, {"run": run_id}).mappings()
+        codec.decode(AttemptRow, row)
+        for row in connection.execute(ATTEMPTS_OF, {"run": codec.text(run_id)}).mappings()
     ]
 
 
 def attempt(connection: Connection, run_id: str, number: int) -> AttemptRow:
-    row = connection.execute(ATTEMPT, {"run": run_id, "number": number}).mappings().first()
+    row = connection.execute(ATTEMPT, {"run": codec.text(run_id), "number": number}).mappings().first()
     if row is None:
         have = [str(found.number) for found in attempts_of(connection, run_id)]
         raise NotFound(
@@ -245,24 +251,27 @@ def unfinished_attempts(connection: Connection) -> list[AttemptRow]:
 
 def latest_attempts(connection: Connection, run_ids: Iterable[str]) -> dict[str, AttemptRow]:
     found: dict[str, AttemptRow] = {}
-    for chunk in chunks(list(dict.fromkeys(run_ids))):
+    for chunk in chunks(list(dict.fromkeys(map(codec.text, run_ids)))):
         for row in connection.execute(LATEST_ATTEMPTS, {"runs": chunk}).mappings():
             found[row["run"]] = codec.decode(AttemptRow, row)
     return found
 
 
 def tasks_of(connection: Connection, run_id: str, number: int) -> list[TaskRow]:
-    rows = connection.execute(TASKS_OF, {"run": run_id, "attempt": number}).mappings()
+    rows = connection.execute(TASKS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
     return [codec.decode(TaskRow, row) for row in rows]
 
 
 def checkpoints_of(connection: Connection, run_id: str, *, kept_only: bool) -> list[CheckpointRow]:
     statement = KEPT_CHECKPOINTS_OF if kept_only else CHECKPOINTS_OF
-    return [codec.checkpoint_row(row) for row in connection.execute(statement, {"run": run_id}).mappings()]
+    return [
+        codec.checkpoint_row(row)
+        for row in connection.execute(statement, {"run": codec.text(run_id)}).mappings()
+    ]
 
 
 def checkpoint(connection: Connection, checkpoint_id: str) -> CheckpointRow:
-    row = connection.execute(CHECKPOINT, {"id": checkpoint_id}).mappings().first()
+    row = connection.execute(CHECKPOINT, {"id": codec.text(checkpoint_id)}).mappings().first()
     if row is None:
         raise NotFound(
             f"no checkpoint {checkpoint_id!r}", hint="stoker show RUN lists the checkpoints of a run."
@@ -271,11 +280,14 @@ def checkpoint(connection: Connection, checkpoint_id: str) -> CheckpointRow:
 
 
 def events_of(connection: Connection, run_id: str) -> list[EventRow]:
-    return [codec.decode(EventRow, row) for row in connection.execute(EVENTS_OF, {"run": run_id}).mappings()]
+    return [
+        codec.decode(EventRow, row)
+        for row in connection.execute(EVENTS_OF, {"run": codec.text(run_id)}).mappings()
+    ]
 
 
 def cursors_of(connection: Connection, run_id: str, number: int) -> dict[tuple[str, str], int]:
-    rows = connection.execute(CURSORS_OF, {"run": run_id, "attempt": number})
+    rows = connection.execute(CURSORS_OF, {"run": codec.text(run_id), "attempt": number})
     return {(row.task, codec.unexact(row.file)): row.offset for row in rows}
 
 

@@ -1,0 +1,56 @@
+"""What the parts of the store suite share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.store import Store
+from stoker.store.rows import CheckpointRow, NewRun, RunRow
+
+
+def new_run(key: str, name: str = "digits", **changes: Any) -> NewRun:
+    return replace(
+        NewRun(
+            key=key,
+            name=name,
+            job={"name": name, "run": "python train.py"},
+            command=["python", "train.py"],
+            fingerprint=f"of {key}",
+        ),
+        **changes,
+    )
+
+
+def checkpoint(run: RunRow, number: int, **changes: Any) -> CheckpointRow:
+    row = CheckpointRow(
+        id=f"{run.id}-c{number}",
+        run=run.id,
+        attempt=1,
+        generation=1,
+        name=f"step-{number}",
+        digest=f"tree{number}",
+        size=1 << 40,
+        how="rename",
+        created_at=5.0,
+    )
+    return replace(row, **changes)
+
+
+class StoreCase:
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        raise NotImplementedError("a store's tests say where its database is")
+
+    @pytest.fixture
+    def store(self, url: str) -> Iterator[Store]:
+        with Store.open(url) as store:
+            yield store
+
+    @pytest.fixture
+    def run(self, store: Store) -> RunRow:
+        return store.submit(new_run("the-run"), now=1.0)[0]

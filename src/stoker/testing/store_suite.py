@@ -1,0 +1,149 @@
+"""What every store must do, as tests. A database is supported when both classes pass on it:
+
+    class TestMyStore(StoreSuite):          # and StoreCrashSuite, which starts and kills processes
+        @pytest.fixture
+        def url(self, tmp_path):
+            return f"mydatabase://.../{unique_name}"
+
+`url` names a database that does not exist yet (or is empty) and belongs to this test alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import StoreError
+from stoker.store import Store
+from stoker.store.rows import (
+    RunFilter,
+    RunRow,
+)
+from stoker.testing.store_case import StoreCase, new_run
+from stoker.testing.store_reads import Finding, Measuring
+from stoker.testing.store_writes import Asking, Changing
+
+
+class Keeping(StoreCase):
+    """Reopening, copies, checks."""
+
+    def test_everything_is_there_after_reopening(self, url: str) -> None:
+        with Store.open(url) as store:
+            run, _ = store.submit(new_run("k"), now=1.0)
+        with Store.open(url, create=False) as store:
+            assert store.run(run.id) == run
+            assert store.submit(new_run("k"), now=2.0) == (run, False)
+            assert store.schema_version() >= 1
+            assert store.check() == [] and store.damaged is None
+        with pytest.raises(StoreError, match="closed"):
+            store.run(run.id)
+        with pytest.raises(StoreError, match="closed"):
+            store.submit(new_run("k2"), now=1.0)
+
+    def test_a_copy_taken_while_writing_is_of_one_moment(self, store: Store, tmp_path: Path) -> None:
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                number = 0
+                while not stop.is_set():
+                    store.submit_many([new_run(f"{number}-{half}") for half in "ab"], now=1.0)
+                    number += 1
+            except BaseException as exc:  # noqa: BLE001 - handed to the main thread, which raises it
+                failures.append(exc)
+
+        store.submit_many([new_run(f"before-{number}") for number in range(2000)], now=1.0)
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for number in range(3):
+                before = sum(store.counts().values())
+                store.backup(tmp_path / f"copy-{number}")
+                with Store.open(tmp_path / f"copy-{number}", create=False) as copy:
+                    count = sum(copy.counts().values())
+                    assert count >= before and count % 2 == 0
+                    assert copy.check() == []
+        finally:
+            stop.set()
+            writer.join(timeout=60)
+        assert not failures, failures
+
+
+class StoreSuite(Asking, Changing, Finding, Measuring, Keeping):
+    """Everything that one process can try."""
+
+
+WRITER = """
+import sys
+from stoker.store import Store
+from stoker.store.rows import AddEvent, AddMetrics, EventRow, NewRun, Point, UpdateRun
+url, start = sys.argv[1], sys.argv[2]
+with Store.open(url) as store:
+    number = 0
+    while True:
+        key = f"{start}-{number}"
+        new = NewRun(key, "digits", {"run": "x"}, ["x"], tags=("t",), record={"filler": "x" * 3000})
+        run, _ = store.submit(new, now=1.0)
+        print("submitted", key, run.id, flush=True)
+        points = [Point(f"m{n % 7}", n, float(n), 1.0) for n in range(300)]
+        store.apply([UpdateRun(run.id, {"state": "running"}), AddMetrics(run.id, 1, points),
+                     AddEvent(EventRow(run.id, 2.0, "running", "r"))])
+        print("applied", key, run.id, flush=True)
+        number += 1
+"""
+
+
+class StoreCrashSuite(StoreCase):
+    """What killing a writer must not do."""
+
+    kills = 10
+
+    def test_killed_writers_lose_nothing_and_leave_nothing_half_done(self, url: str) -> None:
+        seed = int(os.environ.get("STOKER_TEST_SEED", "4711"))
+        print(f"seed {seed}")
+        chance = random.Random(seed)
+        acknowledged: dict[str, str] = {}
+        for round_ in range(self.kills):
+            lines = [line.split() for line in self._write_and_kill(url, round_, chance.uniform(0.0, 0.2))]
+            acknowledged.update((key, run_id) for _, key, run_id in lines)
+            with Store.open(url, create=False) as store:
+                assert store.check() == []
+                found = {run.key: run for run in store.runs(RunFilter(limit=10**6), records=False)}
+                assert {key: found[key].id for key in acknowledged} == acknowledged
+                applied = {key for verb, key, _ in lines if verb == "applied"}
+                self._check_whole(
+                    store, [run for key, run in found.items() if key.startswith(f"{round_}-")], applied
+                )
+                tagged = store.runs(RunFilter(tags=("t",), limit=10**6), records=False)
+                assert len(tagged) == len(found)
+        assert len(acknowledged) > self.kills
+
+    def _write_and_kill(self, url: str, round_: int, after: float) -> list[str]:
+        arguments = [sys.executable, "-c", WRITER, url, str(round_)]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
+            timer = threading.Timer(after, writer.send_signal, [signal.SIGKILL])
+            try:
+                assert writer.stdout is not None
+                lines = [writer.stdout.readline()]  # it is at work; from here on the moment is random
+                timer.start()
+                lines.extend(writer.stdout)
+                timer.join()
+            finally:
+                writer.kill()
+        return [line for line in lines if line.endswith("\n")]
+
+    def _check_whole(self, store: Store, runs: list[RunRow], applied: set[str]) -> None:
+        for run in runs:
+            kinds = [event.kind for event in store.events(run.id)]
+            count = sum(entry["count"] for entry in store.metric_keys(run.id))
+            whole = (run.state, kinds, count, len(store.run(run.id).record.get("filler", "")))
+            assert whole in (("queued", ["queued"], 0, 3000), ("running", ["queued", "running"], 300, 3000))
+            assert run.state == "running" or run.key not in applied

@@ -1,0 +1,15 @@
+"""The store suite on SQLite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.testing.store_suite import StoreSuite
+
+
+class TestSqliteStore(StoreSuite):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return str(tmp_path / "stoker.db")
