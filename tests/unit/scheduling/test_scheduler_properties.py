@@ -17,22 +17,38 @@ QUIET = settings(derandomize=True, deadline=None, print_blob=True)
 GPUS = ("0", "1", "2", "10")
 NAMES = ("ant", "bee", "cat")
 
+# Few kinds of nodes and tasks, so that runs meet over the same resources instead of passing each other by.
+KINDS = [
+    {"cpu": 4, "memory": 4, "gpus": ()},
+    {"cpu": 4, "memory": 8, "gpus": ("0", "1")},
+    {"cpu": 2, "memory": 3, "gpus": ("10", "2", "0")},
+    {"cpu": 0.3, "memory": 1, "gpus": ("1",)},
+    {"cpu": 1, "memory": 0, "gpus": ()},
+]
+ASKS = [
+    Ask(cpu=1),
+    Ask(cpu=2, memory=1),
+    Ask(cpu=1, gpu=1),
+    Ask(cpu=1, memory=2, gpu=2),
+    Ask(gpu=1),
+    Ask(cpu=0.1),
+    Ask(cpu=0.3, memory=2),
+    Ask(memory=3),
+    Ask(),
+]
 shapes = st.builds(
-    NodeShape,
-    name=st.sampled_from(NAMES),
-    cpu=st.sampled_from([0, 0.3, 1, 2, 4]),
-    memory=st.integers(0, 4),
-    gpus=st.lists(st.sampled_from(GPUS), unique=True).map(tuple),
-    ready=st.sampled_from([True, True, True, False]),
+    lambda name, kind, ready: NodeShape(name, ready=ready, **kind),
+    st.sampled_from(NAMES),
+    st.sampled_from(KINDS),
+    st.sampled_from([True, True, True, False]),
 )
 clusters = st.lists(shapes, min_size=1, max_size=3, unique_by=lambda node: node.name)
-asks = st.builds(
-    Ask, cpu=st.sampled_from([0, 0.1, 0.3, 1, 2]), memory=st.integers(0, 3), gpu=st.integers(0, 2)
-)
+asks = st.sampled_from(ASKS)
 gangs = st.one_of(
     st.tuples(asks),
+    st.tuples(asks),
     st.builds(lambda ask, n: (ask,) * n, asks, st.integers(2, 3)),
-    st.lists(asks, min_size=2, max_size=3).map(tuple),
+    st.lists(asks, min_size=2, max_size=4).map(tuple),
 )
 priorities = st.sampled_from([0, 0, 0, 1, -1])
 
@@ -136,6 +152,17 @@ class Events(RuleBasedStateMachine):
         self.scheduler = Scheduler()
         self.number = 0
         self.decided = False
+        self.at_once = True
+
+    def changed(self) -> None:
+        """Sometimes a decision follows every event, as it does on a server; sometimes they pile up."""
+        self.decided = False
+        if self.at_once:
+            self.decide()
+
+    @rule(at_once=st.booleans())
+    def change_the_habit(self, at_once: bool) -> None:
+        self.at_once = at_once
 
     @initialize(nodes=clusters)
     def begin(self, nodes: list[NodeShape]) -> None:
@@ -144,7 +171,7 @@ class Events(RuleBasedStateMachine):
     @rule(nodes=clusters)
     def nodes_change(self, nodes: list[NodeShape]) -> None:
         self.scheduler.set_nodes(nodes)
-        self.decided = False
+        self.changed()
 
     @rule(gang=gangs, priority=priorities)
     def enqueue(self, gang: tuple[Ask, ...], priority: int) -> None:
@@ -152,7 +179,7 @@ class Events(RuleBasedStateMachine):
         request = Request(f"run-{self.number}", priority, self.number, gang)
         self.scheduler.enqueue(request)
         self.scheduler.enqueue(request)
-        self.decided = False
+        self.changed()
 
     @rule(gang=gangs, count=st.integers(3, 8))
     def enqueue_many(self, gang: tuple[Ask, ...], count: int) -> None:
@@ -165,7 +192,7 @@ class Events(RuleBasedStateMachine):
         chosen = data.draw(st.sampled_from(self.scheduler.snapshot().queued))
         self.scheduler.withdraw(chosen.id)
         self.scheduler.withdraw(chosen.id)
-        self.decided = False
+        self.changed()
 
     @precondition(lambda self: self.scheduler.snapshot().held)
     @rule(data=st.data(), again=st.booleans())
@@ -176,14 +203,14 @@ class Events(RuleBasedStateMachine):
         self.scheduler.release(chosen.id)
         if again:
             self.scheduler.enqueue(chosen)
-        self.decided = False
+        self.changed()
 
     @precondition(lambda self: self.scheduler.snapshot().queued)
     @rule(data=st.data(), priority=priorities)
     def change_priority(self, data: st.DataObject, priority: int) -> None:
         chosen = data.draw(st.sampled_from(self.scheduler.snapshot().queued))
         self.scheduler.enqueue(Request(chosen.id, priority, chosen.seq, chosen.asks))
-        self.decided = False
+        self.changed()
 
     @rule(ask=asks, node=st.sampled_from((*NAMES, "gone")), data=st.data())
     def adopt(self, ask: Ask, node: str, data: st.DataObject) -> None:
@@ -201,7 +228,7 @@ class Events(RuleBasedStateMachine):
         self.scheduler.adopt(
             Request(f"run-{self.number}", 0, self.number, (ask,)), [Place(node, tuple(gpus))]
         )
-        self.decided = False
+        self.changed()
 
     @rule()
     def decide(self) -> None:
