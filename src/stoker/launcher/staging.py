@@ -1,0 +1,304 @@
+"""Copying a checkpoint aside: the copy is what is hashed, verified and carried away.
+
+Training code goes on writing while we copy. So every file is looked at before and after (inode, size,
+modification time); a copy of something that changed meanwhile is thrown away. Where the filesystem can, the
+copy shares its blocks with the source (reflink); it is never a hard link, because a file overwritten in place
+would change the copy too.
+
+    Job       what to copy, and why it is thought to be complete
+    Outcome   what became of it
+    Stager    one thread of low priority that does one job after another
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import os
+import platform
+import queue
+import shutil
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from stoker.launcher import scan, verify
+from stoker.task import formats
+
+CHUNK = 1 << 20
+HEADROOM = 16 << 20
+"""Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
+
+_FICLONE = 0x40049409
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class Job:
+    """One checkpoint to copy. `stale` is set by the owner when the source was written to meanwhile."""
+
+    name: str
+    members: List[str]
+    """Top-level entries."""
+    how: str
+    source: str
+    """The checkpoint directory."""
+    target: str
+    """Where to copy to: `.../staged/NNNNNN.tmp`."""
+    number: int
+    must_verify: bool = False
+    """Offered only if the format proves that it is complete; what fails is no news."""
+    suspect: bool = False
+    """The writer died violently: what the format cannot prove is rejected."""
+    pointer: Optional[Tuple[str, bytes]] = None
+    """A small file to add that names this checkpoint: (name, content)."""
+    known: str = ""
+    """Content of the last staged version."""
+    stale: bool = False
+    version: int = 0
+    """For the owner: which state of the source this is about."""
+
+
+@dataclass
+class Outcome:
+    job: Job
+    status: str
+    """staged | same | changed | rejected | unproven | absent | disk-full | failed"""
+    reason: str = ""
+    signature: scan.Signature = ()
+    content: str = ""
+    files: List[Dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Stager:
+    """Runs jobs on one thread. `submit` from the owner's thread only; `done` is read by the owner.
+
+    `wake` is called on the stager's thread after each job, to wake the owner; it must not block.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._jobs: "queue.SimpleQueue[Optional[Job]]" = queue.SimpleQueue()
+        self.done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
+        self._wake = wake
+        self._thread: Optional[threading.Thread] = None
+        self.waiting = 0
+
+    def submit(self, job: Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="stoker-stager", daemon=True)
+            self._thread.start()
+        self.waiting += 1
+        self._jobs.put(job)
+
+    def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[Outcome]:
+        """A finished job, or None when there is none (within `timeout`; None: for as long as it takes)."""
+        if not self.waiting:
+            return None
+        try:
+            outcome = self.done.get(block=timeout != 0.0, timeout=timeout)
+        except queue.Empty:
+            return None
+        self.waiting -= 1
+        return outcome
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        lower_priority()
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            started = time.monotonic()
+            outcome = stage(job)
+            outcome.seconds = time.monotonic() - started
+            self.done.put(outcome)
+            self._wake()
+
+
+def stage(job: Job) -> Outcome:
+    """Copy, hash and verify. Whatever is not `staged` leaves no copy behind; the source is only read."""
+    try:
+        outcome = _stage(job)
+    except OSError as exc:
+        if exc.errno in _DISK_FULL:
+            outcome = Outcome(job, "disk-full", str(exc))
+        elif exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            outcome = Outcome(job, "changed", str(exc))
+        else:
+            outcome = Outcome(job, "failed", f"cannot copy {job.name}: {exc}")
+    if outcome.status != "staged":
+        remove(job.target)
+    return outcome
+
+
+def _stage(job: Job) -> Outcome:
+    before = scan.snapshot(job.source, job.members)
+    if not scan.counts(before):
+        return Outcome(job, "absent", signature=before)
+    if job.must_verify and not job.suspect and not _could_prove(job, before):
+        return Outcome(job, "unproven", "its format is not known", before)
+    _check_room(job, before)
+    remove(job.target)
+    os.mkdir(job.target, 0o700)
+    hashes = _copy_all(job, before)
+    if hashes is None or (scan.snapshot(job.source, job.members) != before and len(before) > 1):
+        return Outcome(job, "changed", signature=before)
+    content = digest(hashes)
+    if content == job.known:
+        return Outcome(job, "same", signature=before, content=content)
+    verdict = verify.verify_unit(job.target, job.name, [member.path for member in before])
+    if verdict.ok is False and not (job.must_verify and not job.suspect):
+        return Outcome(job, "rejected", verdict.reason, before, content)
+    if verdict.ok is not True and job.must_verify:
+        reason = verdict.reason or "its format cannot prove that it is complete"
+        return Outcome(job, "rejected" if job.suspect else "unproven", reason, before, content)
+    if job.pointer is not None:
+        hashes.append(_write_pointer(job.target, *job.pointer))
+    sync_tree(job.target)
+    return Outcome(job, "staged", signature=before, content=content, files=hashes)
+
+
+def _could_prove(job: Job, signature: scan.Signature) -> bool:
+    """Do not copy what could not be verified anyway."""
+    return len(signature) == 1 and verify.recognised(os.path.join(job.source, signature[0].path))
+
+
+def _check_room(job: Job, signature: scan.Signature) -> None:
+    """Refuse a copy that would not leave room. A reflink would, but whether it will work is not known before."""
+    room = os.statvfs(os.path.dirname(job.target))
+    free = room.f_bavail * room.f_frsize
+    need = sum(member.size for member in signature)
+    if free < need + HEADROOM and not _can_reflink(job, signature):
+        raise OSError(errno.ENOSPC, f"{need} bytes are needed and {free} are free", job.target)
+
+
+def _can_reflink(job: Job, signature: scan.Signature) -> bool:
+    probe = job.target + ".probe"
+    root = scan.open_directory(job.source)
+    try:
+        source = scan.open_file(root, max(signature, key=lambda member: member.size).path)
+        try:
+            target = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                return _reflink(source, target)
+            finally:
+                os.close(target)
+                os.unlink(probe)
+        finally:
+            os.close(source)
+    except OSError:
+        return False
+    finally:
+        os.close(root)
+
+
+def _copy_all(job: Job, signature: scan.Signature) -> Optional[List[Dict[str, Any]]]:
+    """Files as in `StagedCheckpoint.files`; None when one of them changed meanwhile."""
+    root = scan.open_directory(job.source)
+    try:
+        files: List[Dict[str, Any]] = []
+        for member in signature:
+            if job.stale:
+                return None
+            target = os.path.join(job.target, member.path)
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            source = scan.open_file(root, member.path)
+            try:
+                if not _unchanged(source, member):
+                    return None
+                sha256 = _copy(source, target, member.mode, job)
+                if not _unchanged(source, member):
+                    return None
+            finally:
+                os.close(source)
+            files.append(formats.CheckpointFile(member.path, member.size, sha256, member.mode).to_json())
+        return files
+    finally:
+        os.close(root)
+
+
+def _unchanged(fd: int, member: scan.Member) -> bool:
+    info = os.fstat(fd)
+    return (info.st_ino, info.st_size, info.st_mtime_ns) == (member.ino, member.size, member.mtime_ns)
+
+
+def _copy(source: int, target: str, mode: int, job: Job) -> str:
+    """Returns the SHA-256 of what was copied."""
+    sha256 = hashlib.sha256()
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        cloned = _reflink(source, fd)
+        offset = 0
+        while not job.stale:
+            data = os.pread(fd if cloned else source, CHUNK, offset)
+            if not data:
+                break
+            sha256.update(data)
+            offset += len(data)
+            if not cloned:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode & 0o777 | 0o400)
+    finally:
+        os.close(fd)
+    return sha256.hexdigest()
+
+
+def _reflink(source: int, target: int) -> bool:
+    try:
+        import fcntl
+
+        fcntl.ioctl(target, _FICLONE, source)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _write_pointer(target: str, name: str, content: bytes) -> Dict[str, Any]:
+    with open(os.path.join(target, name), "xb") as file:
+        file.write(content)
+    return formats.CheckpointFile(name, len(content), hashlib.sha256(content).hexdigest()).to_json()
+
+
+def digest(files: List[Dict[str, Any]]) -> str:
+    """One value for the bytes and names of a checkpoint; modes and times do not make another checkpoint."""
+    lines = sorted(f"{file['sha256']} {file['size']} {file['path']}" for file in files)
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def sync_tree(path: str) -> None:
+    for directory, _, names in os.walk(path):
+        for name in names:
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        formats.sync_directory(directory)
+
+
+def remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def lower_priority() -> None:
+    """This thread gives way to the training: in CPU time, and where the kernel knows how, in disk time."""
+    if sys.platform != "linux":
+        return  # Elsewhere priority belongs to the whole process.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    number = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
+    if number is not None:
+        # ioprio_set(IOPRIO_WHO_PROCESS, this thread, best effort class, lowest level)
+        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, (2 << 13) | 7)
