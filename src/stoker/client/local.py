@@ -1,0 +1,180 @@
+"""Finding the user's own server, or starting it.
+
+Which server is the server of a home is decided by one lock that the server holds for as long as it lives.
+Whoever finds no living server starts one; of many started at once all but one find the lock taken and leave,
+and everybody waits for the one. So any number of commands may race, and a crash leaves nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from stoker.client.api import Client
+from stoker.client.process import boot_id, start_time
+from stoker.errors import ServerUnreachable, SpecError, StokerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.settings import Home
+
+START_LIMIT = 60.0
+"""Seconds a server may take to start: opening a big database on a slow disk."""
+LOG_LIMIT = 10 << 20
+ALREADY_RUNNING = 75
+"""Exit status of a server that found the lock taken."""
+_POLL = 0.01
+_TAIL = 20
+
+
+def connect(home: Home, autostart: bool = True) -> Client:
+    """A client of this user's server. STOKER_URL and STOKER_TOKEN name another one instead."""
+    url = os.environ.get("STOKER_URL")
+    if url:
+        return Client(url, _remote_token())
+    record = running(home)
+    if record is None:
+        if not autostart:
+            raise ServerUnreachable("the server does not run", hint="Start it with `stoker server start`.")
+        record = start(home)
+    return Client(str(record["url"]), read_token(home))
+
+
+def running(home: Home) -> dict[str, Any] | None:
+    """server.json of the server of this home if that very process lives, else None."""
+    try:
+        record = json.loads(home.server_record.read_bytes())
+        alive = start_time(int(record["pid"])) == record["start_time"] and record["boot_id"] == boot_id()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record if alive else None
+
+
+def start(home: Home) -> dict[str, Any]:
+    """Start the server of this home and wait until it listens; the one somebody else started is as good."""
+    log, offset = _open_log(home)
+    try:
+        deadline = time.monotonic() + START_LIMIT
+        pid = _spawn(home, log)
+        while time.monotonic() < deadline:
+            record = running(home)
+            if record is not None:
+                return record
+            status = _ended(pid) if pid else None
+            if status not in (None, ALREADY_RUNNING):
+                raise _not_started(home, offset, status)
+            if status == ALREADY_RUNNING:
+                pid = 0
+            if pid == 0 and not _locked(home):
+                # Whoever held the lock left without becoming the server (it was just shutting down, or died).
+                pid = _spawn(home, log)
+            time.sleep(_POLL)
+    finally:
+        os.close(log)
+    raise ServerUnreachable(
+        f"the server did not start within {START_LIMIT:.0f} seconds", hint=f"See {home.server_log}."
+    )
+
+
+def read_token(home: Home) -> str:
+    try:
+        return home.token.read_text().strip()
+    except OSError as exc:
+        raise StokerError(
+            f"cannot read the token in {home.token}: {(exc.strerror or str(exc)).lower()}",
+            hint="Stop the server with its pid from server.json; the next command makes a new token.",
+        ) from exc
+
+
+def _remote_token() -> str:
+    token = os.environ.get("STOKER_TOKEN", "").strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise SpecError("STOKER_URL is set but STOKER_TOKEN is not a token", hint="Set both, or neither.")
+    return token
+
+
+def _open_log(home: Home) -> tuple[int, int]:
+    """The log to start with, and where in it the new server's lines begin."""
+    try:
+        home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            if home.server_log.stat().st_size > LOG_LIMIT:
+                home.server_log.replace(home.server_log.with_name("server.log.1"))
+        log = os.open(home.server_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise StokerError(
+            f"cannot use the home {str(home.root)!r}: {(exc.strerror or str(exc)).lower()}",
+            hint="Make it writable, or set STOKER_HOME to a directory that is.",
+            details={"home": str(home.root)},
+        ) from exc
+    return log, os.fstat(log).st_size
+
+
+def _spawn(home: Home, log: int) -> int:
+    """Start a server that outlives us: a session of its own, its output in the log, nothing of our terminal."""
+    argv = [sys.executable, "-P", "-m", "stoker.server", "--home", str(home.root)]
+    environ = {k: v for k, v in os.environ.items() if k not in ("STOKER_URL", "STOKER_TOKEN")}
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+    ]
+    try:
+        return os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
+    except NotImplementedError:
+        # A C library without it; the server makes its own session then.
+        return os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setpgroup=0)
+
+
+def _ended(pid: int) -> int | None:
+    """Exit status of our child, None while it runs."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return ALREADY_RUNNING
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def _locked(home: Home) -> bool:
+    try:
+        fd = os.open(home.server_lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _not_started(home: Home, offset: int, status: int | None) -> StokerError:
+    lines = tail(home.server_log, offset)
+    said = next(
+        (line.removeprefix("stoker: ") for line in reversed(lines) if line.startswith("stoker: ")), None
+    )
+    text = said or (lines[-1] if lines else f"it ended with status {status}")
+    message, _, hint = text.partition(" hint: ")
+    return StokerError(
+        f"the server did not start: {message}",
+        hint=hint or f"See {home.server_log}.",
+        details={"log": lines, "status": status},
+    )
+
+
+def tail(path: Path, offset: int = 0, lines: int = _TAIL) -> list[str]:
+    """The last lines of a log after `offset`."""
+    try:
+        with path.open("rb") as handle:
+            end = handle.seek(0, os.SEEK_END)
+            handle.seek(max(offset if offset <= end else 0, end - 65536))
+            return handle.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []

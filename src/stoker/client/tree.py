@@ -1,0 +1,308 @@
+"""The working directory as a tree, without reading what has not changed.
+
+The cache knows, per directory, what each name was last time: ignored, kept, or a file of this size, times and
+inode with this hash. A file is hashed again when any of these differ. A file that was changed within two
+seconds before it was hashed is not entered: its next change might leave no trace in the times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.client.ignore import ALWAYS, NAMES, Rules, read_rules, rules_above
+from stoker.errors import Refused, SpecError, TooLarge
+from stoker.spec.tree import CODE_BYTES, CODE_FILES, Tree, TreeFile, check_link, check_path
+
+WARN_BYTES = 500 << 20
+RACY_NS = 2_000_000_000
+_TRIES = 3
+_FORMAT = b"stoker tree cache 1"
+
+Cache = dict[str, tuple[str, dict[str, Any]]]
+"""directory -> (fingerprint of its rules, name -> False: ignored | True: kept | [size, mtime, ctime, inode, sha256])"""
+
+
+class Changed(Exception):
+    """A file is no longer what the scan saw."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A tree and how to get at its bytes."""
+
+    root: Path
+    tree: Tree
+    warnings: tuple[str, ...] = ()
+    hashed: int = 0
+    """Files that had to be read."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """sha256 -> a path that has it."""
+    stats: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+
+    def open(self, sha256: str) -> int:
+        """A descriptor of a file with these bytes, as far as its size and times tell. Raises Changed."""
+        path = self.sources[sha256]
+        try:
+            fd = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as exc:
+            raise Changed(path) from exc
+        if _identity(os.fstat(fd)) != self.stats[path]:
+            os.close(fd)
+            raise Changed(path)
+        return fd
+
+
+def scan(workdir: Path, cache: Path) -> Scan:
+    """What of `workdir` is shipped. `cache` is the home's directory for caches; the home itself, if it lies
+    inside, is not shipped. Raises Refused or TooLarge with the name of the culprit."""
+    root = Path(os.path.realpath(workdir))
+    if not root.is_dir():
+        raise Refused(f"the working directory {str(workdir)!r} is not a directory")
+    scanner = _Scanner(root, _cache_path(root, cache), Path(os.path.realpath(cache.parent)))
+    return scanner.scan()
+
+
+class _Scanner:
+    def __init__(self, root: Path, cache_path: Path, home: Path) -> None:
+        self._root = root
+        self._cache_path = cache_path
+        self._home = str(home) if home.is_relative_to(root) and home != root else None
+        self._old = _load(cache_path)
+        self._new: Cache = {}
+        self._found: dict[str, os.stat_result] = {}
+        self._links: dict[str, str] = {}
+        self._warnings: list[str] = []
+        self._total = 0
+        self._hashed = 0
+
+    def scan(self) -> Scan:
+        waiting: list[tuple[str, Rules]] = [("", rules_above(self._root))]
+        while waiting:
+            directory, rules = waiting.pop()
+            waiting.extend(self._directory(directory, rules))
+        self._check_size()
+        files = [TreeFile(path, link=target) for path, target in self._links.items()]
+        sources: dict[str, str] = {}
+        stats: dict[str, tuple[int, int, int, int]] = {}
+        for path, seen in self._found.items():
+            try:
+                digest, info = self._hash(path, seen)
+            except FileNotFoundError:
+                # Deleted since it was seen.
+                continue
+            files.append(TreeFile(path, digest, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644))
+            sources[digest] = path
+            stats[path] = _identity(info)
+        tree = Tree.of(files).validate()
+        if self._new != self._old:
+            _save(self._cache_path, self._new)
+        return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats)
+
+    def _directory(self, directory: str, rules: Rules) -> Iterator[tuple[str, Rules]]:
+        """Sort out one directory; yields those beneath it that are to be looked at."""
+        entries = self._entries(directory)
+        names = {entry.name for entry in entries}
+        if directory and "pyvenv.cfg" in names:
+            # A virtual environment under any name.
+            self._new[directory] = (rules.fingerprint, {})
+            return
+        own = {name: read_rules(self._root / directory / name) for name in NAMES if name in names}
+        if any(own.values()):
+            rules = rules.extended(directory, {name: content for name, content in own.items() if content})
+        known = self._old.get(directory, ("", {}))
+        known_names = known[1] if known[0] == rules.fingerprint else {}
+        here: dict[str, Any] = {}
+        self._new[directory] = (rules.fingerprint, here)
+        for entry in entries:
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if entry.name in ALWAYS or (self._home is not None and is_directory and entry.path == self._home):
+                continue
+            if self._ignored(rules, known_names, entry.name, path, is_directory):
+                here[_key(entry.name, is_directory)] = False
+                continue
+            here[_key(entry.name, is_directory)] = True
+            if is_directory:
+                yield path, rules
+            else:
+                self._leaf(entry, path)
+
+    def _entries(self, directory: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._root / directory) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            # Deleted since its parent was read.
+            return []
+        except OSError as exc:
+            raise _unreadable(directory or ".", exc) from exc
+
+    def _ignored(self, rules: Rules, known: dict[str, Any], name: str, path: str, is_directory: bool) -> bool:
+        if not rules.fingerprint:
+            return False
+        before = known.get(_key(name, is_directory))
+        if before is not None:
+            return before is False
+        return rules.ignores(path, is_directory)
+
+    def _leaf(self, entry: os.DirEntry[str], path: str) -> None:
+        try:
+            info = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(info.st_mode):
+                self._links[path] = self._link(path, str((self._root / path).readlink()))
+                return
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(info.st_mode):
+            self._warnings.append(f"{path!r} is a socket, pipe or device and is not shipped")
+            return
+        check_path(path)
+        self._found[path] = info
+        self._total += info.st_size
+        if len(self._found) > CODE_FILES:
+            self._too_large(f"the working directory has more than {CODE_FILES} files")
+
+    def _link(self, path: str, target: str) -> str:
+        """The target as the tree holds it: relative, `..` only at the front. Refused when it leads outside."""
+        parent = (self._root / path).parent
+        real = Path(os.path.realpath(parent / target))
+        if not real.is_relative_to(self._root):
+            raise Refused(
+                f"the link {path!r} points to {target!r}, outside the working directory",
+                hint=f"Copy what it points to, or add {path!r} to .stokerignore.",
+            )
+        simple = os.path.relpath(os.path.normpath(parent / target), parent)
+        try:
+            check_link(path, simple)
+            same = Path(os.path.realpath(parent / simple)) == real
+        except SpecError:
+            same = False
+        return simple if same else os.path.relpath(real, parent)
+
+    def _check_size(self) -> None:
+        if self._total > CODE_BYTES:
+            self._too_large(
+                f"the working directory holds {_human(self._total)}, more than {_human(CODE_BYTES)}"
+            )
+        if self._total > WARN_BYTES:
+            biggest = ", ".join(f"{name} ({_human(size)})" for name, size in self._biggest())
+            self._warnings.append(
+                f"the working directory holds {_human(self._total)}; the most: {biggest}; "
+                "list what the run does not need in .stokerignore"
+            )
+
+    def _too_large(self, text: str) -> None:
+        biggest = "; ".join(f"{name}: {_human(size)}" for name, size in self._biggest())
+        raise TooLarge(
+            f"{text}. The biggest: {biggest}",
+            hint="List what the run does not need in .stokerignore, one pattern per line.",
+            details={"biggest": dict(self._biggest())},
+        )
+
+    def _biggest(self) -> list[tuple[str, int]]:
+        sizes: Counter[str] = Counter()
+        for path, info in self._found.items():
+            parts = path.split("/")
+            sizes["/".join(parts[: min(2, len(parts) - 1)]) + "/" if len(parts) > 1 else path] += info.st_size
+        return sizes.most_common(5)
+
+    def _hash(self, path: str, seen: os.stat_result) -> tuple[str, os.stat_result]:
+        directory, _, name = path.rpartition("/")
+        here = self._new[directory][1]
+        known = self._old.get(directory, ("", {}))[1].get(name)
+        if isinstance(known, list) and tuple(known[:4]) == _identity(seen):
+            here[name] = known
+            return known[4], seen
+        digest, info, started = self._read(path)
+        self._hashed += 1
+        if max(info.st_mtime_ns, info.st_ctime_ns) < started - RACY_NS:
+            here[name] = [*_identity(info), digest]
+        return digest, info
+
+    def _read(self, path: str) -> tuple[str, os.stat_result, int]:
+        """Hash a file that stays the same meanwhile."""
+        for _ in range(_TRIES):
+            started = time.time_ns()
+            try:
+                with open(self._root / path, "rb", buffering=0, opener=_opener) as handle:
+                    before = os.fstat(handle.fileno())
+                    digest = hashlib.file_digest(handle, "sha256").hexdigest()
+                    after = os.fstat(handle.fileno())
+            except FileNotFoundError:
+                raise
+            except OSError as exc:
+                raise _unreadable(path, exc) from exc
+            if _identity(before) == _identity(after):
+                return digest, after, started
+        raise Refused(
+            f"{path!r} keeps changing while it is read",
+            hint="Wait until it is written, or add it to .stokerignore.",
+        )
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int, int, int]:
+    return (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+
+
+def _key(name: str, is_directory: bool) -> str:
+    return f"{name}/" if is_directory else name
+
+
+def _unreadable(path: str, exc: OSError) -> Refused:
+    what = "no longer there" if exc.errno == errno.ENOENT else (exc.strerror or str(exc)).lower()
+    return Refused(
+        f"cannot read {path!r} in the working directory: {what}",
+        hint="Make it readable, or add it to .stokerignore.",
+    )
+
+
+def _human(size: int) -> str:
+    value = float(size)
+    for unit in ("bytes", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def _cache_path(root: Path, cache: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+    return cache / "trees" / name
+
+
+def _load(path: Path) -> Cache:
+    """What an earlier scan left; empty when it is damaged: then everything is hashed again."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        if head != _FORMAT + b" %08x" % zlib.crc32(body):
+            return {}
+        raw = json.loads(body)
+        return {directory: (fingerprint, names) for directory, (fingerprint, names) in raw.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _save(path: Path, cache: Cache) -> None:
+    body = json.dumps(cache, separators=(",", ":")).encode()
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # A cache that cannot be written (a full or read-only disk) costs time, nothing else.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.write_bytes(_FORMAT + b" %08x\n" % zlib.crc32(body) + body)
+        temporary.replace(path)
