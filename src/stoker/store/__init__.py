@@ -11,6 +11,7 @@ sqlite      the one there is (and its files: sqlite_files)
 
 from __future__ import annotations
 
+from stoker.store.sqlite import put_in_place
 from stoker.store.store import Store
 
-__all__ = ["Store"]
+__all__ = ["Store", "put_in_place"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import sqlite3
 import time
@@ -68,10 +69,10 @@ class SqliteDialect:
         return True
 
     def create(self, build: Callable[[Engine], None]) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
+        temporary = _temporary(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            _make_empty(temporary)
             engine = SqliteDialect(temporary, busy_timeout=self._busy_timeout).writer()
             try:
                 build(engine)
@@ -79,14 +80,13 @@ class SqliteDialect:
                 engine.dispose()
             files.sync(temporary)
             _name_once(temporary, self.path)
-            files.sync(self.path)
+            files.sync_name(self.path)
         except OSError as exc:
             raise self._os_error(exc) from exc
         except (sqlite3.Error, sa_exc.DBAPIError) as problem:
             raise self.translate(problem) from problem
         finally:
-            for leftover in [temporary, *files.companions(temporary)]:
-                leftover.unlink(missing_ok=True)
+            _forget(temporary)
 
     def writer(self) -> Engine:
         return self._engine("BEGIN IMMEDIATE", size=1)
@@ -111,7 +111,7 @@ class SqliteDialect:
             raise self._damage(log)
         self.still_there()
         with _raw(engine) as connection:
-            # A read-only disk or file shows here, not at the first submit.
+            # A lock that somebody holds shows here, not at the first submit.
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
             if log is not None:
@@ -153,22 +153,21 @@ class SqliteDialect:
 
     def copy(self, target: Path) -> None:
         target = target.expanduser().absolute()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.copying")
+        temporary = _temporary(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            _make_empty(temporary)
             self._copy_pages(temporary)
             _check_copy(temporary)
             files.sync(temporary)
             temporary.replace(target)
-            files.sync(target)
+            files.sync_name(target)
         except OSError as exc:
             raise self._os_error(exc, target) from exc
         except sqlite3.Error as exc:
             raise self._translate_driver(exc, target) from exc
         finally:
-            for leftover in [temporary, *files.companions(temporary)]:
-                leftover.unlink(missing_ok=True)
+            _forget(temporary)
 
     def _copy_pages(self, temporary: Path) -> None:
         with (
@@ -286,11 +285,11 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
     returned. Raises StoreDamaged when the copy fails its check."""
     dialect = SqliteDialect(path, busy_timeout=1.0)
     path = dialect.path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.restoring")
+    temporary = _temporary(path)
     aside: Path | None = None
     try:
+        _make_empty(temporary)
         shutil.copyfile(copy, temporary)
-        temporary.chmod(0o600)
         _check_copy(temporary)
         files.sync(temporary)
         old = [found for found in (path, *files.companions(path)) if found.exists()]
@@ -301,15 +300,29 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
             for found in old:
                 found.rename(aside / found.name)
         temporary.replace(path)
-        files.sync(path)
+        files.sync_name(path)
     except OSError as error:
         raise dialect._os_error(error) from error
     except sqlite3.Error as error:
         raise dialect._translate_driver(error, Path(copy)) from error
     finally:
-        for leftover in [temporary, *files.companions(temporary)]:
-            leftover.unlink(missing_ok=True)
+        _forget(temporary)
     return aside
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _make_empty(path: Path) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def _forget(temporary: Path) -> None:
+    for leftover in [temporary, *files.companions(temporary)]:
+        # Cleaning up after an error must not hide the error: the directory may be gone or forbidden.
+        with contextlib.suppress(OSError):
+            leftover.unlink(missing_ok=True)
 
 
 def _name_once(temporary: Path, path: Path) -> None:

@@ -45,8 +45,10 @@ def companions(path: Path) -> list[Path]:
 
 
 def problem(path: Path) -> str | None:
-    """What is wrong with the main file at first sight."""
-    with open(path, "rb") as file:
+    """What is wrong with the main file at first sight. Raises OSError when it cannot be read and written.
+
+    Only before SQLite opens it: closing a file takes away all locks this process holds on it."""
+    with open(path, "r+b") as file:
         header = file.read(100)
     if not header:
         return "the file is empty"
@@ -122,10 +124,19 @@ def _any_after(fd: int, start: int, size: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """A file and its name, on disk."""
-    for target, flags in ((path, os.O_RDONLY), (path.parent, os.O_RDONLY | os.O_DIRECTORY)):
-        fd = os.open(target, flags | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    """The bytes of a file, on disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_name(path: Path) -> None:
+    """The name of a file, on disk. The file itself is not opened: closing it again would take away the locks
+    that SQLite holds on it for this process."""
+    _sync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,241 @@
+"""Where a database lies, and what may be wrong there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import DiskFull, NotFound, StoreBusy, StoreError
+from stoker.store import Store
+from stoker.store.rows import AddEvent, EventRow, RunFilter
+from stoker.testing.store_case import new_run
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that an unprivileged user can reach."""
+    root = Path(tempfile.mkdtemp(prefix="stoker-store-"))
+    root.chmod(0o755)
+    yield root
+    shutil.rmtree(root)
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may write anywhere, so be somebody else for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("name", ["with spaces", "ünïcødé 数字", "percent%20 # ? & '\"", "-dash", "file:x"])
+def test_any_path_will_do(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / f"{name}.db"
+    for _ in range(2):
+        with Store.open(path) as store:
+            store.submit(new_run("k"), now=1.0)
+            store.backup(tmp_path / f"{name} copy.db")
+    assert path.exists()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "jobs may name things that are nobody else's business"
+    with Store.open(tmp_path / f"{name} copy.db", create=False) as copy:
+        assert copy.counts()["queued"] == 1
+
+
+def test_a_url_names_the_same_file(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/stoker.db") as store:
+        assert store.where == f"{tmp_path}/stoker.db" and store.kind == "sqlite"
+    with pytest.raises(StoreError, match="oracle"):
+        Store.open("oracle://host/db")
+
+
+def test_nothing_is_created_unasked(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"stoker\.db"):
+        Store.open(tmp_path / "stoker.db", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_only_file(place: Path) -> None:
+    path = place / "stoker.db"
+    with Store.open(path) as store:
+        store.submit(new_run("k"), now=1.0)
+    path.chmod(0o444)
+    os.chmod(place, 0o777)
+    with unprivileged(), pytest.raises(StoreError, match=r"stoker\.db: Permission denied") as caught:
+        Store.open(path)
+    assert caught.value.hint
+
+
+def test_a_directory_without_permission(place: Path) -> None:
+    inside = place / "home"
+    inside.mkdir()
+    with Store.open(inside / "stoker.db") as store:
+        store.submit(new_run("k"), now=1.0)
+    (inside / "stoker.db").chmod(0o666)
+    inside.chmod(0o555)
+    with unprivileged():
+        with pytest.raises(StoreError, match=r"stoker\.db") as caught:
+            Store.open(inside / "stoker.db")
+        assert str(inside) in (caught.value.hint or "")
+        with pytest.raises(StoreError, match="Permission denied"):
+            Store.open(inside / "new.db")
+        with pytest.raises(StoreError, match="Permission denied"):
+            Store.open(inside / "deeper" / "new.db")
+    inside.chmod(0o000)
+    with unprivileged(), pytest.raises(StoreError, match="Permission denied"):
+        Store.open(inside / "stoker.db")
+    inside.chmod(0o755)
+
+
+def test_a_directory_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "stoker.db").mkdir()
+    with pytest.raises(StoreError, match=r"stoker\.db"):
+        Store.open(tmp_path / "stoker.db")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount)]
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a small file system can only be mounted as root")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+    ballast = small_disk / "ballast"
+    with Store.open(small_disk / "stoker.db") as store:
+        run, _ = store.submit(new_run("first"), now=1.0)
+        ballast.write_bytes(bytes(1 << 20))
+        acknowledged = []
+        with pytest.raises(DiskFull) as caught:
+            for number in range(10_000):
+                acknowledged.append(
+                    store.submit(new_run(f"k{number}", record={"x": "y" * 5000}), now=1.0)[0].id
+                )
+        assert str(small_disk) in caught.value.message
+        assert caught.value.details["file_system"] == str(small_disk)
+        assert isinstance(caught.value.details["free"], int)
+        assert store.damaged is None
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                store.apply([AddEvent(EventRow(run.id, 1.0, "warning", "x" * 2_000_000))])
+        assert {row.id for row in store.runs(RunFilter(limit=10**6))} == {run.id, *acknowledged}
+        with pytest.raises(DiskFull):
+            store.backup(small_disk / "copy.db")
+        assert not list(small_disk.glob("*copy*"))
+        ballast.unlink()
+        store.submit(new_run("there is room again"), now=2.0)
+        assert store.check() == []
+    with Store.open(small_disk / "stoker.db") as store:
+        assert len(store.runs(RunFilter(limit=10**6))) == len(acknowledged) + 2
+
+
+def test_creating_on_a_full_disk_leaves_nothing_behind(small_disk: Path) -> None:
+    with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(DiskFull, match="small disk"):
+        Store.open(small_disk / "stoker.db")
+    assert [found.name for found in small_disk.iterdir()] == ["ballast"]
+    (small_disk / "ballast").unlink()
+    Store.open(small_disk / "stoker.db").close()
+
+
+def test_locked_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "stoker.db"
+    with Store.open(path, busy_timeout=0.02) as store:
+        run, _ = store.submit(new_run("k"), now=1.0)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy, match="locked"):
+            store.submit(new_run("k2"), now=1.0)
+        assert store.run(run.id) == run, "reading goes on"
+        with pytest.raises(StoreBusy):
+            Store.open(path, busy_timeout=0.02)
+        other.execute("ROLLBACK")
+        other.close()
+        assert store.submit(new_run("k2"), now=1.0)[1]
+
+
+def test_several_create_at_once(tmp_path: Path) -> None:
+    """Each gets the same database, and what the first wrote is not replaced by the second's creation."""
+    path = tmp_path / "stoker.db"
+    start = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            start.wait(timeout=30)
+            with Store.open(path) as store:
+                store.submit(new_run(f"k{number}"), now=1.0)
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failures, failures
+    with Store.open(path) as store:
+        assert store.counts()["queued"] == 4
+    assert [found.name for found in tmp_path.iterdir()] == ["stoker.db"]
+
+
+def test_reading_sees_one_moment_while_others_write(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "stoker.db") as store:
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                store.submit_many([new_run(f"{number}{half}") for half in "ab"], now=1.0)
+                number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(50):
+                assert len(store.runs(RunFilter(limit=10**6), records=False)) % 2 == 0
+        finally:
+            stop.set()
+            writer.join(timeout=60)
+
+
+def test_an_error_of_the_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.store.sqlite import SqliteDialect
+
+    dialect = SqliteDialect(tmp_path / "stoker.db", busy_timeout=1.0)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    assert dialect.translate(error).code == "store-damaged"
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    assert dialect.translate(error).code == "disk-full"
+    assert dialect._os_error(OSError(errno.ENOSPC, "no space")).code == "disk-full"
+    assert (
+        dialect.translate(sqlite3.OperationalError("Could not decode to UTF-8 column")).code
+        == "store-damaged"
+    )
