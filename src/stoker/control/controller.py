@@ -203,6 +203,8 @@ class Controller:
         return job
 
     def _fit(self, job: Job) -> None:
+        if not self._loop.nodes:
+            return  # the engine has not answered yet: nothing can be said to be impossible
         verdict = self._loop.scheduler.can_ever_fit((ask_of(job),))
         if not verdict.ok:
             raise Refused(f"this can never start here: it {verdict.reason}", hint="`stoker nodes` shows what there is; ask for less.")

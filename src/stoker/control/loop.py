@@ -38,8 +38,16 @@ T = TypeVar("T")
 
 _UNLISTED = 3
 """Looks in a row that must not list an attempt before it counts as gone: a directory being made is not there yet."""
+_START = 15.0
+"""Seconds that `start` waits for the first look at engine and database; both may come later."""
+_LAST_STEPS = 5.0
+"""Seconds that steps under way have at the end. What they leave undone the next server does."""
 _SAFETY_NET = 10.0
 """Seconds between unprompted looks at a running task when the engine watches by itself."""
+
+
+class _Over(Exception):
+    """Ends a session and everything in it."""
 
 
 class Loop:
@@ -77,7 +85,7 @@ class Loop:
     def start(self) -> None:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="control", daemon=True)
         self._thread.start()
-        self._ready.wait()
+        self._ready.wait(timeout=_START)
 
     def shutdown(self) -> None:
         if self._loop is not None and self._stopping is not None and self._thread is not None:
@@ -100,19 +108,21 @@ class Loop:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._ready.set()
         delay = 0.2
         while not self._stopping.is_set():
             try:
                 await self._run_session()
-                delay = 0.2
+            except* _Over:
+                log.info("the control loop ends; tasks go on")
             except* StoreError as group:
+                self._ready.set()
                 self.trouble = str(group.exceptions[0])
                 log.error("cannot record: %s; beginning again from the database in %.1f s", self.trouble, delay)
                 try:
                     await asyncio.wait_for(self._stopping.wait(), delay)
                 except TimeoutError:
                     delay = min(delay * 2, 30.0)
+        await self.engine.close()
 
     async def _run_session(self) -> None:
         """From the database to the first store error or the end."""
@@ -120,25 +130,22 @@ class Loop:
         self._forget()
         async with asyncio.TaskGroup() as group:
             self._session = group
-            background = [
-                group.create_task(self.committer.run()),
-                group.create_task(self._watch_capacity()),
-                group.create_task(self._watch_schedule()),
-            ]
+            group.create_task(self.committer.run())
+            group.create_task(self._watch_capacity())
+            group.create_task(self._watch_schedule())
             await self._load()
             self.trouble = None
-            background += [
-                group.create_task(self._watch_presence()),
-                group.create_task(self._watch_changes()),
-                group.create_task(self._tick()),
-                group.create_task(chores.backups(self.settings, self.store)),
-                group.create_task(chores.sweep(self.store, self.blobs)),
-            ]
+            self._ready.set()
+            group.create_task(self._watch_presence())
+            group.create_task(self._watch_changes())
+            group.create_task(self._tick())
+            group.create_task(chores.backups(self.settings, self.store))
+            group.create_task(chores.sweep(self.store, self.blobs))
             await self._stopping.wait()
             working = [live.working for live in self.runs.values() if live.working is not None]
-            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0)), *working], timeout=5)
-            for task in [*background, *working]:
-                task.cancel()
+            if working:
+                await asyncio.wait(working, timeout=_LAST_STEPS)
+            raise _Over
 
     def _forget(self) -> None:
         for live in self.runs.values():
@@ -147,6 +154,7 @@ class Loop:
         self.runs.clear()
         self.cleaning.clear()
         self.scheduler = Scheduler()
+        self.scheduler.set_nodes([_shape(node) for node in self.nodes])
         self.committer = Committer(self.store)
         self._schedule, self._observe, self._capacity_known = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

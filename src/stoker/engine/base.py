@@ -128,6 +128,10 @@ class Engine(Protocol):
         """Delete what is left of an ended attempt, its directories included. Absent is success."""
         ...
 
+    async def close(self) -> None:
+        """The server goes away; tasks go on."""
+        ...
+
 
 @runtime_checkable
 class Watches(Protocol):

@@ -1,0 +1,274 @@
+"""The control loop on the fake engine: real store, real blobs, real task directories, simulated bodies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.blobs import BlobStore
+from stoker.control.archive import LogArchive
+from stoker.control.controller import Controller
+from stoker.engine.base import Gpu, Node
+from stoker.errors import Conflict, Refused, StoreBusy
+from stoker.settings import ControlSettings, Home, Settings
+from stoker.store import Store
+from stoker.store.rows import RunRow
+from stoker.task.formats import Order, TaskInfo
+from stoker.testing.fake_engine import Behaviour, FakeEngine, Script
+
+
+class Rig:
+    """A server's inside without HTTP. `restart` is a server that was killed and started again."""
+
+    def __init__(self, root: Path, script: Script, nodes: list[Node]) -> None:
+        control = ControlSettings(poll=0.05, retry_backoff=0.01, retry_backoff_max=0.05, fault_retries=3)
+        self.settings = Settings(Home(root / "home"), control=control)
+        self.settings.home.root.mkdir(parents=True, exist_ok=True)
+        self.script, self.nodes = script, nodes
+        self.store = Store.open(self.settings.home.database)
+        self.blobs = BlobStore(self.settings.home.blobs)
+        self.engine = FakeEngine(self.settings.home, script, nodes=nodes)
+        self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
+        self.controller.start()
+        self._keys = 0
+
+    def close(self) -> None:
+        self.controller.shutdown()
+        self.store.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.store = Store.open(self.settings.home.database)
+        self.engine = FakeEngine(self.settings.home, self.script, nodes=self.nodes)
+        self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
+        self.controller.start()
+
+    def submit(self, run: str = "train", *, key: str | None = None, **job: Any) -> RunRow:
+        self._keys += 1
+        row, _ = self.controller.submit(
+            key=key or f"key-{self._keys}",
+            job={"run": [run], **job},
+            code=None,
+            secrets={},
+            record={},
+            user="ada",
+        )
+        return row
+
+    def until(self, run: str, *states: str) -> RunRow:
+        return wait(lambda: self.store.run(run), lambda row: row.state in states)
+
+    def ended(self, run: str) -> RunRow:
+        return self.until(run, "succeeded", "failed", "stopped")
+
+
+def wait(look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = 60.0) -> Any:
+    deadline = time.monotonic() + limit
+    while True:
+        seen = look()
+        if good(seen):
+            return seen
+        assert time.monotonic() < deadline, f"still {seen!r}"
+        time.sleep(0.01)
+
+
+def scripted(info: TaskInfo, order: Order) -> Behaviour:
+    """The command's first word says what the body does; later words, what later attempts do."""
+    words = order.argv[min(info.attempt, len(order.argv)) - 1].split(":")
+    return {
+        "train": lambda: Behaviour(lines=("hello", "bye"), metrics=((1, {"loss": 0.5}), (2, {"loss": 0.25}))),
+        "fail": lambda: Behaviour(exit_code=3, lines=("Traceback", "ValueError: no")),
+        "hang": lambda: Behaviour(hang=True),
+        "stubborn": lambda: Behaviour(hang=True, stubborn=True),
+        "die": lambda: Behaviour(launcher_dies=True),
+        "oom": lambda: Behaviour(kind="oom", signal=9),
+    }[words[0]]()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path, scripted, [Node("local", cpu=2, memory=8 << 30, gpus=(Gpu("gpu-0", 0, "H", 1 << 30),))])
+    yield made
+    made.close()
+
+
+def test_a_run_from_submit_to_success(rig: Rig) -> None:
+    row = rig.ended(rig.submit(name="digits").id)
+    assert (row.state, row.exit_code, row.cause, row.attempt) == ("succeeded", 0, "completed", 1)
+    texts = [record["text"] for record in LogArchive(rig.settings.home).read(row.id, None)[0]]
+    assert texts == ["hello", "bye"]
+    assert [(p[0], p[1]) for p in rig.store.metric_points(row.id, "loss")] == [(1, 0.5), (2, 0.25)]
+    assert [event.kind for event in rig.store.events(row.id)] == ["queued", "starting", "running", "ended"]
+    wait(lambda: rig.store.attempt(row.id, 1).removed)
+    assert not (rig.settings.home.tasks / row.id).exists()
+
+
+def test_the_same_key_is_the_same_run(rig: Rig) -> None:
+    assert rig.submit(key="k").id == rig.submit(key="k").id
+    with pytest.raises(Conflict):
+        rig.submit("fail", key="k")
+
+
+def test_a_failing_run_spends_its_retries_and_says_why(rig: Rig) -> None:
+    row = rig.ended(rig.submit("fail", retries=2).id)
+    assert (row.state, row.exit_code, row.attempt, row.failures) == ("failed", 3, 3, 3)
+    assert rig.store.attempt(row.id, 3).evidence["last_lines"][-1] == "ValueError: no"
+    answer = rig.controller.why(row.id)
+    assert "ValueError: no" in answer["text"] and "user-error" in answer["text"]
+
+
+def test_a_lost_launcher_costs_no_retry(rig: Rig) -> None:
+    row, _ = rig.controller.submit(
+        key="lost", job={"run": ["die", "train"]}, code=None, secrets={}, record={}, user="ada"
+    )
+    done = rig.ended(row.id)
+    assert (done.state, done.attempt, done.failures) == ("succeeded", 2, 0)
+    assert rig.store.attempt(row.id, 1).cause == "lost"
+
+
+def test_a_run_that_is_lost_every_time_fails_in_the_end(rig: Rig) -> None:
+    row = rig.ended(rig.submit("die").id)
+    assert (row.state, row.cause, row.attempt) == ("failed", "lost", 4)
+
+
+def test_waiting_runs_start_by_priority_then_time(rig: Rig) -> None:
+    blocker = rig.submit("hang", resources={"cpu": 2})
+    rig.until(blocker.id, "running")
+    waiting = [rig.submit(resources={"cpu": 2}, priority=p) for p in ("low", "normal", "high", "normal")]
+    wait(lambda: rig.controller.place(waiting[0].id), lambda place: place == 4)
+    assert [rig.controller.place(row.id) for row in waiting] == [4, 2, 1, 3]
+    why = rig.controller.why(waiting[0].id)
+    assert "number 4 of 4" in why["text"]
+    rig.controller.stop_run(blocker.id, kill=True, by="ada")
+    rig.engine.advance(5)
+    ends = {row.id: rig.ended(row.id) for row in waiting}
+    started = sorted(waiting, key=lambda row: ends[row.id].started_at or 0.0)
+    assert [row.id for row in started] == [waiting[i].id for i in (2, 1, 3, 0)]
+
+
+def test_what_can_never_fit_is_refused_at_submit(rig: Rig) -> None:
+    with pytest.raises(Refused, match="2 GPUs"):
+        rig.submit(resources={"gpu": 2})
+    rig.engine.name = "local"  # under its own name the fake refuses nothing
+    with pytest.raises(Refused, match="image"):
+        rig.submit(image="torch:2")
+
+
+def test_stop_is_graceful_then_stopped(rig: Rig) -> None:
+    row = rig.submit("hang")
+    rig.until(row.id, "running")
+    rig.controller.stop_run(row.id, kill=False, by="ada")
+    rig.until(row.id, "stopping", "stopped")
+    rig.engine.advance(5)
+    done = rig.ended(row.id)
+    assert (done.state, done.cause) == ("stopped", "stopped")
+
+
+def test_stop_of_a_queued_run_starts_nothing(rig: Rig) -> None:
+    blocker = rig.submit("hang", resources={"cpu": 2})
+    rig.until(blocker.id, "running")
+    row = rig.submit(resources={"cpu": 2})
+    rig.controller.stop_run(row.id, kill=False, by="ada")
+    assert (rig.ended(row.id).state, rig.store.run(row.id).attempt) == ("stopped", 0)
+
+
+def test_suspend_and_resume(rig: Rig) -> None:
+    row, _ = rig.controller.submit(
+        key="s", job={"run": ["hang", "train"]}, code=None, secrets={}, record={}, user="ada"
+    )
+    rig.until(row.id, "running")
+    rig.controller.suspend(row.id, by="ada")
+    rig.until(row.id, "stopping", "suspended")
+    rig.engine.advance(5)
+    rig.until(row.id, "suspended")
+    assert rig.controller.nodes()[0]["used"]["cpu"] == 0
+    rig.controller.resume(row.id, key="r1", secrets={}, changes=[])
+    done = rig.ended(row.id)
+    assert (done.state, done.attempt) == ("succeeded", 2)
+
+
+def test_a_drill_preempts_and_the_run_comes_back(rig: Rig) -> None:
+    row, _ = rig.controller.submit(
+        key="d", job={"run": ["hang", "train"]}, code=None, secrets={}, record={}, user="ada"
+    )
+    rig.until(row.id, "running")
+    rig.controller.drill(row.id, "preempt")
+    wait(lambda: rig.store.run(row.id).state != "running")
+    rig.engine.advance(5)
+    done = rig.ended(row.id)
+    assert (done.state, done.failures) == ("succeeded", 0)
+    assert rig.store.attempt(row.id, 1).cause == "preempted"
+
+
+def test_a_restarted_server_adopts_what_runs(rig: Rig) -> None:
+    hanging = rig.submit("hang")
+    rig.until(hanging.id, "running")
+    rig.restart()
+    wait(lambda: rig.controller.nodes()[0]["used"]["cpu"], lambda used: used == 1)
+    assert rig.engine.starts(hanging.id, 1, "worker-0") == [(1, 1)]
+    rig.controller.stop_run(hanging.id, kill=True, by="ada")
+    rig.engine.advance(5)
+    assert rig.ended(hanging.id).state == "stopped"
+
+
+def test_after_a_reboot_runs_go_on(rig: Rig) -> None:
+    row, _ = rig.controller.submit(
+        key="b", job={"run": ["hang", "train"]}, code=None, secrets={}, record={}, user="ada"
+    )
+    rig.until(row.id, "running")
+    rig.engine.reboot()
+    done = rig.ended(row.id)
+    assert (done.state, done.attempt, rig.store.attempt(row.id, 1).cause) == ("succeeded", 2, "lost")
+
+
+def test_an_engine_that_does_not_answer_proves_nothing(rig: Rig) -> None:
+    row = rig.submit("hang")
+    rig.until(row.id, "running")
+    rig.engine.unavailable = True
+    before = rig.engine.calls.get("observe", 0)
+    wait(lambda: rig.engine.calls.get("observe", 0) > before + 5)
+    assert rig.store.run(row.id).state == "running"
+    rig.engine.unavailable = False
+
+
+def test_a_store_that_fails_for_a_while_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is done that could not be recorded; when the store is back everything goes on."""
+    real = rig.store.apply
+    failing = True
+
+    def apply(changes: Any) -> None:
+        if failing:
+            raise StoreBusy("the database is locked")
+        real(changes)
+
+    monkeypatch.setattr(rig.store, "apply", apply)
+    rows = [rig.submit() for _ in range(5)]
+    wait(lambda: rig.controller._loop.trouble)
+    assert rig.engine.calls.get("submit", 0) == 0
+    failing = False
+    assert {rig.ended(row.id).state for row in rows} == {"succeeded"}
+    for row in rows:
+        assert rig.store.run(row.id).attempt == 1
+
+
+def test_secrets_are_gone_when_the_run_is_over(rig: Rig) -> None:
+    with pytest.raises(Refused, match="HF_TOKEN"):
+        rig.controller.submit(
+            key="none", job={"run": ["train"], "secrets": ["HF_TOKEN"]}, code=None, secrets={}, record={}, user="a"
+        )
+    row, _ = rig.controller.submit(
+        key="secret", job={"run": ["hang"], "secrets": ["HF_TOKEN"]}, code=None,
+        secrets={"HF_TOKEN": "hf_sesame"}, record={}, user="a",
+    )  # fmt: skip
+    rig.until(row.id, "running")
+    holding = [path for path in rig.settings.home.root.rglob("*") if path.is_file() and b"hf_sesame" in path.read_bytes()]
+    assert {oct(path.stat().st_mode & 0o777) for path in holding} == {"0o600"}
+    rig.controller.stop_run(row.id, kill=True, by="a")
+    rig.engine.advance(5)
+    rig.ended(row.id)
+    wait(lambda: rig.store.attempt(row.id, 1).removed)
+    assert not [p for p in rig.settings.home.root.rglob("*") if p.is_file() and b"hf_sesame" in p.read_bytes()]
