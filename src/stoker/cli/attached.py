@@ -1,0 +1,196 @@
+"""Watching a run from the terminal that started it: its lines, its state, Ctrl-C, its exit code.
+
+A second thread reads the log stream; this one prints, asks the server how things stand while nothing is
+printed, and is the one that Ctrl-C interrupts.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli import human, render, term
+from stoker.cli.stream import Printer, records, several_tasks
+from stoker.errors import ServerUnreachable, StokerError
+
+if TYPE_CHECKING:
+    from stoker.cli.context import Context
+
+Json = dict[str, Any]
+FIRST_LOOK = 0.5
+"""Seconds without a line before the state is asked for: a short run ends without being asked about."""
+LOOK_EVERY = 2.0
+
+
+def watch(ctx: Context, run: Json, *, quiet: bool = False, since_attempt: int | None = None) -> int:
+    """Follow `run` to its end and give the exit code that stands for it."""
+    return _Watch(ctx, run, quiet, since_attempt).to_end()
+
+
+class _Watch:
+    def __init__(self, ctx: Context, run: Json, quiet: bool, since_attempt: int | None) -> None:
+        self.ctx = ctx
+        self.id = str(run["id"])
+        self.quiet = quiet
+        self.printer = Printer(ctx, prefixes=several_tasks(run))
+        self.status = _Status(ctx, quiet)
+        self.stopping = False
+        self._records: queue.SimpleQueue[Json | StokerError] = queue.SimpleQueue()
+        query: Json = {} if since_attempt is None else {"attempt": since_attempt}
+        threading.Thread(target=self._read, args=(query,), daemon=True).start()
+
+    def _read(self, query: Json) -> None:
+        try:
+            for record in records(self.ctx.connect, self.id, query, follow=True):
+                self._records.put(record)
+        except StokerError as exc:
+            self._records.put(exc)
+
+    def to_end(self) -> int:
+        pause = FIRST_LOOK
+        while True:
+            try:
+                try:
+                    record = self._records.get(timeout=pause)
+                except queue.Empty:
+                    pause = LOOK_EVERY
+                    self._look()
+                    continue
+                if isinstance(record, StokerError):
+                    raise record
+                if "end" in record:
+                    return self._ended(record["end"])
+                self.status.clear()
+                self.printer(record)
+            except KeyboardInterrupt:
+                code = self._interrupted()
+                if code is not None:
+                    return code
+
+    def _look(self) -> None:
+        try:
+            self.status.show(self.ctx.client.run(self.id))
+        except ServerUnreachable:
+            # The reading thread brings the server back; until then the last known state stands.
+            self.status.say(f"{term.safe(self.id)}: the server went away; the training goes on; reconnecting")
+            try:
+                self.ctx.reconnect()
+            except ServerUnreachable:
+                return
+
+    def _ended(self, end: Json) -> int:
+        self.printer.finish_line()
+        self.status.clear()
+        if not self.quiet:
+            if end.get("state") == "succeeded":
+                self.ctx.note(f"{term.safe(self.id)} succeeded")
+            else:
+                self._say_ending()
+        return render.exit_status(end)
+
+    def _say_ending(self) -> None:
+        from stoker.cli.commands.wait import ending_line
+
+        run = self.ctx.client.run(self.id)
+        self.ctx.note(ending_line(run))
+        if run["state"] == "failed":
+            self.ctx.note(f"\nhint: stoker why {term.safe(self.id)}")
+
+    # -- Ctrl-C ----------------------------------------------------------------------------------------------
+
+    def _interrupted(self) -> int | None:
+        """An exit code to leave with, or None to go on."""
+        self.status.clear()
+        self.printer.finish_line()
+        if self.stopping:
+            self.ctx.note(f"killing {term.safe(self.id)}")
+            self.ctx.client.stop(self.id, kill=True)
+            return None
+        if not self.ctx.interactive:
+            return self._detach(130)
+        answer = self._ask()
+        if answer == "d":
+            return self._detach(0)
+        if answer == "s":
+            self.stopping = True
+            self.ctx.note(f"stopping {term.safe(self.id)}; Ctrl-C again kills it")
+            self.ctx.client.stop(self.id, kill=False)
+        return None
+
+    def _ask(self) -> str:
+        """d, s or c. A second Ctrl-C means stop; the end of the input means detach."""
+        assert self.ctx.stdin is not None
+        while True:
+            self.ctx.err.write("\ndetach, stop or continue? [d/s/c] ")
+            self.ctx.err.flush()
+            try:
+                line = self.ctx.stdin.readline()
+            except KeyboardInterrupt:
+                self.ctx.note("")
+                return "s"
+            word = line.strip().lower()
+            if not line:
+                return "d"
+            if word[:1] in ("d", "s", "c"):
+                return word[0]
+
+    def _detach(self, code: int) -> int:
+        name = term.safe(self.id)
+        self.ctx.note(f"detached; {name} goes on\n  stoker logs -f {name}\n  stoker stop {name}")
+        return code
+
+
+class _Status:
+    """What the run is doing while it prints nothing: one transient line on a terminal, else a line per change."""
+
+    def __init__(self, ctx: Context, quiet: bool) -> None:
+        self.ctx = ctx
+        self.quiet = quiet
+        self.transient = term.is_terminal(ctx.err)
+        self._shown = ""
+        self._last = ""
+
+    def show(self, run: Json) -> None:
+        state = run["state"]
+        if state == "running" and (run.get("attempts") or [{}])[-1].get("number", 1) <= 1:
+            self.clear()
+            return
+        self.say(status_text(run))
+
+    def say(self, text: str) -> None:
+        if self.quiet or text == self._last:
+            return
+        self._last = text
+        if not self.transient:
+            self.ctx.note(text)
+            return
+        self.clear()
+        self._shown = term.cut(text, (term.columns(self.ctx.err) or 80) - 1)
+        self.ctx.err.write(term.style(self._shown, "dim", on=self.ctx.err_color))
+        self.ctx.err.flush()
+
+    def clear(self) -> None:
+        if self._shown:
+            self.ctx.err.write("\r\x1b[K")
+            self.ctx.err.flush()
+            self._shown = ""
+            self._last = ""
+
+
+def status_text(run: Json) -> str:
+    """`digits-7f3k queued (2nd in line): waits for 2 cpu`"""
+    place = run.get("place")
+    where = f" ({human.ordinal(int(place))} in line)" if place and run["state"] == "queued" else ""
+    reason = term.safe(run.get("reason") or "")
+    attempts = run.get("attempts") or []
+    number = attempts[-1].get("number", 1) if attempts else 1
+    again = f", attempt {number}" if number > 1 else ""
+    return f"{term.safe(run['id'])} {term.safe(run['state'])}{where}{again}" + (
+        f": {reason}" if reason else ""
+    )
+
+
+def started_line(run: Json) -> str:
+    return f"{term.safe(run['id'])} submitted at {time.strftime('%H:%M:%S')}"

@@ -1,0 +1,173 @@
+"""The click side of a command: help, mistakes and unusual spellings.
+
+Imported only when the quick reader (`params.quick`) gives up, because importing click takes longer than
+most commands. Mistakes become `UsageMistake`, in the house's words: what, and how to write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from stoker.cli.errors import UsageMistake
+from stoker.cli.guess import nearest
+from stoker.cli.params import Argument, Command, Option
+
+
+def parse(command: Command, path: str, argv: Sequence[str]) -> dict[str, Any] | None:
+    """The values for `command.run`, or None after help was printed. Raises UsageMistake."""
+    built = build(command)
+    try:
+        with built.make_context(path, list(argv)) as context:
+            values: dict[str, Any] = context.params
+    except click.exceptions.Exit:
+        return None
+    except click.ClickException as exc:
+        raise mistake(command, path, exc) from exc
+    return values
+
+
+def build(command: Command) -> click.Command:
+    """The click command of a declaration. It only parses: running is up to the caller."""
+    parameters: list[click.Parameter] = [_argument(argument) for argument in command.arguments]
+    parameters += [_option(option) for option in command.options]
+    return _Command(
+        command,
+        params=parameters,
+        help=command.help or command.summary,
+        epilog=_examples(command),
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+class _Command(click.Command):
+    """Help in the house's style, and `rest` commands that leave everything after the first word alone."""
+
+    def __init__(self, declared: Command, **kwargs: Any) -> None:
+        super().__init__(declared.name, **kwargs)
+        self.declared = declared
+        self.allow_interspersed_args = not declared.rest
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"usage: {usage_line(self.declared, ctx.command_path)}\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.epilog:
+            formatter.write("\n" + self.epilog + "\n")
+
+
+class _Option(click.Option):
+    """Shows one spelling where it understands several."""
+
+    def __init__(self, *args: Any, also: tuple[str, ...], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._also = also
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        names = record[0]
+        for name in self._also:
+            names = names.replace(f", {name}", "")
+        return names, record[1]
+
+
+def _option(option: Option) -> click.Option:
+    if option.flag:
+        return click.Option(
+            [*option.names, option.dest], is_flag=True, default=False, help=option.help, hidden=option.hidden
+        )
+    kind = click.Choice(option.kind) if isinstance(option.kind, tuple) else option.kind
+    return _Option(
+        [*option.names, option.dest],
+        also=option.also,
+        type=kind,
+        multiple=option.multiple,
+        default=() if option.multiple else option.default,
+        help=option.help,
+        metavar=option.metavar,
+        hidden=option.hidden,
+    )
+
+
+def _argument(argument: Argument) -> click.Argument:
+    kind = click.Choice(argument.kind) if isinstance(argument.kind, tuple) else argument.kind
+    return click.Argument(
+        [argument.dest],
+        nargs=-1 if argument.count < 0 else 1,
+        required=argument.count in (1, -2),
+        type=click.UNPROCESSED if kind is str else kind,
+        metavar=argument.metavar,
+    )
+
+
+def _examples(command: Command) -> str:
+    if not command.examples:
+        return ""
+    width = max(len(line) for line, _ in command.examples)
+    return "Examples:\n" + "\n".join(f"  {line:<{width}}  {what}".rstrip() for line, what in command.examples)
+
+
+def mistake(command: Command, path: str, exc: click.ClickException) -> UsageMistake:
+    """A click error in our words."""
+    usage = usage_line(command, path)
+    if isinstance(exc, click.NoSuchOption):
+        return _no_such_option(command, path, exc)
+    if isinstance(exc, click.MissingParameter):
+        parameter = exc.param
+        name = (
+            parameter.make_metavar(exc.ctx)
+            if parameter is not None and exc.ctx is not None
+            else "an argument"
+        )
+        return UsageMistake(f"{path} needs {name.strip('[]').removesuffix('...')}", hint=f"Usage: {usage}")
+    if isinstance(exc, click.BadParameter):
+        return UsageMistake(f"{_parameter_name(exc)}: {_lower(exc.message)}", hint=f"See {path} --help.")
+    if isinstance(exc, click.BadOptionUsage):
+        return UsageMistake(_lower(exc.message).replace("'", ""), hint=f"See {path} --help.")
+    return UsageMistake(_lower(exc.format_message()), hint=f"Usage: {usage}")
+
+
+def _no_such_option(command: Command, path: str, exc: click.NoSuchOption) -> UsageMistake:
+    close = nearest(exc.option_name, [name for option in command.options for name in option.names])
+    hint = f"Did you mean {close}?" if close else f"{path} --help lists the options."
+    if command.rest and not close:
+        hint += " Options of your own program go after its name."
+    return UsageMistake(f"{path} has no option {exc.option_name}", hint=hint)
+
+
+def _parameter_name(exc: click.BadParameter) -> str:
+    if exc.param is None:
+        return "argument"
+    if isinstance(exc.param, click.Option):
+        return max(exc.param.opts, key=len)
+    return exc.param.metavar or str(exc.param.name)
+
+
+def usage_line(command: Command, path: str) -> str:
+    """`stoker logs [OPTIONS] RUN`"""
+    parts = [path]
+    if len(command.options) > 1:
+        parts.append("[OPTIONS]")
+    for argument in command.arguments:
+        name = argument.metavar + ("..." if argument.count < 0 else "")
+        parts.append(name if argument.count in (1, -2) else f"[{name}]")
+    return " ".join(parts)
+
+
+def unknown_command(
+    word: str, names: Iterable[str], path: str = "stoker", *, looks_like_script: bool = False
+) -> UsageMistake:
+    if looks_like_script:
+        return UsageMistake(f"{word!r} is a script, not a command", hint=f"To train it: stoker run {word}")
+    close = nearest(word, list(names))
+    hint = f"Did you mean {path} {close}?" if close else f"{path} --help lists the commands."
+    return UsageMistake(f"{path} has no command {word!r}", hint=hint)
+
+
+def _lower(message: str) -> str:
+    message = message.strip().removesuffix(".")
+    return message[:1].lower() + message[1:]

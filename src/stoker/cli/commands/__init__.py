@@ -1,0 +1,1 @@
+"""One module per command (or small group). Each has `COMMANDS`: name -> declaration."""

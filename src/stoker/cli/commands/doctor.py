@@ -1,0 +1,3 @@
+"""`stoker doctor`."""
+
+COMMANDS = {}

@@ -1,0 +1,238 @@
+"""`stoker drill`: hurt a run on purpose and report how it came back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from stoker.cli import human, render, term
+from stoker.cli.context import Context
+from stoker.cli.errors import UsageMistake
+from stoker.cli.lookup import on_run
+from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.errors import Conflict, ServerUnreachable, StokerError
+
+HOWS = ("process", "launcher", "server", "preempt")
+LOOK_EVERY = 0.2
+Json = dict[str, Any]
+
+
+def drill(ctx: Context, *, run: str, how: str, timeout: str, as_json: bool) -> int:
+    limit = human.parse_duration(timeout)
+    if limit is None:
+        raise UsageMistake(f"--timeout: {timeout!r} is not a duration", hint="Write 90, 5m or 1h.")
+    before = on_run(ctx, run, ctx.client.run)
+    if before["state"] != "running":
+        raise Conflict(
+            f"{before['id']} is {before['state']}, and only a running run can be drilled",
+            hint=f"stoker resume {before['id']} starts it again."
+            if before["state"] in render.TERMINAL
+            else "Wait until it runs.",
+        )
+    watcher = _Watcher(ctx, str(before["id"]), quiet=as_json)
+    watcher.skip_past()
+    began = time.monotonic()
+    did, last_step = _hurt(ctx, before, how)
+    if not as_json:
+        ctx.note(term.safe(did))
+    after = watcher.until_back(before, how, began + limit)
+    report = judge(before, after, how, did, last_step, time.monotonic() - began)
+    if as_json:
+        ctx.json(report)
+    else:
+        _print(ctx, report)
+    return 0 if report["resumed"] else 1
+
+
+def _hurt(ctx: Context, before: Json, how: str) -> tuple[str, int | None]:
+    """What was done, and the newest step reported before it."""
+    if how == "server":
+        last = _last_step(ctx, before["id"])
+        return _kill_server(ctx), last
+    did = str(ctx.client.drill(before["id"], how)["did"])
+    return did, _last_step(ctx, before["id"])
+
+
+def _kill_server(ctx: Context) -> str:
+    """SIGKILL to the user's own server, by the pid it gives of itself; then it is started again."""
+    server = ctx.client.server()
+    pid = int(server["pid"])
+    if pid <= 1:
+        raise StokerError(f"the server gives {pid} as its process id", hint="See stoker server status.")
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError as exc:
+        raise Conflict(
+            f"the server (pid {pid}) does not run on this machine", hint="Drill it where it runs."
+        ) from exc
+    except PermissionError as exc:
+        raise Conflict(
+            f"the server (pid {pid}) belongs to somebody else", hint="Only your own server can be drilled."
+        ) from exc
+    until = time.monotonic() + 30
+    while True:
+        try:
+            answered = ctx.reconnect().server()
+            if int(answered["pid"]) != pid:
+                return f"killed the server (pid {pid}); a new one (pid {answered['pid']}) is up"
+        except ServerUnreachable:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.05)
+
+
+def _last_step(ctx: Context, run_id: str) -> int | None:
+    steps = [entry.get("last_step") for entry in ctx.client.metrics(run_id)["keys"]]
+    known = [int(step) for step in steps if step is not None]
+    return max(known) if known else None
+
+
+class _Watcher:
+    """Looks at a run, telling its new events, until it is back or has ended."""
+
+    def __init__(self, ctx: Context, run_id: str, *, quiet: bool) -> None:
+        self.ctx = ctx
+        self.run_id = run_id
+        self.quiet = quiet
+        self._told = 0
+
+    def skip_past(self) -> None:
+        self._told = len(self.ctx.client.events(self.run_id)["events"])
+
+    def until_back(self, before: Json, how: str, until: float) -> Json:
+        while True:
+            try:
+                run: Json = self.ctx.client.run(self.run_id)
+                self._tell()
+            except ServerUnreachable:
+                if time.monotonic() >= until:
+                    raise
+                self.ctx.reconnect()
+                continue
+            if _ended(run) or _is_back(before, run, how) or time.monotonic() >= until:
+                self._tell()
+                return run
+            time.sleep(LOOK_EVERY)
+
+    def _tell(self) -> None:
+        events = self.ctx.client.events(self.run_id)["events"]
+        for event in events[self._told :] if not self.quiet else []:
+            self.ctx.note(
+                f"  {human.clock(event['t'])}  {term.safe(event['kind'])}  {term.safe(event.get('text') or '')}"
+            )
+        self._told = len(events)
+
+
+def _ended(run: Json) -> bool:
+    return run["state"] in render.TERMINAL or run["state"] == "suspended"
+
+
+def _body(run: Json) -> tuple[int, int]:
+    newest = (run.get("attempts") or [{}])[-1]
+    return int(newest.get("number") or 0), int(newest.get("generation") or 0)
+
+
+def _is_back(before: Json, run: Json, how: str) -> bool:
+    if run["state"] != "running":
+        return False
+    return how == "server" or _body(run) > _body(before)
+
+
+def judge(before: Json, after: Json, how: str, did: str, last_step: int | None, seconds: float) -> Json:
+    """The report: whether and how fast it came back, from where, and what was lost. Pure."""
+    newest = (after.get("attempts") or [{}])[-1]
+    same = _body(after) == _body(before)
+    finished = how == "server" and after["state"] == "succeeded"
+    resumed = _is_back(before, after, how) or finished or (after["state"] == "succeeded" and not same)
+    checkpoint = newest.get("resumed_from") if not same else None
+    known = {c["id"]: c for c in after.get("checkpoints") or []}
+    from_step = known.get(checkpoint, {}).get("step") if checkpoint else None
+    kept_going = same and resumed
+    lost = (
+        None
+        if last_step is None or kept_going
+        else max(0, last_step - (from_step or 0))
+        if checkpoint is None or from_step is not None
+        else None
+    )
+    report = {
+        "run": after["id"],
+        "how": how,
+        "did": did,
+        "resumed": resumed,
+        "kept_going": kept_going,
+        "seconds": round(seconds, 2),
+        "state": after["state"],
+        "cause": after.get("cause"),
+        "reason": after.get("reason"),
+        "attempt": newest.get("number"),
+        "from_checkpoint": checkpoint,
+        "from_step": from_step,
+        "last_step": last_step,
+        "lost_steps": 0 if kept_going else lost,
+    }
+    report["verdict"] = _verdict(report)
+    return report
+
+
+def _verdict(report: Json) -> str:
+    if report["kept_going"]:
+        return f"fine: the training went on; the server was back after {human.duration(report['seconds'])}"
+    if not report["resumed"]:
+        what = f": {report['reason']}" if report.get("reason") else ""
+        return f"not resumed: {report['state']} after {human.duration(report['seconds'])}{what}"
+    if report["from_checkpoint"] is None:
+        where = "from the start, because no checkpoint was there"
+    elif report["from_step"] is not None:
+        where = f"from step {report['from_step']}"
+    else:
+        where = f"from checkpoint {report['from_checkpoint']}"
+    lost = report["lost_steps"]
+    cost = f"; {human.plural(lost, 'step')} lost" if lost is not None else ""
+    return f"resumed in {human.duration(report['seconds'])} {where}{cost}"
+
+
+def _print(ctx: Context, report: Json) -> None:
+    style = ("green", "bold") if report["resumed"] else ("red", "bold")
+    ctx.print(f"{ctx.style('verdict', *style)}: {term.safe(report['verdict'])}")
+    if report["resumed"] and report["from_checkpoint"] is None and not report["kept_going"]:
+        ctx.note(
+            "\nhint: Write checkpoints to $STOKER_CHECKPOINT_DIR, and resume from $STOKER_RESUME_FROM when it is set."
+        )
+    elif not report["resumed"] and report["state"] == "failed":
+        ctx.note(
+            f"\nhint: With `--retries 1` a killed training is tried again. stoker why {term.safe(report['run'])} says more."
+        )
+
+
+COMMANDS = {
+    "drill": Command(
+        "drill",
+        drill,
+        summary="kill a run on purpose and see how it comes back",
+        help="Kill a run on purpose and watch: did it come back, how fast, from which step, what was lost. `process` "
+        "kills the training, `launcher` what runs it, `server` your own server (it is started again), `preempt` takes "
+        "its place away as for a more urgent run. Exits 0 when the run came back.",
+        arguments=[Argument("run", complete="run")],
+        options=[
+            Option(
+                "--how",
+                kind=HOWS,
+                default="process",
+                help="What to kill: process (default), launcher, server, preempt.",
+            ),
+            Option(
+                "--timeout",
+                default="5m",
+                metavar="TIME",
+                help="How long to wait for it to come back (default 5m).",
+            ),
+            JSON,
+        ],
+        examples=[("stoker drill digits-7f3k", ""), ("stoker drill digits-7f3k --how server", "")],
+        shapes="`{run, how, did, resumed, kept_going, seconds, state, cause, reason, attempt, from_checkpoint, from_step, "
+        "last_step, lost_steps, verdict}`",
+    )
+}

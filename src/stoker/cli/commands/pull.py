@@ -1,0 +1,128 @@
+"""`stoker pull`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stoker.cli import human, term
+from stoker.cli.context import Context
+from stoker.cli.download import Download, Plan, target_of
+from stoker.cli.errors import UsageMistake
+from stoker.cli.lookup import on_run
+from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.errors import Conflict, NotFound
+
+WHAT = ("outputs", "checkpoints", "logs")
+
+
+def pull(
+    ctx: Context,
+    *,
+    run: str,
+    what: str,
+    checkpoint: str | None,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+) -> int:
+    if checkpoint is not None and what == "outputs":
+        what = "checkpoints"
+    if checkpoint is not None and what != "checkpoints":
+        raise UsageMistake(f"--checkpoint does not go with --what {what}", hint="Leave --what out.")
+    whole = on_run(ctx, run, ctx.client.run)
+    run_id = str(whole["id"])
+    chosen = _checkpoint(whole, checkpoint) if what == "checkpoints" else None
+    files = ctx.client.files(run_id, what=what, checkpoint=chosen)["files"]
+    folder = Path(output) if output is not None else Path(run_id) / what
+    if not files:
+        raise NotFound(f"{run_id} has no {what}", hint=_why_none(whole, what), details={"what": "files"})
+    plans = [_plan(folder, entry, force) for entry in files]
+    total = sum(plan.size for plan in plans)
+    download = Download(ctx, run_id, what, chosen, total)
+    for plan in plans:
+        download.file(plan)
+    download.finish()
+    if as_json:
+        ctx.json([{"path": str(plan.target), "size": plan.size, "sha256": plan.sha256} for plan in plans])
+        return 0
+    fetched = human.size(download.fetched)
+    ctx.note(
+        f"{human.plural(len(plans), 'file')}, {human.size(total)} ({fetched} fetched) in {term.safe(folder)}"
+    )
+    return 0
+
+
+def _plan(folder: Path, entry: dict[str, Any], force: bool) -> Plan:
+    plan = Plan(
+        str(entry["path"]), target_of(folder, str(entry["path"])), int(entry["size"]), entry.get("sha256")
+    )
+    if not force and plan.target.exists() and not plan.is_here():
+        raise Conflict(
+            f"{plan.target} is there already and differs from the run's",
+            hint="Use --force to replace it, or -o DIR.",
+        )
+    return plan
+
+
+def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
+    """The id of the checkpoint meant by an id, its beginning or a name; the newest kept one by default."""
+    kept = [c for c in run.get("checkpoints") or [] if c.get("kept", True)]
+    kept.sort(key=lambda c: c.get("created_at") or 0)
+    if not kept:
+        raise NotFound(
+            f"{run['id']} has no checkpoints",
+            hint="Write them to $STOKER_CHECKPOINT_DIR.",
+            details={"what": "checkpoint"},
+        )
+    if wanted is None:
+        return str(kept[-1]["id"])
+    exact = [c for c in kept if wanted in (str(c["id"]), str(c["name"]))]
+    found = exact or [c for c in kept if str(c["id"]).startswith(wanted)]
+    if not found:
+        names = ", ".join(term.safe(c["id"]) for c in kept[-5:])
+        raise NotFound(
+            f"{run['id']} keeps no checkpoint {wanted!r}",
+            hint=f"Kept: {names}.",
+            details={"what": "checkpoint"},
+        )
+    return str(found[-1]["id"])
+
+
+def _why_none(run: dict[str, Any], what: str) -> str:
+    if what == "outputs" and run.get("state") not in ("succeeded", "failed", "stopped"):
+        return "Outputs are collected when the run ends; --what checkpoints and --what logs are there before."
+    if what == "outputs":
+        return "What a script leaves in $STOKER_OUTPUT_DIR becomes its output."
+    return f"See stoker show {run['id']}."
+
+
+COMMANDS = {
+    "pull": Command(
+        "pull",
+        pull,
+        summary="bring outputs, checkpoints or logs to a folder",
+        help="Bring a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
+        "against its SHA-256. An interrupted pull goes on where it was when it is repeated.",
+        arguments=[Argument("run", complete="run")],
+        options=[
+            Option(
+                "--what",
+                kind=WHAT,
+                default="outputs",
+                help="What to bring: outputs (default), checkpoints or logs.",
+            ),
+            Option(
+                "--checkpoint", metavar="ID", help="Which checkpoint, by id or name; default: the newest."
+            ),
+            Option("-o", "--output", metavar="DIR", help="Where to."),
+            Option("--force", flag=True, help="Replace files that are there and differ."),
+            JSON,
+        ],
+        examples=[
+            ("stoker pull digits-7f3k", "outputs into ./digits-7f3k/outputs"),
+            ("stoker pull digits-7f3k --what checkpoints -o best", "the newest checkpoint"),
+        ],
+        shapes="a list of `{path, size, sha256}`: the files as they lie here now",
+    )
+}

@@ -1,0 +1,86 @@
+"""`stoker rerun`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.cli import job_flags, submitting
+from stoker.cli.context import Context
+from stoker.cli.lookup import on_run
+from stoker.cli.params import Argument, Command, Option
+
+
+def rerun(
+    ctx: Context,
+    *,
+    run: str,
+    sets: tuple[str, ...],
+    secret: tuple[str, ...],
+    detach: bool,
+    dry_run: bool,
+    key: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    if not dry_run:
+        submitting.check_detached(detach, as_json)
+    old = on_run(ctx, run, ctx.client.run)
+    job = changed(old["job"], sets)
+    given = {item.partition("=")[0] for item in secret}
+    names = [*secret, *(name for name in job.get("secrets") or [] if name not in given)]
+    secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
+    if dry_run:
+        return submitting.dry_run(ctx, job=job, secrets=secrets)
+    answer = ctx.client.submit(
+        key=key or submitting.new_key(),
+        job=job,
+        code=old.get("code"),
+        secrets=secrets,
+        record={**(old.get("record") or {}), "rerun_of": old["id"]},
+    )
+    return submitting.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
+
+
+def changed(job: dict[str, Any], sets: tuple[str, ...]) -> dict[str, Any]:
+    """The job with `--set` applied, checked here only when something was changed."""
+    if not sets:
+        return job
+    from stoker.spec import Job, override_job  # lazy: pydantic
+
+    return override_job(Job.from_json(job), sets).to_json()
+
+
+COMMANDS = {
+    "rerun": Command(
+        "rerun",
+        rerun,
+        summary="start a run's job again as a new run",
+        help="Start the job of a run again as a new run: the same code, environment and settings, from the start. "
+        "Secrets are not kept with a run, so their values are read again.",
+        arguments=[Argument("run", complete="run")],
+        options=[
+            Option(
+                "--set",
+                dest="sets",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Change a key, as in resources.memory=2Gi.",
+            ),
+            Option(
+                "--secret",
+                multiple=True,
+                metavar="NAME|NAME=@FILE",
+                help="Where a secret's value is; default: the environment.",
+            ),
+            Option("-d", "--detach", flag=True, help="Print the id and return at once."),
+            Option(
+                "--dry-run", flag=True, help="Print what would be started and whether it fits; start nothing."
+            ),
+            Option("--key", metavar="KEY", help="Idempotency key: the same key starts the same run, once."),
+            Option("-q", "--quiet", flag=True, help="Only the training's own output."),
+            Option("--json", dest="as_json", flag=True, help="With -d: print the run as JSON."),
+        ],
+        examples=[("stoker rerun digits-7f3k --set resources.memory=2Gi", "")],
+        shapes="with -d: the new run; with --dry-run: `{job, fits, plan, notes}`",
+    )
+}

@@ -1,0 +1,68 @@
+"""`stoker resume`."""
+
+from __future__ import annotations
+
+from stoker.cli import job_flags, submitting, term
+from stoker.cli.attached import watch
+from stoker.cli.context import Context
+from stoker.cli.lookup import on_run
+from stoker.cli.params import JSON, Argument, Command, Option
+
+
+def resume(
+    ctx: Context,
+    *,
+    run: str,
+    sets: tuple[str, ...],
+    secret: tuple[str, ...],
+    follow: bool,
+    key: str | None,
+    as_json: bool,
+) -> int:
+    old = on_run(ctx, run, ctx.client.run)
+    given = {item.partition("=")[0] for item in secret}
+    names = [*secret, *(name for name in old["job"].get("secrets") or [] if name not in given)]
+    secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
+    answer = ctx.client.resume(old["id"], key=key or submitting.new_key(), secrets=secrets, set=sets)
+    if as_json:
+        ctx.json(answer)
+        return 0
+    name = term.safe(answer["id"])
+    ctx.note(f"{name} {term.safe(answer['state'])}")
+    if follow:
+        attempts = old.get("attempts") or [{"number": 0}]
+        return watch(ctx, answer, since_attempt=int(attempts[-1]["number"]) + 1)
+    ctx.print(name)
+    return 0
+
+
+COMMANDS = {
+    "resume": Command(
+        "resume",
+        resume,
+        summary="continue an ended or suspended run from its checkpoint",
+        help="Continue a stopped, failed, suspended or succeeded run from its newest checkpoint, as a new attempt of the "
+        "same run. Secrets are not kept with an ended run, so their values are read again.",
+        arguments=[Argument("run", complete="run")],
+        options=[
+            Option(
+                "--set",
+                dest="sets",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Change a key, as in timeout=24h.",
+            ),
+            Option(
+                "--secret",
+                multiple=True,
+                metavar="NAME|NAME=@FILE",
+                help="Where a secret's value is; default: the environment.",
+            ),
+            Option("-f", "--follow", flag=True, help="Show its output and exit as the training does."),
+            Option("--key", metavar="KEY", help="Idempotency key: the same key resumes once."),
+            JSON,
+        ],
+        examples=[("stoker resume digits-7f3k", ""), ("stoker resume digits-7f3k --set timeout=24h -f", "")],
+        shapes="the run",
+    )
+}

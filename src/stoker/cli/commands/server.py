@@ -1,0 +1,194 @@
+"""`stoker server`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from stoker.cli import human, term
+from stoker.cli.context import Context
+from stoker.cli.errors import UsageMistake
+from stoker.cli.params import JSON, Command, Option
+from stoker.errors import Conflict, ServerUnreachable, StokerError
+
+Json = dict[str, Any]
+STOP_LIMIT = 30.0
+
+
+def start(ctx: Context, *, as_json: bool) -> int:
+    _own_server_only()
+    from stoker.client import local
+
+    before = local.running(ctx.home)
+    record = before or local.start(ctx.home)
+    if as_json:
+        ctx.json(facts(ctx))
+        return 0
+    ctx.note(
+        f"the server {'already runs' if before else 'runs'}: pid {record['pid']}, {term.safe(record['url'])}"
+    )
+    return 0
+
+
+def stop(ctx: Context, *, as_json: bool) -> int:
+    _own_server_only()
+    stopped = stop_server(ctx)
+    if as_json:
+        ctx.json({"running": False, "stopped": stopped})
+    else:
+        ctx.note("the server has stopped; runs go on" if stopped else "the server does not run")
+    return 0
+
+
+def stop_server(ctx: Context) -> bool:
+    """End the server of this home and wait until it is gone; False when none ran. Its tasks go on."""
+    from stoker.client import local
+
+    record = local.running(ctx.home)
+    if record is None:
+        return False
+    try:
+        ctx.connect(autostart=False).shutdown()
+    except ServerUnreachable:
+        # It went away while it was asked to.
+        pass
+    until = time.monotonic() + STOP_LIMIT
+    while local.running(ctx.home) is not None:
+        if time.monotonic() > until:
+            raise Conflict(
+                f"the server (pid {record['pid']}) has not stopped within {STOP_LIMIT:.0f} seconds",
+                hint=f"See stoker server logs; kill {record['pid']} ends it, runs go on.",
+            )
+        time.sleep(0.02)
+    return True
+
+
+def restart(ctx: Context, *, as_json: bool) -> int:
+    _own_server_only()
+    stop_server(ctx)
+    return start(ctx, as_json=as_json)
+
+
+def status(ctx: Context, *, as_json: bool) -> int:
+    """0 when it answers, 4 when it does not."""
+    found = facts(ctx)
+    if as_json:
+        ctx.json(found)
+        return 0 if found["running"] else 4
+    if not found["running"]:
+        ctx.print(f"the server of {term.safe(found['home'])} does not run")
+        return 4
+    for label, text in _lines(found):
+        ctx.print(f"{label:<9} {text}")
+    return 0
+
+
+def facts(ctx: Context) -> Json:
+    """`{running, home, pid, url, version, started_at, store, counts}`; never starts a server."""
+    home = str(ctx.home.root)
+    try:
+        server: Json = ctx.connect(autostart=False).server()
+    except ServerUnreachable as exc:
+        return {"running": False, "home": home, "pid": None, "url": None, "reason": exc.message}
+    return {"running": True, **server, "home": server.get("home") or home}
+
+
+def _lines(found: Json) -> list[tuple[str, str]]:
+    store = found.get("store") or {}
+    counts = found.get("counts") or {}
+    states = ", ".join(f"{count} {term.safe(state)}" for state, count in sorted(counts.items()) if count)
+    return [
+        ("url", term.safe(found["url"])),
+        ("pid", str(found["pid"])),
+        ("version", term.safe(found.get("version") or "?")),
+        ("home", term.safe(found["home"])),
+        ("up", human.age(found.get("started_at"))),
+        (
+            "store",
+            f"{term.safe(store.get('kind'))}, schema {store.get('schema')}, {term.safe(store.get('status'))}",
+        ),
+        ("runs", states or "none"),
+    ]
+
+
+def logs(ctx: Context, *, follow: bool, tail: int) -> int:
+    if tail < 0:
+        raise UsageMistake(f"--tail: {tail} is negative", hint="For the last ten lines: --tail 10")
+    path = ctx.home.server_log
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise StokerError(
+            f"there is no {path}", hint="The server has not been started in this home yet."
+        ) from None
+    except OSError as exc:
+        raise StokerError(f"cannot read {path}: {(exc.strerror or '').lower()}") from exc
+    with file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - (1 << 20)))
+        lines = file.read().decode(errors="replace").splitlines()
+        for line in lines[len(lines) - min(tail, len(lines)) :]:
+            ctx.print(term.safe_log(line, colors=False))
+        rest = b""
+        while follow:
+            ctx.out.flush()
+            *whole, rest = (rest + file.read()).split(b"\n")
+            for found in whole:
+                ctx.print(term.safe_log(found.decode(errors="replace"), colors=False))
+            time.sleep(0.3)
+    return 0
+
+
+def _own_server_only() -> None:
+    if os.environ.get("STOKER_URL"):
+        raise Conflict(
+            "STOKER_URL names a server that is not this home's own",
+            hint="Unset STOKER_URL to look after your own server.",
+        )
+
+
+_SUBS = (
+    Command(
+        "start", start, summary="start it, if it does not run", options=[JSON], shapes="as `server status`"
+    ),
+    Command(
+        "stop", stop, summary="end it; runs go on without it", options=[JSON], shapes="`{running, stopped}`"
+    ),
+    Command(
+        "restart",
+        restart,
+        summary="end it and start it again; runs go on",
+        options=[JSON],
+        shapes="as `server status`",
+    ),
+    Command(
+        "status",
+        status,
+        summary="whether it runs and where; exit code 4 when it does not",
+        options=[JSON],
+        shapes="`{running, home, pid, url, version, started_at, store, counts}`",
+    ),
+    Command(
+        "logs",
+        logs,
+        summary="what it wrote to its log",
+        options=[
+            Option("-f", "--follow", flag=True, help="Go on until Ctrl-C."),
+            Option(
+                "-n", "--tail", kind=int, default=100, metavar="N", help="The last N lines (default 100)."
+            ),
+        ],
+    ),
+)
+
+COMMANDS = {
+    "server": Command(
+        "server",
+        None,
+        summary="start, stop and look at your own server",
+        help="Your own server: it runs in the background and is started by the first command that needs it. Training "
+        "does not depend on it.",
+        subcommands=_SUBS,
+    )
+}

@@ -1,0 +1,33 @@
+"""`stoker suspend`."""
+
+from __future__ import annotations
+
+from stoker.cli import term
+from stoker.cli.context import Context
+from stoker.cli.lookup import on_run
+from stoker.cli.params import JSON, Argument, Command
+
+
+def suspend(ctx: Context, *, run: str, as_json: bool) -> int:
+    answer = on_run(ctx, run, ctx.client.suspend)
+    if as_json:
+        ctx.json(answer)
+        return 0
+    name = term.safe(answer["id"])
+    ctx.note(f"{name} {term.safe(answer['state'])}; later: stoker resume {name}")
+    return 0
+
+
+COMMANDS = {
+    "suspend": Command(
+        "suspend",
+        suspend,
+        summary="checkpoint, let go of everything, keep for later",
+        help="Ask a run to write a checkpoint (SIGTERM and the grace period), then let go of all it holds. "
+        "`stoker resume` continues it.",
+        arguments=[Argument("run", complete="run")],
+        options=[JSON],
+        examples=[("stoker suspend digits-7f3k", "")],
+        shapes="the run",
+    )
+}

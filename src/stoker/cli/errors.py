@@ -1,0 +1,12 @@
+"""Mistakes that only the command line can make."""
+
+from __future__ import annotations
+
+from stoker.errors import StokerError
+
+
+class UsageMistake(StokerError):
+    """The command line itself is wrong."""
+
+    code = "usage"
+    exit_code = 2

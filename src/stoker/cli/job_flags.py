@@ -1,0 +1,154 @@
+"""The flags of `stoker run` that stand for keys of the job file, and the job they make.
+
+The job is sent to the server as it was written; the server checks it. Only where it finds a mistake is the job
+checked here too, to name the flag instead of the key: pydantic takes longer to load than a short run takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.errors import UsageMistake
+from stoker.cli.params import Option
+from stoker.spec.flags import FLAGS, Flag
+from stoker.spec.keys import BY_PATH, KINDS
+
+if TYPE_CHECKING:
+    from stoker.spec import Job
+
+Json = dict[str, Any]
+SHORT = {"--name": "-n", "--env": "-e", "--workdir": "-w"}
+AS_TEXT = ("command", "shell", "setup")
+
+
+def options() -> list[Option]:
+    """One option per flag; a switch has two, `--exclusive` and `--no-exclusive`."""
+    found = []
+    for flag in FLAGS:
+        names = [name for name in (SHORT.get(flag.flag), flag.flag) if name]
+        help_text = flag.help.replace("`", "")
+        if flag.flag == "--secret":
+            help_text = (
+                "A variable whose value is taken from the environment, or NAME=@FILE; it is shown nowhere."
+            )
+        if flag.kind == "switch":
+            found.append(Option(*names, dest=flag.param, flag=True, help=help_text))
+            found.append(
+                Option(
+                    f"--no-{flag.flag[2:]}",
+                    dest=f"no_{flag.param}",
+                    flag=True,
+                    help=f"Not {flag.flag}.",
+                    hidden=True,
+                )
+            )
+            continue
+        metavar = "NAME|NAME=@FILE" if flag.flag == "--secret" else flag.metavar
+        repeated = flag.kind in ("list", "map")
+        found.append(
+            Option(
+                *names, also=flag.aliases, dest=flag.param, multiple=repeated, metavar=metavar, help=help_text
+            )
+        )
+    return found
+
+
+def given(values: Mapping[str, Any]) -> Json:
+    """What was given, by Flag.param, ready for `job_from_flags`; takes its own keys out of `values`' copy."""
+    found: Json = {}
+    for flag in FLAGS:
+        value = values.get(flag.param)
+        if flag.kind == "switch":
+            value = True if value else False if values.get(f"no_{flag.param}") else None
+        if value is not None and value != ():
+            found[flag.param] = value
+    return found
+
+
+def plain_job(found: Mapping[str, Any], command: Sequence[str]) -> Json | None:
+    """The job as it was written, unchecked; None when it takes the whole reader (YAML in a flag)."""
+    tree: Json = {"run": list(command)} if command else {}
+    for flag in FLAGS:
+        if flag.param not in found:
+            continue
+        value = found[flag.param]
+        if flag.kind == "yaml":
+            return None
+        if flag.kind == "map":
+            if not all("=" in item for item in value):
+                return None
+            value = dict(item.partition("=")[::2] for item in value)
+        elif flag.key == "secrets":
+            value = [name.partition("=")[0] for name in value]
+        elif flag.kind == "list":
+            value = list(value)
+        elif isinstance(value, str):
+            value = _scalar(flag, value)
+        _put(tree, flag.key.split("."), value)
+    return tree
+
+
+def checked_job(found: Mapping[str, Any], command: Sequence[str], base: Job | None) -> Json:
+    """The job, checked here. Raises SpecError that names flags."""
+    from stoker.spec import job_from_flags  # lazy: pydantic
+
+    return job_from_flags(found, command, base).to_json()
+
+
+def _scalar(flag: Flag, text: str) -> Any:
+    key = BY_PATH[flag.key]
+    if KINDS[key.kind].text or key.kind in AS_TEXT:
+        return text
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if text.isascii() and "_" not in text and text.strip() == text else text
+    return text
+
+
+def _put(tree: Json, path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        child = tree.setdefault(part, {})
+        if not isinstance(child, dict):
+            # `--setup CMD --setup-input FILE`: the short form becomes the long one.
+            child = tree[part] = {"run": child}
+        tree = child
+    tree[path[-1]] = value
+
+
+def secrets(names: Sequence[str], ask: Any) -> dict[str, str]:
+    """Values of `NAME` (from the environment, else `ask(NAME)`) and `NAME=@FILE`. Never from the command line
+    itself, where every user of the machine could read them."""
+    import os
+
+    values: dict[str, str] = {}
+    for item in names:
+        name, equals, rest = item.partition("=")
+        if equals and not rest.startswith("@"):
+            raise UsageMistake(
+                f"--secret {name}: a value on the command line can be read by everybody on this machine",
+                hint=f"Put it into the environment and write --secret {name}, or into a file: --secret {name}=@FILE",
+            )
+        if equals:
+            values[name] = _secret_file(name, rest[1:])
+        elif name in os.environ:
+            values[name] = os.environ[name]
+        else:
+            values[name] = ask(name)
+    return values
+
+
+def _secret_file(name: str, path: str) -> str:
+    try:
+        with Path(path).expanduser().open(encoding="utf-8") as file:
+            text = file.read(1 << 20)
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise UsageMistake(
+            f"--secret {name}: cannot read {path!r}: {reason}", hint="Check the path after the @."
+        ) from exc
+    return text.removesuffix("\n")

@@ -1,0 +1,186 @@
+"""Tables and the shapes runs are shown in. Everything printed here has been made harmless (`term.safe`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stoker.cli import human, term
+
+STATE_STYLES = {
+    "queued": ("yellow",),
+    "starting": ("cyan",),
+    "running": ("green", "bold"),
+    "stopping": ("magenta",),
+    "suspended": ("blue",),
+    "succeeded": ("green",),
+    "failed": ("red", "bold"),
+    "stopped": ("dim",),
+}
+TERMINAL = frozenset({"succeeded", "failed", "stopped"})
+LIVE = ("queued", "starting", "running", "stopping")
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+    shrink: bool = False
+    """May be cut to fit the terminal."""
+
+
+class Cell(NamedTuple):
+    text: str
+    styles: tuple[str, ...] = ()
+
+
+Row = Sequence[Cell | str]
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row], *, fit: int | None, color: bool) -> list[str]:
+    """Aligned lines. `fit`: the width to stay within, by cutting the columns that may shrink; None: cut nothing."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    widths = [
+        max([term.width(column.title), *(term.width(row[index].text) for row in cells)])
+        for index, column in enumerate(columns)
+    ]
+    if fit is not None:
+        _shrink(columns, widths, fit)
+    header = [Cell(column.title, ("dim",)) for column in columns]
+    return [_line(columns, widths, row, fit, color) for row in [header, *cells]]
+
+
+def _shrink(columns: Sequence[Column], widths: list[int], fit: int) -> None:
+    over = sum(widths) + 2 * (len(widths) - 1) - fit
+    for index in sorted((i for i, c in enumerate(columns) if c.shrink), key=lambda i: -widths[i]):
+        if over <= 0:
+            return
+        smaller = max(8, term.width(columns[index].title), widths[index] - over)
+        over -= widths[index] - min(smaller, widths[index])
+        widths[index] = min(smaller, widths[index])
+
+
+def _line(
+    columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell], fit: int | None, color: bool
+) -> str:
+    parts = []
+    for index, (column, cell) in enumerate(zip(columns, row, strict=True)):
+        text = cell.text if fit is None else term.cut(cell.text, widths[index])
+        last = index == len(columns) - 1
+        padded = text if last and not column.right else term.pad(text, widths[index], right=column.right)
+        parts.append(padded.replace(text, term.style(text, *cell.styles, on=color), 1) if text else padded)
+    return "  ".join(parts).rstrip()
+
+
+# -- runs ------------------------------------------------------------------------------------------------------
+
+
+def runs_table(
+    runs: Sequence[Mapping[str, Any]], *, fit: int | None, color: bool, now: float | None = None
+) -> list[str]:
+    """`ps`."""
+    at = time.time() if now is None else now
+    columns = (
+        Column("ID"),
+        Column("STATE"),
+        Column("AGE", right=True),
+        Column("TIME", right=True),
+        Column("ASKED"),
+        Column("INFO", shrink=True),
+    )
+    rows = [
+        (
+            Cell(term.safe(run["id"]), ("bold",)),
+            state_cell(run["state"]),
+            human.age(run.get("created_at"), at),
+            human.duration(ran_for(run, at)),
+            asked(run),
+            info(run),
+        )
+        for run in runs
+    ]
+    return table(columns, rows, fit=fit, color=color)
+
+
+def state_cell(state: str) -> Cell:
+    return Cell(term.safe(state), STATE_STYLES.get(state, ()))
+
+
+def ran_for(run: Mapping[str, Any], now: float) -> float | None:
+    """From its first start to its end, or to now."""
+    started = run.get("started_at")
+    if started is None:
+        return None
+    return float(run.get("ended_at") or now) - float(started)
+
+
+def resources(run: Mapping[str, Any]) -> dict[str, Any]:
+    job = run.get("job") or {}
+    found = job.get("resources") or {}
+    return found if isinstance(found, dict) else {}
+
+
+def asked(run: Mapping[str, Any]) -> str:
+    """`1 cpu 500 MiB 2 gpu`, or `-`"""
+    wanted = resources(run)
+    parts = []
+    if wanted.get("cpu") is not None:
+        parts.append(f"{human.number(wanted['cpu'])} cpu")
+    if wanted.get("memory") is not None:
+        parts.append(memory(wanted["memory"]))
+    if wanted.get("gpu"):
+        parts.append(f"{human.number(wanted['gpu'])} gpu")
+    return " ".join(parts) or "-"
+
+
+def memory(value: Any) -> str:
+    return human.size(value) if isinstance(value, int | float) else term.safe(value)
+
+
+def info(run: Mapping[str, Any]) -> str:
+    """The one thing worth knowing about a run in a list."""
+    state = run["state"]
+    reason = term.safe(run.get("reason") or "")
+    if state == "queued":
+        place = run.get("place")
+        where = f"{human.ordinal(place)} in line" if place else ""
+        return ": ".join(part for part in (where, reason) if part)
+    if state in ("failed", "stopped") or run.get("cause") not in (None, "completed"):
+        code = run.get("exit_code")
+        cause = term.safe(run.get("cause") or "")
+        return reason or (f"exit code {code}" if code not in (None, 0) else "") or cause
+    if reason:
+        return reason
+    attempts = run.get("attempts") or []
+    if attempts and state in ("starting", "running", "stopping"):
+        newest = attempts[-1]
+        number = newest.get("number") or 1
+        gpus = newest.get("gpus") or []
+        parts = [f"attempt {number}"] if number > 1 else []
+        parts += [f"on {term.safe(newest['node'])}"] if newest.get("node") else []
+        parts += [f"gpu {','.join(term.safe(gpu) for gpu in gpus)}"] if gpus else []
+        return ", ".join(parts)
+    return " ".join(f"#{term.safe(tag)}" for tag in run.get("tags") or [])
+
+
+def exit_status(run: Mapping[str, Any]) -> int:
+    """The exit code that stands for how a run ended: the training's own, 128 + N after signal N."""
+    state, code = run.get("state"), run.get("exit_code")
+    if state == "suspended":
+        return 75
+    if isinstance(code, int) and not isinstance(code, bool):
+        return 128 - code if code < 0 else code
+    return {"succeeded": 0, "stopped": 143}.get(str(state), 1)
+
+
+def wrap(text: str, columns: int, *, indent: str = "") -> list[str]:
+    """Paragraphs of safe text, broken at spaces."""
+    import textwrap  # lazy: only for `why` and `show`
+
+    lines: list[str] = []
+    for paragraph in term.safe_lines(text):
+        found = textwrap.wrap(
+            paragraph, max(20, columns - len(indent)), break_long_words=False, break_on_hyphens=False
+        )
+        lines += [indent + line for line in found] or [""]
+    return lines

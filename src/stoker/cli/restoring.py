@@ -1,0 +1,124 @@
+"""Bringing a home back from a copy. The server must be away; nothing that is there is deleted.
+
+A copy is a directory (what `stoker backup create` makes) or a database file alone (the automatic copies). The
+database is replaced as a whole and the old one put aside; files that are kept by content or by run (blobs,
+logs, outputs) are only added, because what is in the home already is the same or newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Conflict, NotFound, StokerError
+from stoker.settings import Home
+
+ADDED = ("blobs", "runs")
+
+
+def restore(home: Home, copy: Path) -> dict[str, Any]:
+    """`{"from", "aside", "added", "missing"}`: what was put aside, how many files were added, and the runs that
+    were acknowledged by this home and are not in the copy."""
+    from stoker.store import Store, put_in_place  # lazy: SQLAlchemy takes its time
+
+    database = database_in(home, copy)
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with server_kept_away(home):
+        aside = put_in_place(database, home.database)
+        added = _add_files(home, copy) if copy.is_dir() else 0
+        with Store.open(home.database, create=False) as store:
+            missing = store.missing_runs(_ledger(home, copy))
+    return {
+        "from": str(copy),
+        "aside": None if aside is None else str(aside),
+        "added": added,
+        "missing": missing,
+    }
+
+
+def database_in(home: Home, copy: Path) -> Path:
+    """The database of a copy."""
+    candidate = copy / home.database.name if copy.is_dir() else copy
+    if not candidate.is_file():
+        raise NotFound(
+            f"{str(copy)!r} is not a backup",
+            hint="stoker backup list shows those of this home.",
+            details={"what": "backup"},
+        )
+    return candidate
+
+
+def copies(home: Home) -> list[dict[str, Any]]:
+    """Every copy in the home's own folder, newest first: `{"path", "kind", "made_at", "size"}`."""
+    found = []
+    for path in [*home.backups.glob("*"), *home.backups.glob("auto/*.db")]:
+        if path.is_dir() and (path / home.database.name).is_file():
+            found.append(
+                {"path": str(path), "kind": "whole", "made_at": path.stat().st_mtime, "size": _size(path)}
+            )
+        elif path.is_file() and path.suffix == ".db":
+            kind = "automatic" if path.parent.name == "auto" else "database"
+            found.append(
+                {
+                    "path": str(path),
+                    "kind": kind,
+                    "made_at": path.stat().st_mtime,
+                    "size": path.stat().st_size,
+                }
+            )
+    return sorted(found, key=lambda entry: -float(str(entry["made_at"])))
+
+
+@contextlib.contextmanager
+def server_kept_away(home: Home) -> Iterator[None]:
+    """Hold the lock a server needs to start: no command that runs meanwhile brings one up."""
+    fd = os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise Conflict("a server runs in this home", hint="Stop it first: stoker server stop") from exc
+        yield
+    finally:
+        os.close(fd)
+
+
+def _add_files(home: Home, copy: Path) -> int:
+    added = 0
+    for name in ADDED:
+        source = copy / name
+        for directory, _, files in os.walk(source):
+            inside = Path(directory).relative_to(copy)
+            for file in files:
+                target = home.root / inside / file
+                if target.exists() or (Path(directory) / file).is_symlink():
+                    continue
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    temporary = target.with_name(f".{file}.{os.getpid()}.restoring")
+                    shutil.copy2(Path(directory) / file, temporary)
+                    temporary.replace(target)
+                except OSError as exc:
+                    reason = (exc.strerror or str(exc)).lower()
+                    raise StokerError(
+                        f"cannot write {str(target)!r}: {reason}", hint="Make room and restore again."
+                    ) from exc
+                added += 1
+    return added
+
+
+def _ledger(home: Home, copy: Path) -> list[bytes]:
+    """What this home acknowledged; where its own record is gone, what the copy knew."""
+    for path in (home.ledger, copy / home.ledger.name if copy.is_dir() else home.ledger):
+        if path.is_file():
+            return path.read_bytes().splitlines()
+    return []
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())

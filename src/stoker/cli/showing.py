@@ -1,0 +1,319 @@
+"""One run in full, as `stoker show` lays it out: readable at 80 columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.cli import human, render, term
+from stoker.cli.render import Cell, Column, table
+
+Json = Mapping[str, Any]
+LABEL = 11
+EVENTS = 12
+"""Newest events shown; `--events` shows all."""
+
+
+class Page:
+    """Collects lines; knows the width and whether colours are on."""
+
+    def __init__(self, *, fit: int | None, color: bool, now: float | None = None) -> None:
+        self.fit = None if fit is None else min(fit, 120)
+        self.color = color
+        self.now = time.time() if now is None else now
+        self.lines: list[str] = []
+
+    def title(self, text: str) -> None:
+        self.lines += ["", term.style(text, "bold", on=self.color)]
+
+    def field(self, label: str, text: str) -> None:
+        """`  command    python train.py`, wrapped under itself on a terminal."""
+        if not text:
+            return
+        head = "  " + term.style(term.pad(label, LABEL), "dim", on=self.color)
+        body = [text] if self.fit is None else render.wrap(text, self.fit - LABEL - 2)
+        self.lines.append(head + body[0])
+        self.lines += [" " * (LABEL + 2) + line for line in body[1:]]
+
+    def table(self, columns: Sequence[Column], rows: Sequence[render.Row]) -> None:
+        fit = None if self.fit is None else self.fit - 2
+        self.lines += ["  " + line for line in table(columns, rows, fit=fit, color=self.color)]
+
+
+def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
+    _header(run, page)
+    _resources(run, page)
+    _attempts(run, page)
+    _checkpoints(run, page)
+    _outputs(run, page)
+    _events(events, page, EVENTS)
+    for warning in run.get("warnings") or []:
+        page.lines += ["", f"{term.style('warning', 'yellow', 'bold', on=page.color)}: {term.safe(warning)}"]
+    _next(run, page)
+    return page.lines
+
+
+def events_page(events: Sequence[Json], page: Page) -> list[str]:
+    _events(events, page, None)
+    return page.lines[2:]
+
+
+def _header(run: Json, page: Page) -> None:
+    name = term.style(term.safe(run["id"]), "bold", on=page.color)
+    state = term.style(term.safe(run["state"]), *render.STATE_STYLES.get(run["state"], ()), on=page.color)
+    took = render.ran_for(run, page.now)
+    page.lines.append(f"{name}  {state}" + (f"  {human.duration(took)}" if took is not None else ""))
+    if run.get("reason"):
+        place = f"{human.ordinal(run['place'])} in line: " if run.get("place") else ""
+        page.field(
+            "because" if run["state"] in ("failed", "stopped") else "reason", place + term.safe(run["reason"])
+        )
+    page.field("command", command_text(run.get("command") or []))
+    page.field("tags", " ".join(f"#{term.safe(tag)}" for tag in run.get("tags") or []))
+    project = run.get("project")
+    page.field("project", term.safe(project) if project not in (None, "default") else "")
+    page.field("priority", str(run["priority"]) if run.get("priority") else "")
+    page.field(
+        "submitted",
+        _when(run.get("created_at"), page) + (f" by {term.safe(run['user'])}" if run.get("user") else ""),
+    )
+    page.field("started", _when(run.get("started_at"), page) if run.get("started_at") else "")
+    page.field("ended", _when(run.get("ended_at"), page) if run.get("ended_at") else "")
+    page.field("code", _code(run))
+
+
+def command_text(command: Sequence[str]) -> str:
+    import shlex  # lazy: only for `show`
+
+    if len(command) == 3 and list(command[:2]) == ["/bin/sh", "-c"]:
+        return term.safe(command[2])
+    return term.safe(" ".join(shlex.quote(str(word)) for word in command))
+
+
+def _when(t: float | None, page: Page) -> str:
+    return f"{human.clock(t, page.now)} ({human.age(t, page.now)} ago)"
+
+
+def _code(run: Json) -> str:
+    git = (run.get("record") or {}).get("git") or {}
+    parts = [f"tree {str(run['code'])[:12]}"] if run.get("code") else []
+    if git.get("commit"):
+        dirty = " with changes that are not committed" if git.get("dirty") else ""
+        parts.append(f"git {term.safe(git['commit'])[:12]}{dirty}")
+    return ", ".join(parts)
+
+
+def _resources(run: Json, page: Page) -> None:
+    wanted = render.resources(run)
+    used = (run.get("attempts") or [{}])[-1].get("usage") or {}
+    rows: list[render.Row] = []
+    if wanted.get("cpu") is not None or used.get("cpu_peak") is not None:
+        rows.append(("cpu", _number(wanted.get("cpu")), _number(used.get("cpu_peak"), 2), _cpu_note(used)))
+    if wanted.get("memory") is not None or used.get("memory_peak") is not None:
+        peak, limit = used.get("memory_peak"), wanted.get("memory")
+        share = (
+            f"{100 * peak / limit:.0f}% of the limit"
+            if isinstance(peak, int | float) and isinstance(limit, int | float) and limit
+            else ""
+        )
+        rows.append(("memory", "-" if limit is None else render.memory(limit), human.size(peak), share))
+    if wanted.get("gpu") or used.get("gpu_peak") is not None:
+        peak_gpu = used.get("gpu_peak")
+        memory = used.get("gpu_memory_peak")
+        note = f"{human.size(memory)} of GPU memory" if memory else ""
+        rows.append(
+            ("gpu", _number(wanted.get("gpu")), "-" if peak_gpu is None else f"{peak_gpu:.0f}%", note)
+        )
+    if rows:
+        page.title("Resources")
+        page.table(
+            (Column(""), Column("ASKED", right=True), Column("PEAK", right=True), Column("", shrink=True)),
+            rows,
+        )
+
+
+def _numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def _number(value: Any, digits: int | None = None) -> str:
+    if digits is not None and isinstance(value, float):
+        value = round(value, digits)
+    return human.number(value)
+
+
+def _cpu_note(used: Json) -> str:
+    seconds = used.get("cpu_seconds")
+    return f"{human.duration(float(seconds))} of CPU time" if seconds else ""
+
+
+def _attempts(run: Json, page: Page) -> None:
+    attempts = run.get("attempts") or []
+    if not attempts:
+        return
+    page.title("Attempts")
+    columns = (
+        Column("#", right=True),
+        Column("STATE"),
+        Column("STARTED"),
+        Column("TIME", right=True),
+        Column("FROM"),
+        Column("NODE"),
+        Column("HOW IT ENDED", shrink=True),
+    )
+    names = {c["id"]: c for c in run.get("checkpoints") or []}
+    rows: list[render.Row] = []
+    for attempt in attempts:
+        took = render.ran_for(attempt, page.now)
+        rows.append(
+            (
+                str(attempt["number"]),
+                _attempt_state(attempt),
+                human.clock(attempt.get("started_at"), page.now),
+                human.duration(took),
+                _origin(attempt, names),
+                _place(attempt),
+                cause_text(attempt),
+            )
+        )
+    page.table(columns, rows)
+    last = next((attempt for attempt in reversed(attempts) if attempt.get("evidence")), None)
+    lines = (last or {}).get("evidence", {}).get("last_lines") or []
+    if last is not None and lines and last.get("cause") not in (None, "completed"):
+        page.lines += ["", f"  last lines of attempt {last['number']}:"]
+        shown = [term.safe_log(str(line), colors=False) for line in lines[-8:]]
+        page.lines += [
+            "    " + (line if page.fit is None else term.cut(line, page.fit - 4)) for line in shown
+        ]
+
+
+def _attempt_state(attempt: Json) -> Cell:
+    state = str(attempt.get("state") or "-")
+    if state == "ended":
+        fine = attempt.get("cause") == "completed"
+        return Cell("ended", ("green",) if fine else ("red",))
+    return render.state_cell(state)
+
+
+def _origin(attempt: Json, checkpoints: Mapping[str, Json]) -> str:
+    found = attempt.get("resumed_from")
+    if not found:
+        return "the start"
+    known = checkpoints.get(found)
+    if known is not None and known.get("step") is not None:
+        return f"step {known['step']}"
+    return term.safe(known["name"] if known is not None else found)
+
+
+def _place(attempt: Json) -> str:
+    gpus = attempt.get("gpus") or []
+    node = term.safe(attempt.get("node") or "-")
+    return f"{node} gpu {','.join(_short_gpu(gpu) for gpu in gpus)}" if gpus else node
+
+
+def _short_gpu(gpu: Any) -> str:
+    text = term.safe(gpu)
+    return text if len(text) <= 8 else text.removeprefix("GPU-")[:8]
+
+
+def cause_text(attempt: Json) -> str:
+    """`oom: peak 600 MiB over the limit of 500 MiB`, `user-error: exit code 1`"""
+    cause = attempt.get("cause")
+    if not cause:
+        return ""
+    evidence = attempt.get("evidence") or {}
+    parts = []
+    if cause != "completed" and attempt.get("exit_code") not in (None, 0) and not evidence.get("signal"):
+        parts.append(f"exit code {attempt['exit_code']}")
+    if evidence.get("signal"):
+        parts.append(_signal(evidence["signal"]))
+    if _numbers(evidence.get("peak"), evidence.get("limit")):
+        parts.append(f"peak {human.size(evidence['peak'])} of {human.size(evidence['limit'])}")
+    for key in ("message", "proof", "text"):
+        if evidence.get(key):
+            parts.append(term.safe(evidence[key]))
+            break
+    return ": ".join([term.safe(cause), ", ".join(parts)] if parts else [term.safe(cause)])
+
+
+def _signal(number: Any) -> str:
+    import signal  # lazy: only for `show`
+
+    try:
+        return signal.Signals(int(number)).name
+    except ValueError:
+        return f"signal {term.safe(number)}"
+
+
+def _checkpoints(run: Json, page: Page) -> None:
+    found = run.get("checkpoints") or []
+    if not found:
+        return
+    kept = [c for c in found if c.get("kept", True)]
+    page.title(f"Checkpoints ({len(kept)} kept of {len(found)})")
+    columns = (
+        Column("ID"),
+        Column("NAME", shrink=True),
+        Column("STEP", right=True),
+        Column("SIZE", right=True),
+        Column("WRITTEN"),
+        Column("HOW"),
+    )
+    shown = sorted(kept, key=lambda c: c.get("created_at") or 0)[-6:]
+    page.table(
+        columns,
+        [
+            (
+                term.safe(c["id"]),
+                term.safe(c["name"]),
+                "-" if c.get("step") is None else str(c["step"]),
+                human.size(c.get("size")),
+                human.clock(c.get("created_at"), page.now),
+                term.safe(c.get("how") or ""),
+            )
+            for c in shown
+        ],
+    )
+
+
+def _outputs(run: Json, page: Page) -> None:
+    outputs = run.get("outputs")
+    if outputs and outputs.get("files"):
+        page.title("Outputs")
+        page.lines.append(f"  {human.plural(outputs['files'], 'file')}, {human.size(outputs.get('bytes'))}")
+
+
+def _events(events: Sequence[Json], page: Page, limit: int | None) -> None:
+    if not events:
+        return
+    page.title("Events")
+    shown = events if limit is None else events[-limit:]
+    if len(shown) < len(events):
+        page.lines.append(f"  ... {len(events) - len(shown)} earlier: stoker show RUN --events")
+    wide = max(term.width(term.safe(event["kind"])) for event in shown)
+    for event in shown:
+        when = term.style(human.clock(event["t"], page.now), "dim", on=page.color)
+        text = term.safe(event.get("text") or "")
+        room = (
+            None
+            if page.fit is None
+            else page.fit - 2 - term.width(human.clock(event["t"], page.now)) - wide - 4
+        )
+        text = text if room is None else term.cut(text, room)
+        page.lines.append(f"  {when}  {term.pad(term.safe(event['kind']), wide)}  {text}".rstrip())
+
+
+def _next(run: Json, page: Page) -> None:
+    name, state = term.safe(run["id"]), run["state"]
+    ideas: dict[str, list[str]] = {
+        "queued": [f"stoker why {name}"],
+        "failed": [f"stoker why {name}", f"stoker logs {name} --tail 50", f"stoker resume {name}"],
+        "stopped": [f"stoker resume {name}"],
+        "suspended": [f"stoker resume {name}"],
+        "succeeded": [f"stoker pull {name}"]
+        if (run.get("outputs") or {}).get("files")
+        else [f"stoker logs {name}"],
+    }
+    found = ideas.get(state, [f"stoker logs -f {name}", f"stoker stop {name}"])
+    page.lines += ["", *(term.style(f"  {line}", "dim", on=page.color) for line in found)]

@@ -1,0 +1,176 @@
+"""Log records from the server, across deaths of the server, and how they are printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli import human, term
+from stoker.errors import ServerUnreachable
+
+if TYPE_CHECKING:
+    from stoker.cli.context import Context
+    from stoker.client import Client
+
+Json = dict[str, Any]
+PATIENCE = 8
+"""Tries to reach a server that went away, half a minute in all, before giving up."""
+
+
+class Seen:
+    """How far each task's log has been read, so that reading again after a break neither loses nor repeats a
+    line. Within one task and attempt records come in order of their time; several may share one."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, int], tuple[float, int]] = {}
+        self._skip: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def again(self) -> float | None:
+        """Call before reading again. The time to read from, or None for the beginning."""
+        self._skip = dict(self._newest)
+        if not self._newest:
+            return None
+        attempt = max(number for _, number in self._newest)
+        return min(t for (_, number), (t, _) in self._newest.items() if number == attempt)
+
+    def fresh(self, record: Json) -> bool:
+        """Whether this record has not been seen; it has been from now on."""
+        key = (str(record.get("task")), int(record.get("attempt") or 0))
+        t = float(record.get("t") or 0.0)
+        if key in self._skip:
+            boundary, left = self._skip[key]
+            if t < boundary:
+                return False
+            if t == boundary and left > 0:
+                self._skip[key] = (boundary, left - 1)
+                return False
+            del self._skip[key]
+        newest, count = self._newest.get(key, (t, 0))
+        self._newest[key] = (t, count + 1) if t == newest else (t, 1)
+        return True
+
+
+def records(
+    connect: Callable[[], Client],
+    run: str,
+    query: Json,
+    *,
+    follow: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Json]:
+    """Log records. With `follow`, until the run's end: the last one is `{"end": ...}`; a server that dies in
+    between is connected to again (and so started), and reading goes on where it was."""
+    client = connect()
+    if not follow:
+        yield from client.logs(run, **query, follow=False)
+        return
+    seen = Seen()
+    failures = 0
+    while True:
+        try:
+            for record in client.logs(run, **query, follow=True):
+                failures = 0
+                if "end" in record:
+                    yield record
+                    return
+                if "text" not in record or seen.fresh(record):
+                    yield record
+        except ServerUnreachable:
+            if failures >= PATIENCE:
+                raise
+        failures += 1
+        if failures > PATIENCE:
+            raise ServerUnreachable("the server keeps closing the log", hint="See stoker server logs.")
+        sleep(min(5.0, 0.05 * 2**failures))
+        client = _again(connect, client)
+        since = seen.again()
+        if since is not None:
+            query = {**query, "since": since, "tail": None}
+
+
+def _again(connect: Callable[[], Client], old: Client) -> Client:
+    try:
+        return connect()
+    except ServerUnreachable:
+        return old
+
+
+class Printer:
+    """Log records to stdout and stderr. Lines of one task stand as they are; of several, behind `worker-1 | `."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        prefixes: bool = False,
+        timestamps: bool = False,
+        raw: bool = False,
+        everything_out: bool = False,
+    ) -> None:
+        self.ctx = ctx
+        self.prefixes = prefixes
+        self.timestamps = timestamps
+        self.raw = raw
+        self.everything_out = everything_out
+        """stderr lines go to stdout too: for `logs`, where both are the data."""
+        self._open: tuple[str, str] | None = None
+        """The task and stream whose line is unfinished on the screen."""
+        self._attempt: int | None = None
+
+    def __call__(self, record: Json) -> None:
+        if "dropped" in record:
+            self.finish_line()
+            self.ctx.note(
+                f"... {human.size(record['dropped'])} of {term.safe(record.get('task', 'the'))} log dropped ..."
+            )
+            return
+        if "text" not in record:
+            return
+        stream = str(record.get("stream") or "stdout")
+        key = (str(record.get("task") or ""), stream)
+        to_err = stream in ("stoker", "s") or (stream in ("stderr", "e") and not self.everything_out)
+        target = self.ctx.err if to_err else self.ctx.out
+        color = self.ctx.err_color if to_err else self.ctx.out_color
+        line = ""
+        if self._open != key:
+            self.finish_line()
+            line = self._before(record, key[0], color)
+        text = str(record["text"])
+        line += text if self.raw else term.safe_log(text, colors=color)
+        if record.get("partial"):
+            self._open = key
+            self._open_target = target
+        else:
+            self._open = None
+            line += "\n"
+        target.write(line)
+        target.flush()
+
+    def finish_line(self) -> None:
+        if self._open is not None:
+            self._open_target.write("\n")
+            self._open_target.flush()
+            self._open = None
+
+    def _before(self, record: Json, task: str, color: bool) -> str:
+        parts = ""
+        if self.timestamps:
+            parts += term.style(_stamp(record.get("t")), "dim", on=color) + " "
+        if self.prefixes:
+            parts += term.style(f"{term.safe(task)} | ", "cyan", on=color)
+        return parts
+
+
+def _stamp(t: Any) -> str:
+    moment = float(t or 0.0)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) + f".{int(moment * 1000) % 1000:03d}"
+
+
+def several_tasks(run: Json) -> bool:
+    """More than one task writes: lines need to say whose they are."""
+    job = run.get("job") or {}
+    workers = job.get("workers")
+    return bool(job.get("roles")) or (
+        workers is not None and str(workers) not in ("1", "1..1") and workers != {"min": 1, "max": 1}
+    )

@@ -1,0 +1,166 @@
+"""From a job to a run: ship the code, record what runs, submit once, then watch or let go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli import human, term
+from stoker.cli.errors import UsageMistake
+from stoker.errors import ServerUnreachable
+
+if TYPE_CHECKING:
+    from stoker.cli.context import Context
+
+Json = dict[str, Any]
+TRIES = 5
+
+
+def new_key() -> str:
+    import os
+
+    return os.urandom(16).hex()
+
+
+def ask_secret(ctx: Context, name: str) -> str:
+    """From the person at the keyboard, unseen."""
+    if not ctx.interactive:
+        raise UsageMistake(
+            f"the secret {name} is not in the environment",
+            hint=f"export {name}=..., or --secret {name}=@FILE",
+        )
+    import getpass  # lazy: rarely asked
+
+    return getpass.getpass(f"{term.safe(name)}: ")
+
+
+def submit(
+    ctx: Context, *, job: Json, workdir: Path, ship: bool, key: str | None, secrets: Mapping[str, str]
+) -> Json:
+    """The run. Sent again with the same key when the server dies under it: it is made once."""
+    from stoker.client.record import record  # lazy: only where something is submitted
+
+    key = key or new_key()
+    workdir = workdir.absolute()
+    recorded = record(workdir)
+
+    def send(code: str | None) -> Json:
+        return ctx.client.submit(key=key, job=job, code=code, secrets=secrets, record=recorded)
+
+    for attempt in range(TRIES):
+        try:
+            return _ship(ctx, workdir, send) if ship else send(None)
+        except ServerUnreachable:
+            if attempt == TRIES - 1:
+                raise
+            time.sleep(0.1 * 2**attempt)
+            ctx.reconnect()
+    raise AssertionError("unreachable")
+
+
+def _ship(ctx: Context, workdir: Path, send: Callable[[str | None], Json]) -> Json:
+    from stoker.client.ship import submit_with_code  # lazy: only where code is shipped
+
+    progress = _Progress(ctx)
+    try:
+        return submit_with_code(
+            ctx.client, workdir, ctx.home.cache, send, progress, lambda text: ctx.warn(term.safe(text))
+        )
+    finally:
+        progress.clear()
+
+
+class _Progress:
+    """How much of the code has been sent: one transient line, on a terminal only."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._terminal = term.is_terminal(ctx.err)
+        self._drawn = False
+
+    def __call__(self, sent: int, total: int) -> None:
+        if self._terminal:
+            self._drawn = True
+            self.ctx.err.write(f"\rsending code: {human.size(sent)} of {human.size(total)}\x1b[K")
+            self.ctx.err.flush()
+
+    def clear(self) -> None:
+        if self._drawn:
+            self.ctx.err.write("\r\x1b[K")
+            self.ctx.err.flush()
+
+
+def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str]) -> int:
+    """What would be started, and whether it fits; nothing is recorded or shipped."""
+    answer = ctx.client.check(job=job, secrets=dict.fromkeys(secrets, ""))
+    ctx.json(answer)
+    for note in answer.get("notes") or []:
+        ctx.note(f"note: {term.safe(note)}")
+    return 0
+
+
+def deliver(ctx: Context, run: Json, *, detach: bool, as_json: bool, quiet: bool) -> int:
+    """Print the id and leave, or stay and watch."""
+    if not detach:
+        from stoker.cli.attached import watch  # lazy: a detached run needs no threads
+
+        if not quiet:
+            ctx.note(f"{term.safe(run['id'])} submitted")
+        return watch(ctx, run, quiet=quiet)
+    _warnings(ctx, run)
+    name = term.safe(run["id"])
+    if as_json:
+        ctx.json(run)
+    else:
+        ctx.print(name)
+        if not quiet and term.is_terminal(ctx.err):
+            ctx.out.flush()
+            ctx.note(f"  stoker logs -f {name}\n  stoker show {name}\n  stoker stop {name}")
+    return 0
+
+
+def _warnings(ctx: Context, run: Json) -> None:
+    for warning in run.get("warnings") or []:
+        ctx.warn(term.safe(warning))
+
+
+def workdir_of(base: Path, job: Mapping[str, Any]) -> Path:
+    """The directory that is shipped: the job's `workdir`, relative to `base`."""
+    found = base / str(job.get("workdir") or ".")
+    if not found.is_dir():
+        raise UsageMistake(
+            f"the working directory {str(found)!r} does not exist", hint="Set it with --workdir."
+        )
+    return found
+
+
+def check_detached(detach: bool, as_json: bool) -> None:
+    if as_json and not detach:
+        raise UsageMistake(
+            "--json goes with --detach",
+            hint="An attached run prints the training's own output: use -d --json.",
+        )
+
+
+def python_command(words: Sequence[str], workdir: Path) -> list[str]:
+    """`train.py --epochs 5` -> `python train.py --epochs 5`. A script that is not there is said now."""
+    first = words[0]
+    if not first.endswith(".py"):
+        return list(words)
+    if (workdir / first).is_file():
+        return ["python", *words]
+    import shutil  # lazy: only for a script that is not in the directory
+
+    if "/" not in first and shutil.which(first):
+        return list(words)
+    raise UsageMistake(f"there is no script {first!r} in {str(workdir)!r}", hint=_near_script(first, workdir))
+
+
+def _near_script(first: str, workdir: Path) -> str:
+    from stoker.cli.guess import nearest
+
+    there = sorted(path.name for path in workdir.glob("*.py"))[:200]
+    close = nearest(first, there)
+    return f"Did you mean {close}?" if close else "Paths are relative to --workdir."
