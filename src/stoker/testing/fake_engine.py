@@ -10,7 +10,6 @@ restarted server.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
+from stoker.engine.hints import Hints
 from stoker.engine.local import directories
 from stoker.engine.local.directories import Place
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
@@ -72,7 +72,7 @@ class FakeEngine:
         self.after: Callable[[str, Any], None] = _nothing
         self.calls: dict[str, int] = {}
         self._lock = threading.RLock()
-        self._listeners: set[_Listener] = set()
+        self._listeners: set[Hints] = set()
         self._machine = FakeMachine(home, script, stop_steps, self._changed)
         self.nodes = [replace(node, boot_id=self._machine.boot_id) for node in self.nodes]
 
@@ -124,13 +124,13 @@ class FakeEngine:
     # -- Watches, Drills -------------------------------------------------------------------------------------
 
     async def changes(self) -> AsyncIterator[tuple[str, int, str]]:
-        listener = _Listener()
-        self._listeners.add(listener)
+        hints = Hints()
+        self._listeners.add(hints)
         try:
-            while (key := await listener.next()) is not None:
+            async for key in hints:
                 yield key
         finally:
-            self._listeners.discard(listener)
+            self._listeners.discard(hints)
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         with self._call("hurt", handle):
@@ -213,38 +213,6 @@ class FakeEngine:
             proof=task.proof if presence is Presence.GONE else "",
             handle={"engine": self.name, "run": task.place.run, "attempt": task.place.attempt},
         )
-
-
-class _Listener:
-    """One consumer of `changes`: each task at most once in the queue. Fed from any thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waiting: dict[tuple[str, int, str], None] = {}
-        self._event = asyncio.Event()
-        self._closed = False
-
-    def put(self, key: tuple[str, int, str]) -> None:
-        self._waiting[key] = None
-        self._wake()
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    async def next(self) -> tuple[str, int, str] | None:
-        while not self._waiting:
-            if self._closed:
-                return None
-            self._event.clear()
-            await self._event.wait()
-        key = next(iter(self._waiting))
-        del self._waiting[key]
-        return key
 
 
 class _Call:

@@ -1,0 +1,20 @@
+"""The local engine: tasks are process trees on this machine that outlive the server.
+
+engine       the protocol: submit, observe, stop, watch, hurt
+render       what will be written for a task; pure
+registry     the tasks there are, and the proof that one is gone
+directories  task directories: making, archiving, deleting
+forkserver   starting launchers through a process of their own
+watch        noticing changes: inotify, pidfds
+isolation    what the machine lets us enforce, found by trying
+cgroups      limits, one group per task
+machine      cores and memory there are;  gpus: the same by NVML
+doctor       what a person should know about this machine
+"""
+
+from __future__ import annotations
+
+from stoker.engine.local.engine import LocalEngine
+from stoker.engine.local.render import render
+
+__all__ = ["LocalEngine", "render"]

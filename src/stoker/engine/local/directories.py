@@ -23,6 +23,7 @@ from stoker.task import formats, layout
 from stoker.task.near import NearTaskDir, UnsafePath
 
 _DEPTH = 64
+_DISCARDED = ".removed"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -112,6 +113,28 @@ def remove_tree(path: Path) -> None:
         os.close(parent)
 
 
+def discard(attempt: Path) -> None:
+    """Remove a whole attempt. It vanishes in one step first, so that a crash underway leaves no half of a task."""
+    aside = attempt.with_name(f"{attempt.name}{_DISCARDED}")
+    try:
+        if aside.exists():
+            remove_tree(aside)
+        attempt.rename(aside)
+    except FileNotFoundError:
+        pass
+    remove_tree(aside)
+    remove_empty(attempt.parent)
+
+
+def discard_unfinished(tasks: Path) -> None:
+    """Go on with what a crash interrupted."""
+    for run in _directories(tasks):
+        for attempt in _directories(run):
+            if attempt.name.endswith(_DISCARDED):
+                remove_tree(attempt)
+                remove_empty(run)
+
+
 def remove_empty(path: Path) -> None:
     """rmdir if nothing is in it."""
     try:
@@ -136,11 +159,12 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
     if not stat.S_ISDIR(info.st_mode):
         os.unlink(name, dir_fd=parent)
         return
+    _open_up(parent, name, info)
     if top is not None and depth > _DEPTH:
         # Deeper than descriptors and stack should go: brought up to the top, where the next round finds it.
         os.rename(name, f".deep-{info.st_ino}", src_dir_fd=parent, dst_dir_fd=top)
         return
-    fd = _open_directory(parent, name, info)
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         while names := os.listdir(fd):  # noqa: PTH208 - a descriptor, not a path
             for child in names:
@@ -150,11 +174,9 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _open_directory(parent: int, name: str, info: os.stat_result) -> int:
-    """Open a directory to empty it; one its owner made unreadable or read-only is opened up first."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+def _open_up(parent: int, name: str, info: os.stat_result) -> None:
+    """Make a directory that its owner made unreadable or read-only ours to empty."""
     if stat.S_IMODE(info.st_mode) & 0o700 != 0o700 and info.st_uid == os.geteuid():
-        # O_NOFOLLOW cannot open what may not be read, and fchmodat follows links: the name was a directory a
-        # moment ago and nothing of the task lives any more, so nobody is there to swap it.
+        # chmod follows links, but the name was a directory a moment ago and nothing of the task lives any more:
+        # nobody is there to swap it.
         os.chmod(name, 0o700, dir_fd=parent)
-    return os.open(name, flags, dir_fd=parent)

@@ -1,0 +1,292 @@
+"""Control groups, version 1 as root and version 2 delegated: one group per task, its limits set before it starts.
+
+A task's group is written into its task.json, because the server may be somewhere else in the tree when it is
+started again. User code owns that file, so what it says is used only if it lies in a group of this home.
+
+    v1   <mount of each controller>/<own path>/stoker-<home>/RUN.ATTEMPT.TASK
+    v2   <own path>/stoker-<home>/RUN.ATTEMPT.TASK, the server itself moved aside into <own path>/stoker-server
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.local import processes
+from stoker.task import formats
+
+V1_CONTROLLERS = ("memory", "cpu", "cpuacct", "pids", "freezer", "devices")
+V2_CONTROLLERS = ("cpu", "memory", "pids")
+PERIOD = 100_000
+"""Microseconds over which a CPU quota counts: the kernel's own default."""
+SERVER_LEAF = "stoker-server"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a task may use. None: not limited."""
+
+    cpu: float | None = None
+    memory: int | None = None
+    pids: int | None = None
+    denied_devices: tuple[tuple[int, int], ...] = ()
+    """(major, minor) of character devices it must not open: GPUs of others."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where groups may be made: a directory per controller (v1), or one for all (v2)."""
+
+    version: int
+    roots: Mapping[str, str] = field(default_factory=dict)
+    """controller -> directory of this home. Version 2 has the same directory for each."""
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What task.json says about a task's group. Pure: nothing is made."""
+        where = {controller: f"{root}/{name}" for controller, root in self.roots.items()}
+        found: dict[str, Any] = {"version": self.version}
+        found["procs"] = [f"{path}/cgroup.procs" for path in dict.fromkeys(where.values())]
+        found.update({controller: path for controller, path in where.items() if controller != "devices"})
+        if self.version == 2:
+            found["freezer"] = next(iter(where.values()))
+        return found
+
+
+def home_name(home: Path) -> str:
+    """The group of one home, so that two homes never meet."""
+    return "stoker-" + hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:12]
+
+
+def find(mountinfo: str, own: str) -> tuple[dict[str, str], str | None]:
+    """Our own directory for each v1 controller, and for v2, from /proc/self/mountinfo and /proc/self/cgroup. Pure."""
+    paths, unified = _own_paths(own)
+    first: dict[str, str] = {}
+    second: str | None = None
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        words, kinds = left.split(), right.split()
+        if len(words) < 5 or len(kinds) < 3:
+            continue
+        root, mount = _unescape(words[3]), _unescape(words[4])
+        if kinds[0] == "cgroup":
+            for controller in kinds[2].split(","):
+                if controller in paths and controller in V1_CONTROLLERS:
+                    first.setdefault(controller, _inside(mount, root, paths[controller]))
+        elif kinds[0] == "cgroup2" and unified is not None and second is None:
+            second = _inside(mount, root, unified)
+    return first, second
+
+
+def mounts(mountinfo: str) -> list[str]:
+    """Every place where control groups are mounted. Pure."""
+    found = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split(" ", 1)[0] in ("cgroup", "cgroup2"):
+            found.append(_unescape(left.split()[4]))
+    return found
+
+
+def settings(version: int, controllers: Iterable[str], limits: Limits) -> list[tuple[str, str, str]]:
+    """(controller, file, value) to write, in order. Pure."""
+    have = set(controllers)
+    wanted = _settings_v1(limits) if version == 1 else _settings_v2(limits)
+    return [(controller, name, value) for controller, name, value in wanted if controller in have]
+
+
+def make(tree: Tree, name: str, limits: Limits) -> None:
+    """Make a task's group and set its limits. May be repeated. Raises OSError when the kernel refuses."""
+    for root in dict.fromkeys(tree.roots.values()):
+        _make_directory(Path(root, name))
+    for controller, file, value in settings(tree.version, tree.roots, limits):
+        path = Path(tree.roots[controller], name, file)
+        try:
+            path.write_text(value)
+        except OSError:
+            if file not in _OPTIONAL:
+                raise
+
+
+def _make_directory(path: Path) -> None:
+    for _ in range(10):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            return
+        except FileNotFoundError:
+            continue  # the last task of the home just went and took the empty parent with it
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def procs(record: Mapping[str, Any]) -> list[int]:
+    """Processes in a task's group, those beneath it included."""
+    found: set[int] = set()
+    for path in directories(record)[:1]:
+        for directory, _, _ in os.walk(path):
+            words = processes.read_text(f"{directory}/cgroup.procs").split()
+            found.update(int(word) for word in words if word != "0")
+    return sorted(found)
+
+
+def kill(record: Mapping[str, Any]) -> None:
+    """One round of SIGKILL. Frozen meanwhile (v1), so that a fork bomb cannot outrun it. Called until `procs` is empty."""
+    if int(record.get("version", 1)) == 2:
+        for path in directories(record):
+            _try(f"{path}/cgroup.freeze", "0")
+            if not _try(f"{path}/cgroup.kill", "1"):
+                processes.kill(procs(record))
+        return
+    freezer = record.get("freezer")
+    if freezer:
+        _try(f"{freezer}/freezer.state", "FROZEN")
+    processes.kill(procs(record))
+    if freezer:
+        _try(f"{freezer}/freezer.state", "THAWED")
+
+
+def remove(record: Mapping[str, Any]) -> None:
+    """Remove a task's group and what the task made beneath it. What still has processes stays for the next time."""
+    for path in directories(record):
+        for directory, _, _ in os.walk(path, topdown=False):
+            _rmdir(directory)
+        if int(record.get("version", 1)) == 1:
+            _rmdir(posixpath.dirname(path))
+
+
+def _rmdir(path: str) -> None:
+    try:
+        Path(path).rmdir()
+    except OSError:
+        pass
+
+
+def directories(record: Mapping[str, Any]) -> list[str]:
+    """The directories of a task's group."""
+    return [posixpath.dirname(path) for path in record.get("procs", [])]
+
+
+def trusted(record: Any, home: str, mounts: Iterable[str]) -> dict[str, Any] | None:
+    """A record from task.json, if it names groups of this home and nothing else; None otherwise."""
+    if not isinstance(record, dict) or not isinstance(record.get("procs"), list):
+        return None
+    tops = tuple(f"{mount.rstrip('/')}/" for mount in mounts)
+    paths = list(record["procs"]) + [
+        value for key, value in record.items() if key not in ("procs", "version")
+    ]
+    for path in paths:
+        if not isinstance(path, str) or posixpath.normpath(path) != path:
+            return None
+        if f"/{home}/" not in path or not path.startswith(tops):
+            return None
+    return record
+
+
+def remember(file: Path, tree: Tree | None, keep: set[str]) -> None:
+    """Remove the groups of tasks that are no more, here and wherever earlier servers of this home made them.
+
+    `file` holds those places: a server started from another session sits elsewhere in the tree.
+    """
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        known = []
+    roots = [root for root in known if isinstance(root, str)] if isinstance(known, list) else []
+    now = list(tree.roots.values()) if tree is not None else []
+    left = [root for root in dict.fromkeys([*roots, *now]) if _leftovers(root, keep) or root in now]
+    if left != known:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        formats.write_json(str(file), left)  # type: ignore[arg-type]
+
+
+def _leftovers(root: str, keep: set[str]) -> bool:
+    """Remove what is not to be kept and has no processes in it. Whether the place is still in use."""
+    try:
+        names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return False
+    for name in names:
+        if name not in keep:
+            remove({"procs": [f"{root}/{name}/cgroup.procs"]})
+    return Path(root).is_dir()
+
+
+_OPTIONAL = frozenset(
+    {"memory.memsw.limit_in_bytes", "memory.swap.max", "memory.oom.group", "cpu.shares", "cpu.weight"}
+)
+"""Not on every kernel; without them the limit still holds."""
+
+
+def _settings_v1(limits: Limits) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = []
+    if limits.memory is not None:
+        found.append(("memory", "memory.limit_in_bytes", str(limits.memory)))
+        found.append(("memory", "memory.memsw.limit_in_bytes", str(limits.memory)))
+    if limits.cpu is not None:
+        found.append(("cpu", "cpu.cfs_period_us", str(PERIOD)))
+        found.append(("cpu", "cpu.cfs_quota_us", str(quota(limits.cpu))))
+        found.append(("cpu", "cpu.shares", str(max(2, round(1024 * limits.cpu)))))
+    if limits.pids is not None:
+        found.append(("pids", "pids.max", str(limits.pids)))
+    for major, minor in limits.denied_devices:
+        found.append(("devices", "devices.deny", f"c {major}:{minor} rwm"))
+    return found
+
+
+def _settings_v2(limits: Limits) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = []
+    if limits.memory is not None:
+        found.append(("memory", "memory.max", str(limits.memory)))
+        found.append(("memory", "memory.swap.max", "0"))
+        found.append(("memory", "memory.oom.group", "1"))
+    if limits.cpu is not None:
+        found.append(("cpu", "cpu.max", f"{quota(limits.cpu)} {PERIOD}"))
+        found.append(("cpu", "cpu.weight", str(min(10_000, max(1, round(100 * limits.cpu))))))
+    if limits.pids is not None:
+        found.append(("pids", "pids.max", str(limits.pids)))
+    return found
+
+
+def quota(cpu: float) -> int:
+    """Microseconds of CPU per period; the kernel refuses less than a millisecond."""
+    return max(1_000, round(cpu * PERIOD))
+
+
+def _own_paths(own: str) -> tuple[dict[str, str], str | None]:
+    paths: dict[str, str] = {}
+    unified: str | None = None
+    for line in own.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            unified = path
+        for controller in controllers.split(","):
+            paths[controller] = path
+    return paths, unified
+
+
+def _inside(mount: str, root: str, path: str) -> str:
+    """Where a group lies in the file system. In a container the mount may show only a part of the hierarchy."""
+    relative = posixpath.relpath(path, root)
+    if relative == "." or relative.startswith(".."):
+        return mount
+    return f"{mount}/{relative}"
+
+
+def _unescape(word: str) -> str:
+    """mountinfo writes blanks and the like as octal."""
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        word = word.replace(code, char)
+    return word
+
+
+def _try(path: str, value: str) -> bool:
+    try:
+        Path(path).write_text(value)
+    except OSError:
+        return False
+    return True

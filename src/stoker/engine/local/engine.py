@@ -1,0 +1,440 @@
+"""The local engine: tasks are process trees on this machine that outlive the server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import signal
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
+from stoker.engine.hints import Key
+from stoker.engine.local import cgroups, directories, isolation, machine, processes, registry
+from stoker.engine.local.directories import Place
+from stoker.engine.local.forkserver import ForkServer, ForkServerDied
+from stoker.engine.local.gpus import Gpus
+from stoker.engine.local.isolation import Isolation
+from stoker.engine.local.registry import Known, Registry
+from stoker.engine.local.render import group_name, render
+from stoker.engine.local.watch import Watcher
+from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
+from stoker.settings import Settings
+from stoker.task.formats import TaskInfo
+from stoker.task.near import NearTaskDir
+
+log = logging.getLogger(__name__)
+
+MARGIN = 5.0
+"""Seconds beyond the grace period that a launcher has to carry out its ladder before it is killed."""
+DEATH = 10.0
+"""Seconds that a SIGKILL may take to show."""
+TRIES = 3
+OPEN_FILES = 65_536
+"""Enough for a pidfd per task; the server's own soft limit is raised to it where the hard limit allows."""
+
+
+class LocalEngine:
+    """Implements Engine, Watches and Drills. One per home and server; used from one event loop.
+
+    Nothing is kept in memory that the next server could not find again: directories, engine.json, /proc.
+    `close` ends the fork server and nothing else.
+    """
+
+    name = "local"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.home = settings.home
+        self._group = cgroups.home_name(self.home.root)
+        self._registry = Registry(self.home.tasks, self._group)
+        self._isolation: Isolation | None = None
+        self._gpus = Gpus()
+        self._watcher: Watcher | None = None
+        self._forks: ForkServer | None = None
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._first: asyncio.Lock | None = None
+        self._ends: dict[Key, asyncio.Event] = {}
+        self._looking_at_gpus = asyncio.Lock()
+        self._scoped = 0
+        self._prepared = False
+
+    # -- Engine ----------------------------------------------------------------------------------------------
+
+    async def capacity(self) -> Sequence[Node]:
+        await self._ready()
+        assert self._isolation is not None
+        self._look()
+        owned = {gpu for known in self._registry if self._registry.is_alive(known) for gpu in known.info.gpus}
+        async with self._looking_at_gpus:
+            gpus = await asyncio.to_thread(self._gpus.look, owned)
+        node = Node(
+            name="local",
+            cpu=machine.cpus(self.settings.local),
+            memory=machine.memory(self.settings.local),
+            gpus=tuple(gpus),
+            isolation=self._isolation.summary(),
+            boot_id=processes.boot_id(),
+        )
+        return [node]
+
+    async def submit(self, attempt: Attempt) -> Handle:
+        places = [Place(attempt.run, attempt.number, plan.name) for plan in attempt.tasks]
+        paths = [directories.path_of(self.home.tasks, place) for place in places]
+        await self._ready()
+        assert self._isolation is not None
+        async with self._lock(attempt.run, attempt.number):
+            await self._have_forks()
+            infos = render(attempt, self._isolation)
+            await _all(
+                self._submit(place, path, info)
+                for place, path, info in zip(places, paths, infos, strict=True)
+            )
+        return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
+
+    async def observe(self) -> Sequence[Observation]:
+        await self._ready()
+        self._look()
+        dead = [known for known in self._registry if not known.proof and not self._registry.is_alive(known)]
+        if dead:
+            await self._settle(dead)
+        return [self._observation(known) for known in self._registry if not self._vanished(known)]
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        run, attempt = _parsed(handle)
+        await self._ready()
+        async with self._lock(run, attempt):
+            self._look()
+            await _all(self._end(known, grace.total_seconds()) for known in self._registry.of(run, attempt))
+
+    async def reach(self, handle: Handle, task: str) -> NearTaskDir:
+        return NearTaskDir(str(directories.path_of(self.home.tasks, Place(*_parsed(handle), task))))
+
+    async def remove(self, handle: Handle) -> None:
+        run, attempt = _parsed(handle)
+        await self._ready()
+        async with self._lock(run, attempt):
+            self._look()
+            tasks = self._registry.of(run, attempt)
+            await self._settle([known for known in tasks if not self._registry.is_alive(known)])
+            if alive := [known.place.task for known in tasks if not known.proof]:
+                raise Conflict(f"{run} attempt {attempt} still has {', '.join(alive)}", hint="Stop it first.")
+            path = directories.path_of(self.home.tasks, Place(run, attempt, "any")).parent
+            try:
+                await asyncio.to_thread(directories.discard, path)
+            except OSError as exc:
+                raise EngineError(f"cannot delete {exc.filename or path}: {exc.strerror}") from exc
+            for known in tasks:
+                self._forget(known)
+        self._locks.pop((run, attempt), None)
+
+    async def close(self) -> None:
+        """The server goes away; tasks do not."""
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._forks is not None:
+            await self._forks.close()
+        self._registry.close()
+
+    # -- Watches, Drills -------------------------------------------------------------------------------------
+
+    async def changes(self) -> AsyncIterator[Key]:
+        await self._ready()
+        assert self._watcher is not None
+        hints = self._watcher.subscribe()
+        try:
+            async for key in hints:
+                yield key
+        finally:
+            self._watcher.unsubscribe(hints)
+
+    async def hurt(self, handle: Handle, task: str, how: str) -> str:
+        if how not in ("process", "launcher"):
+            raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
+        place = Place(*_parsed(handle), task)
+        await self._ready()
+        self._look()
+        known = self._registry.get(place)
+        if known is None or known.identity is None or not self._registry.is_alive(known):
+            raise NotFound(f"{task} of {place.run} is not running")
+        if how == "launcher":
+            processes.send(known.identity, signal.SIGKILL, known.pidfd)
+            return f"killed launcher {known.identity.pid}"
+        for child in processes.children(known.identity.pid):
+            if processes.task_directory(child) == known.path:
+                processes.kill([child])
+                return f"killed process {child}"
+        raise NotFound(f"{task} of {place.run} has no training process")
+
+    # -- what it knows ---------------------------------------------------------------------------------------
+
+    @property
+    def isolation(self) -> Isolation | None:
+        """What is enforced and how; None before the first call."""
+        return self._isolation
+
+    async def _ready(self) -> None:
+        """Once per server: find out what the machine can do, and what is there."""
+        if self._prepared:
+            return
+        self._first = self._first or asyncio.Lock()
+        async with self._first:
+            if self._prepared:
+                return
+            limit = _raise_open_files()
+            self._forks = ForkServer(self.home.engine, open_files=limit)
+            found = await asyncio.to_thread(isolation.probe, self.home.root, self.settings.local.isolation)
+            self._isolation = found
+            if found.wrap:
+                await self._have_forks()
+            self._watcher = Watcher(self._launcher_died)
+            self._look()
+            await asyncio.to_thread(self._tidy)
+            self._prepared = True
+
+    def _tidy(self) -> None:
+        """What earlier servers left half done."""
+        keep = {group_name(*known.place.key()) for known in self._registry if known.identity is not None}
+        assert self._isolation is not None
+        try:
+            directories.discard_unfinished(self.home.tasks)
+            cgroups.remember(self.home.engine / "cgroups.json", self._isolation.tree, keep)
+        except OSError as exc:
+            log.warning("leftovers of earlier tasks could not be removed: %s", exc)
+
+    def _look(self) -> None:
+        assert self._watcher is not None
+        try:
+            for known in self._registry.refresh():
+                if self._registry.is_alive(known):
+                    self._watcher.add(known.place.key(), known.path, known.pidfd)
+        except OSError as exc:
+            raise EngineUnavailable(f"{self.home.tasks} cannot be read: {exc.strerror}") from exc
+        self._registry.look()
+
+    def _observation(self, known: Known) -> Observation:
+        presence = Presence.GONE
+        proof = known.proof
+        if not proof:
+            presence = Presence.ALIVE if self._registry.is_alive(known) else Presence.SILENT
+            if known.stuck:
+                proof = f"process {known.stuck[0]} does not die"
+        return Observation(
+            run=known.place.run,
+            attempt=known.place.attempt,
+            task=known.place.task,
+            incarnation=known.info.incarnation,
+            presence=presence,
+            proof=proof,
+            handle={"engine": self.name, "run": known.place.run, "attempt": known.place.attempt},
+        )
+
+    def _vanished(self, known: Known) -> bool:
+        """Dead, and its directory removed by somebody else: there is nothing left to see."""
+        if not known.proof or Path(known.path).is_dir():
+            return False
+        self._forget(known)
+        return True
+
+    def _launcher_died(self, key: Key) -> None:
+        known = self._registry.get(Place(*key))
+        if known is not None:
+            known.ended = True
+        if key in self._ends:
+            self._ends[key].set()
+
+    # -- starting --------------------------------------------------------------------------------------------
+
+    async def _submit(self, place: Place, path: Path, info: TaskInfo) -> None:
+        self._look()
+        known = self._registry.get(place)
+        if known is not None and known.info.incarnation > info.incarnation:
+            return
+        if known is not None and known.identity is not None:
+            if known.info.incarnation == info.incarnation:
+                return
+            await self._put_aside(known, path)
+        elif path.exists() and directories.read_record(path) is not None:
+            self._watch(self._registry.adopt(place, path))
+            return
+        known = Known(place, str(path), info, group=info.cgroup, starting=True)
+        self._registry.add(known)
+        try:
+            await asyncio.to_thread(self._prepare, known)
+            self._registry.started(known, await self._launch(known))
+        except BaseException:
+            known.starting = False
+            raise
+        self._watch(known)
+
+    async def _put_aside(self, known: Known, path: Path) -> None:
+        if not self._registry.is_alive(known):
+            await self._settle([known])
+        if not known.proof:
+            raise Conflict(
+                f"{known.place.task} of {known.place.run} still lives at incarnation {known.info.incarnation}",
+                hint="Stop it first.",
+            )
+        self._forget(known)
+        directories.archive(path, known.info.incarnation)
+
+    def _prepare(self, known: Known) -> None:
+        """The directory and the limits, before anything runs."""
+        assert self._isolation is not None
+        try:
+            directories.create(Path(known.path), known.info)
+            if self._isolation.tree is not None and known.info.cgroup is not None:
+                cgroups.make(self._isolation.tree, group_name(*known.place.key()), self._limits(known.info))
+        except OSError as exc:
+            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise EngineError(
+                f"cannot prepare {known.place.task} of {known.place.run}: {exc.strerror} ({exc.filename})",
+                hint=f"Make room on the disk of {self.home.root}." if full else None,
+            ) from exc
+
+    def _limits(self, info: TaskInfo) -> cgroups.Limits:
+        denied = self._gpus.denied(info.gpus)
+        return cgroups.Limits(info.cpu, info.memory, info.pids, denied)
+
+    async def _launch(self, known: Known) -> processes.Identity:
+        assert self._isolation is not None and self._forks is not None
+        for _ in range(TRIES):
+            await self._have_forks()
+            try:
+                return await self._forks.launch(
+                    known.path,
+                    pid_namespace=self._isolation.pid_namespace,
+                    user_namespace=self._isolation.user_namespace,
+                )
+            except (ForkServerDied, EngineError) as exc:
+                record = directories.read_record(Path(known.path))
+                identity = processes.Identity.from_json(record) if record is not None else None
+                if identity is not None:
+                    return identity
+                if isinstance(exc, EngineError):
+                    raise
+        raise EngineError(
+            f"the fork server died {TRIES} times",
+            hint=f"Its last words are in {self.home.engine / 'forkserver.log'}.",
+        )
+
+    async def _have_forks(self) -> None:
+        assert self._isolation is not None and self._forks is not None
+        pid = await self._forks.ensure(self._isolation.wrap)
+        if self._isolation.wrap and pid != self._scoped:
+            # Each fork server has a scope of its own, and tasks are limited in the scope they are born in.
+            self._isolation = await asyncio.to_thread(isolation.in_scope, self._isolation, pid, self._group)
+            self._scoped = pid
+
+    def _watch(self, known: Known) -> None:
+        assert self._watcher is not None
+        self._registry.look()
+        if self._registry.is_alive(known):
+            self._watcher.add(known.place.key(), known.path, known.pidfd)
+        self._watcher.hint(known.place.key())
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    async def _end(self, known: Known, grace: float) -> None:
+        if known.proof:
+            return
+        identity = known.identity
+        if identity is not None and self._registry.is_alive(known):
+            processes.send(identity, signal.SIGTERM, known.pidfd)
+            if not await self._ladder(known, grace + MARGIN):
+                log.warning("%s: launcher %d did not end its processes in time", known.path, identity.pid)
+            processes.send(identity, signal.SIGKILL, known.pidfd)
+            await self._dead(known, DEATH)
+        await self._settle([known])
+        if not known.proof:
+            pid = known.stuck[0] if known.stuck else identity.pid if identity is not None else 0
+            raise EngineError(
+                f"process {pid} of {known.place.run} does not end",
+                hint="It waits inside the kernel: a network disk or a GPU that does not answer.",
+            )
+
+    async def _ladder(self, known: Known, seconds: float) -> bool:
+        """Wait until the launcher has ended its body. It then holds, so that nothing is lost: the rest is ours."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        directory = NearTaskDir(known.path)
+        while loop.time() < end:
+            if await self._dead(known, 0.03):
+                return True
+            try:
+                status = directory.status()
+            except (OSError, TypeError):
+                return True  # the directory is gone or not what it was: nothing to wait for
+            if status is not None and status.phase == "ended":
+                return True
+        return False
+
+    async def _dead(self, known: Known, seconds: float) -> bool:
+        """Wait for the launcher's death."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        event = self._ends.setdefault(known.place.key(), asyncio.Event())
+        try:
+            while True:
+                self._registry.look()
+                if not self._registry.is_alive(known):
+                    return True
+                rest = end - loop.time()
+                if rest <= 0:
+                    return False
+                try:
+                    await asyncio.wait_for(event.wait(), rest if known.pidfd is not None else min(rest, 0.05))
+                except TimeoutError:
+                    pass
+        finally:
+            self._ends.pop(known.place.key(), None)
+
+    async def _settle(self, dead: list[Known]) -> None:
+        if not dead:
+            return
+        await asyncio.to_thread(registry.settle, dead)
+        for known in dead:
+            if known.proof:
+                assert self._watcher is not None
+                self._watcher.drop(known.place.key())
+                self._registry.release(known)
+                if known.group is not None:
+                    await asyncio.to_thread(cgroups.remove, known.group)
+            elif not known.ended and known.identity is not None:
+                # Another launcher than the recorded one holds the directory: follow that one from now on.
+                self._registry.release(known)
+                self._registry.started(known, known.identity)
+                self._watch(known)
+
+    def _forget(self, known: Known) -> None:
+        if self._watcher is not None:
+            self._watcher.drop(known.place.key())
+        self._registry.forget(known)
+
+    def _lock(self, run: str, attempt: int) -> asyncio.Lock:
+        return self._locks.setdefault((run, attempt), asyncio.Lock())
+
+
+def _parsed(handle: Handle) -> tuple[str, int]:
+    return str(handle["run"]), int(handle["attempt"])
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for everything, then raise what went wrong first: nothing is left half way in the background."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _raise_open_files() -> tuple[int, int]:
+    """Raise our own soft limit; what it was, for the tasks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft, hard

@@ -1,0 +1,178 @@
+"""Processes of this machine, told apart for good: a pid alone is reused, a pid with its boot and start time is not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+LINUX = sys.platform.startswith("linux")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process, once."""
+
+    boot_id: str
+    pid: int
+    start_time: int
+    """Clock ticks since boot: field 22 of /proc/PID/stat."""
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Identity | None:
+        """None when the record is not one: user code owns the directory it lies in."""
+        try:
+            pid, start = int(raw["pid"]), int(raw.get("start_time") or 0)
+        except (KeyError, TypeError, ValueError):
+            return None
+        return cls(str(raw.get("boot_id", "")), pid, start) if pid > 1 else None
+
+
+@cache
+def boot_id() -> str:
+    """Another one after every restart of the machine; empty where the system has none."""
+    return read_text("/proc/sys/kernel/random/boot_id").strip()
+
+
+def is_alive(identity: Identity, lock: str) -> bool:
+    """Whether exactly this process still runs. `lock` is the file it holds locked: all there is without /proc."""
+    if not LINUX:
+        return _is_locked(lock)
+    if identity.boot_id != boot_id():
+        return False
+    fields = stat_fields(identity.pid)
+    return bool(fields) and fields[0] not in ("Z", "X", "x") and int(fields[19]) == identity.start_time
+
+
+def open_pidfd(identity: Identity) -> int | None:
+    """A descriptor that becomes readable when the process ends. None: it has ended, or there are no pidfds."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        fd = os.pidfd_open(identity.pid)
+    except OSError:
+        return None
+    # Looked at after opening: if this pid is the process we mean now, the descriptor is of that process.
+    fields = stat_fields(identity.pid)
+    if not fields or int(fields[19]) != identity.start_time or identity.boot_id != boot_id():
+        os.close(fd)
+        return None
+    return fd
+
+
+def send(identity: Identity, number: int, pidfd: int | None = None) -> bool:
+    """Signal exactly this process. False: it is not there any more."""
+    try:
+        if pidfd is not None and hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal(pidfd, number)
+            return True
+        fd = open_pidfd(identity)
+        if fd is None:
+            if hasattr(os, "pidfd_open") or (LINUX and not _same(identity)):
+                return False
+            os.kill(identity.pid, number)
+            return True
+        try:
+            signal.pidfd_send_signal(fd, number)
+        finally:
+            os.close(fd)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            # Gone already, or a set-uid program: what is left shows in the next look.
+            pass
+
+
+def children(pid: int) -> list[int]:
+    """Direct children, of all its threads."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names only, and it may vanish underway
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        found.extend(int(word) for word in read_text(f"/proc/{pid}/task/{thread}/children").split())
+    return found
+
+
+def task_directory(pid: int) -> str | None:
+    """Which task a process belongs to, by the environment it was started with."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    for entry in data.split(b"\0"):
+        if entry.startswith(b"STOKER_TASK_DIR="):
+            return os.fsdecode(entry[16:])
+    return None
+
+
+def of_tasks(directories: set[str]) -> dict[str, list[int]]:
+    """Living processes of these tasks, by the environment they were started with. One pass over /proc for all."""
+    found: dict[str, list[int]] = {}
+    if not directories or not LINUX:
+        return found
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names only
+        if name.isdigit() and (directory := task_directory(int(name))) in directories:
+            found.setdefault(str(directory), []).append(int(name))
+    return found
+
+
+def lock_holder(path: str) -> int | None:
+    """Which process holds this file locked (flock), by the kernel's own list; None: nobody, or nobody we can see."""
+    try:
+        info = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - strings throughout
+    except OSError:
+        return None
+    wanted = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    for line in read_text("/proc/locks").splitlines():
+        words = line.split()
+        if len(words) >= 6 and words[1] == "FLOCK" and words[5] == wanted and words[4].isdecimal():
+            return int(words[4])
+    return None
+
+
+def stat_fields(pid: int) -> list[str]:
+    """/proc/PID/stat from its third field (the state) on; empty when there is no such process."""
+    text = read_text(f"/proc/{pid}/stat")
+    return text[text.rfind(")") + 2 :].split()
+
+
+def read_text(path: str) -> str:
+    """A small file of the kernel's; empty when it cannot be read (a process or cgroup that is gone)."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _same(identity: Identity) -> bool:
+    fields = stat_fields(identity.pid)
+    return bool(fields) and int(fields[19]) == identity.start_time
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,216 @@
+"""The tasks of this machine as the engine knows them, and the proof that one is gone.
+
+A task counts as gone only when its launcher and everything beneath it are: a PID namespace ends with its init, a
+cgroup is empty or not, and without both every process says in its environment which task it belongs to. What is
+left of a dead launcher is killed before anybody may start it anew.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.local import cgroups, directories, processes
+from stoker.engine.local.directories import Place
+from stoker.engine.local.processes import Identity
+from stoker.task import layout
+from stoker.task.formats import TaskInfo
+
+RESTARTED = "the machine was restarted"
+NEVER_STARTED = "its launcher was never started"
+_ROUNDS = 40
+_PAUSE = 0.025
+"""A killed process is gone within this many looks, unless the kernel holds it (a dead network disk, a GPU)."""
+
+
+@dataclass
+class Known:
+    """One task. Belongs to the event loop; `settle` may work on it in a thread while nothing else does."""
+
+    place: Place
+    path: str
+    info: TaskInfo
+    group: dict[str, Any] | None = None
+    identity: Identity | None = None
+    """None: no launcher was started yet."""
+    pidfd: int | None = None
+    starting: bool = False
+    ended: bool = False
+    """Its launcher was seen to end."""
+    proof: str = ""
+    """Final: launcher and tree are gone."""
+    stuck: tuple[int, ...] = ()
+    """Processes that did not die when killed."""
+
+    @property
+    def lock(self) -> str:
+        return f"{self.path}/{layout.LOCK}"
+
+
+class Registry:
+    """Every task directory beneath `tasks`, with its launcher. Scans once, then follows.
+
+    Only the engine makes task directories in a home, so a look at the top directory's time tells whether
+    somebody else did.
+    """
+
+    def __init__(self, tasks: Path, home_group: str) -> None:
+        self.tasks = tasks
+        self._home_group = home_group
+        self._mounts = cgroups.mounts(processes.read_text("/proc/self/mountinfo"))
+        self._known: dict[Place, Known] = {}
+        self._by_pidfd: dict[int, Known] = {}
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._scanned = -1
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(list(self._known.values()))
+
+    def get(self, place: Place) -> Known | None:
+        return self._known.get(place)
+
+    def of(self, run: str, attempt: int) -> list[Known]:
+        return [
+            known for place, known in self._known.items() if place.run == run and place.attempt == attempt
+        ]
+
+    def refresh(self) -> list[Known]:
+        """Find directories that were not known; those newly found. Raises OSError when the home cannot be read."""
+        try:
+            changed = self.tasks.stat().st_mtime_ns
+        except FileNotFoundError:
+            changed = 0
+        if changed == self._scanned:
+            return []
+        found = [
+            self.adopt(place, path)
+            for place, path in directories.scan(self.tasks)
+            if place not in self._known
+        ]
+        self._scanned = changed
+        return found
+
+    def adopt(self, place: Place, path: Path) -> Known:
+        """Take up a directory as it lies there."""
+        info = directories.read_info(path) or TaskInfo(place.run, place.attempt, place.task)
+        known = Known(place, str(path), info)
+        known.group = cgroups.trusted(info.cgroup, self._home_group, self._mounts)
+        self._known[place] = known
+        record = directories.read_record(path)
+        identity = Identity.from_json(record) if record is not None else None
+        if identity is not None:
+            self.started(known, identity)
+        return known
+
+    def add(self, known: Known) -> None:
+        self._known[known.place] = known
+
+    def started(self, known: Known, identity: Identity) -> None:
+        """Its launcher is this process; from here on its death is noticed."""
+        known.identity = identity
+        known.starting = False
+        known.pidfd = processes.open_pidfd(identity)
+        if known.pidfd is not None and self._epoll is not None:
+            self._by_pidfd[known.pidfd] = known
+            self._epoll.register(known.pidfd, select.EPOLLIN)
+
+    def look(self) -> None:
+        """Mark those whose launcher has ended since the last look: one system call for all."""
+        if self._epoll is not None and self._by_pidfd:
+            for fd, _ in self._epoll.poll(0, len(self._by_pidfd)):
+                self._by_pidfd[fd].ended = True
+
+    def is_alive(self, known: Known) -> bool:
+        """Whether its launcher lives. Call `look` before."""
+        if known.starting:
+            return True
+        if known.identity is None or known.ended or known.proof:
+            return False
+        if known.pidfd is None and not processes.is_alive(known.identity, known.lock):
+            known.ended = True
+        return not known.ended
+
+    def forget(self, known: Known) -> None:
+        self._known.pop(known.place, None)
+        self.release(known)
+
+    def release(self, known: Known) -> None:
+        """Close what is open for a task."""
+        if known.pidfd is None:
+            return
+        if self._by_pidfd.pop(known.pidfd, None) is not None and self._epoll is not None:
+            self._epoll.unregister(known.pidfd)
+        os.close(known.pidfd)
+        known.pidfd = None
+
+    def close(self) -> None:
+        for known in self:
+            self.release(known)
+        if self._epoll is not None:
+            self._epoll.close()
+
+
+def settle(dead: Iterable[Known]) -> None:
+    """Prove that tasks whose launchers have ended are gone, killing what they left. Blocks; run it in a thread.
+
+    Sets `proof` on those proven, `stuck` on those with processes that would not die, and gives those whose
+    directory turns out to be held by another launcher that launcher instead.
+    """
+    waiting = [known for known in dead if not known.proof]
+    for known in waiting:
+        if known.identity is None:
+            known.proof = NEVER_STARTED
+        elif known.identity.boot_id != processes.boot_id():
+            known.proof = RESTARTED
+    waiting = [known for known in waiting if not known.proof]
+    for round_ in range(_ROUNDS):
+        left = _leftovers(waiting)
+        for known in waiting:
+            pids = left.get(known.path, [])
+            known.stuck = tuple(pids)
+            if pids:
+                _kill(known, pids)
+            elif not _held(known):
+                assert known.identity is not None
+                known.proof = f"launcher {known.identity.pid} is gone"
+        waiting = [known for known in waiting if not known.proof and known.ended]
+        if not waiting:
+            return
+        if round_ < _ROUNDS - 1:
+            time.sleep(_PAUSE)
+
+
+def _leftovers(waiting: list[Known]) -> dict[str, list[int]]:
+    found = {known.path: cgroups.procs(known.group) for known in waiting if known.group is not None}
+    without = {known.path for known in waiting if not known.info.pid_namespace}
+    for path, pids in processes.of_tasks(without).items():
+        found.setdefault(path, []).extend(pid for pid in pids if pid not in found[path])
+    return found
+
+
+def _kill(known: Known, pids: list[int]) -> None:
+    if known.group is not None:
+        cgroups.kill(known.group)
+    processes.kill(pids)
+
+
+def _held(known: Known) -> bool:
+    """Whether another launcher than the recorded one works on the directory.
+
+    Two servers in a row can both have asked for a launcher when the first died underway: the later request then
+    finds the directory taken, but was recorded. The one that holds the lock is the task's launcher.
+    """
+    holder = processes.lock_holder(known.lock)
+    if holder is None or known.identity is None or holder == known.identity.pid:
+        return False
+    fields = processes.stat_fields(holder)
+    if not fields or not processes.read_text(f"/proc/{holder}/comm").startswith("stoker-launch"):
+        return False
+    known.identity = Identity(processes.boot_id(), holder, int(fields[19]))
+    known.ended = False
+    return True
