@@ -1,0 +1,37 @@
+"""`python -m stoker.launcher DIRECTORY [--bundle PATH]`: run a launcher on a prepared task directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import List
+
+from stoker.launcher import bundle, linux
+from stoker.launcher.launcher import launch
+
+USAGE = "usage: python -m stoker.launcher DIRECTORY [--bundle PATH]"
+
+
+def main(argv: List[str]) -> int:
+    words = list(argv)
+    path = os.environ.get("STOKER_BUNDLE") or bundle.own()
+    if "--bundle" in words:
+        at = words.index("--bundle")
+        if at + 1 == len(words):
+            print(USAGE, file=sys.stderr)
+            return 64
+        path = words[at + 1]
+        del words[at : at + 2]
+    if len(words) != 1 or words[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return 64
+    if not os.path.isdir(words[0]):
+        print(f"stoker launcher: no such directory: {words[0]!r}", file=sys.stderr)
+        return 66
+    linux.close_fds()
+    linux.set_name("stoker-launcher")
+    return launch(words[0], path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""The journal: what the launcher did, so that nobody ever does it twice.
+
+`starting` is on the disk before a body is forked. Whoever opens the journal later (this launcher after a
+restart, the collector after its death) knows from it which orders have been used up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, Dict, List, Mapping, Optional
+
+from stoker.task import formats, layout
+
+
+class Journal:
+    """One writer at a time: whoever holds `launcher.lock`. `append` may be called from any thread of it.
+
+    An entry is wholly there or not at all: a failed append takes back what it wrote, and a line torn by a
+    power cut is closed off when the journal is opened.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, layout.JOURNAL)
+        self._lock = threading.Lock()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.fd = os.open(self.path, flags, 0o644)
+        self.used = 0
+        """Largest seq ever acted on."""
+        self.started: Optional[Dict[str, Any]] = None
+        """The newest `starting`."""
+        self.ended: Optional[Dict[str, Any]] = None
+        """The newest `ended`."""
+        for entry in self._read():
+            self._note(entry)
+
+    @property
+    def unfinished(self) -> Optional[Dict[str, Any]]:
+        """The `starting` that has no `ended`."""
+        if self.started is None:
+            return None
+        if self.ended is not None and self.ended["seq"] >= self.started["seq"]:
+            return None
+        return self.started
+
+    def append(self, entry: Mapping[str, Any], *, durable: bool = True) -> None:
+        """Raises OSError, having written nothing, when there is no room."""
+        data = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            before = os.fstat(self.fd).st_size
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(self.fd, view) :]
+                if durable:
+                    os.fsync(self.fd)
+                    if before == 0:
+                        formats.sync_directory(os.path.dirname(self.path))
+            except OSError:
+                os.ftruncate(self.fd, before)
+                raise
+            self._note(entry)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def _read(self) -> List[Dict[str, Any]]:
+        size = os.fstat(self.fd).st_size
+        parts: List[bytes] = []
+        at = 0
+        while at < size:
+            part = os.pread(self.fd, 1 << 20, at)
+            if not part:
+                break
+            parts.append(part)
+            at += len(part)
+        data = b"".join(parts)
+        if data and not data.endswith(b"\n"):
+            os.write(self.fd, b"\n")
+        return list(formats.parse_lines(data.split(b"\n")))
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        kind, seq = entry.get("k"), entry.get("seq")
+        if kind not in ("starting", "ended") or not isinstance(seq, int):
+            return
+        self.used = max(self.used, seq)
+        if kind == "starting" and (self.started is None or seq >= self.started["seq"]):
+            self.started = dict(entry)
+        if kind == "ended" and (self.ended is None or seq >= self.ended["seq"]):
+            self.ended = dict(entry)

@@ -1,0 +1,491 @@
+"""The launcher: holds a task directory, does what its order says, and writes down what happens.
+
+One thread, one poll loop. It is woken by inotify (an order was replaced), by signals (a process ended) and by
+pipes (a process said something); everything else is a deadline. What must never happen twice is written to
+the journal, and synced, before it is done once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import stoker
+from stoker.launcher import endings, linux
+from stoker.launcher.checkpoints import Scanner
+from stoker.launcher.journal import Journal
+from stoker.launcher.logs import Log
+from stoker.launcher.running import Running
+from stoker.launcher.tree import Tree
+from stoker.task import formats, inotify, layout
+from stoker.task.formats import Ending, Order, Status, TaskInfo
+
+POLL = 1.0
+"""Seconds between looks at order.json where inotify does not work."""
+SAFETY_NET = 5.0
+"""The same where it does; also how soon a directory that has gone is noticed for sure."""
+RETRY = 1.0
+"""Seconds before something that found no room on the disk is tried again."""
+
+EXIT_TAKEN = 75
+EXIT_GONE = 74
+EXIT_BROKEN = 70
+
+
+def launch(directory: str, bundle: Optional[str] = None) -> int:
+    """Run a launcher on a prepared directory until it is released. Returns the exit status.
+
+    Takes over signal handling of this process; everything that the process has forked is the body's.
+    """
+    directory = os.path.abspath(directory)
+    lock = take_lock(directory)
+    if lock is None:
+        print(f"stoker launcher: another launcher works on {directory}", file=sys.stderr)
+        return EXIT_TAKEN
+    launcher = None
+    try:
+        launcher = Launcher(directory, bundle)
+        return launcher.run()
+    except DirectoryGone:
+        return EXIT_GONE
+    except Exception:  # noqa: BLE001 - whatever it is: say it, leave no process behind, let the engine see the end
+        traceback.print_exc()
+        return EXIT_BROKEN
+    finally:
+        if launcher is not None:
+            launcher.kill_all()
+        os.close(lock)
+
+
+def take_lock(directory: str) -> Optional[int]:
+    """The exclusive right to work on a task directory; None when somebody has it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(os.path.join(directory, layout.LOCK), flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+class DirectoryGone(Exception):
+    """The task directory was removed: nobody wants this task any more."""
+
+
+class Launcher:
+    """Made once per process, with the directory's lock held. `run` returns when released."""
+
+    def __init__(self, directory: str, bundle: Optional[str]) -> None:
+        self.directory = directory
+        self.bundle = bundle
+        self._identity = _identity(directory)
+        raw = _read_json(os.path.join(directory, layout.TASK))
+        if raw is None:
+            raise FileNotFoundError(
+                f"no task.json in {directory}: the engine writes it before it starts a launcher"
+            )
+        self.info = TaskInfo.from_json(raw)
+        for name in layout.DIRECTORIES:
+            os.makedirs(os.path.join(directory, name), exist_ok=True)
+        self.journal = Journal(directory)
+        self.log = Log(directory, self.info.log_budget, self.info.log_segment)
+        linux.subreaper()
+        self.tree = Tree(self.info.cgroup)
+        self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=linux.boot_id())
+        self.status.version = stoker.__version__
+        self.running: Optional[Running] = None
+        self.terminated = False
+        """SIGTERM was received: nothing is started any more."""
+        self.seq = self.journal.used
+        self._released = False
+        self._last_order: Optional[Order] = None
+        self._order_seen: Optional[Tuple[int, int, int]] = None
+        self._unwritten: List[Tuple[Mapping[str, Any], bool]] = []
+        self._status_failed = False
+        self._scanner = Scanner(directory, self.journal.append)
+        self._scanner_due: Optional[float] = None
+        self._loop = _Loop(directory)
+
+    def run(self) -> int:
+        self._recover()
+        self._read_order()
+        while not (self._released and self.running is None and not self._unwritten):
+            now = time.monotonic()
+            self._loop.watch(self._readers())
+            for source in self._loop.wait(self._timeout(now)):
+                self._handle(source)
+            self._settle()
+        self.log.close()
+        self._scanner.close()
+        return 0
+
+    def kill_all(self) -> None:
+        """End every process that is left, and wait for it."""
+        while True:
+            self.tree.reap()
+            if self.tree.empty:
+                return
+            self.tree.kill()
+            time.sleep(0.02)
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    def _readers(self) -> List[int]:
+        readers = list(self.log.streams)
+        scanner = self._scanner.fileno() if self.running is not None else None
+        return readers if scanner is None else [*readers, scanner]
+
+    def _timeout(self, now: float) -> float:
+        waits = [SAFETY_NET if self._loop.inotify else POLL]
+        if self.running is not None:
+            wait = self.running.tick(now)
+            if self.running.stage == "done":
+                wait = 0.0
+            if wait is not None:
+                waits.append(wait)
+            if self._scanner_due is not None:
+                waits.append(self._scanner_due - now)
+        due = self.log.due()
+        if due is not None:
+            waits.append(due - now)
+        if self._unwritten or self._status_failed:
+            waits.append(RETRY)
+        return max(0.0, min(waits))
+
+    def _handle(self, source: Any) -> None:
+        if source == "order":
+            self._read_order()
+        elif source == "term":
+            self._terminate()
+        elif source == "gone":
+            self._check_directory()
+        elif source in self.log.streams:
+            self.log.drain(source)
+        elif source == self._scanner.fileno():
+            self._scanner_due = time.monotonic()
+
+    def _settle(self) -> None:
+        """After every wake-up: what has ended, what is due, what there was no room for."""
+        now = time.monotonic()
+        if self._loop.quiet_since(now) >= (SAFETY_NET if self._loop.inotify else POLL):
+            self._loop.looked = now
+            self._check_directory()
+            self._read_order()
+        self.log.flush(now)
+        for pid, status, rusage in self.tree.reap():
+            if self.running is not None:
+                self.running.exited(pid, status, rusage)
+        if self._unwritten:
+            self._write_pending()
+        if self._status_failed:
+            self._write_status()
+        if self.running is not None:
+            self._follow(self.running, now)
+
+    def _follow(self, running: Running, now: float) -> None:
+        running.tick(now)
+        if running.stage == "done":
+            self._ended(running)
+            return
+        if self._scanner_due is not None and now >= self._scanner_due:
+            self._scanner_due = self._scanner.poll(now)
+        phase = (
+            "stopping"
+            if running.stopping
+            else "setup"
+            if running.stage in ("waiting", "setup")
+            else "running"
+        )
+        if running.stage == "draining":
+            phase = self.status.phase
+        usage = running.sampler.usage
+        if (phase, running.pid) != (self.status.phase, self.status.pid) or usage != self.status.usage:
+            self.status.phase, self.status.pid = phase, running.pid
+            self.status.started_at = running.started_at
+            self._write_status()
+
+    # -- orders ----------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """What a launcher before us left: a body that nobody saw the end of is lost, and never started again."""
+        unfinished = self.journal.unfinished
+        if unfinished is not None:
+            self._scanner.begin(int(unfinished.get("generation", 0)))
+            self._scanner.finish(True)
+            self._record(endings.lost(unfinished, time.time()))
+        elif self.journal.ended is not None:
+            self._show(Ending.from_json(self.journal.ended))
+        else:
+            self._write_status()
+
+    def _read_order(self) -> None:
+        path = os.path.join(self.directory, layout.ORDER)
+        try:
+            info = os.stat(path)
+        except OSError:
+            self._check_directory()
+            return
+        seen = (info.st_ino, info.st_mtime_ns, info.st_size)
+        if seen == self._order_seen:
+            return
+        self._order_seen = seen
+        raw = _read_json(path)
+        if raw is None:
+            return
+        try:
+            order = Order.from_json(raw)
+        except TypeError as exc:
+            self.log.say(f"an order that cannot be understood was ignored: {exc}")
+            return
+        if order.verb == "release":
+            self._release(order)
+        elif order.seq <= self.seq:
+            return
+        elif order.verb == "run":
+            self._order_run(order)
+        elif order.verb == "stop":
+            self._order_stop(order)
+        else:
+            self.log.say(f"an order with the unknown verb {order.verb!r} was ignored")
+
+    def _order_run(self, order: Order) -> None:
+        if self.running is not None:
+            # The body that runs was not asked to stop: an order to run another one waits for its end.
+            self._order_seen = None
+            return
+        self._last_order = order
+        if self.terminated:
+            self._record(_unstarted(order, "the launcher was told to end"))
+            return
+        entry = {"k": "starting", "seq": order.seq, "generation": order.generation, "at": time.time()}
+        try:
+            os.makedirs(os.path.join(self.directory, layout.checkpoints(order.generation)), exist_ok=True)
+            self.journal.append(entry)
+        except OSError as exc:
+            # Not on the disk, so not started: the order stands and is tried again when there may be room.
+            print(f"stoker launcher: cannot write the journal of {self.directory}: {exc}", file=sys.stderr)
+            self._order_seen = None
+            self._loop.look_again(RETRY)
+            return
+        self.seq = order.seq
+        _unlink(os.path.join(self.directory, layout.STOP))
+        self._begin(order)
+
+    def _begin(self, order: Order) -> None:
+        secrets = _read_json(os.path.join(self.directory, layout.SECRETS)) or {}
+        self.log.forget()
+        running = self.running = Running(
+            self.directory,
+            self.info,
+            order,
+            tree=self.tree,
+            log=self.log,
+            journal=lambda entry: self._append(entry, durable=False),
+            bundle=self.bundle,
+            secrets={str(name): str(value) for name, value in secrets.items()},
+        )
+        self.status.ending, self.status.usage, self.status.pid = None, {}, None
+        self.status.seq, self.status.generation = order.seq, order.generation
+        self._scanner.begin(order.generation)
+        self._scanner_due = time.monotonic()
+        running.start()
+
+    def _order_stop(self, order: Order) -> None:
+        self.seq = order.seq
+        self.status.seq = order.seq
+        if self.running is not None:
+            self._stop(0.0 if order.kill else order.grace)
+        elif self.journal.ended is not None and self.journal.ended.get("generation", 0) >= order.generation:
+            self._write_status()
+        else:
+            self._record(_unstarted(order, "stopped before it was started"))
+
+    def _stop(self, grace: float) -> None:
+        assert self.running is not None
+        try:
+            os.close(
+                os.open(
+                    os.path.join(self.directory, layout.STOP), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
+                )
+            )
+        except OSError:
+            # The signal says the same; a full disk must not keep a task from being stopped.
+            pass
+        self.running.stop("stop", grace, time.monotonic())
+
+    def _release(self, order: Order) -> None:
+        if order.seq < self.seq:
+            return
+        self._released = True
+        if self.running is not None:
+            self._stop(0.0)
+
+    def _terminate(self) -> None:
+        """SIGTERM: end the body as its order would, and go on holding what it left."""
+        self.terminated = True
+        if self.running is not None:
+            self._stop(self._last_order.grace if self._last_order is not None else 0.0)
+        elif self.journal.ended is None:
+            self._record(
+                Ending(self.seq, 0, "stopped", message="the launcher was told to end", at=time.time())
+            )
+
+    # -- endings ---------------------------------------------------------------------------------------------
+
+    def _ended(self, running: Running) -> None:
+        assert running.ending is not None
+        self.running = None
+        self._scanner_due = None
+        self._scanner.finish(running.violent)
+        self.status.usage = dict(running.sampler.usage)
+        self._record(running.ending)
+        self._order_seen = None
+        self._read_order()
+
+    def _record(self, ending: Ending) -> None:
+        self.seq = max(self.seq, ending.seq)
+        self._append({"k": "ended", **ending.to_json()})
+        self._show(ending)
+
+    def _show(self, ending: Ending) -> None:
+        self.status.phase, self.status.pid = "ended", None
+        self.status.seq = max(self.status.seq, ending.seq)
+        self.status.generation = ending.generation
+        self.status.ending = ending.to_json()
+        self._write_status()
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def _append(self, entry: Mapping[str, Any], durable: bool = True) -> None:
+        """To the journal, in order; what finds no room now is written when there is some."""
+        self._unwritten.append((entry, durable))
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        while self._unwritten:
+            entry, durable = self._unwritten[0]
+            try:
+                self.journal.append(entry, durable=durable)
+            except OSError:
+                self._check_directory()
+                return
+            del self._unwritten[0]
+
+    def _write_status(self) -> None:
+        running = self.running
+        if running is not None:
+            self.status.usage = dict(running.sampler.usage)
+        segments = self.log.segments
+        self.status.log_segment = segments.number
+        self.status.log_bytes, self.status.log_dropped = segments.written, segments.dropped
+        try:
+            formats.write_json(os.path.join(self.directory, layout.STATUS), vars(self.status))
+            self._status_failed = False
+        except OSError:
+            self._status_failed = True
+            self._check_directory()
+
+    def _check_directory(self) -> None:
+        if _identity(self.directory) != self._identity:
+            raise DirectoryGone(self.directory)
+
+
+class _Loop:
+    """Waits for signals, orders and readable descriptors."""
+
+    def __init__(self, directory: str) -> None:
+        self._wake, writer = os.pipe()
+        for fd in (self._wake, writer):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        ignore: Callable[[int, Any], None] = lambda number, frame: None  # noqa: E731
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
+            signal.signal(number, ignore)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._watched: List[int] = []
+        self.looked = time.monotonic()
+        self.inotify: Optional[inotify.Inotify] = None
+        try:
+            watch = inotify.Inotify()
+            watch.add(directory, _EVENTS)
+            self._poll.register(watch.fileno(), select.POLLIN)
+            self.inotify = watch
+        except OSError:
+            # Not Linux, or no watches left for this user: the order is looked at every second instead.
+            pass
+
+    def watch(self, readers: List[int]) -> None:
+        if readers != self._watched:
+            for fd in self._watched:
+                if fd not in readers:
+                    self._poll.unregister(fd)
+            for fd in readers:
+                self._poll.register(fd, select.POLLIN)
+            self._watched = readers
+
+    def quiet_since(self, now: float) -> float:
+        return now - self.looked
+
+    def look_again(self, seconds: float) -> None:
+        """Have the order looked at in this many seconds, whatever else happens."""
+        self.looked = time.monotonic() - SAFETY_NET + seconds
+
+    def wait(self, seconds: float) -> List[Any]:
+        """What happened: `order`, `gone`, `term`, `child`, or a readable descriptor."""
+        found: List[Any] = []
+        for fd, _ in self._poll.poll(seconds * 1000 + 0.5):
+            if fd == self._wake:
+                numbers = os.read(self._wake, 4096)
+                found.append("child")
+                if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+                    found.append("term")
+            elif self.inotify is not None and fd == self.inotify.fileno():
+                found.extend(_meaning(event) for event in self.inotify.read())
+            else:
+                found.append(fd)
+        return found
+
+
+_EVENTS = inotify.IN_CLOSE_WRITE | inotify.IN_MOVED_TO | inotify.IN_DELETE_SELF | inotify.IN_MOVE_SELF
+
+
+def _meaning(event: inotify.Event) -> str:
+    if event.mask & (inotify.IN_DELETE_SELF | inotify.IN_MOVE_SELF):
+        return "gone"
+    return "order" if event.name == layout.ORDER or event.mask & inotify.IN_Q_OVERFLOW else ""
+
+
+def _unstarted(order: Order, message: str) -> Ending:
+    return Ending(order.seq, order.generation, "stopped", message=message, at=time.time())
+
+
+def _identity(directory: str) -> Optional[Tuple[int, int]]:
+    try:
+        info = os.stat(directory)
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino)
+
+
+def _read_json(path: str) -> Optional[Dict[str, Any]]:
+    try:
+        value = json.loads(linux.read_text(path) or "null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,131 @@
+"""What a body uses and what became of its limits, read from its cgroup where it has one, else from /proc."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Any, Dict, Mapping, Optional
+
+from stoker.launcher import linux
+from stoker.launcher.tree import Tree
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Cgroup:
+    """The body's cgroup, version 1 or 2. Every answer is None where the kernel does not give it."""
+
+    def __init__(self, where: Optional[Mapping[str, Any]]) -> None:
+        where = where or {}
+        self.version = int(where.get("version", 0) or 0)
+        self._memory: Optional[str] = where.get("memory")
+        self._cpu: Optional[str] = where.get("cpuacct") or where.get("cpu")
+        self._pids: Optional[str] = where.get("pids")
+
+    @property
+    def limits_memory(self) -> bool:
+        return self._memory is not None
+
+    @property
+    def limits_pids(self) -> bool:
+        return self._pids is not None
+
+    def begin(self) -> None:
+        """A new body in the same cgroup: peaks count from here, where the kernel lets them be reset."""
+        if self._memory:
+            name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+            try:
+                fd = os.open(os.path.join(self._memory, name), os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:
+                return
+            try:
+                os.write(fd, b"0")
+            except OSError:
+                pass
+            finally:
+                os.close(fd)
+
+    def oom_kills(self) -> int:
+        if not self._memory:
+            return 0
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        return self._table(self._memory, name).get("oom_kill", 0)
+
+    def memory(self) -> Optional[int]:
+        """Bytes in use, without the file cache that the kernel would give up first."""
+        if not self._memory:
+            return None
+        if self.version == 1:
+            used, cache = self._number(self._memory, "memory.usage_in_bytes"), "total_inactive_file"
+        else:
+            used, cache = self._number(self._memory, "memory.current"), "inactive_file"
+        if used is None:
+            return None
+        return max(0, used - self._table(self._memory, "memory.stat").get(cache, 0))
+
+    def memory_peak(self) -> Optional[int]:
+        if not self._memory:
+            return None
+        return self._number(self._memory, "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
+
+    def cpu_seconds(self) -> Optional[float]:
+        if not self._cpu:
+            return None
+        if self.version == 1:
+            used = self._number(self._cpu, "cpuacct.usage")
+            return None if used is None else used / 1e9
+        micro = self._table(self._cpu, "cpu.stat").get("usage_usec")
+        return None if micro is None else micro / 1e6
+
+    def pids(self) -> Optional[int]:
+        return self._number(self._pids, "pids.current") if self._pids else None
+
+    def _number(self, directory: str, name: str) -> Optional[int]:
+        text = linux.read_text(os.path.join(directory, name)).strip()
+        return int(text) if text.isdigit() else None
+
+    def _table(self, directory: str, name: str) -> Dict[str, int]:
+        found: Dict[str, int] = {}
+        for line in linux.read_text(os.path.join(directory, name)).splitlines():
+            key, _, value = line.partition(" ")
+            if value.isdigit():
+                found[key] = int(value)
+        return found
+
+
+class Processes:
+    """The same from /proc, process by process."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._before = _reaped_cpu()
+
+    def cpu_seconds(self) -> float:
+        """Of the living, of those they have waited for, and of those the launcher has."""
+        total = _reaped_cpu() - self._before
+        for pid in self.tree.pids():
+            fields = linux.stat_fields(pid)
+            if fields:
+                total += sum(int(ticks) for ticks in fields[11:15]) / _TICK
+        return total
+
+    def memory(self) -> int:
+        return sum(_memory(pid) for pid in self.tree.pids())
+
+    def count(self) -> int:
+        return len(self.tree.pids())
+
+
+def _reaped_cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _memory(pid: int) -> int:
+    """The process's share: pages it shares with its siblings count once among them."""
+    for line in linux.read_text(f"/proc/{pid}/smaps_rollup").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    resident = linux.read_text(f"/proc/{pid}/statm").split()
+    return int(resident[1]) * _PAGE if len(resident) > 1 else 0

@@ -1,0 +1,112 @@
+"""The few kernel calls that Python does not offer: prctl, unshare, mount, and small reads of /proc.
+
+Loaded through ctypes on first use, so that importing this module is safe anywhere. On a system that lacks a
+call the helpers either say so (`OSError`) or, where the launcher can do without, answer None or False.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from typing import Any, Iterable, List, Optional
+
+LINUX = sys.platform.startswith("linux")
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 16384, 1 << 19
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+
+_libc: Any = None
+
+
+def libc() -> Any:
+    global _libc
+    if _libc is None:
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return _libc
+
+
+def subreaper() -> bool:
+    """Orphans among our descendants become our children, so that none gets away unseen."""
+    return LINUX and libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def die_with_parent(signal_number: int) -> bool:
+    return LINUX and libc().prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0) == 0
+
+
+def set_name(name: str) -> None:
+    """What `ps` and `top` call this process."""
+    if LINUX:
+        libc().prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def unshare(flags: int) -> None:
+    if libc().unshare(flags) != 0:
+        raise _error("unshare")
+
+
+def mount(source: Optional[str], target: str, kind: Optional[str], flags: int) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    if libc().mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), None) != 0:
+        raise _error(f"mount {target}")
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)} ({errno.errorcode.get(number, str(number))})")
+
+
+def boot_id() -> str:
+    return read_text("/proc/sys/kernel/random/boot_id").strip()
+
+
+def start_time(pid: int) -> Optional[int]:
+    """Field 22 of /proc/PID/stat: with the boot id and the pid it names a process for good."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def stat_fields(pid: int) -> List[str]:
+    """/proc/PID/stat from its third field (the state) on; empty when there is no such process."""
+    text = read_text(f"/proc/{pid}/stat")
+    return text[text.rfind(")") + 2 :].split()
+
+
+def read_text(path: str) -> str:
+    """The whole of a small file; empty when it cannot be read (a process or cgroup that is gone)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        parts: List[bytes] = []
+        while True:
+            part = os.read(fd, 65536)
+            if not part:
+                return b"".join(parts).decode("utf-8", "replace")
+            parts.append(part)
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def close_fds(keep: Iterable[int] = ()) -> None:
+    """Close every descriptor above 2 but those in `keep`."""
+    kept = set(keep)
+    try:
+        names = os.listdir("/proc/self/fd" if LINUX else "/dev/fd")
+    except OSError:
+        names = [str(fd) for fd in range(3, 1024)]
+    for name in names:
+        fd = int(name)
+        if fd > 2 and fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:
+                pass

@@ -1,0 +1,186 @@
+"""Builds the environment of a `setup:` in a process of its own: `makeenv.py build|restore DIRECTORY CODE COMMAND`.
+
+    DIRECTORY/env        a virtual environment on top of the Python the training uses
+    DIRECTORY/workdir    files that the command made or changed in the working directory
+    DIRECTORY/.complete  written last; without it nothing here counts
+
+The new environment sees every package of the one it stands on, also when that is a virtual environment
+itself, and installs into itself only: the environment of the person who submitted is never changed.
+Needs nothing but the standard library, and is run by path, outside the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from typing import Dict, List, Mapping, Tuple
+
+COMPLETE = ".complete"
+WORKDIR = "workdir"
+ENV = "env"
+
+_ASK = (
+    "import sys, sysconfig, json, importlib.util as u;"
+    "print(json.dumps([sys.prefix != sys.base_prefix, [sysconfig.get_paths()[k] for k in ('purelib', 'platlib')],"
+    " sysconfig.get_paths()['scripts'], sys.executable, u.find_spec('pip') is not None]))"
+)
+
+
+def activated(directory: str, env: Mapping[str, str]) -> Dict[str, str]:
+    """`env` with the built environment in front, as `source env/bin/activate` would leave it."""
+    root = os.path.join(directory, ENV)
+    result = dict(env)
+    if not os.path.isdir(os.path.join(root, "bin")):
+        return result
+    result["PATH"] = os.pathsep.join(part for part in (os.path.join(root, "bin"), env.get("PATH")) if part)
+    result["VIRTUAL_ENV"] = root
+    result.pop("PYTHONHOME", None)
+    return result
+
+
+def main(argv: List[str]) -> int:
+    action, directory, code, command = argv
+    if action == "restore":
+        _copy_tree(os.path.join(directory, WORKDIR), code)
+        return 0
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
+    code_before = _snapshot(code)
+    env = dict(os.environ)
+    failed = _make(directory, env)
+    if failed:
+        return failed
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=code, env=activated(directory, env), close_fds=False
+    )
+    if done.returncode:
+        return 128 - done.returncode if done.returncode < 0 else done.returncode
+    _save_changes(code, code_before, os.path.join(directory, WORKDIR))
+    _finish(directory)
+    return 0
+
+
+def _make(directory: str, env: Mapping[str, str]) -> int:
+    """The virtual environment; none where the training has no Python on its PATH."""
+    python = shutil.which("python", path=env.get("PATH")) or shutil.which("python3", path=env.get("PATH"))
+    if python is None:
+        return 0
+    root = os.path.join(directory, ENV)
+    command = [python, "-I", "-m", "venv", "--without-pip", "--system-site-packages", root]
+    if subprocess.run(command, env=env, close_fds=False).returncode:
+        print(f"setup: {python} cannot make a virtual environment", file=sys.stderr)
+        return 1
+    asked = subprocess.run(
+        [python, "-I", "-c", _ASK], env=env, stdout=subprocess.PIPE, close_fds=False, check=True
+    )
+    nested, libraries, scripts, executable, has_pip = json.loads(asked.stdout)
+    inner = os.path.join(root, "bin", "python")
+    if nested:
+        _see_packages(inner, env, libraries)
+        _bring_scripts(scripts, executable, root, inner)
+    if not has_pip and subprocess.run([inner, "-I", "-m", "ensurepip"], env=env, close_fds=False).returncode:
+        print(f"setup: {python} has no pip and cannot bring one; go on without", file=sys.stderr)
+    for name in ("pip", "pip3"):
+        _write_script(os.path.join(root, "bin", name), f'#!/bin/sh\nexec "{inner}" -m pip "$@"\n')
+    return 0
+
+
+def _see_packages(inner: str, env: Mapping[str, str], libraries: List[str]) -> None:
+    """A path file with the parent's libraries: `--system-site-packages` only reaches past it, to the base."""
+    asked = subprocess.run(
+        [inner, "-I", "-c", _ASK], env=env, stdout=subprocess.PIPE, close_fds=False, check=True
+    )
+    own = json.loads(asked.stdout)[1][0]
+    lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(libraries)]
+    with open(os.path.join(own, "_parent_environment.pth"), "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _bring_scripts(scripts: str, executable: str, root: str, inner: str) -> None:
+    """Commands of the parent environment (`torchrun`, `accelerate`) name its Python in their first line and
+    would not see what the setup installs: give the new environment its own copies."""
+    parent = os.path.dirname(executable).encode()
+    for name in os.listdir(scripts):
+        source, target = os.path.join(scripts, name), os.path.join(root, "bin", name)
+        if os.path.lexists(target) or not os.path.isfile(source) or os.path.getsize(source) > 1 << 16:
+            continue
+        try:
+            with open(source, "rb") as file:
+                first, rest = file.readline(), file.read()
+        except OSError:
+            continue
+        if first.startswith(b"#!" + parent + b"/python"):
+            _write_script(target, f"#!{inner}\n".encode() + rest)
+
+
+def _write_script(path: str, text: "str | bytes") -> None:
+    with open(path, "wb") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
+    os.chmod(path, 0o755)
+
+
+_Seen = Dict[str, Tuple[int, int, int, int]]
+
+
+def _snapshot(root: str) -> _Seen:
+    found: _Seen = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            relative = os.path.relpath(path, root)
+            if stat.S_ISDIR(info.st_mode):
+                found[relative] = (0, 0, 0, stat.S_IFMT(info.st_mode))
+            else:
+                found[relative] = (info.st_size, info.st_mtime_ns, info.st_ino, info.st_mode)
+    return found
+
+
+def _save_changes(code: str, before: _Seen, target: str) -> None:
+    os.makedirs(target)
+    for relative, seen in _snapshot(code).items():
+        if before.get(relative) != seen:
+            _copy(os.path.join(code, relative), os.path.join(target, relative))
+
+
+def _copy_tree(source: str, target: str) -> None:
+    for folder, folders, files in os.walk(source):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            _copy(path, os.path.join(target, os.path.relpath(path, source)))
+
+
+def _copy(source: str, target: str) -> None:
+    mode = os.lstat(source).st_mode
+    if stat.S_ISDIR(mode):
+        os.makedirs(target, exist_ok=True)
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if stat.S_ISLNK(mode):
+        if os.path.lexists(target):
+            os.unlink(target)
+        os.symlink(os.readlink(source), target)
+    elif stat.S_ISREG(mode):
+        if os.path.lexists(target):
+            os.unlink(target)
+        shutil.copy2(source, target)
+
+
+def _finish(directory: str) -> None:
+    """On the disk before it counts: a power cut must not leave a complete mark on half an environment."""
+    os.sync()
+    marker = os.path.join(directory, COMPLETE)
+    fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.fsync(fd)
+    os.close(fd)
+    parent = os.open(directory, os.O_RDONLY)
+    os.fsync(parent)
+    os.close(parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

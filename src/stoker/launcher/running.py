@@ -1,0 +1,300 @@
+"""One order being carried out: setup, body, stopping, draining. A state machine driven by the launcher's loop.
+
+waiting   another task is building the same setup
+setup     the setup command runs
+body      the training runs
+draining  every process is gone; the pipes are read to their end
+done      `ending` says how it went
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
+
+from stoker.launcher import endings
+from stoker.launcher.body import CannotStart, environment, spawn
+from stoker.launcher.framing import Redactor
+from stoker.launcher.logs import Log, pipe
+from stoker.launcher.sample import Sampler
+from stoker.launcher.tree import Tree
+from stoker.task import layout
+from stoker.task.formats import Ending, Order, TaskInfo
+
+if TYPE_CHECKING:
+    from stoker.launcher.setups import Setup
+
+KILL_EVERY = 0.05
+"""Seconds between two rounds of SIGKILL while processes are left."""
+LOCK_EVERY = 0.1
+DRAIN = 2.0
+"""Seconds that the pipes may stay open when no process is left that could hold them."""
+
+
+class Running:
+    """Owned by the launcher, used from its one thread. Once `stage` is `done` it does nothing any more."""
+
+    def __init__(
+        self,
+        directory: str,
+        info: TaskInfo,
+        order: Order,
+        *,
+        tree: Tree,
+        log: Log,
+        journal: Callable[[Mapping[str, Any]], None],
+        bundle: Optional[str],
+        secrets: Mapping[str, str],
+    ) -> None:
+        self.directory = directory
+        self.info = info
+        self.order = order
+        self.tree = tree
+        self.log = log
+        self.journal = journal
+        self.code = os.path.join(directory, layout.CODE)
+        self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
+        self.redact = Redactor(secrets.items())
+        self.sampler = Sampler(directory, info, tree)
+        self.setup = _setup(order.setup, self.code) if order.setup else None
+        self.stage = "waiting"
+        self.pid: Optional[int] = None
+        self.ending: Optional[Ending] = None
+        self.violent = False
+        """Ended by a signal: what it wrote last is suspect."""
+        self.stopping = False
+        self.started_at: Optional[float] = None
+        self.rusage: Any = None
+        self._in_setup = False
+        self._why: Optional[str] = None
+        self._status: Optional[int] = None
+        self._began = time.monotonic()
+        self._kill_at: Optional[float] = None
+        self._asked_again = False
+        self._next_kill = 0.0
+        self._drained_by = 0.0
+
+    def start(self) -> None:
+        if self.setup is None:
+            self._start_body()
+        else:
+            self._in_setup = True
+            self._try_setup()
+
+    def stop(self, why: str, grace: float, now: float) -> None:
+        """Ask it to end, and end it after `grace` seconds. A second call can only shorten the time."""
+        if self.stage in ("draining", "done"):
+            return
+        if self.stage == "waiting":
+            self._why = why
+            self._end(now)
+            return
+        deadline = now + grace
+        if not self.stopping:
+            self.stopping, self._why, self._kill_at = True, why, deadline
+            if grace > 0:
+                self.tree.terminate()
+        elif self._kill_at is None or deadline < self._kill_at:
+            self._kill_at = deadline
+
+    def exited(self, pid: int, status: int, rusage: Any) -> None:
+        if pid == self.pid and self._status is None:
+            self._status, self.rusage = status, rusage
+
+    def tick(self, now: float) -> Optional[float]:
+        """Do what is due; seconds until the next time, None when only an event can bring news."""
+        if self.stage == "waiting":
+            self._try_setup()
+            return LOCK_EVERY if self.stage == "waiting" else 0.0
+        if self.stage in ("setup", "body"):
+            return self._watch(now)
+        if self.stage == "draining":
+            if self.log.streams and now < self._drained_by:
+                return self._drained_by - now
+            for fd in list(self.log.streams):
+                self.log.detach(fd)
+            self._drained(now)
+            return 0.0
+        return None
+
+    # -- while processes run ---------------------------------------------------------------------------------
+
+    def _watch(self, now: float) -> Optional[float]:
+        waits = []
+        if self._status is None and not self.stopping:
+            waits.append(self.sampler.poll(now))
+            if self.sampler.violation:
+                self.stop(self.sampler.violation, 0.0, now)
+            elif self.stage == "body" and self.order.timeout is not None:
+                left = self._began + self.order.timeout - now
+                if left <= 0:
+                    self.stop("timeout", self.order.grace, now)
+                else:
+                    waits.append(left)
+        if self.stopping and self._kill_at is not None and now < self._kill_at:
+            waits.append(self._kill_at - now)
+            if self._status is None:
+                return min(waits)
+            if not self.tree.empty:
+                # The main process is gone and others go on: they have the rest of the grace to finish.
+                if not self._asked_again:
+                    self._asked_again = True
+                    self.tree.terminate()
+                return min(waits)
+        if self._status is None and not self.stopping:
+            return min(waits)
+        return self._finish_off(now)
+
+    def _finish_off(self, now: float) -> float:
+        """SIGKILL what is left, again and again until nothing is."""
+        if self.tree.empty and self._status is not None:
+            self.stage, self._drained_by = "draining", now + DRAIN
+            return 0.0
+        if now >= self._next_kill:
+            self.violent = self.violent or self._status is None
+            self.tree.kill()
+            self._next_kill = now + KILL_EVERY
+        return max(0.0, self._next_kill - now)
+
+    def _drained(self, now: float) -> None:
+        if self._in_setup and self.setup is not None:
+            built = self._status == 0 and not self.stopping
+            self.setup.finish(built)
+            self._journal_setup("built" if built else "failed")
+            if built:
+                self._after_setup()
+                return
+        self._end(now)
+
+    # -- starting --------------------------------------------------------------------------------------------
+
+    def _try_setup(self) -> None:
+        assert self.setup is not None
+        try:
+            found = self.setup.acquire()
+            if found is None:
+                return
+            if found == "cached" and not self.setup.has_files:
+                self.setup.finish(True)
+                self._journal_setup("cached")
+                self._after_setup()
+                return
+            self.setup.cached = found == "cached"
+            argv = self.setup.argv(self.env)
+            self._spawn(argv, self.setup.environment(self.env), keep=[self.setup.lock])
+            self.stage = "setup"
+        except CannotStart as exc:
+            self._cannot(exc)
+        except OSError as exc:
+            self._cannot(CannotStart(exc.errno or 0, f"cannot prepare the setup: {exc}", 126))
+
+    def _after_setup(self) -> None:
+        assert self.setup is not None
+        self.env = self.setup.activated(self.env)
+        self._in_setup = False
+        self._status, self.rusage = None, None
+        self._start_body()
+
+    def _start_body(self) -> None:
+        self.log.forget()
+        try:
+            self._spawn(self.order.argv, self.env)
+        except CannotStart as exc:
+            self._cannot(exc)
+            return
+        self.stage = "body"
+        self.journal(
+            {
+                "k": "started",
+                "seq": self.order.seq,
+                "generation": self.order.generation,
+                "at": time.time(),
+                "pid": self.pid,
+            }
+        )
+
+    def _spawn(self, argv: Any, env: Mapping[str, str], keep: Any = ()) -> None:
+        try:
+            out, out_writer = pipe()
+            err, err_writer = pipe()
+        except OSError as exc:
+            raise CannotStart(exc.errno or 0, f"cannot start {argv[0]!r}: {exc.strerror}", 126) from exc
+        try:
+            self.sampler.begin()
+            self.tree.empty = False
+            self._began = time.monotonic()
+            self.pid = spawn(
+                argv,
+                env,
+                directory=self.code,
+                stdout=out_writer,
+                stderr=err_writer,
+                info=self.info,
+                keep=keep,
+            )
+            self.started_at = time.time()
+        except CannotStart:
+            os.close(out)
+            os.close(err)
+            raise
+        finally:
+            os.close(out_writer)
+            os.close(err_writer)
+        self.log.attach(out, "o", self.redact)
+        self.log.attach(err, "e", self.redact)
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def _cannot(self, failure: CannotStart) -> None:
+        self.log.say(failure.message)
+        if self._in_setup and self.setup is not None:
+            self.setup.finish(False)
+        self._end(time.monotonic(), failure)
+
+    def _end(self, now: float, failure: Optional[CannotStart] = None) -> None:
+        if self._in_setup and self.setup is not None:
+            self.setup.finish(False)
+        seconds = 0.0 if self.pid is None else round(now - self._began, 3)
+        self.sampler.finish(seconds, self.rusage)
+        lines = self.log.last_lines()
+        status = self._status
+        if status is not None and os.WIFSIGNALED(status):
+            self.violent = True
+        facts = endings.Facts(
+            setup=self._in_setup,
+            failure=failure,
+            status=status,
+            why=self._why,
+            timeout=self.order.timeout,
+            oom_kills=self.sampler.oom_kills,
+            limit=self.info.memory,
+            pids=self.info.pids,
+            peak=self.sampler.memory_peak,
+            seconds=seconds,
+            at=time.time(),
+            last_lines=lines,
+        )
+        if status and endings.complains_of_disk(lines):
+            facts.full = endings.full_disks(self.directory, self.env)
+        self.ending = endings.ending(self.order, facts)
+        self.stage = "done"
+
+    def _journal_setup(self, state: str) -> None:
+        if state == "built" and self.setup is not None and self.setup.cached:
+            state = "cached"
+        entry: Dict[str, Any] = {
+            "k": "setup",
+            "seq": self.order.seq,
+            "generation": self.order.generation,
+            "state": state,
+            "seconds": round(time.monotonic() - self._began, 3),
+            "key": (self.order.setup or {}).get("key"),
+        }
+        self.journal(entry)
+
+
+def _setup(order: Mapping[str, Any], code: str) -> Setup:
+    from stoker.launcher.setups import Setup  # most tasks have none, and it loads a good deal: start-up time
+
+    return Setup(order, code)
