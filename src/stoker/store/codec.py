@@ -43,7 +43,10 @@ def exact(value: str) -> str:
 
 
 def unexact(value: str) -> str:
-    return value if "\\" not in value else str(json.loads(f'"{value}"'))
+    try:
+        return value if "\\" not in value else str(json.loads(f'"{value}"'))
+    except (ValueError, TypeError) as exc:
+        raise damaged("a name", exc) from exc
 
 
 def integer(value: int) -> int:
@@ -219,19 +222,14 @@ def run_row(row: Found, record: str | None) -> RunRow:
         values["tags"] = tuple(json.loads(values["tags"])) if values["tags"] != "[]" else ()
         values["warnings"] = tuple(json.loads(values["warnings"])) if values["warnings"] != "[]" else ()
         values["record"] = json.loads(record) if record else {}
-        values["key"] = unexact(values["key"])
     except (ValueError, TypeError) as exc:
-        raise damaged_row(RunRow, exc) from exc
+        raise damaged("a run", exc) from exc
+    values["key"] = unexact(values["key"])
     return decode(RunRow, values)
 
 
 def checkpoint_row(row: Found) -> CheckpointRow:
-    values = dict(row)
-    try:
-        values["name"] = unexact(values["name"])
-    except (ValueError, TypeError) as exc:
-        raise damaged_row(CheckpointRow, exc) from exc
-    return decode(CheckpointRow, values)
+    return decode(CheckpointRow, {**row, "name": unexact(row["name"])})
 
 
 def decode(kind: type[Row], row: Found) -> Row:
@@ -243,12 +241,11 @@ def decode(kind: type[Row], row: Found) -> Row:
                 values[name] = json.loads(values[name])
         return kind(**values)
     except (ValueError, TypeError) as exc:
-        raise damaged_row(kind, exc) from exc
+        raise damaged(f"a row of {kind.__name__}", exc) from exc
 
 
-def damaged_row(kind: type, exc: Exception) -> StoreDamaged:
-    what = kind.__name__.removesuffix("Row").lower()
-    return StoreDamaged(f"the database holds {what} data that cannot be read: {exc}", hint=RESTORE_HINT)
+def damaged(what: str, exc: Exception) -> StoreDamaged:
+    return StoreDamaged(f"the database is damaged: {what} in it cannot be read: {exc}", hint=RESTORE_HINT)
 
 
 RESTORE_HINT = "Restore the last consistent copy: stoker backup restore"

@@ -95,6 +95,9 @@ class Database:
         self._ensure_open()
         try:
             self.dialect.copy(target)
+        except StoreDamaged:
+            self.check()  # the copy may have been spoilt on its own disk; only our damage stops writing
+            raise
         except self._errors as exc:
             self._fail(exc)
 

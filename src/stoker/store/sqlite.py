@@ -30,7 +30,7 @@ from stoker.store.codec import RESTORE_HINT
 READERS = 8
 """Read connections kept open at most; each costs a few descriptors and its page cache."""
 VERIFY_SECONDS = 0.5
-"""How long opening may spend on looking for damage: about half a gigabyte of pages."""
+"""How long opening may look for damage; a table that was begun is finished. About 2 s per gigabyte."""
 COPY_PAGES = 512
 """Pages copied at a time by a backup: 2 MiB, a few milliseconds of one lock on one page cache."""
 WHOLE_CHECK = 64 << 20
@@ -43,7 +43,8 @@ _IN_ORDER = ("runs", "attempts", "tasks", "checkpoints", "cursors", "run_records
 
 class SqliteDialect:
     kind = "sqlite"
-    errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+    # The driver takes SQLite's messages for UTF-8, and those about a damaged schema quote what they found.
+    errors: tuple[type[Exception], ...] = (sqlite3.Error, UnicodeDecodeError)
     insert: Any = staticmethod(insert)
 
     def __init__(self, path: Path, *, busy_timeout: float) -> None:
@@ -83,7 +84,7 @@ class SqliteDialect:
             files.sync_name(self.path)
         except OSError as exc:
             raise self._os_error(exc) from exc
-        except (sqlite3.Error, sa_exc.DBAPIError) as problem:
+        except (sqlite3.Error, UnicodeDecodeError, sa_exc.DBAPIError) as problem:
             raise self.translate(problem) from problem
         finally:
             _forget(temporary)
@@ -134,7 +135,7 @@ class SqliteDialect:
                 name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             }
             for table in _IN_ORDER:
-                if table in there:
+                if table in there and time.monotonic() < deadline:
                     yield from _findings(connection.execute(f"PRAGMA quick_check({table})"))
         except sqlite3.OperationalError as exc:
             if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
@@ -158,13 +159,14 @@ class SqliteDialect:
             target.parent.mkdir(parents=True, exist_ok=True)
             _make_empty(temporary)
             self._copy_pages(temporary)
-            _check_copy(temporary)
+            if problem := _problem_of_copy(temporary):
+                raise self._damage(f"the copy {target} made of it fails its check: {problem}")
             files.sync(temporary)
             temporary.replace(target)
             files.sync_name(target)
         except OSError as exc:
             raise self._os_error(exc, target) from exc
-        except sqlite3.Error as exc:
+        except self.errors as exc:
             raise self._translate_driver(exc, target) from exc
         finally:
             _forget(temporary)
@@ -186,11 +188,11 @@ class SqliteDialect:
         if isinstance(problem, sa_exc.TimeoutError):
             return StoreBusy(f"all {READERS} read connections to {self.where} are in use", hint="Try again.")
         original = problem.orig if isinstance(problem, sa_exc.DBAPIError) else problem
-        if isinstance(original, sqlite3.Error):
+        if isinstance(original, self.errors):
             return self._translate_driver(original, self.path)
         return StoreError(f"{self.where}: {problem}")
 
-    def _translate_driver(self, error: sqlite3.Error, path: Path) -> StokerError:
+    def _translate_driver(self, error: BaseException, path: Path) -> StokerError:
         code = getattr(error, "sqlite_errorcode", None)
         primary = None if code is None else code & 0xFF
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
@@ -210,8 +212,8 @@ class SqliteDialect:
             return StoreError(f"cannot open {path}", hint=f"Check that {path.parent} exists and is writable.")
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR):
             return self._damage(str(error), path)
-        # Without a code: text that is not UTF-8. The schema was of the right version, so no table can be missing.
-        if "decode" in str(error) or "no such table" in str(error):
+        # Without a code: text that is not UTF-8. The schema was of the right version, so nothing can be missing.
+        if "decode" in str(error) or "no such" in str(error):
             return self._damage(str(error), path)
         return StoreError(f"{path}: {error}")
 
@@ -290,7 +292,8 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
     try:
         _make_empty(temporary)
         shutil.copyfile(copy, temporary)
-        _check_copy(temporary)
+        if problem := _problem_of_copy(temporary):
+            raise StoreDamaged(f"the copy {copy} fails its check: {problem}", hint="Choose another copy.")
         files.sync(temporary)
         old = [found for found in (path, *files.companions(path)) if found.exists()]
         if old:
@@ -303,7 +306,7 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
         files.sync_name(path)
     except OSError as error:
         raise dialect._os_error(error) from error
-    except sqlite3.Error as error:
+    except dialect.errors as error:
         raise dialect._translate_driver(error, Path(copy)) from error
     finally:
         _forget(temporary)
@@ -338,17 +341,11 @@ def _name_once(temporary: Path, path: Path) -> None:
             temporary.rename(path)
 
 
-def _check_copy(path: Path) -> None:
-    problem = files.problem(path)
-    findings = [problem] if problem else []
-    if not findings:
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            findings = list(_findings(connection.execute("PRAGMA integrity_check(5)")))
-    if findings:
-        raise StoreDamaged(
-            f"the copy {path} fails its check: {findings[0]}",
-            hint="Choose another copy: stoker backup restore",
-        )
+def _problem_of_copy(path: Path) -> str | None:
+    if problem := files.problem(path):
+        return problem
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return next(_findings(connection.execute("PRAGMA integrity_check(1)")), None)
 
 
 def _findings(cursor: sqlite3.Cursor) -> Iterator[str]:
