@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stoker.spec import load
 from stoker.spec.flags import FLAGS, Flag
 from stoker.spec.job import Job
-from stoker.spec.keys import BY_PATH, keeps_text
+from stoker.spec.keys import holds_command, keeps_text
 from stoker.spec.problems import Problem
 from stoker.spec.quantities import show
 from stoker.spec.yaml12 import YamlError, scalar
-
-_TEXTUAL = ("command", "shell", "setup")
 
 
 def job_from_flags(values: Mapping[str, Any], run: Sequence[str], base: Job | None = None) -> Job:
@@ -21,7 +20,8 @@ def job_from_flags(values: Mapping[str, Any], run: Sequence[str], base: Job | No
     everything else replaces it. `run` is the command's arguments; empty keeps the base's. Raises SpecError that
     names the flag."""
     tree: dict[str, Any] = base.to_json() if base is not None else {}
-    origin, mistakes = load.Origin(), []
+    origin = load.Origin(names=Path() if base is None else None)
+    mistakes: list[Problem] = []
     if run:
         tree["run"] = list(run)
         origin.given[("run",)] = "the command"
@@ -79,7 +79,7 @@ def _give_map(tree: dict[str, Any], flag: Flag, value: Any, origin: load.Origin)
 def _read(text: str, flag: Flag, path: tuple[str, ...]) -> Any:
     if flag.kind == "yaml":
         return load.yaml_value(text, path)
-    if keeps_text(path) or BY_PATH[flag.key].kind in _TEXTUAL:
+    if keeps_text(path) or holds_command(path):
         return text
     value = scalar(text)
     return "" if value is None else value

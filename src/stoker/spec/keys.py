@@ -262,7 +262,6 @@ KEYS: tuple[Key, ...] = (
     Key("cluster", "place", "Where to run: a cluster's name, `local`, or `any` for wherever it fits first.", "gpu-prod", None, "--cluster", "this machine"),
 )  # fmt: skip
 BY_PATH: dict[str, Key] = {key.path: key for key in KEYS}
-RESOURCE_PATHS: tuple[str, ...] = tuple(key.path for key in KEYS if key.path.startswith("resources."))
 
 
 def find(path: tuple[str | int, ...]) -> Key | None:
@@ -294,6 +293,12 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
         for k in KEYS
         if len(k.parts) == size + 1 and k.parts[:size] == parts and k.parts[size] != "*"
     )
+
+
+def holds_command(path: tuple[str | int, ...]) -> bool:
+    """Whether the value at `path` is a command: text that is not YAML's to read."""
+    key = find(path)
+    return key is not None and key.kind in ("command", "shell", "setup")
 
 
 def keeps_text(path: tuple[str | int, ...]) -> bool:

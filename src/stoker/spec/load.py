@@ -64,8 +64,9 @@ def job_from_tree(raw: Any, origin: Origin | None = None, found: Sequence[Proble
     mistakes = [*found, *mistakes]
     bad = {problem.path for problem in mistakes}
     if "run" not in tree and "image" not in tree and ("run",) not in bad:
-        hint = "Add a line like `run: python train.py`."
-        mistakes.append(Problem(("run",), "is missing", hint=hint))
+        if not any(problems.meant(key) == "run" for key in tree if key not in keys.BY_PATH):
+            hint = "Add a line like `run: python train.py`."
+            mistakes.append(Problem(("run",), "is missing", hint=hint))
         bad.add(("run",))
     if ("run",) in bad:
         tree["run"] = "true"
@@ -74,7 +75,7 @@ def job_from_tree(raw: Any, origin: Origin | None = None, found: Sequence[Proble
     try:
         job = Job.model_validate(tree)
     except ValidationError as exc:
-        mistakes += [problem for problem in problems.explain(exc, tree) if problem.path not in bad]
+        mistakes += [problem for problem in problems.explain(exc) if problem.path not in bad]
         raise _error(mistakes, origin) from None
     if mistakes:
         raise _error(mistakes, origin)
@@ -87,24 +88,21 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], origin: Orig
     for text in overrides:
         path_text, equals, value_text = text.partition("=")
         path = tuple(part.strip() for part in path_text.split("."))
-        call = _call(path_text, value_text)
         if not equals or not all(path):
-            origin.given[()] = call = "--set" if not equals else call
             hint = "Write it as `--set resources.gpu=1`."
-            mistakes.append(
-                Problem((), f"{problems.show(path_text)} is not KEY=VALUE", hint=hint, call="--set")
-            )
+            wrong = Problem((), f"{problems.show(path_text)} is not KEY=VALUE", hint=hint, call="--set")
+            mistakes.append(wrong)
             continue
+        call = _call(path_text, value_text)
         try:
-            value = _override_value(path, value_text)
+            refused = put(tree, path, _override_value(path, value_text))
         except YamlError as exc:
             mistakes.append(Problem(path, exc.message, hint=exc.hint, call=call))
             continue
-        refused = put(tree, path, value)
         if refused:
             mistakes.append(Problem(path, refused, call=call))
-            continue
-        origin.given[path] = call
+        else:
+            origin.given[path] = call
     return mistakes
 
 
@@ -132,10 +130,7 @@ def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> str | None:
 def yaml_value(text: str, path: At) -> Any:
     """One YAML value, kept as text where the key at `path` wants text. Raises YamlError."""
     node = yaml12.compose(text)
-    if node is None:
-        return None
-    marks: dict[At, Mark] = {}
-    return yaml12.plain(node, marks, lambda inner: keys.keeps_text((*path, *inner))) if path else None
+    return None if node is None else yaml12.plain(node, {}, keys.keeps_text, path)
 
 
 def _parse(data: bytes, origin: Origin, overrides: Sequence[str]) -> Job:
@@ -225,22 +220,13 @@ def _default_name(tree: Mapping[str, Any], base: Path) -> str:
 
 
 def _override_value(path: At, text: str) -> Any:
+    """YAML, but that text for a key that wants text needs no quotes: `--set run=echo a: b`."""
+    wants_text = keys.keeps_text(path) or keys.holds_command(path)
     if not text.strip():
-        if keys.keeps_text(path):
+        if wants_text:
             return ""
         raise YamlError("has no value", hint="Write a value after the `=`, or `null` to remove the key.")
-    key = keys.find(path)
-    if (
-        key is not None
-        and key.kind in ("command", "shell", "setup", "text")
-        and not text.lstrip().startswith(("[", "{", '"', "'"))
-    ):
-        return None if text.strip() in ("null", "~") else text
-    if (
-        keys.keeps_text(path)
-        and ": " not in text
-        and not text.lstrip().startswith(("[", "{", '"', "'", "&", "!", "#"))
-    ):
+    if wants_text and not text.lstrip().startswith(("[", "{", '"', "'")):
         return None if text.strip() in ("null", "~") else text
     return yaml_value(text, path)
 

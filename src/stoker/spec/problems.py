@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from stoker.errors import SpecError
 from stoker.spec import keys
 from stoker.spec.quantities import Bad, nearest, show
-from stoker.spec.yaml12 import Mark
+from stoker.spec.yaml12 import MAX_DEPTH, Mark
 
-__all__ = ["Problem", "combine", "explain", "nearest", "place", "show", "without_nulls"]
+__all__ = ["Problem", "combine", "explain", "meant", "nearest", "place", "show", "without_nulls"]
 
 At = tuple[str | int, ...]
 _SHOWN = 20
@@ -60,7 +60,7 @@ class Problem:
             "line": self.mark.line if self.mark else None,
             "column": self.mark.column if self.mark else None,
             "key": self.key or None,
-            "value": value if isinstance(value, (int, float, bool)) and value == value else _cut(value),
+            "value": _cut(value),
             "choices": list(self.choices),
             "given": self.call,
             "message": self.message,
@@ -73,6 +73,8 @@ def without_nulls(raw: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Problem]
     mistakes: list[Problem] = []
 
     def clean(value: Any, path: At) -> Any:
+        if len(path) > MAX_DEPTH:
+            raise SpecError(f"values are nested more than {MAX_DEPTH} deep", hint="A job needs five.")
         if isinstance(value, Mapping):
             found = {}
             for key, child in value.items():
@@ -92,9 +94,9 @@ def without_nulls(raw: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Problem]
     return clean(raw, ()), mistakes
 
 
-def explain(exc: ValidationError, tree: Mapping[str, Any]) -> list[Problem]:
+def explain(exc: ValidationError) -> list[Problem]:
     """pydantic's errors as ours, in the order of the tree."""
-    return [_explain(dict(error), tree) for error in exc.errors(include_url=False)]
+    return [_explain(dict(error)) for error in exc.errors(include_url=False)]
 
 
 def place(problem: Problem, source: str | None, marks: Mapping[At, Mark], given: Mapping[At, str]) -> Problem:
@@ -138,7 +140,7 @@ def combine(mistakes: Sequence[Problem], source: str | None) -> SpecError:
     return SpecError("\n".join(lines), details=details)
 
 
-def _explain(error: dict[str, Any], tree: Mapping[str, Any]) -> Problem:
+def _explain(error: dict[str, Any]) -> Problem:
     path: At = tuple(error["loc"])
     kind = error["type"]
     if path and path[-1] == "[key]":
@@ -154,7 +156,7 @@ def _explain(error: dict[str, Any], tree: Mapping[str, Any]) -> Problem:
     if kind == "missing":
         return _missing(path)
     key = keys.find(path)
-    shown = "a value" if path[:1] == ("secrets",) else show(value)
+    shown = "this" if path[:1] == ("secrets",) else show(value)
     if kind in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
         return Problem(path, f"{shown} is not a mapping of keys", _example(key, path), value)
     if kind in ("tuple_type", "list_type"):
@@ -162,15 +164,20 @@ def _explain(error: dict[str, Any], tree: Mapping[str, Any]) -> Problem:
     return Problem(path, f"{shown}: {str(error['msg'])[:1].lower()}{str(error['msg'])[1:]}", None, value)
 
 
+def meant(word: str, parent: At = ()) -> str | None:
+    """The key somebody probably meant by `word` in the mapping at `parent`; dotted where it lies deeper."""
+    home = keys.WRONG_KEYS.get(word.lower())
+    prefix = "".join(f"{part}." for part in parent)
+    if home is not None and home.startswith(prefix):
+        return home.removeprefix(prefix)
+    return nearest(word, keys.children(parent))
+
+
 def _unknown_key(path: At) -> Problem:
     word, parent = str(path[-1]), path[:-1]
     choices = keys.children(parent)
-    home = keys.WRONG_KEYS.get(word.lower())
     prefix = "".join(f"{part}." for part in parent)
-    if home is not None and (not parent or home.startswith(prefix)):
-        near: str | None = home.removeprefix(prefix)
-    else:
-        near = nearest(word, choices)
+    near = meant(word, parent)
     elsewhere = [
         k.path for k in keys.KEYS if k.parts[-1] == word and "*" not in k.path and k.path != prefix + word
     ]
@@ -231,8 +238,13 @@ def flow(value: Any) -> str:
     return show(value) if isinstance(value, bool) else str(value)
 
 
-def _cut(value: Any) -> str | None:
-    """Details travel over the network and into logs: short, and plain text."""
-    if value is None or isinstance(value, str):
-        return value if value is None or len(value) <= 200 else value[:197] + "..."
+def _cut(value: Any) -> Any:
+    """Details travel over the network and into logs: short, and valid JSON (no NaN, no lone surrogates)."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)):
+        return value if abs(value) < 1 << 53 else show(value)
+    if isinstance(value, str):
+        short = value if len(value) <= 200 else value[:197] + "..."
+        return short.encode("utf-8", "replace").decode()
     return show(value)

@@ -39,6 +39,14 @@ _DURATION_WORDS = {
     "d": ("day", "days"),
     "w": ("week", "weeks"),
 }
+_SIZE_WORDS = {
+    "gig": "gi",
+    "gigs": "gi",
+    "gigabytes": "gb",
+    "gigabyte": "gb",
+    "megabytes": "mb",
+    "megabyte": "mb",
+}
 _NUMBER = r"\d{1,18}(?:\.\d{1,9})?"
 SIZE_PATTERN = rf"^{_NUMBER}(?:B|[kKMGTPE]B?|[KMGTPE]i?B?)?$"
 DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d|w) ?)+$"
@@ -147,9 +155,8 @@ def duration(value: Any, *, zero: bool = False) -> float:
     if number is None:
         raise Bad(f"{show(value)} is not a duration", hint=_duration_hint(value))
     if number < 0 or (number == 0 and not zero):
-        raise Bad(
-            f"{show(value)} is not a positive duration", hint="Write a duration, as in `90s` or `1h30m`."
-        )
+        what = "negative" if number < 0 else "no time at all"
+        raise Bad(f"{show(value)} is {what}", hint="Write a duration, as in `90s` or `1h30m`.")
     if number > MAX_DURATION:
         raise Bad(f"{show(value)} is more than ten years", hint="Leave the key out for no limit.")
     return float(number)
@@ -167,7 +174,7 @@ def percent(value: Any) -> float:
         raise Bad(f"{show(value)} is not a percentage", hint="Write it as in `5%`.")
     if not 0 <= number <= 100:
         raise Bad(f"{show(value)} is not between 0% and 100%")
-    return float(number)
+    return float(round(number, 9))
 
 
 def count(value: Any, *, least: int = 0, most: int = 1_000_000_000, noun: str = "whole number") -> int:
@@ -299,8 +306,9 @@ def _size_hint(value: Any) -> str:
     if isinstance(value, str) and len(value) <= _LONGEST:
         found = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]+)\s*", value)
         if found:
-            wanted = "GiB" if found[2].lower() in ("gig", "gigs", "gigabyte", "gigabytes") else found[2]
-            same = [unit for unit in SIZE_UNITS if unit.lower() == wanted.lower() and unit != "k"]
+            word = found[2].lower()
+            wanted = _SIZE_WORDS.get(word, f"{word}i" if len(word) == 1 else word)
+            same = [unit for unit in SIZE_UNITS if unit.lower() == wanted and unit != "kB"]
             if same:
                 return f"Did you mean `{found[1]}{same[0]}`?"
     return "Write a size, as in `8Gi`, `500Mi` or `2GB`."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from stoker.spec.keys import KEYS, KINDS, RESOURCE_PATHS, Key
+from stoker.spec.keys import KEYS, KINDS, Key
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -68,6 +68,3 @@ def _leaf(key: Key) -> dict[str, Any]:
 def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**found, "required": required} if required else found
-
-
-__all__ = ["RESOURCE_PATHS", "SCHEMA_ID", "job_schema"]

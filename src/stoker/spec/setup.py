@@ -36,14 +36,11 @@ USUAL = (
 def setup_inputs(setup: Setup, paths: Iterable[str]) -> list[str]:
     """Those of `paths` (relative to the working directory, `/`-separated) the setup depends on, sorted."""
     patterns = setup.inputs or (*USUAL, *_named(setup.run))
-    if not setup.inputs and "." in patterns:
+    if "." in patterns:
         return sorted(paths)
     # A pattern with a slash in front is matched from the top, and a directory with everything beneath it.
-    spec = pathspec.PathSpec.from_lines(
-        "gitignore", [f"/{posixpath.normpath(p)}" for p in patterns if p != "."]
-    )
-    everything = "." in patterns
-    return sorted(path for path in paths if everything or spec.match_file(path))
+    spec = pathspec.PathSpec.from_lines("gitignore", [f"/{posixpath.normpath(p)}" for p in patterns])
+    return sorted(path for path in paths if spec.match_file(path))
 
 
 def _named(command: str) -> list[str]:
@@ -54,9 +51,10 @@ def _named(command: str) -> list[str]:
         words = command.split()
     found = []
     for word in words:
-        for part in (word, word.partition("=")[2]):
-            bare = part.strip(";&|()<>").partition("[")[0]
-            clean = posixpath.normpath(bare) if bare else ""
+        bare = [part.strip(";&|()<>") for part in (word, word.partition("=")[2])]
+        # `.[dev]` is the directory `.`, and `w[1].txt` may be a file: both readings count.
+        for part in (*bare, *(part.partition("[")[0] for part in bare)):
+            clean = posixpath.normpath(part) if part else ""
             if clean and not clean.startswith(("/", "..", "-", "~")) and "\n" not in clean:
                 found.append(clean if clean == "." else re.sub(r"([*?\[\]!#\\ ])", r"\\\1", clean))
     return found

@@ -154,7 +154,9 @@ class _Builder:
     def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> None:
         if event.tag not in (None, "!", f"{_CORE}str"):
             raise _tag_error(event.tag, mark)
-        node = Node("scalar", mark, text=event.value, plain=event.style is None and event.tag is None)
+        node = Node(
+            "scalar", mark, text=_paired(event.value), plain=event.style is None and event.tag is None
+        )
         self.anchor(event.anchor, node)
         self.add(node, mark)
 
@@ -248,10 +250,7 @@ def _syntax(exc: yaml.MarkedYAMLError, text: str) -> YamlError:
     if "'\\t'" in problem or "\t" in line[: at.column if at else 0] + line[: len(line) - len(line.lstrip())]:
         return YamlError("a tab is used where YAML wants spaces", mark, "Indent with spaces.")
     if "mapping values are not allowed" in problem:
-        hint = (
-            "Put a value that holds `: ` in quotes, and check the indentation of this line and the one above."
-        )
-        return YamlError("a `:` where no key can stand", mark, hint)
+        return _stray_colon(lines, at.line if at else 0, at.column if at else 0)
     if "quoted scalar" in context:
         return YamlError(f"the quote opened on line {start} is never closed", mark, "Close it.")
     if "flow" in context and (
@@ -270,10 +269,36 @@ def _syntax(exc: yaml.MarkedYAMLError, text: str) -> YamlError:
             mark,
             "Indent keys of one mapping equally, with spaces.",
         )
-    if "alphabetic or numeric character" in problem:
+    if "alphabetic or numeric character" in problem and ("alias" in context or "anchor" in context):
         return YamlError("`*` and `&` begin an alias or an anchor", mark, "Put the value in quotes.")
     found = re.search(r"found character '(.)' that cannot start", problem)
     if found:
         return YamlError(f"a value cannot begin with `{found[1]}`", mark, "Put the value in quotes.")
     said = ", ".join(part for part in (context, problem) if part)
     return YamlError(f"not valid YAML: {said}", mark, "Check quotes, brackets and indentation here.")
+
+
+def _stray_colon(lines: list[str], number: int, column: int) -> YamlError:
+    """A `:` where the parser was in the middle of a value: three different mistakes look like this to it."""
+    mark = Mark(number + 1, column + 1)
+    if ": " in lines[number][:column]:
+        hint = "Put a value that holds `: ` in quotes."
+        return YamlError("a second `:` on this line, inside its value", mark, hint)
+    above = next(
+        (n for n in range(number - 1, -1, -1) if lines[n].strip() and lines[n].lstrip()[0] != "#"), None
+    )
+    if above is not None and ":" not in lines[above]:
+        hint = "Write it as `key: value`."
+        return YamlError(f"line {above + 1} has no `:` after its key", Mark(above + 1, 1), hint)
+    hint = "Indent keys of one mapping equally, with spaces."
+    return YamlError("this line is indented deeper than the one above, which has a value already", mark, hint)
+
+
+def _paired(text: str) -> str:
+    """JSON writes characters beyond the basic plane as two escapes; YAML's scanner leaves them in two halves."""
+    if not any("\ud800" <= char <= "\udfff" for char in text):
+        return text
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:  # a half without its other half; the key that holds it refuses it
+        return text
