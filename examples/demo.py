@@ -18,14 +18,19 @@ def main() -> int:
     if code:
         say(f"the training ended with exit code {code}; `stoker why @last` explains")
         return code
-    run = json.loads(subprocess.run([STOKER, "ps", "-n", "1", "--json"], check=True, capture_output=True).stdout)[0]["id"]
+    run = json.loads(
+        subprocess.run([STOKER, "ps", "-n", "1", "--json"], check=True, capture_output=True).stdout
+    )[0]["id"]
     subprocess.run([STOKER, "metrics", run, "accuracy"], check=True)
     target = tempfile.mkdtemp(prefix="stoker-demo-")
     subprocess.run([STOKER, "pull", run, "-o", target], check=True)
     say("that was a run: its code, logs, curve, checkpoints and model are kept. Next:")
     for command, meaning in (
         (f"stoker show {run}", "everything known about it"),
-        (f"stoker rerun {run} --set 'run=python train.py --epochs 400' -d", "the same again, longer, in the background"),
+        (
+            f"stoker rerun {run} --set 'run=python train.py --epochs 400' -d",
+            "the same again, longer, in the background",
+        ),
         ("stoker drill @last", "kill it on purpose and see it go on from its checkpoint"),
         ("stoker ps", "what runs, what waits"),
         ("stoker run train.py", "in a folder with a train.py of yours"),

@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 
 import numpy as np
-import stoker
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+
+import stoker
 
 
 def main() -> None:
@@ -23,7 +24,9 @@ def main() -> None:
     args = parser.parse_args()
 
     x, y = load_digits(return_X_y=True)
-    x_train, x_test, y_train, y_test = train_test_split(x / 16.0, y, test_size=0.25, random_state=0, stratify=y)
+    x_train, x_test, y_train, y_test = train_test_split(
+        x / 16.0, y, test_size=0.25, random_state=0, stratify=y
+    )
     model, first = load(args.hidden)
 
     for epoch in range(first, args.epochs):
@@ -65,7 +68,9 @@ def save(model: dict[str, np.ndarray], epoch: int) -> None:
     stoker.checkpoint.save("digits.npz", buffer.getvalue(), step=epoch)
 
 
-def train_epoch(model: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, lr: float, rng: np.random.Generator) -> float:
+def train_epoch(
+    model: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, lr: float, rng: np.random.Generator
+) -> float:
     total = 0.0
     for batch in np.array_split(rng.permutation(len(x)), len(x) // 16):
         hidden, probabilities = forward(model, x[batch])

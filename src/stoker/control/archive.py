@@ -181,7 +181,9 @@ class LogArchive:
         previous = current
         for number in [number for number in segments if number >= current]:
             if number > previous + 1 or (number > current and previous not in segments):
-                records.append({"dropped": _dropped(source.directory), "task": source.task, "attempt": source.attempt})
+                records.append(
+                    {"dropped": _dropped(source.directory), "task": source.task, "attempt": source.attempt}
+                )
             if number != current:
                 current, offset = number, 0
             data = _pread(source.directory / f"{number:06d}.log", offset, max(0, budget - used))
@@ -217,7 +219,9 @@ class LogArchive:
         return place
 
 
-def _records(data: bytes, source: _Source, stream: str | None, since: float | None) -> Iterator[dict[str, Any]]:
+def _records(
+    data: bytes, source: _Source, stream: str | None, since: float | None
+) -> Iterator[dict[str, Any]]:
     names = {"o": "stdout", "e": "stderr", "s": "stoker"}
     for raw in data.removesuffix(b"\n").split(b"\n") if data else ():
         line = LogLine.decode(raw)

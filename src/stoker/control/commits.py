@@ -35,7 +35,9 @@ class Committer:
             if not batch:
                 continue
             try:
-                await asyncio.to_thread(self._store.apply, [change for changes, _ in batch for change in changes])
+                await asyncio.to_thread(
+                    self._store.apply, [change for changes, _ in batch for change in changes]
+                )
             except StoreError as exc:
                 for _, future in batch:
                     if not future.done():

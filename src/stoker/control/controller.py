@@ -83,7 +83,14 @@ class Controller:
             self._loop.notify(row)
         return row, created
 
-    def check(self, *, job: Mapping[str, Any], code: str | None, secrets: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, Any]:
+    def check(
+        self,
+        *,
+        job: Mapping[str, Any],
+        code: str | None,
+        secrets: Mapping[str, str],
+        record: Mapping[str, Any],
+    ) -> dict[str, Any]:
         """What a submit would do. Records nothing."""
         understood = self._understand(job, code)
         self._check_secrets(understood, secrets)
@@ -126,7 +133,9 @@ class Controller:
             self._check_secrets(job, secrets)
         if secrets:
             self._keep_secrets(run.key, secrets)
-        row, created = self._store.resume(run_id, key=key, now=time.time(), job=job.to_json() if changes else None)
+        row, created = self._store.resume(
+            run_id, key=key, now=time.time(), job=job.to_json() if changes else None
+        )
         if created:
             self._loop.notify(row)
             self._hub.publish(run_id)
@@ -154,7 +163,13 @@ class Controller:
             now=time.time(),
             trouble=self._loop.trouble,
         )
-        return {"run": run.id, "state": run.state, "text": answer.text, "hint": answer.hint, "facts": dict(answer.facts)}
+        return {
+            "run": run.id,
+            "state": run.state,
+            "text": answer.text,
+            "hint": answer.hint,
+            "facts": dict(answer.facts),
+        }
 
     def place(self, run_id: str) -> int | None:
         explanation = self._explain(run_id)
@@ -187,7 +202,14 @@ class Controller:
                     used["cpu"] += place.get("cpu") or 0.0
                     used["memory"] += place.get("memory") or 0
                     used["gpus"] += len(place["gpus"])
-                    here.append({"id": live.id, "cpu": place.get("cpu"), "memory": place.get("memory"), "gpus": place["gpus"]})
+                    here.append(
+                        {
+                            "id": live.id,
+                            "cpu": place.get("cpu"),
+                            "memory": place.get("memory"),
+                            "gpus": place["gpus"],
+                        }
+                    )
         view = asdict(node)
         view.update(used=used, runs=here)
         return view
@@ -207,17 +229,23 @@ class Controller:
             return  # the engine has not answered yet: nothing can be said to be impossible
         verdict = self._loop.scheduler.can_ever_fit((ask_of(job),))
         if not verdict.ok:
-            raise Refused(f"this can never start here: it {verdict.reason}", hint="`stoker nodes` shows what there is; ask for less.")
+            raise Refused(
+                f"this can never start here: it {verdict.reason}",
+                hint="`stoker nodes` shows what there is; ask for less.",
+            )
 
     def _check_secrets(self, job: Job, given: Mapping[str, str]) -> None:
         missing = [name for name in job.secrets if name not in given]
         if missing:
             raise Refused(
-                f"no value for secret {missing[0]}", hint=f"Give it with `--secret {missing[0]}` (from the environment or a file)."
+                f"no value for secret {missing[0]}",
+                hint=f"Give it with `--secret {missing[0]}` (from the environment or a file).",
             )
         unknown = [name for name in given if name not in job.secrets]
         if unknown:
-            raise Refused(f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`.")
+            raise Refused(
+                f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`."
+            )
 
     def _keep_secrets(self, key: str, values: Mapping[str, str]) -> None:
         secrets.save(self._settings.home, key, dict(values))
@@ -265,5 +293,3 @@ class Controller:
 
 def _fingerprint(job: Mapping[str, Any], code: str | None) -> str:
     return hashlib.sha256(json.dumps([job, code], sort_keys=True, default=str).encode()).hexdigest()
-
-

@@ -34,7 +34,9 @@ def judge(ending: Ending, *, desired: str) -> Verdict:
     if ending.kind == "setup":
         return Verdict(Cause.SETUP, code, f"setup failed with exit code {ending.code}", evidence)
     if ending.kind == "timeout":
-        return Verdict(Cause.TIMEOUT, code, f"still running after its timeout ({ending.seconds:.0f} s)", evidence)
+        return Verdict(
+            Cause.TIMEOUT, code, f"still running after its timeout ({ending.seconds:.0f} s)", evidence
+        )
     if ending.kind == "lost":
         return Verdict(Cause.LOST, None, ending.message or "its launcher was lost", evidence)
     if ending.kind == "disk":
@@ -101,7 +103,13 @@ def decide(
         text = f"{verdict.reason}; given up after {fault_retries} tries without progress"
         return Next(RunState.FAILED, failures, faults, reason=text)
     delay = _delay(faults - 1, backoff, backoff_max)
-    return Next(RunState.QUEUED, failures, faults, delay=delay, reason=f"{verdict.reason}; goes on from its checkpoint")
+    return Next(
+        RunState.QUEUED,
+        failures,
+        faults,
+        delay=delay,
+        reason=f"{verdict.reason}; goes on from its checkpoint",
+    )
 
 
 def _delay(rounds: int, first: float, most: float) -> float:

@@ -96,4 +96,3 @@ class Launcher:
 
     def _candidates(self, live: LiveRun) -> Sequence[CheckpointRow]:
         return retention.newest(self._store.checkpoints(live.id, kept_only=True))
-

@@ -96,7 +96,9 @@ class LiveRun:
 def ask_of(job: Job) -> Ask:
     resources = job.resources
     return Ask(
-        cpu=DEFAULT_CPU if resources.cpu is None else resources.cpu, memory=resources.memory or 0, gpu=resources.gpu or 0
+        cpu=DEFAULT_CPU if resources.cpu is None else resources.cpu,
+        memory=resources.memory or 0,
+        gpu=resources.gpu or 0,
     )
 
 

@@ -21,7 +21,7 @@ from stoker.control.archive import LogArchive
 from stoker.control.commits import Committer
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
-from stoker.control.live import TASK, LiveRun
+from stoker.control.live import LiveRun
 from stoker.control.packages import Packages
 from stoker.control.steps import Steps
 from stoker.engine.base import Engine, Node, Observation, Presence, Watches
@@ -117,7 +117,9 @@ class Loop:
             except* StoreError as group:
                 self._ready.set()
                 self.trouble = str(group.exceptions[0])
-                log.error("cannot record: %s; beginning again from the database in %.1f s", self.trouble, delay)
+                log.error(
+                    "cannot record: %s; beginning again from the database in %.1f s", self.trouble, delay
+                )
                 try:
                     await asyncio.wait_for(self._stopping.wait(), delay)
                 except TimeoutError:
@@ -156,7 +158,11 @@ class Loop:
         self.scheduler = Scheduler()
         self.scheduler.set_nodes([_shape(node) for node in self.nodes])
         self.committer = Committer(self.store)
-        self._schedule, self._observe, self._capacity_known = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._schedule, self._observe, self._capacity_known = (
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
 
     async def _load(self) -> None:
         await self._capacity_known.wait()
@@ -249,8 +255,13 @@ class Loop:
         for start in starts:
             live = self.runs[start.id]
             placement = {
-                TASK: {"node": place.node, "gpus": list(place.gpus), "cpu": live.ask.cpu, "memory": live.ask.memory}
-                for place in start.places
+                f"worker-{index}": {
+                    "node": place.node,
+                    "gpus": list(place.gpus),
+                    "cpu": live.ask.cpu,
+                    "memory": live.ask.memory,
+                }
+                for index, place in enumerate(start.places)
             }
             number = live.row.attempt + 1
             attempt = AttemptRow(
@@ -299,7 +310,11 @@ class Loop:
                 pass
             self._observe.clear()
             try:
-                before = {(live.id, live.attempt.number) for live in self.runs.values() if live.launched and live.attempt}
+                before = {
+                    (live.id, live.attempt.number)
+                    for live in self.runs.values()
+                    if live.launched and live.attempt
+                }
                 seen = await self.engine.observe()
             except EngineUnavailable as exc:
                 log.warning("cannot observe: %s", exc)

@@ -21,7 +21,13 @@ _FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def run_order(
-    run: RunRow, job: Job, *, seq: int, generation: int, setup: Mapping[str, Any] | None, resume_from: str | None
+    run: RunRow,
+    job: Job,
+    *,
+    seq: int,
+    generation: int,
+    setup: Mapping[str, Any] | None,
+    resume_from: str | None,
 ) -> Order:
     return Order(
         seq=seq,
@@ -81,8 +87,12 @@ def _guessed(files: Mapping[str, str], command: str) -> dict[str, str]:
     found = {path: files[path] for word in words for path in (os.path.normpath(word),) if path in files}
     if any(word in ("-r", "-c", "--requirement", "--constraint") for word in words):
         # A requirements file may include others: every text file that could be one counts.
-        found.update({path: digest for path, digest in files.items() if fnmatch.fnmatch(path, "*require*.txt")})
-        found.update({path: digest for path, digest in files.items() if fnmatch.fnmatch(path, "*constraint*.txt")})
+        found.update(
+            {path: digest for path, digest in files.items() if fnmatch.fnmatch(path, "*require*.txt")}
+        )
+        found.update(
+            {path: digest for path, digest in files.items() if fnmatch.fnmatch(path, "*constraint*.txt")}
+        )
     return found
 
 

@@ -45,7 +45,9 @@ class Packages:
 
     def _record(self, run: RunRow) -> None:
         environment = run.record.get("environment") or {}
-        python = shutil.which("python", path=environment.get("PATH")) or shutil.which("python3", path=environment.get("PATH"))
+        python = shutil.which("python", path=environment.get("PATH")) or shutil.which(
+            "python3", path=environment.get("PATH")
+        )
         if python is None:
             return
         try:

@@ -136,7 +136,9 @@ class Pump:
         found.checkpoints.append(row)
         step = f" at step {staged.step}" if staged.step is not None else ""
         found.changes.append(AddCheckpoint(row))
-        found.changes.append(self._event("checkpoint", f"checkpoint {staged.name}{step} kept", {"id": row.id}))
+        found.changes.append(
+            self._event("checkpoint", f"checkpoint {staged.name}{step} kept", {"id": row.id})
+        )
 
     def _metrics(self, found: Intake) -> None:
         for name in self.directory.list(layout.METRICS):
@@ -167,7 +169,9 @@ def score(row: CheckpointRow, points: Sequence[Point], latest: Mapping[str, floa
     """A checkpoint is judged by what it was saved with, else by what was reported for its step, else by the
     newest values reported before it was written."""
     values = dict(latest)
-    values.update({point.key: point.value for point in points if point.t <= (row.written_at or row.created_at)})
+    values.update(
+        {point.key: point.value for point in points if point.t <= (row.written_at or row.created_at)}
+    )
     if row.step is not None:
         values.update({point.key: point.value for point in points if point.step == row.step})
     return replace(row, metrics={**values, **row.metrics})

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from stoker.store.rows import CheckpointRow
 
 
-def to_drop(rows: Sequence[CheckpointRow], *, keep: int, metric: str | None, mode: str) -> list[CheckpointRow]:
+def to_drop(
+    rows: Sequence[CheckpointRow], *, keep: int, metric: str | None, mode: str
+) -> list[CheckpointRow]:
     """Kept ones that no rule holds: neither among the newest `keep` nor the best by `metric`."""
     kept = sorted((row for row in rows if row.kept), key=age)
     newest = {row.id for row in kept[-max(1, keep) :]}

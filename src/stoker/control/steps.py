@@ -76,7 +76,9 @@ class Steps:
         if state.terminal:
             values |= {"ended_at": now, "cause": Cause.STOPPED}
         text = f"{reason} while it waited in the queue"
-        await self._loop.committer.commit([UpdateRun(live.id, values), AddEvent(EventRow(live.id, now, "ended", text))])
+        await self._loop.committer.commit(
+            [UpdateRun(live.id, values), AddEvent(EventRow(live.id, now, "ended", text))]
+        )
         live.update(**values)
         self._retire(live)
 
@@ -115,7 +117,9 @@ class Steps:
             await self._failed_to_launch(live, exc)
             return False
         cursors = await asyncio.to_thread(self._loop.store.cursors, live.id, live.attempt.number)
-        latest = await asyncio.to_thread(self._loop.store.latest_metrics, live.id) if live.row.attempt > 1 else {}
+        latest = (
+            await asyncio.to_thread(self._loop.store.latest_metrics, live.id) if live.row.attempt > 1 else {}
+        )
         live.pump = Pump(
             self._loop.settings.home,
             self._loop.blobs,
@@ -133,7 +137,9 @@ class Steps:
         live.attempt = replace(live.attempt, **values)
         live.launched = True
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
-        await self._loop.committer.commit([*launched.changes, UpdateAttempt(live.id, live.attempt.number, values)])
+        await self._loop.committer.commit(
+            [*launched.changes, UpdateAttempt(live.id, live.attempt.number, values)]
+        )
         return True
 
     async def _failed_to_launch(self, live: LiveRun, exc: Exception) -> None:
@@ -153,7 +159,9 @@ class Steps:
         current = directory.order()
         seq = current.seq if current else 0
         if current is None or current.verb != "stop" or (kind == "kill" and not current.kill):
-            order = orders.stop_order(live.job, seq=seq + 1, generation=live.attempt.generation, kill=kind == "kill")
+            order = orders.stop_order(
+                live.job, seq=seq + 1, generation=live.attempt.generation, kill=kind == "kill"
+            )
             try:
                 directory.write_order(order)
             except FileNotFoundError:
@@ -162,7 +170,11 @@ class Steps:
         grace = 0.0 if kind == "kill" else live.job.grace
         live.stop_deadline = time.monotonic() + grace + _STOP_MARGIN
         if live.state is not RunState.STOPPING:
-            text = {"stop": "asked to stop", "kill": "killed"}[kind] if live.row.desired != "run" else "preempted"
+            text = (
+                {"stop": "asked to stop", "kill": "killed"}[kind]
+                if live.row.desired != "run"
+                else "preempted"
+            )
             await self._loop.committer.commit(
                 [
                     UpdateRun(live.id, {"state": RunState.STOPPING}),
@@ -199,8 +211,12 @@ class Steps:
             first = live.row.started_at or found.started_at
             changes += [
                 UpdateRun(live.id, {"state": RunState.RUNNING, "started_at": first}),
-                UpdateAttempt(live.id, live.attempt.number, {"state": "running", "started_at": found.started_at}),
-                AddEvent(EventRow(live.id, found.started_at, "running", f"attempt {live.attempt.number} runs")),
+                UpdateAttempt(
+                    live.id, live.attempt.number, {"state": "running", "started_at": found.started_at}
+                ),
+                AddEvent(
+                    EventRow(live.id, found.started_at, "running", f"attempt {live.attempt.number} runs")
+                ),
             ]
             live.update(state=RunState.RUNNING, started_at=first)
             live.attempt = replace(live.attempt, state="running", started_at=found.started_at)
@@ -228,7 +244,9 @@ class Steps:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    async def _finish(self, live: LiveRun, found: Intake, verdict: ending.Verdict, changes: list[Change]) -> None:
+    async def _finish(
+        self, live: LiveRun, found: Intake, verdict: ending.Verdict, changes: list[Change]
+    ) -> None:
         assert live.attempt is not None
         control = self._loop.settings.control
         following = ending.decide(
@@ -285,7 +303,9 @@ class Steps:
         if live.pump is None or not live.pump.directory.list("output"):
             return None
         try:
-            digest, files, size = await asyncio.to_thread(carry_outputs, live.pump.directory, self._loop.blobs)
+            digest, files, size = await asyncio.to_thread(
+                carry_outputs, live.pump.directory, self._loop.blobs
+            )
         except (StokerError, OSError) as exc:
             text = f"outputs could not be kept: {exc}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))

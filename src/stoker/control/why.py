@@ -29,21 +29,34 @@ def explain(
 ) -> Answer:
     state = RunState(run.state)
     if trouble is not None and not state.terminal:
-        return Answer(f"nothing is being started: {trouble}", "See `stoker server logs`; `stoker doctor` checks the machine.")
+        return Answer(
+            f"nothing is being started: {trouble}",
+            "See `stoker server logs`; `stoker doctor` checks the machine.",
+        )
     if state is RunState.QUEUED:
         return _queued(run, explanation, now)
     if state is RunState.FAILED:
         return _failed(run, attempts, checkpoints)
     if state is RunState.STARTING:
-        return Answer(f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs")
+        return Answer(
+            f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs"
+        )
     if state is RunState.RUNNING:
         return Answer(_running(run, attempts), f"`stoker logs -f {run.id}` shows what it prints.")
     if state is RunState.STOPPING:
-        return Answer("it was asked to stop and has its grace period to write one more checkpoint", "`stoker stop --kill` ends it at once.")
+        return Answer(
+            "it was asked to stop and has its grace period to write one more checkpoint",
+            "`stoker stop --kill` ends it at once.",
+        )
     if state is RunState.SUSPENDED:
-        return Answer("it is suspended: it holds nothing and waits for somebody to resume it", f"`stoker resume {run.id}` puts it back into the queue.")
+        return Answer(
+            "it is suspended: it holds nothing and waits for somebody to resume it",
+            f"`stoker resume {run.id}` puts it back into the queue.",
+        )
     if state is RunState.STOPPED:
-        return Answer("it was stopped by request", f"`stoker resume {run.id}` goes on from its newest checkpoint.")
+        return Answer(
+            "it was stopped by request", f"`stoker resume {run.id}` goes on from its newest checkpoint."
+        )
     return Answer("it completed", f"`stoker pull {run.id}` brings its outputs.")
 
 
@@ -52,18 +65,33 @@ def _queued(run: RunRow, explanation: Explanation | None, now: float) -> Answer:
     if run.not_before > now:
         wait = run.not_before - now
         text = f"it waits {wait:.0f} s before attempt {run.attempt + 1}{again}"
-        return Answer(text, "The wait doubles with each failure in a row that made no progress.", {"not_before": run.not_before})
+        return Answer(
+            text,
+            "The wait doubles with each failure in a row that made no progress.",
+            {"not_before": run.not_before},
+        )
     if explanation is None:
         return Answer(f"it is about to be queued{again}")
-    place = f"it is number {explanation.position} of {explanation.queued} in the queue: " if explanation.position else ""
+    place = (
+        f"it is number {explanation.position} of {explanation.queued} in the queue: "
+        if explanation.position
+        else ""
+    )
     facts: dict[str, Any] = {
         "place": explanation.position,
         "queued": explanation.queued,
         "behind": explanation.behind,
-        "short": [{"resource": s.resource, "asked": s.asked, "free": s.free, "node": s.node} for s in explanation.short],
+        "short": [
+            {"resource": s.resource, "asked": s.asked, "free": s.free, "node": s.node}
+            for s in explanation.short
+        ],
         "holders": [{"run": h.id, "resource": h.resource, "amount": h.amount} for h in explanation.holders],
     }
-    return Answer(place + explanation.reason + (f" (this is attempt {run.attempt + 1}{again})" if again else ""), _queue_hint(explanation), facts)
+    return Answer(
+        place + explanation.reason + (f" (this is attempt {run.attempt + 1}{again})" if again else ""),
+        _queue_hint(explanation),
+        facts,
+    )
 
 
 def _queue_hint(explanation: Explanation) -> str | None:
@@ -84,7 +112,9 @@ _FAILURE_HINTS = {
     Cause.ENGINE_ERROR: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
     Cause.DISK: "Free some space (`stoker doctor` names the disk), then `stoker resume {id}`.",
 }
-_DEFAULT_HINT = "`stoker logs {id}` has the whole output; `stoker resume {id}` goes on from its newest checkpoint."
+_DEFAULT_HINT = (
+    "`stoker logs {id}` has the whole output; `stoker resume {id}` goes on from its newest checkpoint."
+)
 
 
 def _failed(run: RunRow, attempts: Sequence[AttemptRow], checkpoints: Sequence[CheckpointRow]) -> Answer:

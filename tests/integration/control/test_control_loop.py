@@ -91,7 +91,9 @@ def scripted(info: TaskInfo, order: Order) -> Behaviour:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, scripted, [Node("local", cpu=2, memory=8 << 30, gpus=(Gpu("gpu-0", 0, "H", 1 << 30),))])
+    made = Rig(
+        tmp_path, scripted, [Node("local", cpu=2, memory=8 << 30, gpus=(Gpu("gpu-0", 0, "H", 1 << 30),))]
+    )
     yield made
     made.close()
 
@@ -258,17 +260,28 @@ def test_a_store_that_fails_for_a_while_loses_nothing(rig: Rig, monkeypatch: pyt
 def test_secrets_are_gone_when_the_run_is_over(rig: Rig) -> None:
     with pytest.raises(Refused, match="HF_TOKEN"):
         rig.controller.submit(
-            key="none", job={"run": ["train"], "secrets": ["HF_TOKEN"]}, code=None, secrets={}, record={}, user="a"
+            key="none",
+            job={"run": ["train"], "secrets": ["HF_TOKEN"]},
+            code=None,
+            secrets={},
+            record={},
+            user="a",
         )
     row, _ = rig.controller.submit(
         key="secret", job={"run": ["hang"], "secrets": ["HF_TOKEN"]}, code=None,
         secrets={"HF_TOKEN": "hf_sesame"}, record={}, user="a",
     )  # fmt: skip
     rig.until(row.id, "running")
-    holding = [path for path in rig.settings.home.root.rglob("*") if path.is_file() and b"hf_sesame" in path.read_bytes()]
+    holding = [
+        path
+        for path in rig.settings.home.root.rglob("*")
+        if path.is_file() and b"hf_sesame" in path.read_bytes()
+    ]
     assert {oct(path.stat().st_mode & 0o777) for path in holding} == {"0o600"}
     rig.controller.stop_run(row.id, kill=True, by="a")
     rig.engine.advance(5)
     rig.ended(row.id)
     wait(lambda: rig.store.attempt(row.id, 1).removed)
-    assert not [p for p in rig.settings.home.root.rglob("*") if p.is_file() and b"hf_sesame" in p.read_bytes()]
+    assert not [
+        p for p in rig.settings.home.root.rglob("*") if p.is_file() and b"hf_sesame" in p.read_bytes()
+    ]

@@ -72,7 +72,12 @@ def test_user_errors_spend_retries_and_then_fail() -> None:
 def test_lost_attempts_spend_no_retries_and_the_first_goes_on_at_once() -> None:
     verdict = lost("launcher 4711 is gone", desired="run", last_lines=[])
     following = after(verdict, retries=0)
-    assert (following.state, following.failures, following.faults, following.delay) == (RunState.QUEUED, 0, 1, 0.0)
+    assert (following.state, following.failures, following.faults, following.delay) == (
+        RunState.QUEUED,
+        0,
+        1,
+        0.0,
+    )
 
 
 def test_backoff_doubles_up_to_its_bound_and_ends() -> None:
@@ -90,7 +95,9 @@ def test_progress_resets_the_backoff() -> None:
 
 
 def test_a_stop_wins_over_retries() -> None:
-    assert after(judge(end("exit", code=1), desired="stop"), desired="stop", retries=5).state is RunState.STOPPED
+    assert (
+        after(judge(end("exit", code=1), desired="stop"), desired="stop", retries=5).state is RunState.STOPPED
+    )
     assert after(lost("gone", desired="kill", last_lines=[]), desired="kill").state is RunState.STOPPED
 
 

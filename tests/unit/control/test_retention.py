@@ -17,7 +17,9 @@ def row(seq: int, attempt: int = 1, value: float | None = None, kept: bool = Tru
     )  # fmt: skip
 
 
-def dropped(rows: list[CheckpointRow], keep: int = 2, metric: str | None = None, mode: str = "max") -> list[str]:
+def dropped(
+    rows: list[CheckpointRow], keep: int = 2, metric: str | None = None, mode: str = "max"
+) -> list[str]:
     return [found.id for found in to_drop(rows, keep=keep, metric=metric, mode=mode)]
 
 
@@ -39,7 +41,11 @@ def test_a_later_attempt_is_newer_whatever_the_order_of_arrival() -> None:
     assert [found.id for found in newest([row(5, attempt=1), row(2, attempt=2)])] == ["ck-2", "ck-5"]
 
 
-@given(st.lists(st.one_of(st.none(), st.floats()), max_size=12), st.integers(1, 5), st.sampled_from(["max", "min"]))
+@given(
+    st.lists(st.one_of(st.none(), st.floats()), max_size=12),
+    st.integers(1, 5),
+    st.sampled_from(["max", "min"]),
+)
 def test_never_drops_the_newest_and_keeps_at_most_k_and_one(
     values: list[float | None], keep: int, mode: str
 ) -> None:

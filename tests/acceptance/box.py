@@ -1,0 +1,143 @@
+"""A user's Stoker in a box: its own home, the real command line, the real server, the real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.client import Client
+from stoker.client.local import connect, running
+from stoker.settings import Home
+
+STOKER = [sys.executable, "-m", "stoker.cli.main"]
+ENDED = ("succeeded", "failed", "stopped")
+
+
+class Box:
+    """One home and one working directory. `close` ends the server and everything it started."""
+
+    def __init__(self, root: Path, *, env: Mapping[str, str] | None = None) -> None:
+        self.home = Home(root / "home")
+        self.work = root / "work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        (root / "user").mkdir(exist_ok=True)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("STOKER_", "PYTEST_"))}
+        path = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
+        own = {"STOKER_HOME": str(self.home.root), "HOME": str(root / "user"), "PATH": path, "NO_COLOR": "1"}
+        self.env = {**kept, **own, **(env or {})}
+
+    def __call__(
+        self,
+        *args: str,
+        code: int | None = 0,
+        input: str | None = None,
+        cwd: Path | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command and check its exit code (None: any)."""
+        done = subprocess.run(
+            [*STOKER, *args],
+            cwd=cwd or self.work,
+            env=self.env,
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=None if input is not None else subprocess.DEVNULL,
+        )
+        if code is not None and done.returncode != code:
+            raise AssertionError(
+                f"stoker {' '.join(args)}: exit {done.returncode}, not {code}\n{done.stdout}\n{done.stderr}\n{self.server_log()}"
+            )
+        return done
+
+    def json(self, *args: str, code: int | None = 0) -> Any:
+        return json.loads(self(*args, "--json", code=code).stdout)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def submit(self, *args: str) -> str:
+        """`stoker run -d ...`: the id."""
+        return str(self.json("run", "-d", *args)["id"])
+
+    def show(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client().run(run)
+        return found
+
+    def until(self, run: str, *states: str, limit: float = 120) -> dict[str, Any]:
+        return wait(lambda: self.show(run), lambda seen: seen["state"] in states, limit)
+
+    def ended(self, run: str, limit: float = 120) -> dict[str, Any]:
+        return self.until(run, *ENDED, limit=limit)
+
+    def client(self) -> Client:
+        return connect(self.home)
+
+    def server_pid(self) -> int | None:
+        record = running(self.home)
+        return None if record is None else int(record["pid"])
+
+    def server_log(self) -> str:
+        with contextlib.suppress(OSError):
+            return self.home.server_log.read_text()[-4000:]
+        return ""
+
+    def kill_server(self) -> None:
+        """kill -9, and wait until it is gone."""
+        pid = self.server_pid()
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait(lambda: self.server_pid() is None)
+
+    def launcher(self, run: str) -> int:
+        """Process id of the launcher of the newest attempt."""
+        attempts = sorted((self.home.tasks / run).iterdir(), key=lambda path: int(path.name))
+        return int(json.loads((attempts[-1] / "worker-0/engine.json").read_text())["pid"])
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            for live in self.client().runs(states=("queued", "starting", "running", "stopping"), limit=500)[
+                "runs"
+            ]:
+                self.client().stop(live["id"], kill=True)
+            wait(
+                lambda: not self.client().runs(states=("starting", "running", "stopping"), limit=1)["runs"],
+                limit=30,
+            )
+            self.client().shutdown()
+            wait(lambda: self.server_pid() is None, limit=30)
+        self.kill_server()
+        self._kill_launchers()
+
+    def _kill_launchers(self) -> None:
+        for record in self.home.tasks.glob("*/*/*/engine.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                known = json.loads(record.read_text())
+                stat = Path(f"/proc/{known['pid']}/stat").read_text()
+                if int(stat.rsplit(")", 1)[1].split()[19]) == known["start_time"]:
+                    os.kill(known["pid"], signal.SIGKILL)
+
+
+def wait(look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = 120) -> Any:
+    """What `look` sees once it is good; fails with the last sight after a generous limit."""
+    deadline = time.monotonic() + limit
+    while True:
+        seen = look()
+        if good(seen):
+            return seen
+        assert time.monotonic() < deadline, f"still {seen!r}"
+        time.sleep(0.02)

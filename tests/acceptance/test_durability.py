@@ -1,0 +1,98 @@
+"""Acknowledged is durable, and a body starts at most once: 300 submits from 8 clients while the server is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+
+import pytest
+from box import Box, wait
+
+from stoker.errors import ServerUnreachable, StokerError
+
+SUBMITS = 300
+CLIENTS = 8
+CI_SEEDS = (1, 2, 3)
+
+
+def seeds() -> list[int]:
+    asked = os.environ.get("STOKER_SEEDS")
+    return list(CI_SEEDS) if asked is None else [random.randrange(1 << 30) for _ in range(int(asked))]
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", seeds())
+def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed: int) -> None:
+    print(f"seed {seed}")
+    starts = box.work / "starts"
+    command = [
+        "/bin/sh",
+        "-c",
+        f'echo "$STOKER_RUN $STOKER_ATTEMPT $STOKER_GENERATION $STOKER_TASK_INDEX" >> {starts}',
+    ]
+    acknowledged: dict[str, str] = {}
+    lock = threading.Lock()
+    done = threading.Event()
+
+    def client(number: int) -> None:
+        for index in range(number, SUBMITS, CLIENTS):
+            key = f"{seed}-{index}"
+            run = _submit(box, key, command)
+            with lock:
+                acknowledged[key] = run
+
+    def killer() -> None:
+        chance = random.Random(seed)
+        while not done.wait(chance.uniform(0.2, 2.5)):
+            box.kill_server()
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    kills = threading.Thread(target=killer)
+    for thread in [*clients, kills]:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    done.set()
+    kills.join()
+
+    assert len(acknowledged) == SUBMITS
+    assert len(set(acknowledged.values())) == SUBMITS, "two keys gave one run"
+    wait(
+        lambda: box.client().server()["counts"].get("succeeded", 0), lambda count: count >= SUBMITS, limit=400
+    )
+    states = Counter(run["state"] for run in _all(box))
+    assert states == {"succeeded": SUBMITS}
+    bodies = Counter(starts.read_text().splitlines())
+    assert [line for line, count in bodies.items() if count > 1] == [], "a body started twice"
+    assert {line.split()[0] for line in bodies} == set(acknowledged.values())
+
+
+def _submit(box: Box, key: str, command: list[str]) -> str:
+    """As a client that never gives up: the same key until somebody answers."""
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            return str(
+                box.client().submit(key=key, job={"run": command, "name": "noop", "resources": {"cpu": 0.1}})[
+                    "id"
+                ]
+            )
+        except (ServerUnreachable, StokerError, OSError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _all(box: Box) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    before = None
+    while True:
+        page = box.client().runs(limit=200, before=before)
+        found += page["runs"]
+        before = page["next"]
+        if before is None:
+            return found

@@ -1,0 +1,169 @@
+"""Runs outlive the server; what is killed goes on from its checkpoint; nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from box import Box, wait
+
+COUNT = """
+import json, os, sys, time
+directory = os.environ["STOKER_CHECKPOINT_DIR"]
+first = 0
+if "STOKER_RESUME_FROM" in os.environ:
+    first = json.load(open(os.environ["STOKER_RESUME_FROM"]))["step"] + 1
+print("from", first, flush=True)
+for step in range(first, int(sys.argv[1])):
+    path = os.path.join(directory, "state.json")
+    with open(path + ".tmp", "w") as file:
+        json.dump({"step": step, "filler": "x" * 1000}, file)
+    os.replace(path + ".tmp", path)
+    print("step", step, flush=True)
+    time.sleep(float(sys.argv[2]))
+print("done", flush=True)
+"""
+
+REPORT = """
+import sys, time
+import stoker
+for step in range(int(sys.argv[1])):
+    stoker.report(step=step, loss=1.0 / (step + 1))
+    print("step", step, flush=True)
+    stoker.checkpoint.save("state.txt", str(step), step=step)
+    time.sleep(0.02)
+print("complete", file=sys.stderr)
+"""
+
+
+def lines(box: Box, run: str, *args: str) -> list[str]:
+    return box("logs", run, *args).stdout.splitlines()
+
+
+def test_jobs_finish_while_the_server_is_dead(box: Box) -> None:
+    box.write("train.py", REPORT)
+    runs = [box.submit("--name", f"job-{n}", "--cpu", "0.5", "train.py", "100") for n in range(3)]
+    for run in runs:
+        box.until(run, "running")
+    box.kill_server()
+    records = [path for run in runs for path in box.home.tasks.glob(f"{run}/1/worker-0/status.json")]
+    wait(lambda: all(json.loads(path.read_text())["phase"] == "ended" for path in records))
+    for run in runs:
+        shown = box.ended(run)
+        assert (shown["state"], shown["exit_code"], len(shown["attempts"])) == ("succeeded", 0, 1)
+        assert lines(box, run, "--stdout") == [f"step {n}" for n in range(100)]
+        points = box.client().metric(run, "loss")["points"]
+        assert [(point[0], round(point[1], 6)) for point in points] == [
+            (n, round(1 / (n + 1), 6)) for n in range(100)
+        ]
+        kept = [checkpoint for checkpoint in shown["checkpoints"] if checkpoint["kept"]]
+        assert kept[-1]["step"] == 99 and len(kept) == 3
+
+
+def test_a_follower_sees_every_line_once_across_server_kills(box: Box) -> None:
+    box.write("train.py", REPORT)
+    import subprocess
+    import sys
+
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli.main", "run", "train.py", "150"],
+        cwd=box.work, env=box.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    for _ in range(3):
+        pid = wait(box.server_pid)
+        wait(lambda: box.client().runs(states=("running", "succeeded"))["runs"])
+        box.kill_server()
+        wait(lambda before=pid: box.server_pid() not in (None, before) or follower.poll() is not None)
+    out, err = follower.communicate(timeout=120)
+    assert follower.returncode == 0, err
+    assert out.splitlines() == [f"step {n}" for n in range(150)]
+
+
+def test_a_killed_launcher_takes_its_processes_along_and_the_run_resumes(box: Box) -> None:
+    box.write("train.py", COUNT)
+    run = box.submit("train.py", "60", "0.05")
+    wait(lambda: any(line.startswith("step 9") for line in lines(box, run)))
+    children = _descendants(box.launcher(run))
+    assert children
+    os.kill(box.launcher(run), signal.SIGKILL)
+    wait(lambda: not any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in children))
+    shown = box.ended(run)
+    assert shown["state"] == "succeeded"
+    assert [attempt["cause"] for attempt in shown["attempts"]] == ["lost", "completed"]
+    assert shown["attempts"][0]["evidence"]["proof"]
+    resumed = int(lines(box, run, "--attempt", "2")[0].split()[1])
+    last = [line for line in lines(box, run, "--attempt", "1") if line.startswith("step")][-1]
+    assert resumed >= int(last.split()[1]), "more than the step in flight was lost"
+
+
+def test_after_a_reboot_runs_resume(box: Box) -> None:
+    """All processes gone, another boot id: as after a power cut."""
+    box.write("train.py", COUNT)
+    run = box.submit("train.py", "40", "0.05")
+    wait(lambda: any(line.startswith("step 9") for line in lines(box, run)))
+    launcher = box.launcher(run)
+    box.kill_server()
+    os.kill(launcher, signal.SIGKILL)
+    wait(lambda: not Path(f"/proc/{launcher}").exists() or _state(launcher) == "Z")
+    for record in box.home.tasks.glob("*/*/*/engine.json"):
+        known = json.loads(record.read_text())
+        record.write_text(json.dumps({**known, "boot_id": "00000000-0000-0000-0000-000000000000"}))
+    shown = box.ended(run)
+    assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
+    assert "restarted" in shown["attempts"][0]["evidence"]["proof"]
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+def test_thirty_kills_in_a_row_lose_at_most_what_was_in_flight(box: Box) -> None:
+    seed = 20
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    box.write("train.py", COUNT)
+    run = box.submit("--retries", "60", "train.py", "1000000", "0.02")
+    reached = 0
+    for kill in range(30):
+        wait(
+            lambda after=reached, number=kill: (
+                _steps(lines(box, run, "--attempt", str(number + 1)))[-1:] > [after]
+            )
+        )
+        wait(lambda: True, limit=chance.uniform(0, 1))
+        how = chance.choice(["process", "launcher"])
+        box("drill", run, "--how", how)
+        attempt = str(kill + 2)
+        wait(lambda number=attempt: lines(box, run, "--attempt", number)[:1])
+        before = _steps(lines(box, run, "--attempt", str(kill + 1)))
+        resumed = int(lines(box, run, "--attempt", attempt)[0].split()[1])
+        # The newest line may belong to a step whose checkpoint was renamed just before: it may go on after it.
+        assert resumed >= before[-1], f"kill {kill} ({how}): did step {before[-1]}, went on at {resumed}"
+        reached = before[-1]
+    box("stop", run, "--kill")
+
+
+def _steps(found: list[str]) -> list[int]:
+    return [int(line.split()[1]) for line in found if line.startswith("step")]
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    todo = [pid]
+    while todo:
+        children = Path(f"/proc/{todo[0]}/task/{todo[0]}/children")
+        todo.pop(0)
+        if children.exists():
+            new = [int(child) for child in children.read_text().split()]
+            found += new
+            todo += new
+    return found
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "X"
