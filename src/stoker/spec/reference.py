@@ -59,7 +59,7 @@ def _row(key: Key) -> list[str]:
     words = ", ".join(f"`{choice}`" for choice in key.choices) or KINDS[key.kind].words
     default = f"`{flow(key.default)}`" if key.default is not None else key.note or "none"
     path = key.path.replace("*", "NAME")
-    flag = f"`{key.flag}`" if key.flag else "`--set`"
+    flag = f"`{key.flag}`" if key.flag else "the words after `--`" if key.path == "run" else "`--set`"
     cells = [f"`{path}`", words, default, key.meaning, f"`{flow(key.example)}`", flag, _local(key)]
     return [cell.replace("|", "\\|") for cell in cells]
 
