@@ -67,18 +67,19 @@ def submit(connection: Connection, new: NewRun, now: float) -> tuple[RunRow, boo
         connection.execute(ADD_RECORD, {"run": run_id, "record": record})
     set_tags(connection, seq, new.tags)
     _add_event(connection, run_id, now, "queued", "queued", {"user": new.user} if new.user else {})
-    return codec.run_row({**values, "seq": seq}, record), True
+    values["seq"] = seq
+    return codec.run_row([values[name] for name in codec.RUN_COLUMNS], record), True
 
 
 def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
-    row = connection.execute(reading.RUN_BY_KEY, {"key": key}).mappings().one()
-    if row["fingerprint"] != codec.text(new.fingerprint):
+    row = connection.execute(reading.RUN_BY_KEY, {"key": key}).one()
+    if row.fingerprint != codec.text(new.fingerprint):
         raise Conflict(
-            f"the key {new.key!r} was used for another submission, run {row['id']}",
+            f"the key {new.key!r} was used for another submission, run {row.id}",
             hint="Use a new key for a new submission.",
-            details={"run": row["id"]},
+            details={"run": row.id},
         )
-    return codec.run_row(row, row["record"])
+    return codec.run_row(row, row.record)
 
 
 def set_desired(connection: Connection, run_id: str, desired: str, now: float, by: str) -> RunRow:

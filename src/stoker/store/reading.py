@@ -21,19 +21,17 @@ UNENDED = ("starting", "running", "stopping")
 CHUNK = 500
 """Values in one IN list: below every database's limit on parameters."""
 
-RUN_BY_ID = (
-    select(runs, run_records.c.record)
-    .outerjoin(run_records, run_records.c.run == runs.c.id)
-    .where(runs.c.id == bindparam("id"))
+_RUN = select(*(runs.c[name] for name in codec.RUN_COLUMNS))
+_SEQ = codec.RUN_COLUMNS.index("seq")
+_ID = codec.RUN_COLUMNS.index("id")
+_WHOLE_RUN = _RUN.add_columns(run_records.c.record, runs.c.fingerprint).outerjoin(
+    run_records, run_records.c.run == runs.c.id
 )
-RUN_BY_KEY = (
-    select(runs, run_records.c.record)
-    .outerjoin(run_records, run_records.c.run == runs.c.id)
-    .where(runs.c.key == bindparam("key"))
-)
-RUNS_BY_SEQ = select(runs).where(runs.c.seq.in_(bindparam("seqs", expanding=True)))
+RUN_BY_ID = _WHOLE_RUN.where(runs.c.id == bindparam("id"))
+RUN_BY_KEY = _WHOLE_RUN.where(runs.c.key == bindparam("key"))
+RUNS_BY_SEQ = _RUN.where(runs.c.seq.in_(bindparam("seqs", expanding=True)))
 RECORDS_OF = select(run_records).where(run_records.c.run.in_(bindparam("ids", expanding=True)))
-LIVE_RUNS = select(runs).where(runs.c.state.in_(LIVE)).order_by(runs.c.seq)
+LIVE_RUNS = _RUN.where(runs.c.state.in_(LIVE)).order_by(runs.c.seq)
 KNOWN_IDS = select(runs.c.id).where(runs.c.id.in_(bindparam("ids", expanding=True)))
 NEWEST_IDS = select(runs.c.id).order_by(runs.c.seq.desc()).limit(bindparam("limit"))
 IDS_BETWEEN = (
@@ -87,8 +85,8 @@ def run(connection: Connection, run_id: str) -> RunRow:
 
 
 def find_run(connection: Connection, run_id: str) -> RunRow | None:
-    row = connection.execute(RUN_BY_ID, {"id": codec.text(run_id)}).mappings().first()
-    return None if row is None else codec.run_row(row, row["record"])
+    row = connection.execute(RUN_BY_ID, {"id": codec.text(run_id)}).first()
+    return None if row is None else codec.run_row(row, row.record)
 
 
 def resolve(connection: Connection, ref: str, project: str | None) -> RunRow:
@@ -112,14 +110,14 @@ def resolve(connection: Connection, ref: str, project: str | None) -> RunRow:
 
 def list_runs(connection: Connection, wanted: RunFilter, *, records: bool) -> list[RunRow]:
     seqs = [] if wanted.limit <= 0 else _page(connection, wanted)
-    rows: dict[int, codec.Found] = {}
+    rows: dict[int, Sequence[Any]] = {}
     for chunk in chunks(seqs):
-        rows.update((row["seq"], row) for row in connection.execute(RUNS_BY_SEQ, {"seqs": chunk}).mappings())
+        rows.update((row[_SEQ], row) for row in connection.execute(RUNS_BY_SEQ, {"seqs": chunk}))
     return _run_rows(connection, [rows[seq] for seq in seqs], records)
 
 
 def live(connection: Connection, *, records: bool) -> list[RunRow]:
-    return _run_rows(connection, connection.execute(LIVE_RUNS).mappings().all(), records)
+    return _run_rows(connection, connection.execute(LIVE_RUNS).all(), records)
 
 
 def counts(connection: Connection) -> dict[str, int]:
@@ -136,12 +134,12 @@ def known_ids(connection: Connection, ids: Sequence[str]) -> set[str]:
     return known
 
 
-def _run_rows(connection: Connection, rows: Sequence[codec.Found], records: bool) -> list[RunRow]:
+def _run_rows(connection: Connection, rows: Sequence[Sequence[Any]], records: bool) -> list[RunRow]:
     found: dict[str, str] = {}
     if records:
-        for chunk in chunks([row["id"] for row in rows]):
-            found.update((row.run, row.record) for row in connection.execute(RECORDS_OF, {"ids": chunk}))
-    return [codec.run_row(row, found.get(row["id"])) for row in rows]
+        for chunk in chunks([row[_ID] for row in rows]):
+            found.update((row[0], row[1]) for row in connection.execute(RECORDS_OF, {"ids": chunk}))
+    return [codec.run_row(row, found.get(row[_ID])) for row in rows]
 
 
 def _page(connection: Connection, wanted: RunFilter) -> list[int]:
