@@ -160,6 +160,10 @@ class BlobStore:
             raise missing_blob(digest)
         return path
 
+    def where(self, digest: str) -> Path:
+        """Where a blob is if it is here; nothing is looked up."""
+        return self._object(digest)
+
     def open(self, digest: str) -> BinaryIO:
         return os.fdopen(self._open(digest), "rb")
 

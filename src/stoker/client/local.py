@@ -38,7 +38,7 @@ def connect(home: Home, autostart: bool = True) -> Client:
     url = os.environ.get("STOKER_URL")
     if url:
         return Client(url, _remote_token())
-    record = running(home)
+    record = serving(home)
     if record is None:
         if not autostart:
             raise ServerUnreachable("the server does not run", hint="Start it with `stoker server start`.")
@@ -56,6 +56,12 @@ def running(home: Home) -> dict[str, Any] | None:
     return record if alive else None
 
 
+def serving(home: Home) -> dict[str, Any] | None:
+    """The same, but not a server that is about to end."""
+    record = running(home)
+    return None if record is None or record.get("stopping") else record
+
+
 def start(home: Home) -> dict[str, Any]:
     """Start the server of this home and wait until it listens; the one somebody else started is as good."""
     log, offset = _open_log(home)
@@ -63,7 +69,7 @@ def start(home: Home) -> dict[str, Any]:
         deadline = time.monotonic() + START_LIMIT
         pid = _spawn(home, log)
         while time.monotonic() < deadline:
-            record = running(home)
+            record = serving(home)
             if record is not None:
                 return record
             status = _ended(pid) if pid else None

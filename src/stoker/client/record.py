@@ -1,8 +1,8 @@
-"""What ran, as far as the submitting side knows: git, Python and its packages, host, environment.
+"""What ran, as far as the submitting side knows: git, Python, host, environment.
 
 git is asked with at most two processes, by argv, without hooks, pager, external diff or text conversion, and
-with git's own environment variables removed. Packages are read off the names of the installed distributions,
-which takes a millisecond where `pip freeze` takes a second.
+with git's own environment variables removed. The packages are the server's to find out: that takes a second,
+and nobody should wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import subprocess
 
 MAX_DIFF = 1 << 20
-MAX_PACKAGES = 2000
 GIT_TIMEOUT = 10.0
 """Seconds; a repository on a dead network disk must not hold up a submit."""
 
@@ -42,17 +41,14 @@ _PASSED = frozenset(
 )
 _PASSED_PREFIXES = ("CONDA_", "LC_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|(^|_)(KEY|PASS)(_|$)", re.IGNORECASE)
-_DISTRIBUTION = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(-.*)?\.(dist-info|egg-info)$")
 
 
 def record(workdir: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The `record` of a submission."""
     environ = os.environ if environ is None else environ
-    python, packages = _python(environ)
     return {
         "git": git(workdir),
-        "python": python,
-        "packages": packages,
+        "executable": _python(environ),
         "host": os.uname().nodename,
         "environment": environment(environ),
     }
@@ -142,35 +138,11 @@ def _collect(process: subprocess.Popen[bytes]) -> tuple[bytes, bool] | None:
     return bytes(data[:MAX_DIFF]), True
 
 
-def _python(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The Python a job's `python` would be, and what is installed in it. Nothing is started to find out."""
-    executable = _which(environ.get("PATH", "")) or sys.executable
-    prefix = Path(executable).parent.parent
-    version = None
-    packages: set[str] = set()
-    for site in sorted(prefix.glob("lib/python3*/site-packages")) + sorted(
-        prefix.glob("lib/python3/dist-packages")
-    ):
-        version = site.parent.name.removeprefix("python") or version
-        packages |= _distributions(site)
-    if Path(executable).parent == Path(sys.executable).parent:
-        version = ".".join(str(part) for part in sys.version_info[:3])
-    return {"executable": executable, "version": version}, sorted(packages, key=str.lower)[:MAX_PACKAGES]
-
-
-def _which(path: str) -> str | None:
-    for directory in path.split(os.pathsep):
+def _python(environ: Mapping[str, str]) -> str:
+    """The Python a job's `python` would be. Nothing is started to find out."""
+    for directory in environ.get("PATH", "").split(os.pathsep):
         for name in ("python", "python3"):
             candidate = Path(directory) / name
             if directory and os.access(candidate, os.X_OK) and candidate.is_file():
                 return str(candidate)
-    return None
-
-
-def _distributions(site: Path) -> set[str]:
-    try:
-        names = [path.name for path in site.iterdir()]
-    except OSError:
-        return set()
-    found = (_DISTRIBUTION.match(name) for name in names)
-    return {f"{match['name'].replace('_', '-')}=={match['version']}" for match in found if match}
+    return sys.executable

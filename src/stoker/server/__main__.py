@@ -1,0 +1,173 @@
+"""`python -m stoker.server --home PATH`: the server of one home, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import logging
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from stoker import __version__
+from stoker.blobs import BlobStore
+from stoker.control.archive import LogArchive
+from stoker.control.controller import Controller
+from stoker.engine.local import LocalEngine
+from stoker.errors import StokerError, StoreDamaged
+from stoker.server import startup
+from stoker.server.app import create_app
+from stoker.server.services import Services
+from stoker.settings import Home, Settings
+from stoker.store import Store
+
+log = logging.getLogger("stoker.server")
+
+GRACE = 5
+"""Seconds that requests under way have to finish once the server is told to end."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs until SIGTERM, SIGINT or the shutdown route. The exit status is 0 after an orderly end."""
+    arguments = _parse(argv)
+    home = Home(Path(arguments.home).expanduser().absolute()) if arguments.home else Home.from_environment()
+    try:
+        startup.prepare(home)
+        lock = startup.take_lock(home)
+    except StokerError as exc:
+        return _refuse(exc)
+    try:
+        startup.log_to(home)
+        return _serve(home, arguments)
+    except StokerError as exc:
+        log.error("cannot start: %s", exc)
+        return _refuse(exc)
+    except OSError as exc:
+        log.error("cannot start: %s", exc)
+        return _refuse(startup.unusable(home, exc))
+    finally:
+        os.close(lock)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m stoker.server", description=__doc__)
+    parser.add_argument("--home", help="where everything is kept (default: STOKER_HOME)")
+    parser.add_argument("--host", help="address to listen on (default: loopback)")
+    parser.add_argument("--port", type=int, help="port to listen on (default: a free one)")
+    return parser.parse_args(argv)
+
+
+def _refuse(exc: StokerError) -> int:
+    """One line a person, or the command that started us, can read."""
+    hint = f" hint: {exc.hint}" if exc.hint else ""
+    sys.stderr.write(f"stoker: {exc.message}{hint}\n".replace("\n", " ").rstrip() + "\n")
+    return exc.exit_code
+
+
+def _serve(home: Home, arguments: argparse.Namespace) -> int:
+    os.chdir(home.root)
+    settings = _settings(home, arguments)
+    token = startup.token_of(home)
+    startup.check_exposure(settings.server.host, token)
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(
+            contextlib.closing(startup.bind(settings.server.host, settings.server.port))
+        )
+        services = _services(settings, token, startup.url_of(sock))
+        if services.parts is not None:
+            store, controller = services.parts
+            stack.callback(store.close)
+            controller.start()
+            stack.callback(controller.shutdown)
+        startup.write_record(home, services.url, services.started_at)
+        stack.callback(_forget, home)
+        log.info("serving %s at %s, version %s, pid %d", home.root, services.url, __version__, os.getpid())
+        Server(services).run(sockets=[sock])
+        log.info("ending")
+    return 0
+
+
+def _settings(home: Home, arguments: argparse.Namespace) -> Settings:
+    settings = Settings.load(home)
+    server = settings.server
+    if arguments.host is not None:
+        server = replace(server, host=arguments.host)
+    if arguments.port is not None:
+        server = replace(server, port=arguments.port)
+    return replace(settings, server=server)
+
+
+def _services(settings: Settings, token: str, url: str) -> Services:
+    home = settings.home
+    blobs = BlobStore(home.blobs)
+    services = Services(
+        settings=settings,
+        token=token,
+        home_id=startup.home_id(home),
+        blobs=blobs,
+        archive=LogArchive(home),
+        user=getpass.getuser(),
+        started_at=time.time(),
+        version=__version__,
+        url=url,
+    )
+    try:
+        store = Store.open(home.database)
+    except StoreDamaged as exc:
+        # Up, to say what is wrong and what to do; every route that needs the database refuses.
+        log.error("%s", exc)
+        services.damage = exc.message
+        return services
+    services.parts = (store, Controller(settings, store, blobs, LocalEngine(settings)))
+    return services
+
+
+class Server(uvicorn.Server):
+    """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
+    would hold it up."""
+
+    def __init__(self, services: Services) -> None:
+        config = uvicorn.Config(
+            create_app(services),
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE,
+        )
+        super().__init__(config)
+        self._services = services
+        services.stop = self.stop
+
+    def stop(self) -> None:
+        """May be called more than once, from any thread."""
+        services = self._services
+        with contextlib.suppress(OSError):
+            startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
+        services.closing.set()
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """In place of uvicorn's, which would raise the signal again at the end and skip our own ending."""
+        log.info("told to end by signal %d", sig)
+        self.stop()
+
+
+def _forget(home: Home) -> None:
+    """Whoever looks from now on starts a new server."""
+    with contextlib.suppress(OSError):
+        home.server_record.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

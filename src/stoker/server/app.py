@@ -1,0 +1,30 @@
+"""The application: routes, and what stands before them."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from stoker.server import answers
+from stoker.server.redact import redactor
+from stoker.server.routes import admin, code, files, logs, metrics, nodes, runs
+from stoker.server.security import ANYWHERE, Security, is_loopback
+from stoker.server.services import Services
+
+
+def create_app(services: Services) -> FastAPI:
+    """Starts and stops nothing: whoever made the services owns them."""
+    redactor.hide([services.token])
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.state.services = services
+    for module in (admin, runs, logs, metrics, files, code, nodes):
+        app.include_router(module.router)
+    answers.install(app, services.settings.home.root)
+    app.add_middleware(Security, token=services.token, hosts=hosts_of(services), caps=code.CAPS)
+    return app
+
+
+def hosts_of(services: Services) -> tuple[str, ...]:
+    """Names accepted in the Host header beyond loopback: those allowed, and the address it listens on."""
+    server = services.settings.server
+    listening = () if server.host in ANYWHERE or is_loopback(server.host) else (server.host,)
+    return (*server.allowed_hosts, *listening)

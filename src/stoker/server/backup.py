@@ -1,0 +1,125 @@
+"""A copy of the home, made while it is used.
+
+The database's copy is one consistent moment. Blobs are copied before it and again after it: whatever it refers
+to either was there before, or came in between and is too young to be collected. Tokens, secrets and task
+directories are not copied: a backup must not be a key, and tasks are of this machine and this moment.
+
+    backup.json   what it is: version, time, counts
+    stoker.db     the database
+    blobs/        objects and trees
+    runs/         logs
+    ledger.jsonl  config.toml
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker import __version__
+from stoker.blobs import BlobStore
+from stoker.blobs.files import Copier, naming_full_disks
+from stoker.errors import Refused
+from stoker.settings import Home
+from stoker.store import Store
+
+FORMAT = 1
+
+
+def create(home: Home, store: Store, blobs: BlobStore, path: str | None) -> dict[str, Any]:
+    """Make a backup at `path` (default: under backups/ of the home). It appears complete or not at all."""
+    target = _target(home, path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    with naming_full_disks(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.mkdir(mode=0o700)
+            description = _fill(home, store, blobs, partial)
+            if target.is_dir():
+                target.rmdir()
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return {"path": str(target), **description}
+
+
+def _target(home: Home, path: str | None) -> Path:
+    if path is None:
+        return home.backups / time.strftime("home-%Y%m%d-%H%M%S", time.gmtime())
+    target = Path(path)
+    if not target.is_absolute() or ".." in target.parts or "\0" in path:
+        raise Refused(f"the path of a backup must be absolute: {path[:200]!r}")
+    if (
+        target.is_symlink()
+        or (target.exists() and not target.is_dir())
+        or (target.is_dir() and any(target.iterdir()))
+    ):
+        raise Refused(
+            f"{path[:200]!r} exists already", hint="Name a directory that does not exist or is empty."
+        )
+    inside = target.is_relative_to(home.root)
+    if inside and not (target.is_relative_to(home.backups) and target != home.backups):
+        raise Refused(
+            f"{path[:200]!r} lies inside the home", hint=f"Outside, or beneath {home.backups}, is fine."
+        )
+    return target
+
+
+def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str, Any]:
+    copier = Copier()
+    for _ in range(2):
+        for name in ("objects", "trees"):
+            _mirror(blobs.root / name, partial / "blobs" / name, copier, again=False)
+        if not (partial / "stoker.db").exists():
+            store.backup(partial / "stoker.db")
+    _mirror(home.runs, partial / "runs", copier, again=True)
+    for source in (home.ledger, home.config):
+        with contextlib.suppress(FileNotFoundError):
+            _copy(source, partial / source.name, copier)
+    files = [entry for entry in partial.rglob("*") if entry.is_file()]
+    description = {
+        "format": FORMAT,
+        "version": __version__,
+        "created_at": time.time(),
+        "runs": sum(store.counts().values()),
+        "files": len(files),
+        "bytes": sum(entry.stat().st_size for entry in files),
+    }
+    (partial / "backup.json").write_text(json.dumps(description))
+    os.sync()
+    return description
+
+
+def _mirror(source: Path, target: Path, copier: Copier, *, again: bool) -> None:
+    """Every regular file beneath `source`. Those that vanish meanwhile were let go of. Not `again`: files that
+    are there are complete (blobs never change)."""
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for directory, names, found in os.walk(source):
+        here = target / Path(directory).relative_to(source)
+        here.mkdir(exist_ok=True, mode=0o700)
+        names[:] = [name for name in names if not (Path(directory) / name).is_symlink()]
+        for name in found:
+            if again or not (here / name).exists():
+                with contextlib.suppress(FileNotFoundError):
+                    _copy(Path(directory) / name, here / name, copier)
+
+
+def _copy(source: Path, target: Path, copier: Copier) -> None:
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        info = os.fstat(fd)
+        out = os.open(
+            target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, info.st_mode & 0o777 | 0o600
+        )
+        try:
+            copier.copy(fd, out, info.st_size)
+        finally:
+            os.close(out)
+        os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+    finally:
+        os.close(fd)

@@ -1,0 +1,53 @@
+"""What may be sent. Unknown keys are refused: an `id` or `owner` in a body is a mistake or an attack."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Key = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,200}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+SecretValue = Annotated[str, StringConstraints(max_length=65536)]
+Secrets = Annotated[dict[SecretName, SecretValue], Field(max_length=100)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Submission(Body):
+    key: Key
+    job: dict[str, Any]
+    code: Digest | None = None
+    secrets: Secrets = Field(default_factory=dict)
+    record: dict[str, Any] = Field(default_factory=dict)
+
+
+class Stop(Body):
+    kill: bool = False
+
+
+class Resume(Body):
+    key: Key
+    secrets: Secrets = Field(default_factory=dict)
+    changes: Annotated[
+        list[Annotated[str, StringConstraints(max_length=4096)]], Field(alias="set", max_length=100)
+    ] = []
+
+
+class Drill(Body):
+    how: Annotated[str, StringConstraints(max_length=40)] = "process"
+
+
+class Missing(Body):
+    digests: Annotated[list[Digest], Field(max_length=20_000)]
+
+
+class Backup(Body):
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4000)] | None = None
+
+
+class Nothing(Body):
+    """A request that says all by its route."""

@@ -1,0 +1,94 @@
+"""Logs as they are written: an endless answer that costs no thread while nothing happens.
+
+A follower holds its place in the archive and waits for the run's counter to rise. Reading goes through the
+thread pool a bounded piece at a time, and the next piece is read only when the client took the last one, so
+two hundred followers of a chatty run cost two hundred small buffers. The answer ends when the run is over and
+everything it wrote has been sent; or early, without an end record, when the server ends: then the client asks
+again from where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from stoker.server.answers import encode
+from stoker.server.services import Position, Services
+from stoker.spec.words import RunState
+from stoker.store.rows import RunRow
+
+PIECE = 256 << 10
+"""Bytes of log read at once."""
+HEARTBEAT = 15.0
+"""Seconds after which a silent answer says that it is still there."""
+OVER = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED, RunState.SUSPENDED})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines."""
+
+    task: str | None = None
+    attempt: int | None = None
+    stream: str | None = None
+    since: float | None = None
+    tail: int | None = None
+
+
+async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool) -> AsyncIterator[bytes]:
+    """NDJSON in pieces."""
+    controller, closing = services.controller, services.closing
+    position: Position | None = None
+    over: RunRow | None = None
+    while not closing.is_set():
+        # The counter is read before the log: what is written in between raises it, and nobody waits in vain.
+        seen = controller.version(run_id)
+        data, position, more = await run_in_threadpool(_read, services, run_id, position, wanted)
+        if data:
+            yield data
+        if more:
+            continue
+        if not follow:
+            return
+        if over is not None:
+            yield (
+                encode({"end": {"state": over.state, "exit_code": over.exit_code, "cause": over.cause}})
+                + b"\n"
+            )
+            return
+        run = await run_in_threadpool(services.store.run, run_id)
+        if run.state in OVER:
+            # Over; what was written before that may still be unread, so look once more.
+            over = run
+            continue
+        if await closing.wait_changed(controller, run_id, seen, HEARTBEAT) == seen:
+            yield b"\n"
+
+
+def _read(
+    services: Services, run_id: str, position: Position | None, wanted: Wanted
+) -> tuple[bytes, Position, bool]:
+    """A piece of log, where to go on, and whether there may be more at once."""
+    records, after = services.archive.read(
+        run_id,
+        position,
+        task=wanted.task,
+        attempt=wanted.attempt,
+        stream=wanted.stream,
+        since=wanted.since,
+        tail=wanted.tail,
+        limit_bytes=PIECE,
+    )
+    return b"".join([_line(record) for record in records]), after, bool(records) or _moved(position, after)
+
+
+def _moved(before: Position | None, after: Position) -> bool:
+    """Filters may leave nothing of a piece although there is more behind it."""
+    return before is not None and before != after
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return encode(record) + b"\n"

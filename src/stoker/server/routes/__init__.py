@@ -1,0 +1,19 @@
+"""The routes, one file per noun. Thin: they check what was sent, call the services and show the answer."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fastapi import Request
+
+from stoker.server.services import Services
+from stoker.store.rows import RunRow
+
+
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)
+
+
+def run_of(request: Request, ref: str) -> RunRow:
+    """The run a path names: an id, a name or the beginning of an id."""
+    return services_of(request).store.resolve(ref)

@@ -1,0 +1,56 @@
+"""The server itself: health, what it is, backups, its end."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import APIRouter, Request
+from starlette.background import BackgroundTask
+
+from stoker.server import backup
+from stoker.server.answers import JsonAnswer
+from stoker.server.bodies import Backup, Nothing
+from stoker.server.routes import services_of
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def health(request: Request) -> JsonAnswer:
+    services = services_of(request)
+    return JsonAnswer({"status": "damaged" if services.damaged else "ok", "home_id": services.home_id})
+
+
+@router.get("/api/v1/server")
+def server(request: Request) -> JsonAnswer:
+    services = services_of(request)
+    answer = {
+        "version": services.version,
+        "pid": os.getpid(),
+        "url": services.url,
+        "home": str(services.settings.home.root),
+        "started_at": services.started_at,
+        "store": {"kind": "sqlite", "schema": None, "status": services.damaged or "ok"},
+        "counts": {},
+    }
+    if services.parts is not None:
+        store = services.store
+        answer["store"] = {
+            "kind": store.kind,
+            "schema": store.schema_version(),
+            "status": store.damaged or "ok",
+        }
+        answer["counts"] = store.counts()
+    return JsonAnswer(answer)
+
+
+@router.post("/api/v1/backups")
+def backups(request: Request, body: Backup) -> JsonAnswer:
+    services = services_of(request)
+    return JsonAnswer(backup.create(services.settings.home, services.store, services.blobs, body.path))
+
+
+@router.post("/api/v1/shutdown")
+async def shutdown(request: Request, body: Nothing) -> JsonAnswer:
+    services = services_of(request)
+    return JsonAnswer({"stopping": True}, background=BackgroundTask(services.stop))

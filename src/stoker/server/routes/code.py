@@ -1,0 +1,143 @@
+"""Uploading the code of runs: what is missing, contents, trees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import anyio.from_thread
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from stoker.blobs import BlobStore
+from stoker.errors import Conflict, SpecError, TooLarge
+from stoker.server.answers import JsonAnswer
+from stoker.server.bodies import Missing
+from stoker.server.routes import services_of
+from stoker.spec.tree import CODE_BYTES, Tree, check_digest
+
+router = APIRouter(prefix="/api/v1/code")
+
+BLOBS_BODY = CODE_BYTES + (64 << 20)
+TREE_BODY = 128 << 20
+MAX_BLOBS = 20_000
+"""Blobs in one request."""
+CAPS = {"/api/v1/code/blobs": BLOBS_BODY, "/api/v1/code/trees": TREE_BODY}
+_PULL = 512 << 10
+_HEAD = 64 + 1 + 12
+
+
+@router.post("/missing")
+def missing(request: Request, body: Missing) -> JsonAnswer:
+    return JsonAnswer({"missing": services_of(request).blobs.missing(body.digests)})
+
+
+@router.post("/blobs")
+async def blobs(request: Request) -> JsonAnswer:
+    """The body is read and written by one thread, a piece at a time: memory stays small whatever is sent."""
+    source = _gathered(request)
+
+    async def pull() -> bytes:
+        return await anext(source, b"")
+
+    def work() -> int:
+        return store_blobs(Body(lambda: anyio.from_thread.run(pull)), services_of(request).blobs)
+
+    return JsonAnswer({"stored": await run_in_threadpool(work)})
+
+
+@router.post("/trees")
+async def trees(request: Request) -> JsonAnswer:
+    data = await request.body()
+    return JsonAnswer({"digest": await run_in_threadpool(_store_tree, data, services_of(request).blobs)})
+
+
+class Body:
+    """A request's body as something to read from, within a thread."""
+
+    def __init__(self, pull: Callable[[], bytes]) -> None:
+        self._pull = pull
+        self._rest = b""
+
+    def line(self) -> bytes:
+        """Up to and without the next newline; empty at the end of the body."""
+        while b"\n" not in self._rest:
+            if len(self._rest) > _HEAD:
+                raise SpecError("the body is not a sequence of `SHA256 SIZE` lines and contents")
+            more = self._more()
+            if not more:
+                if self._rest:
+                    raise SpecError("the body ends in the middle of a line")
+                return b""
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def take(self, size: int) -> Iterator[bytes]:
+        """Exactly `size` bytes, or less at the end of the body."""
+        while size > 0:
+            data = self._rest or self._more()
+            if not data:
+                return
+            self._rest = data[size:]
+            yield data[:size]
+            size -= min(size, len(data))
+
+    def _more(self) -> bytes:
+        return self._pull()
+
+
+def store_blobs(body: Body, blobs: BlobStore) -> int:
+    """Store every blob of a body; each is checked before it is kept. Returns how many."""
+    stored = 0
+    while line := body.line():
+        digest, size = _head(line)
+        if stored >= MAX_BLOBS:
+            raise TooLarge(f"more than {MAX_BLOBS} blobs in one request")
+        blobs.put_stream(body.take(size), digest=digest, size=size, durable=False)
+        stored += 1
+    return stored
+
+
+def _head(line: bytes) -> tuple[str, int]:
+    digest, _, size = line.decode("latin-1").partition(" ")
+    check_digest(digest)
+    if not (size.isascii() and size.isdigit()) or len(size) > 12:
+        raise SpecError(f"not a size: {size[:20]!r}")
+    if int(size) > CODE_BYTES:
+        raise TooLarge(f"a file of {size} bytes is over the cap of {CODE_BYTES}")
+    return digest, int(size)
+
+
+def _store_tree(data: bytes, blobs: BlobStore) -> str:
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise SpecError("a tree manifest must be JSON") from exc
+    tree = Tree.from_json(raw).validate()
+    wanted = tree.blobs()
+    missing = blobs.missing(wanted)
+    if missing:
+        raise Conflict("the tree names blobs that are not here", details={"missing": missing[:10_000]})
+    for digest, size in wanted.items():
+        if blobs.size(digest) != size:
+            raise SpecError(f"the blob {digest} does not have the {size} bytes the tree gives it")
+    # The tree is the promise that its contents are safe: first they reach the disk, then it does.
+    blobs.sync()
+    return blobs.put_tree(tree)
+
+
+async def _gathered(request: Request) -> AsyncIterator[bytes]:
+    """The body in bigger pieces: every piece costs a change of threads."""
+    gathered = bytearray()
+    try:
+        async for data in request.stream():
+            gathered += data
+            if len(gathered) >= _PULL:
+                yield bytes(gathered)
+                gathered.clear()
+    except ClientDisconnect as exc:
+        raise SpecError("the client went away in the middle of an upload") from exc
+    if gathered:
+        yield bytes(gathered)

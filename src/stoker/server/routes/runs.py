@@ -1,0 +1,149 @@
+"""Submitting, listing, showing, stopping, resuming."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from stoker.errors import SpecError
+from stoker.server import views
+from stoker.server.answers import JsonAnswer
+from stoker.server.bodies import Drill, Nothing, Resume, Stop, Submission
+from stoker.server.follow import OVER
+from stoker.server.redact import redactor
+from stoker.server.routes import run_of, services_of
+from stoker.spec.words import RunState
+from stoker.store.rows import RunFilter
+
+router = APIRouter(prefix="/api/v1/runs")
+
+MAX_PAGE = 1000
+MAX_WAIT = 60.0
+_STATES = tuple(str(state) for state in RunState)
+
+
+@router.post("")
+def submit(request: Request, body: Submission) -> JsonAnswer:
+    services = services_of(request)
+    redactor.hide(body.secrets.values())
+    row, created = services.controller.submit(
+        key=body.key,
+        job=body.job,
+        code=body.code,
+        secrets=body.secrets,
+        record=body.record,
+        user=services.user,
+    )
+    if created and body.code is not None:
+        services.blobs.touch(body.code)
+    return JsonAnswer(views.show(services, row), 201 if created else 200)
+
+
+@router.post("/check")
+def check(request: Request, body: Submission) -> JsonAnswer:
+    redactor.hide(body.secrets.values())
+    answer = services_of(request).controller.check(
+        job=body.job, code=body.code, secrets=body.secrets, record=body.record
+    )
+    return JsonAnswer(answer)
+
+
+@router.get("")
+def list_runs(
+    request: Request,
+    state: str = "",
+    tag: str = "",
+    name: str | None = None,
+    name_like: str | None = None,
+    project: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+) -> JsonAnswer:
+    services = services_of(request)
+    wanted = RunFilter(
+        states=_states(state),
+        tags=tuple(part for part in tag.split(",") if part),
+        name=name,
+        name_like=name_like,
+        project=project,
+        before=before,
+        limit=limit + 1,
+    )
+    rows = services.store.runs(wanted, records=False)
+    page = rows[:limit]
+    following = page[-1].seq if len(rows) > limit else None
+    return JsonAnswer({"runs": views.rows(services, page), "next": following})
+
+
+@router.get("/{run}")
+def show(request: Request, run: str) -> JsonAnswer:
+    return JsonAnswer(views.show(services_of(request), run_of(request, run)))
+
+
+@router.post("/{run}/stop")
+def stop(request: Request, run: str, body: Stop) -> JsonAnswer:
+    services = services_of(request)
+    row = services.controller.stop_run(run_of(request, run).id, kill=body.kill, by=services.user)
+    return JsonAnswer(views.show(services, row))
+
+
+@router.post("/{run}/resume")
+def resume(request: Request, run: str, body: Resume) -> JsonAnswer:
+    services = services_of(request)
+    redactor.hide(body.secrets.values())
+    row, _ = services.controller.resume(
+        run_of(request, run).id, key=body.key, secrets=body.secrets, changes=body.changes
+    )
+    return JsonAnswer(views.show(services, row))
+
+
+@router.post("/{run}/suspend")
+def suspend(request: Request, run: str, body: Nothing) -> JsonAnswer:
+    services = services_of(request)
+    row = services.controller.suspend(run_of(request, run).id, by=services.user)
+    return JsonAnswer(views.show(services, row))
+
+
+@router.post("/{run}/drill")
+def drill(request: Request, run: str, body: Drill) -> JsonAnswer:
+    did = services_of(request).controller.drill(run_of(request, run).id, body.how)
+    return JsonAnswer({"did": did})
+
+
+@router.get("/{run}/events")
+def events(request: Request, run: str) -> JsonAnswer:
+    found = services_of(request).store.events(run_of(request, run).id)
+    return JsonAnswer({"events": [views.event_view(row) for row in found]})
+
+
+@router.get("/{run}/why")
+def why(request: Request, run: str) -> JsonAnswer:
+    return JsonAnswer(services_of(request).controller.why(run_of(request, run).id))
+
+
+@router.get("/{run}/wait")
+async def wait(
+    request: Request, run: str, timeout: Annotated[float, Query(ge=0, le=86400)] = 30.0
+) -> JsonAnswer:
+    services = services_of(request)
+    row = await run_in_threadpool(run_of, request, run)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(timeout, MAX_WAIT)
+    while True:
+        seen = services.controller.version(row.id)
+        row = await run_in_threadpool(services.store.run, row.id)
+        left = deadline - loop.time()
+        if row.state in OVER or left <= 0 or services.closing.is_set():
+            return JsonAnswer(await run_in_threadpool(views.show, services, row))
+        await services.closing.wait_changed(services.controller, row.id, seen, left)
+
+
+def _states(text: str) -> tuple[str, ...]:
+    states = tuple(part for part in text.split(",") if part)
+    for state in states:
+        if state not in _STATES:
+            raise SpecError(f"no such state: {state[:40]!r}", hint=f"States: {', '.join(_STATES)}.")
+    return states

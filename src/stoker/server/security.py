@@ -1,0 +1,198 @@
+"""What stands before every route: who asks, from where, and how much they may send.
+
+Pure ASGI and outermost, so that nothing, not even "no such route", is answered to a stranger. A browser is
+the likeliest attacker of a server on loopback: a foreign page can make it send requests here, and by DNS
+rebinding even under a name of its own. So the Host must be ours, an Origin must be ours, and what a browser
+itself calls cross-site is refused. The token alone would stop all of these; the rest holds even when a token
+has leaked into a page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Iterable
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker.errors import StokerError, TooLarge, Unauthorized
+from stoker.server.answers import error, unexpected
+
+OPEN = "/healthz"
+"""The one path that needs no token."""
+BODY = 2 << 20
+"""Bytes a request may have, unless its path is among the caps given to Security."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+ANYWHERE = frozenset({"", "0.0.0.0", "::"})
+"""Addresses that mean: on every interface."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_FAILURES = 30
+"""Wrong tokens in a row before the answer is "too many"; one more is allowed each second. The right token
+is let in all the same: otherwise anybody on this machine could lock its owner out."""
+
+
+class Security:
+    """Refuses or passes on. `caps`: path -> bytes its body may have."""
+
+    def __init__(
+        self, app: ASGIApp, *, token: str, hosts: Iterable[str] = (), caps: dict[str, int] | None = None
+    ) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._caps = caps or {}
+        self._failures = Failures()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            # There are no WebSockets here; saying so before the handshake is a refusal.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        sending = _WithHeaders(send)
+        refusal = self._refuse(scope)
+        if refusal is not None:
+            await error(*refusal)(scope, receive, sending)
+            return
+        bounded = _Bounded(receive, self._caps.get(scope["path"], BODY))
+        try:
+            bounded.check_length(scope)
+            await self._app(scope, bounded, sending)
+        except Exception as exc:
+            if sending.started:
+                # Half an answer is out already; cutting the connection is the only way to say so.
+                unexpected(exc)
+                raise
+            answer = error(exc) if isinstance(exc, StokerError) else unexpected(exc)
+            answer.headers["Connection"] = "close"
+            await answer(scope, receive, sending)
+
+    def _refuse(self, scope: Scope) -> tuple[StokerError, int] | None:
+        """The error and its status, or None to let it pass."""
+        headers = _Headers(scope)
+        host = headers.one(b"host")
+        if host is None or not self._is_ours(host, scope):
+            return Unauthorized("the Host header does not name this server", hint=_HOST_HINT), 421
+        origin = headers.all(b"origin")
+        if origin and origin != [f"{scope.get('scheme', 'http')}://{host}".encode()]:
+            return Unauthorized("requests from other sites are refused"), 403
+        if any(site not in (b"same-origin", b"none") for site in headers.all(b"sec-fetch-site")):
+            return Unauthorized("requests from other sites are refused"), 403
+        if scope["path"] == OPEN and scope["method"] == "GET":
+            return None
+        given = headers.one(b"authorization")
+        if given is not None and hmac.compare_digest(given.encode(), b"Bearer " + self._token):
+            return None
+        if not self._failures.allowed():
+            return Unauthorized("too many requests with a wrong token"), 429
+        return Unauthorized("missing or wrong token", hint="Send `Authorization: Bearer TOKEN`."), 401
+
+    def _is_ours(self, host: str, scope: Scope) -> bool:
+        name, port = split_host(host)
+        if name in self._hosts or host.lower() in self._hosts:
+            return True
+        server = scope.get("server")
+        ours = str(server[1]) if server and server[1] is not None else ""
+        return name in LOOPBACK and (port or "80") == ours
+
+
+class Failures:
+    """Counts wrong tokens: a bucket that refills by one a second."""
+
+    def __init__(self, burst: float = _FAILURES) -> None:
+        self._burst = burst
+        self._left = burst
+        self._at = time.monotonic()
+
+    def allowed(self) -> bool:
+        now = time.monotonic()
+        self._left = min(self._burst, self._left + now - self._at)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK
+
+
+def split_host(host: str) -> tuple[str, str]:
+    """Name (lower case, no brackets) and port of a Host header; an unusable one gives an empty name."""
+    if host.startswith("["):
+        name, closed, rest = host[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else ""
+        bad = not closed or (rest and not rest.startswith(":"))
+    else:
+        name, _, port = host.partition(":")
+        bad = ":" in port
+    if bad or (port and not (port.isascii() and port.isdigit())):
+        return "", ""
+    return name.lower(), port
+
+
+_HOST_HINT = "Use the URL in server.json, or add the name to allowed_hosts under [server] in config.toml."
+
+
+class _Headers:
+    def __init__(self, scope: Scope) -> None:
+        self._raw: list[tuple[bytes, bytes]] = scope["headers"]
+
+    def all(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self._raw if key == name]
+
+    def one(self, name: bytes) -> str | None:
+        """The value when there is exactly one."""
+        found = self.all(name)
+        return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+class _WithHeaders:
+    """Adds the headers every answer has."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+class _Bounded:
+    """Counts what a request sends and stops at the cap, whatever its Content-Length claims."""
+
+    def __init__(self, receive: Receive, cap: int) -> None:
+        self._receive = receive
+        self._cap = cap
+        self._seen = 0
+
+    def check_length(self, scope: Scope) -> None:
+        length = _Headers(scope).one(b"content-length")
+        if length is not None and length.isdigit() and int(length) > self._cap:
+            raise self._too_large()
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            if self._seen > self._cap:
+                raise self._too_large()
+        return message
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the request is over the cap of {self._cap} bytes")

@@ -1,0 +1,171 @@
+"""What the routes work with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from stoker.blobs import BlobStore
+from stoker.errors import StoreDamaged
+from stoker.settings import Settings
+from stoker.store import Store
+from stoker.store.rows import RunRow
+
+Position = dict[str, list[int]]
+
+
+class Controller(Protocol):
+    """Turns wishes into recorded intent. Every method may be called from any thread; `changed` is awaited in
+    the server's loop. What it acknowledged is durable."""
+
+    def submit(
+        self,
+        *,
+        key: str,
+        job: Mapping[str, Any],
+        code: str | None,
+        secrets: Mapping[str, str],
+        record: Mapping[str, Any],
+        user: str,
+    ) -> tuple[RunRow, bool]: ...
+
+    def check(
+        self,
+        *,
+        job: Mapping[str, Any],
+        code: str | None,
+        secrets: Mapping[str, str],
+        record: Mapping[str, Any],
+    ) -> dict[str, Any]: ...
+
+    def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow: ...
+
+    def suspend(self, run_id: str, *, by: str) -> RunRow: ...
+
+    def resume(
+        self, run_id: str, *, key: str, secrets: Mapping[str, str], changes: Sequence[str]
+    ) -> tuple[RunRow, bool]: ...
+
+    def drill(self, run_id: str, how: str) -> str: ...
+
+    def why(self, run_id: str) -> dict[str, Any]: ...
+
+    def nodes(self) -> list[dict[str, Any]]: ...
+
+    def place(self, run_id: str) -> int | None: ...
+
+    def version(self, run_id: str) -> int: ...
+
+    async def changed(self, run_id: str, seen: int, timeout: float) -> int: ...
+
+    def start(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class LogArchive(Protocol):
+    """The logs that are kept for good. Any thread; an empty answer with the same position: nothing more now."""
+
+    def read(
+        self,
+        run: str,
+        position: Position | None,
+        *,
+        task: str | None = None,
+        attempt: int | None = None,
+        stream: str | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        limit_bytes: int = 1 << 20,
+    ) -> tuple[list[dict[str, Any]], Position]: ...
+
+    def files(self, run: str) -> list[tuple[str, Path]]: ...
+
+
+@dataclass
+class Services:
+    """Everything a route may need. Made once per server.
+
+    With a damaged database `parts` is None: every route that needs it answers StoreDamaged, and the server
+    stays up to say so.
+    """
+
+    settings: Settings
+    token: str
+    home_id: str
+    blobs: BlobStore
+    archive: LogArchive
+    user: str
+    started_at: float
+    version: str
+    url: str = ""
+    parts: tuple[Store, Controller] | None = None
+    damage: str = ""
+    """Why there is no store."""
+    stop: Callable[[], None] = lambda: None
+    """Ends the server; called once, after the answer."""
+    closing: Closing = field(default_factory=lambda: Closing())
+
+    @property
+    def store(self) -> Store:
+        return self._need()[0]
+
+    @property
+    def controller(self) -> Controller:
+        return self._need()[1]
+
+    @property
+    def damaged(self) -> str | None:
+        return self.parts[0].damaged if self.parts is not None else self.damage
+
+    def _need(self) -> tuple[Store, Controller]:
+        if self.parts is None:
+            raise StoreDamaged(
+                f"the database cannot be used: {self.damage}",
+                hint="Bring back the last good copy with `stoker backup restore`.",
+            )
+        return self.parts
+
+
+class Closing:
+    """Set when the server ends, so that those who wait for a run (followers, long polls) let go at once.
+
+    `set` may be called from any thread; the rest belongs to the server's event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._set = False
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        with self._lock:
+            self._set = True
+            waiters = set(self._waiters)
+        for loop, event in waiters:
+            loop.call_soon_threadsafe(event.set)
+
+    async def wait_changed(self, controller: Controller, run_id: str, seen: int, timeout: float) -> int:
+        """As Controller.changed, but returns early when the server ends."""
+        event = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), event)
+        with self._lock:
+            if self._set:
+                return seen
+            self._waiters.add(waiter)
+        changed = asyncio.ensure_future(controller.changed(run_id, seen, timeout))
+        closing = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait({changed, closing}, return_when=asyncio.FIRST_COMPLETED)
+            return changed.result() if changed.done() else seen
+        finally:
+            changed.cancel()
+            closing.cancel()
+            with self._lock:
+                self._waiters.discard(waiter)

@@ -1,0 +1,193 @@
+"""Taking a home: directory, lock, log, token, socket, server.json.
+
+Order matters. The lock comes first: it decides who the server is. The socket is bound before server.json is
+written, so whoever reads server.json can connect; requests wait in the socket until the server accepts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import logging.handlers
+import os
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker import __version__
+from stoker.blobs.files import disk_full
+from stoker.client.process import boot_id, start_time
+from stoker.errors import Refused, StokerError
+from stoker.server.redact import RedactingFormatter
+from stoker.server.security import is_loopback
+from stoker.settings import Home
+from stoker.task.formats import write_json
+
+SHORTEST_TOKEN = 24
+LOG_BYTES = 10 << 20
+_LOCK_TRIES = 30
+_WEAK = frozenset({"token", "secret", "password", "changeme", "stoker", "admin", "test"})
+
+
+class AlreadyRunning(StokerError):
+    """Another server holds the lock of this home."""
+
+    code = "already-running"
+    exit_code = 75
+
+
+def prepare(home: Home) -> None:
+    """Make the home, only for its owner."""
+    try:
+        home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = home.root / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise unusable(home, exc) from exc
+
+
+def take_lock(home: Home) -> int:
+    """The lock, held for as long as the descriptor is open. Somebody who only looks holds it for a moment,
+    so one refusal does not count."""
+    try:
+        fd = os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise unusable(home, exc) from exc
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+            continue
+        return fd
+    os.close(fd)
+    raise AlreadyRunning(f"another server already uses the home {str(home.root)!r}")
+
+
+def log_to(home: Home) -> None:
+    """Log to server.log, rotated; and to stderr where that is something else."""
+    formatter = RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handlers: list[logging.Handler] = [
+        logging.handlers.RotatingFileHandler(
+            home.server_log, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
+        )
+    ]
+    if not _same_file(sys.stderr.fileno(), home.server_log):
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    with contextlib.suppress(OSError):
+        home.server_log.chmod(0o600)
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
+    logging.captureWarnings(True)
+
+
+def token_of(home: Home) -> str:
+    """The token of this home; made on the first start."""
+    try:
+        token = home.token.read_text().strip()
+        if token:
+            home.token.chmod(0o600)
+            return token
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as exc:
+        raise StokerError(
+            f"cannot read the token in {home.token}: {exc}", hint="Delete the file; a new one is made."
+        ) from exc
+    token = secrets.token_urlsafe(32)
+    temporary = home.root / f".token.{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as handle:
+        handle.write(token + "\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(home.token)
+    return token
+
+
+def check_exposure(host: str, token: str) -> None:
+    """Off loopback the token is all that stands between strangers and this account."""
+    if is_loopback(host):
+        return
+    if len(token) < SHORTEST_TOKEN or token.lower() in _WEAK or len(set(token)) < 8:
+        raise Refused(
+            f"refusing to listen on {host!r} with a weak token",
+            hint=f"Put at least {SHORTEST_TOKEN} random characters into the token file, or delete it: a new one is made.",
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+    except (OSError, OverflowError) as exc:
+        sock.close()
+        raise _not_bound(host, port, exc) from exc
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def write_record(home: Home, url: str, started_at: float, *, stopping: bool = False) -> None:
+    """Say where the server is; `stopping`: that it is about to be gone, and nobody should turn to it."""
+    record: dict[str, Any] = {
+        "pid": os.getpid(),
+        "start_time": start_time(os.getpid()),
+        "boot_id": boot_id(),
+        "url": url,
+        "version": __version__,
+        "started_at": started_at,
+    }
+    if stopping:
+        record["stopping"] = True
+    write_json(str(home.server_record), record, mode=0o600)
+
+
+def home_id(home: Home) -> str:
+    """Tells homes apart without naming them."""
+    return hashlib.sha256(os.fsencode(home.root)).hexdigest()[:16]
+
+
+def unusable(home: Home, exc: OSError) -> StokerError:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full(home.root)
+    return StokerError(
+        f"cannot use the home {str(home.root)!r}: {(exc.strerror or str(exc)).lower()}",
+        hint="Make it a writable directory, or set STOKER_HOME to one.",
+    )
+
+
+def _not_bound(host: str, port: int, exc: OSError | OverflowError) -> StokerError:
+    if isinstance(exc, OSError) and exc.errno == errno.EADDRINUSE:
+        return StokerError(
+            f"port {port} on {host} is taken", hint="Choose another with --port, or 0 for any free one."
+        )
+    if isinstance(exc, OSError) and exc.errno == errno.EACCES:
+        return StokerError(
+            f"port {port} on {host} is not allowed for this user", hint="Choose one above 1023."
+        )
+    return StokerError(f"cannot listen on {host!r} port {port}: {exc}", hint="Check --host and --port.")
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        one, two = os.fstat(fd), path.stat()
+    except OSError:
+        return False
+    return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)

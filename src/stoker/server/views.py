@@ -1,0 +1,106 @@
+"""Rows as docs/api.md shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.server.services import Services
+from stoker.spec.words import RunState
+from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow, TaskRow
+
+Json = dict[str, Any]
+
+
+def show(services: Services, run: RunRow) -> Json:
+    """The whole of one run."""
+    store = services.store
+    attempts = store.attempts(run.id)
+    view = _run(run, _place(services, run))
+    view["record"] = run.record
+    view["attempts"] = [attempt_view(row, store.tasks(run.id, row.number)) for row in attempts]
+    view["checkpoints"] = [checkpoint_view(row) for row in store.checkpoints(run.id)]
+    return view
+
+
+def rows(services: Services, runs: Sequence[RunRow]) -> list[Json]:
+    """Many runs, each with its newest attempt only."""
+    newest: Mapping[str, AttemptRow] = services.store.latest_attempts([run.id for run in runs])
+    views = []
+    for run in runs:
+        view = _run(run, _place(services, run))
+        view["attempts"] = [attempt_view(newest[run.id], None)] if run.id in newest else []
+        views.append(view)
+    return views
+
+
+def event_view(row: EventRow) -> Json:
+    return {"t": row.t, "kind": row.kind, "text": row.text, "data": row.data, "seq": row.seq}
+
+
+def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None) -> Json:
+    places = list(row.placement.values())
+    view: Json = {
+        "number": row.number,
+        "generation": row.generation,
+        "state": row.state,
+        "cause": row.cause,
+        "evidence": row.evidence,
+        "exit_code": row.exit_code,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "resumed_from": row.resumed_from,
+        "node": places[0].get("node") if places else None,
+        "gpus": [gpu for place in places for gpu in place.get("gpus") or []],
+        "usage": row.usage,
+    }
+    if tasks is not None:
+        view["tasks"] = [
+            {"name": task.task, "phase": task.phase, "exit_code": task.exit_code, "usage": task.usage}
+            for task in tasks
+        ]
+    return view
+
+
+def checkpoint_view(row: CheckpointRow) -> Json:
+    return {
+        "id": row.id,
+        "attempt": row.attempt,
+        "generation": row.generation,
+        "name": row.name,
+        "step": row.step,
+        "size": row.size,
+        "created_at": row.created_at,
+        "how": row.how,
+        "kept": row.kept,
+        "metrics": row.metrics,
+    }
+
+
+def _run(run: RunRow, place: int | None) -> Json:
+    return {
+        "id": run.id,
+        "name": run.name,
+        "project": run.project,
+        "state": run.state,
+        "priority": run.priority,
+        "tags": list(run.tags),
+        "seq": run.seq,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "user": run.user,
+        "exit_code": run.exit_code,
+        "cause": run.cause,
+        "reason": run.reason,
+        "job": run.job,
+        "command": run.command,
+        "code": run.code,
+        "outputs": run.outputs,
+        "warnings": list(run.warnings),
+        "place": place,
+    }
+
+
+def _place(services: Services, run: RunRow) -> int | None:
+    return services.controller.place(run.id) if run.state == RunState.QUEUED else None
