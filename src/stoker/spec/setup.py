@@ -1,7 +1,8 @@
 """Which files a `setup` depends on. Their content is the key under which its result is cached.
 
-Too few files and a changed one goes unnoticed, so without `inputs` everything the command names counts: files
-by name, directories with all they hold (`pip install -e .` depends on the whole tree).
+Too few files and a changed one goes unnoticed: running again is slow, not running again is wrong. So without
+`inputs` a plain installer depends on the usual files and on everything it names (`pip install -e .` on the whole
+tree), and anything else (`make`, a script) on the whole tree.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ USUAL = (
     "pixi.toml",
 )
 
+_INSTALL = r"(python3?\s+-m\s+)?(uv\s+)?(pip3?|conda|mamba|uv|poetry|pdm|pixi)\s+(install|sync|env|add)\b[^;&|`$<>\n]*"
+_INSTALLS = re.compile(rf"\s*{_INSTALL}((&&|;|\n)\s*{_INSTALL})*[;\s]*\Z")
+"""Nothing but package installers, one after another."""
+
 
 def setup_inputs(setup: Setup, paths: Iterable[str]) -> list[str]:
     """Those of `paths` (relative to the working directory, `/`-separated) the setup depends on, sorted."""
     patterns = setup.inputs or (*USUAL, *_named(setup.run))
-    if "." in patterns:
+    if "." in patterns or not (setup.inputs or _INSTALLS.match(setup.run)):
         return sorted(paths)
     # A pattern with a slash in front is matched from the top, and a directory with everything beneath it.
     spec = pathspec.PathSpec.from_lines("gitignore", [f"/{posixpath.normpath(p)}" for p in patterns])
