@@ -1,0 +1,305 @@
+"""Real launchers on real directories, started in every way the engine can start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.task import formats, layout
+from stoker.task.near import NearTaskDir
+
+SOURCE = str(Path(__file__).parents[3] / "src")
+PATH = "/usr/local/bin:/usr/bin:/bin"
+PATIENCE = 60.0
+ORDINARY = 54321
+"""A user id that owns nothing."""
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {patience} s in vain for {what}")
+
+
+class Task:
+    """A prepared task directory, and what has become of it."""
+
+    def __init__(self, root: Path, **info: Any) -> None:
+        self.root = root
+        self.near = NearTaskDir(str(root))
+        self.seq = 0
+        root.mkdir(parents=True)
+        known = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0", "sample_every": 0.2, **info}
+        formats.write_json(str(root / layout.TASK), known)
+
+    def run(self, *argv: str, generation: int = 1, env: dict[str, str] | None = None, **more: Any) -> int:
+        return self.order(
+            "run", argv=list(argv), generation=generation, env={"PATH": PATH, **(env or {})}, **more
+        )
+
+    def sh(self, script: str, **more: Any) -> int:
+        return self.run("/bin/sh", "-c", script, **more)
+
+    def order(self, verb: str, *, generation: int = 1, seq: int | None = None, **more: Any) -> int:
+        if seq is None:
+            self.seq += 1
+            seq = self.seq
+        self.near.write_order(formats.Order(seq=seq, generation=generation, verb=verb, **more))
+        return seq
+
+    def phase(self, *phases: str) -> formats.Status:
+        def there() -> formats.Status | None:
+            status = self.near.status()
+            return status if status is not None and status.phase in phases else None
+
+        try:
+            return wait_for(there, f"phase {phases}")
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}; {self.near.status()}; {self.journal()}; {self.errors()}") from None
+
+    def ending(self, seq: int | None = None) -> formats.Ending:
+        """How the body of the newest order (or of `seq`) ended, once it has."""
+
+        def there() -> dict[str, Any] | None:
+            wanted = self.seq if seq is None else seq
+            found = [entry for entry in self.journal("ended") if entry["seq"] >= wanted]
+            return found[-1] if found else None
+
+        try:
+            return formats.Ending.from_json(wait_for(there, "an ending"))
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}; {self.near.status()}; {self.journal()}; {self.errors()}") from None
+
+    def journal(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [entry for entry in self.near.journal()[0] if kind is None or entry["k"] == kind]
+
+    def log(self) -> list[formats.LogLine]:
+        found: list[formats.LogLine] = []
+        for path in sorted((self.root / layout.LOG).glob("*.log")):
+            found.extend(formats.LogLine.decode(line) for line in path.read_bytes().split(b"\n")[:-1])
+        return found
+
+    def text(self, stream: str = "o") -> str:
+        return "".join(
+            line.text.decode() + ("" if line.partial else "\n") for line in self.log() if line.stream == stream
+        )
+
+    def said(self, words: str) -> None:
+        """Wait until the body has said this."""
+        wait_for(lambda: words in self.text() + self.text("e"), f"{words!r} in the log")
+
+    def errors(self) -> str:
+        path = self.root / "launcher.err"
+        return path.read_text() if path.exists() else ""
+
+    def processes(self) -> list[int]:
+        """Every living process of this task's bodies, wherever it has gone: they carry the directory along."""
+        mark = f"STOKER_TASK_DIR={self.root}\0".encode()
+        found = []
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes():
+                    found.append(int(name))
+            except OSError:
+                continue
+        return found
+
+    def nothing_left(self) -> None:
+        wait_for(lambda: not self.processes(), "the end of every process of the task")
+
+
+class Launched:
+    """A launcher that was started."""
+
+    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self.process = process
+
+    def alive(self) -> bool:
+        if self.process is not None:
+            return self.process.poll() is None
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state not in "ZX"
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def gone(self) -> None:
+        wait_for(lambda: not self.alive(), "the end of the launcher")
+
+
+class ForkServer:
+    """The real one, driven by hand."""
+
+    def __init__(self, *, uid: int | None = None, python: str = sys.executable, options: Sequence[str] = ()) -> None:
+        ours, theirs = socket.socketpair()
+        self.socket = ours
+        self.process = subprocess.Popen(
+            [python, "-m", "stoker.launcher.forkserver", "--fd", str(theirs.fileno()), *options],
+            pass_fds=[theirs.fileno()],
+            env={"PATH": PATH, "PYTHONPATH": SOURCE, "PYTHONDONTWRITEBYTECODE": "1", "OF_THE_SERVER": "yes"},
+            cwd="/",
+            **({} if uid is None else {"user": uid, "group": uid, "extra_groups": []}),
+        )
+        theirs.close()
+        self.answers = ours.makefile("r")
+
+    def ask(self, directory: str, *, pid_namespace: bool, user_namespace: bool = False) -> dict[str, Any]:
+        request = {"id": 7, "directory": directory}
+        request.update(pid_namespace=pid_namespace, user_namespace=user_namespace)
+        self.socket.sendall(json.dumps(request).encode() + b"\n")
+        answer = json.loads(self.answers.readline())
+        assert answer["id"] == 7
+        return answer
+
+    def close(self) -> int:
+        self.answers.close()
+        self.socket.close()
+        return self.process.wait(30)
+
+
+def python_for_everybody() -> str | None:
+    """An interpreter that the ordinary user can run: ours may lie in somebody's home."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        try:
+            done = subprocess.run(
+                [python, "-c", "import sys; sys.exit(sys.version_info < (3, 9))"],
+                user=ORDINARY,
+                group=ORDINARY,
+                extra_groups=[],
+                cwd="/",
+                capture_output=True,
+            )
+        except (OSError, PermissionError):
+            continue
+        if done.returncode == 0:
+            return python
+    return None
+
+
+class Mode:
+    """One way of starting a launcher."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.user = name == "user-namespace"
+        self.uid = ORDINARY if self.user and os.geteuid() == 0 else None
+        self._server: ForkServer | None = None
+
+    def start(self, task: Task) -> Launched:
+        if self.uid is not None:
+            _give(task.root, self.uid)
+        if self.name == "direct":
+            process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.launcher", str(task.root)],
+                env={"PATH": PATH, "PYTHONPATH": SOURCE},
+                start_new_session=True,
+            )
+            return Launched(process.pid, process)
+        answer = self.server.ask(
+            str(task.root), pid_namespace=self.name != "guardian", user_namespace=self.user
+        )
+        assert answer["error"] is None, answer
+        return Launched(answer["pid"])
+
+    @property
+    def server(self) -> ForkServer:
+        if self._server is None:
+            python = sys.executable
+            if self.uid is not None:
+                python = python_for_everybody() or pytest.skip("no interpreter that an ordinary user can run")
+            self._server = ForkServer(uid=self.uid, python=python)
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None:
+            assert self._server.close() == 0
+
+
+def _give(root: Path, uid: int) -> None:
+    for path in (root, *root.rglob("*")):
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def namespaces(user: bool) -> bool:
+    flags = ["--user", "--map-current-user"] if user else []
+    identity: dict[str, Any] = {}
+    if user and os.geteuid() == 0:
+        identity = {"user": ORDINARY, "group": ORDINARY, "extra_groups": []}
+    command = ["unshare", *flags, "--pid", "--mount", "--fork", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, **identity).returncode == 0
+
+
+MODES = ("namespace", "user-namespace", "guardian")
+
+
+@pytest.fixture
+def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
+    """Parametrize indirectly; `namespace` or `guardian` when the test does not say: whatever this machine can."""
+    name = getattr(request, "param", None) or ("namespace" if namespaces(False) else "guardian")
+    if name == "namespace" and not namespaces(False):
+        pytest.skip("this user may not make PID namespaces")
+    if name == "user-namespace" and not namespaces(True):
+        pytest.skip("this machine does not let ordinary users make namespaces")
+    made = Mode(name)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user may pass through (pytest's own is closed to others)."""
+    root = Path(tempfile.mkdtemp(prefix="stoker-launcher-"))
+    root.chmod(0o755)
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def task(place: Path) -> Iterator[Callable[..., Task]]:
+    """Makes task directories; whatever still runs in them at the end is ended."""
+    made: list[Task] = []
+
+    def make(name: str = "worker-0", **info: Any) -> Task:
+        made.append(Task(place / name, **info))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for pid in _launchers(each):
+            os.kill(pid, signal.SIGKILL)
+        each.nothing_left()
+
+
+def _launchers(task: Task) -> list[int]:
+    """Processes that have this task's lock open."""
+    found = []
+    lock = str(task.root / layout.LOCK)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fds = os.listdir(f"/proc/{name}/fd")
+                if any(os.readlink(f"/proc/{name}/fd/{fd}") == lock for fd in fds):
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
