@@ -24,6 +24,7 @@ class Context:
         self.out_color = term.wants_color(out)
         self.err_color = term.wants_color(err)
         self._client: Client | None = None
+        self._opened: list[Client] = []
 
     @classmethod
     def from_environment(cls) -> Context:
@@ -51,7 +52,13 @@ class Context:
         """A connection of its own: for a second thread, or after the server went away."""
         from stoker.client.local import connect  # lazy: help and mistakes need no client
 
-        return connect(self.home, autostart=autostart)
+        client = connect(self.home, autostart=autostart)
+        self._opened.append(client)
+        return client
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.pop().close()
 
     def reconnect(self) -> Client:
         self._client = self.connect()

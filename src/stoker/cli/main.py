@@ -62,6 +62,8 @@ def guarded(ctx: Context, action: object) -> int:
         # The reader (head, less) has gone: nothing is wrong and nobody is left to tell.
         ctx.abandon_output()
         return 141
+    finally:
+        ctx.close()
     return int(code or 0)
 
 

@@ -27,6 +27,8 @@ class Column(NamedTuple):
     right: bool = False
     shrink: bool = False
     """May be cut to fit the terminal."""
+    spare: bool = False
+    """Left out where the terminal is too narrow for all."""
 
 
 class Cell(NamedTuple):
@@ -45,9 +47,29 @@ def table(columns: Sequence[Column], rows: Sequence[Row], *, fit: int | None, co
         for index, column in enumerate(columns)
     ]
     if fit is not None:
+        kept = _kept(columns, widths, fit)
+        columns, widths = [columns[i] for i in kept], [widths[i] for i in kept]
+        cells = [[row[i] for i in kept] for row in cells]
         _shrink(columns, widths, fit)
     header = [Cell(column.title, ("dim",)) for column in columns]
     return [_line(columns, widths, row, fit, color) for row in [header, *cells]]
+
+
+def _kept(columns: Sequence[Column], widths: Sequence[int], fit: int) -> list[int]:
+    """The columns there is room for, when those that may shrink have shrunk."""
+    kept = list(range(len(columns)))
+
+    def least() -> int:
+        return sum(_least(columns[i]) if columns[i].shrink else widths[i] for i in kept) + 2 * (len(kept) - 1)
+
+    for index in [i for i, column in enumerate(columns) if column.spare][::-1]:
+        if least() > fit:
+            kept.remove(index)
+    return kept
+
+
+def _least(column: Column) -> int:
+    return max(8, term.width(column.title))
 
 
 def _shrink(columns: Sequence[Column], widths: list[int], fit: int) -> None:
@@ -55,7 +77,7 @@ def _shrink(columns: Sequence[Column], widths: list[int], fit: int) -> None:
     for index in sorted((i for i, c in enumerate(columns) if c.shrink), key=lambda i: -widths[i]):
         if over <= 0:
             return
-        smaller = max(8, term.width(columns[index].title), widths[index] - over)
+        smaller = max(_least(columns[index]), widths[index] - over)
         over -= widths[index] - min(smaller, widths[index])
         widths[index] = min(smaller, widths[index])
 
@@ -84,8 +106,8 @@ def runs_table(
         Column("ID"),
         Column("STATE"),
         Column("AGE", right=True),
-        Column("TIME", right=True),
-        Column("ASKED"),
+        Column("TIME", right=True, spare=True),
+        Column("ASKED", spare=True),
         Column("INFO", shrink=True),
     )
     rows = [

@@ -159,7 +159,7 @@ def _attempts(run: Json, page: Page) -> None:
         Column("STARTED"),
         Column("TIME", right=True),
         Column("FROM"),
-        Column("NODE"),
+        Column("NODE", spare=True),
         Column("HOW IT ENDED", shrink=True),
     )
     names = {c["id"]: c for c in run.get("checkpoints") or []}
