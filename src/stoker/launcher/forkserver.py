@@ -177,11 +177,12 @@ class Intermediate:
         code = 70
         try:
             os.close(self.report)
-            if self.namespace:
-                _own_proc()
             if os.read(go, 1) != b"g":
                 os._exit(0)
             os.close(go)
+            if self.namespace:
+                # Not before: the intermediate shares these mounts and reads our start time from the outer /proc.
+                _own_proc()
             linux.set_name("stoker-launcher")
             code = launch(self.directory, self.bundle)
         except BaseException:  # noqa: BLE001 - as above; what it was goes to launcher.err
