@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -35,6 +36,8 @@ COPY_PAGES = 512
 """Pages copied at a time by a backup: 2 MiB, a few milliseconds of one lock on one page cache."""
 WHOLE_CHECK = 64 << 20
 """Up to this size the whole file is verified on opening, beyond it the tables that matter most first."""
+STALE = 3600.0
+"""Seconds after which nobody works on an unfinished file any more."""
 FEW_BYTES = 1 << 20
 """With less than this free an I/O error is taken for a full disk."""
 
@@ -314,6 +317,11 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
 
 
 def _temporary(path: Path) -> Path:
+    """A name to work under. What a process that was killed left under such a name goes at this opportunity."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
+        with contextlib.suppress(OSError):
+            if time.time() - stale.stat().st_mtime > STALE:
+                stale.unlink()
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 

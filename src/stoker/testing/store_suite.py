@@ -86,6 +86,7 @@ import sys
 from stoker.store import Store
 from stoker.store.rows import AddEvent, AddMetrics, EventRow, NewRun, Point, UpdateRun
 url, start = sys.argv[1], sys.argv[2]
+print("opening", "-", "-", flush=True)
 with Store.open(url) as store:
     number = 0
     while True:
@@ -104,7 +105,7 @@ with Store.open(url) as store:
 class StoreCrashSuite(StoreCase):
     """What killing a writer must not do."""
 
-    kills = 10
+    kills = 8
 
     def test_killed_writers_lose_nothing_and_leave_nothing_half_done(self, url: str) -> None:
         seed = int(os.environ.get("STOKER_TEST_SEED", "4711"))
@@ -112,7 +113,7 @@ class StoreCrashSuite(StoreCase):
         chance = random.Random(seed)
         acknowledged: dict[str, str] = {}
         for round_ in range(self.kills):
-            lines = [line.split() for line in self._write_and_kill(url, round_, chance.uniform(0.0, 0.2))]
+            lines = [line.split() for line in self.write_and_kill(url, round_, chance.uniform(0.0, 0.2))]
             acknowledged.update((key, run_id) for _, key, run_id in lines)
             with Store.open(url, create=False) as store:
                 assert store.check() == []
@@ -126,19 +127,23 @@ class StoreCrashSuite(StoreCase):
                 assert len(tagged) == len(found)
         assert len(acknowledged) > self.kills
 
-    def _write_and_kill(self, url: str, round_: int, after: float) -> list[str]:
+    def write_and_kill(self, url: str, round_: int, wait: float, *, after: str = "submitted") -> list[str]:
+        """What it said before it was killed, some moment after it first said `after`."""
         arguments = [sys.executable, "-c", WRITER, url, str(round_)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
-            timer = threading.Timer(after, writer.send_signal, [signal.SIGKILL])
+            timer = threading.Timer(wait, writer.send_signal, [signal.SIGKILL])
             try:
                 assert writer.stdout is not None
-                lines = [writer.stdout.readline()]  # it is at work; from here on the moment is random
+                lines = [writer.stdout.readline()]
+                while not lines[-1].startswith(after):
+                    assert lines[-1], "the writer ended by itself"
+                    lines.append(writer.stdout.readline())
                 timer.start()
                 lines.extend(writer.stdout)
                 timer.join()
             finally:
                 writer.kill()
-        return [line for line in lines if line.endswith("\n")]
+        return [line for line in lines if line.endswith("\n") and not line.startswith("opening")]
 
     def _check_whole(self, store: Store, runs: list[RunRow], applied: set[str]) -> None:
         for run in runs:

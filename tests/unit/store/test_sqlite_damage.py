@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import sqlite3
@@ -269,3 +270,13 @@ def test_a_huge_database_is_looked_at_only_in_part(
         monkeypatch.setattr("stoker.store.sqlite.VERIFY_SECONDS", -1.0)
         Store.open(path).close()
     assert_damaged(path)
+
+
+def test_what_a_killed_backup_left_is_cleared_away(path: Path, tmp_path: Path) -> None:
+    old, young = tmp_path / ".copy.db.0000.tmp", tmp_path / ".copy.db.1111.tmp"
+    for left in (old, young):
+        left.write_bytes(b"half a copy")
+    os.utime(old, (1.0, 1.0))
+    with Store.open(path) as store:
+        store.backup(tmp_path / "copy.db")
+    assert not old.exists() and young.exists()
