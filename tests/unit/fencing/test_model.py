@@ -380,9 +380,14 @@ class Fencing(RuleBasedStateMachine):
         self.engine_answers = answers
         self._note_silence()
 
-    @rule(seconds=st.sampled_from([1.0, 5.0, 500.0]))
-    def nobody_looks_for_a_while(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([1.0, 5.0, 500.0]), node=st.sampled_from(["", "a", "b"]))
+    def nobody_looks_for_a_while(self, seconds: float, node: str) -> None:
+        """The server itself was frozen; at the end of it a node may be lost or return."""
         self._time_passes(seconds)
+        if node:
+            self.node_is_lost_or_returns(node)
+        if self.server_up:
+            self.control_pass(0.5, "")
 
     @precondition(lambda self: self.tasks)
     @rule(finish=st.booleans())
