@@ -320,7 +320,7 @@ class EngineSuite:
             for handle in (running, stubborn):
                 await self.phase(engine, handle, "worker-0", "running")
             for handle in (running, stubborn, waiting):
-                await engine.stop(handle, grace=timedelta(seconds=0.2))
+                await engine.stop(handle, grace=timedelta(0))
             seen = await engine.observe()
             assert len(seen) == 4
             assert {found.presence for found in seen} == {Presence.GONE}

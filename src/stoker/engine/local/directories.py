@@ -166,7 +166,7 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
         return
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        while names := os.listdir(fd):  # noqa: PTH208 - a descriptor, not a path
+        while names := os.listdir(fd):
             for child in names:
                 _remove_entry(fd, child, fd if top is None else top, depth + 1)
     finally:

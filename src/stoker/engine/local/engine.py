@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import resource
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
 from stoker.engine.hints import Key
-from stoker.engine.local import cgroups, directories, isolation, machine, processes, registry
+from stoker.engine.local import cgroups, directories, machine, processes, registry
 from stoker.engine.local.directories import Place
-from stoker.engine.local.forkserver import ForkServer, ForkServerDied
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
 from stoker.engine.local.registry import Known, Registry
 from stoker.engine.local.render import group_name, render
+from stoker.engine.local.starting import Starter
 from stoker.engine.local.watch import Watcher
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
@@ -33,7 +33,6 @@ MARGIN = 5.0
 """Seconds beyond the grace period that a launcher has to carry out its ladder before it is killed."""
 DEATH = 10.0
 """Seconds that a SIGKILL may take to show."""
-TRIES = 3
 OPEN_FILES = 65_536
 """Enough for a pidfd per task; the server's own soft limit is raised to it where the hard limit allows."""
 
@@ -50,24 +49,19 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.home = settings.home
-        self._group = cgroups.home_name(self.home.root)
-        self._registry = Registry(self.home.tasks, self._group)
-        self._isolation: Isolation | None = None
+        self._registry = Registry(self.home.tasks, cgroups.home_name(self.home.root))
         self._gpus = Gpus()
+        self._starter = Starter(settings, self._gpus, _raise_open_files())
         self._watcher: Watcher | None = None
-        self._forks: ForkServer | None = None
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
-        self._first: asyncio.Lock | None = None
+        self._first: asyncio.Task[None] | None = None
         self._ends: dict[Key, asyncio.Event] = {}
         self._looking_at_gpus = asyncio.Lock()
-        self._scoped = 0
-        self._prepared = False
 
     # -- Engine ----------------------------------------------------------------------------------------------
 
     async def capacity(self) -> Sequence[Node]:
         await self._ready()
-        assert self._isolation is not None
         self._look()
         owned = {gpu for known in self._registry if self._registry.is_alive(known) for gpu in known.info.gpus}
         async with self._looking_at_gpus:
@@ -77,7 +71,7 @@ class LocalEngine:
             cpu=machine.cpus(self.settings.local),
             memory=machine.memory(self.settings.local),
             gpus=tuple(gpus),
-            isolation=self._isolation.summary(),
+            isolation=self._starter.isolation.summary(),
             boot_id=processes.boot_id(),
         )
         return [node]
@@ -86,10 +80,9 @@ class LocalEngine:
         places = [Place(attempt.run, attempt.number, plan.name) for plan in attempt.tasks]
         paths = [directories.path_of(self.home.tasks, place) for place in places]
         await self._ready()
-        assert self._isolation is not None
         async with self._lock(attempt.run, attempt.number):
-            await self._have_forks()
-            infos = render(attempt, self._isolation)
+            await self._starter.ensure()
+            infos = render(attempt, self._starter.isolation)
             await _all(
                 self._submit(place, path, info)
                 for place, path, info in zip(places, paths, infos, strict=True)
@@ -136,8 +129,7 @@ class LocalEngine:
         """The server goes away; tasks do not."""
         if self._watcher is not None:
             self._watcher.close()
-        if self._forks is not None:
-            await self._forks.close()
+        await self._starter.close()
         self._registry.close()
 
     # -- Watches, Drills -------------------------------------------------------------------------------------
@@ -173,36 +165,31 @@ class LocalEngine:
     # -- what it knows ---------------------------------------------------------------------------------------
 
     @property
-    def isolation(self) -> Isolation | None:
-        """What is enforced and how; None before the first call."""
-        return self._isolation
+    def isolation(self) -> Isolation:
+        """What is enforced and how; known after the first call."""
+        return self._starter.isolation
 
     async def _ready(self) -> None:
-        """Once per server: find out what the machine can do, and what is there."""
-        if self._prepared:
-            return
-        self._first = self._first or asyncio.Lock()
-        async with self._first:
-            if self._prepared:
-                return
-            limit = _raise_open_files()
-            self._forks = ForkServer(self.home.engine, open_files=limit)
-            found = await asyncio.to_thread(isolation.probe, self.home.root, self.settings.local.isolation)
-            self._isolation = found
-            if found.wrap:
-                await self._have_forks()
+        """Once per server: find out what the machine can do, and what is there. A failure is tried again."""
+        if self._first is None or (
+            self._first.done() and (self._first.cancelled() or self._first.exception())
+        ):
+            self._first = asyncio.create_task(self._find_out())
+        await asyncio.shield(self._first)
+
+    async def _find_out(self) -> None:
+        await self._starter.probe()
+        if self._watcher is None:
             self._watcher = Watcher(self._launcher_died)
-            self._look()
-            await asyncio.to_thread(self._tidy)
-            self._prepared = True
+        self._look()
+        await asyncio.to_thread(self._tidy)
 
     def _tidy(self) -> None:
         """What earlier servers left half done."""
         keep = {group_name(*known.place.key()) for known in self._registry if known.identity is not None}
-        assert self._isolation is not None
         try:
             directories.discard_unfinished(self.home.tasks)
-            cgroups.remember(self.home.engine / "cgroups.json", self._isolation.tree, keep)
+            cgroups.remember(self.home.engine / "cgroups.json", self._starter.isolation.tree, keep)
         except OSError as exc:
             log.warning("leftovers of earlier tasks could not be removed: %s", exc)
 
@@ -264,8 +251,7 @@ class LocalEngine:
         known = Known(place, str(path), info, group=info.cgroup, starting=True)
         self._registry.add(known)
         try:
-            await asyncio.to_thread(self._prepare, known)
-            self._registry.started(known, await self._launch(known))
+            self._registry.started(known, await self._starter.start(known))
         except BaseException:
             known.starting = False
             raise
@@ -282,54 +268,6 @@ class LocalEngine:
         self._forget(known)
         directories.archive(path, known.info.incarnation)
 
-    def _prepare(self, known: Known) -> None:
-        """The directory and the limits, before anything runs."""
-        assert self._isolation is not None
-        try:
-            directories.create(Path(known.path), known.info)
-            if self._isolation.tree is not None and known.info.cgroup is not None:
-                cgroups.make(self._isolation.tree, group_name(*known.place.key()), self._limits(known.info))
-        except OSError as exc:
-            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise EngineError(
-                f"cannot prepare {known.place.task} of {known.place.run}: {exc.strerror} ({exc.filename})",
-                hint=f"Make room on the disk of {self.home.root}." if full else None,
-            ) from exc
-
-    def _limits(self, info: TaskInfo) -> cgroups.Limits:
-        denied = self._gpus.denied(info.gpus)
-        return cgroups.Limits(info.cpu, info.memory, info.pids, denied)
-
-    async def _launch(self, known: Known) -> processes.Identity:
-        assert self._isolation is not None and self._forks is not None
-        for _ in range(TRIES):
-            await self._have_forks()
-            try:
-                return await self._forks.launch(
-                    known.path,
-                    pid_namespace=self._isolation.pid_namespace,
-                    user_namespace=self._isolation.user_namespace,
-                )
-            except (ForkServerDied, EngineError) as exc:
-                record = directories.read_record(Path(known.path))
-                identity = processes.Identity.from_json(record) if record is not None else None
-                if identity is not None:
-                    return identity
-                if isinstance(exc, EngineError):
-                    raise
-        raise EngineError(
-            f"the fork server died {TRIES} times",
-            hint=f"Its last words are in {self.home.engine / 'forkserver.log'}.",
-        )
-
-    async def _have_forks(self) -> None:
-        assert self._isolation is not None and self._forks is not None
-        pid = await self._forks.ensure(self._isolation.wrap)
-        if self._isolation.wrap and pid != self._scoped:
-            # Each fork server has a scope of its own, and tasks are limited in the scope they are born in.
-            self._isolation = await asyncio.to_thread(isolation.in_scope, self._isolation, pid, self._group)
-            self._scoped = pid
-
     def _watch(self, known: Known) -> None:
         assert self._watcher is not None
         self._registry.look()
@@ -344,8 +282,7 @@ class LocalEngine:
             return
         identity = known.identity
         if identity is not None and self._registry.is_alive(known):
-            processes.send(identity, signal.SIGTERM, known.pidfd)
-            if not await self._ladder(known, grace + MARGIN):
+            if grace > 0 and not await self._ladder(known, identity, grace + MARGIN):
                 log.warning("%s: launcher %d did not end its processes in time", known.path, identity.pid)
             processes.send(identity, signal.SIGKILL, known.pidfd)
             await self._dead(known, DEATH)
@@ -357,19 +294,27 @@ class LocalEngine:
                 hint="It waits inside the kernel: a network disk or a GPU that does not answer.",
             )
 
-    async def _ladder(self, known: Known, seconds: float) -> bool:
-        """Wait until the launcher has ended its body. It then holds, so that nothing is lost: the rest is ours."""
+    async def _ladder(self, known: Known, identity: processes.Identity, seconds: float) -> bool:
+        """Have the launcher end its body; it then holds, so that nothing is lost, and the rest is ours.
+
+        A launcher that was just started may not listen yet, and init of a namespace does not even die of a signal
+        it does not listen to: until it has said something it is told again.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         directory = NearTaskDir(known.path)
+        told = 0.0
         while loop.time() < end:
-            if await self._dead(known, 0.03):
-                return True
             try:
-                status = directory.status()
+                status, order = directory.status(), directory.order()
             except (OSError, TypeError):
                 return True  # the directory is gone or not what it was: nothing to wait for
-            if status is not None and status.phase == "ended":
+            if order is None or (status is not None and status.phase == "ended"):
+                return True
+            if not told or ((status is None or status.phase == "ready") and loop.time() - told > 0.2):
+                processes.send(identity, signal.SIGTERM, known.pidfd)
+                told = loop.time()
+            if await self._dead(known, 0.03):
                 return True
         return False
 
@@ -431,8 +376,9 @@ async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             raise result
 
 
+@cache
 def _raise_open_files() -> tuple[int, int]:
-    """Raise our own soft limit; what it was, for the tasks."""
+    """Raise our own soft limit, once; what it was, for the tasks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -22,6 +22,8 @@ HELD_BY_PROCESS = 64 << 20
 """Bytes: a context alone takes more, a driver's own bookkeeping less."""
 HELD_BY_NOBODY = 1 << 30
 """Bytes without a visible process before they count as held: drivers and desktops keep some."""
+MAJOR = 195
+"""Of /dev/nvidiaN."""
 USER_XIDS = frozenset({13, 31, 43, 45, 68, 69, 94, 109})
 """Faults that a program causes itself: the GPU is fine afterwards."""
 
@@ -54,6 +56,7 @@ class Gpus:
         self._nvml: Any = None
         self._events: Any = None
         self._xids: dict[str, int] = {}
+        self._minors: dict[str, int] | None = None
         self.problem = ""
         """Why there are none; empty when there are, or when there is simply no driver."""
 
@@ -67,10 +70,10 @@ class Gpus:
 
     def denied(self, gpus: Iterable[str]) -> tuple[tuple[int, int], ...]:
         """(major, minor) of the devices of all other GPUs, for the devices cgroup."""
-        mine = set(gpus)
-        others = [one for one in self.read() if one.minor is not None]
-        kept = {one.minor for one in others if one.id in mine}
-        return tuple(sorted({(195, int(one.minor or 0)) for one in others if one.minor not in kept}))
+        if self._minors is None:
+            self._minors = {one.id: one.minor for one in self.read() if one.minor is not None}
+        kept = {self._minors[gpu] for gpu in gpus if gpu in self._minors}
+        return tuple(sorted({(MAJOR, minor) for minor in self._minors.values() if minor not in kept}))
 
     def read(self) -> list[Seen]:
         nvml = self._load()

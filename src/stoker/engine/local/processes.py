@@ -99,7 +99,7 @@ def kill(pids: Iterable[int]) -> None:
 def children(pid: int) -> list[int]:
     """Direct children, of all its threads."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names only, and it may vanish underway
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
     found: list[int] = []
@@ -125,7 +125,7 @@ def of_tasks(directories: set[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     if not directories or not LINUX:
         return found
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names only
+    for name in os.listdir("/proc"):
         if name.isdigit() and (directory := task_directory(int(name))) in directories:
             found.setdefault(str(directory), []).append(int(name))
     return found

@@ -206,10 +206,12 @@ def _held(known: Known) -> bool:
     finds the directory taken, but was recorded. The one that holds the lock is the task's launcher.
     """
     holder = processes.lock_holder(known.lock)
-    if holder is None or known.identity is None or holder == known.identity.pid:
+    if holder is None or known.identity is None:
         return False
     fields = processes.stat_fields(holder)
-    if not fields or not processes.read_text(f"/proc/{holder}/comm").startswith("stoker-launch"):
+    if not fields or (holder, int(fields[19])) == (known.identity.pid, known.identity.start_time):
+        return False
+    if not processes.read_text(f"/proc/{holder}/comm").startswith("stoker-launch"):
         return False
     known.identity = Identity(processes.boot_id(), holder, int(fields[19]))
     known.ended = False

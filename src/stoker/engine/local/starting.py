@@ -1,0 +1,94 @@
+"""Getting a launcher going: the directory, the limits, then the process, in this order and each only once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+from stoker.engine.local import cgroups, directories, isolation
+from stoker.engine.local.forkserver import ForkServer, ForkServerDied
+from stoker.engine.local.gpus import Gpus
+from stoker.engine.local.isolation import Isolation
+from stoker.engine.local.processes import Identity
+from stoker.engine.local.registry import Known
+from stoker.engine.local.render import group_name
+from stoker.errors import EngineError
+from stoker.settings import Settings
+from stoker.task.formats import TaskInfo
+
+TRIES = 3
+"""How often a fork server may die over one launcher."""
+
+
+class Starter:
+    """Belongs to one event loop. `probe` comes first."""
+
+    def __init__(self, settings: Settings, gpus: Gpus, open_files: tuple[int, int]) -> None:
+        self._settings = settings
+        self._home = settings.home
+        self._gpus = gpus
+        self._forks = ForkServer(self._home.engine, open_files=open_files)
+        self._scoped = 0
+        self.isolation = Isolation()
+
+    async def probe(self) -> None:
+        """Find out what the machine lets us enforce."""
+        wanted = self._settings.local.isolation
+        self.isolation = await asyncio.to_thread(isolation.probe, self._home.root, wanted)
+        if self.isolation.wrap:
+            await self.ensure()
+
+    async def ensure(self) -> None:
+        """Have a fork server."""
+        pid = await self._forks.ensure(self.isolation.wrap)
+        if self.isolation.wrap and pid != self._scoped:
+            # Each fork server has a scope of its own, and tasks are limited in the scope they are born in.
+            name = cgroups.home_name(self._home.root)
+            self.isolation = await asyncio.to_thread(isolation.in_scope, self.isolation, pid, name)
+            self._scoped = pid
+
+    async def start(self, known: Known) -> Identity:
+        """The launcher of a task that has none."""
+        self._prepare(known)
+        return await self._launch(known)
+
+    async def close(self) -> None:
+        await self._forks.close()
+
+    def _prepare(self, known: Known) -> None:
+        try:
+            directories.create(Path(known.path), known.info)
+            if self.isolation.tree is not None and known.info.cgroup is not None:
+                cgroups.make(self.isolation.tree, group_name(*known.place.key()), self._limits(known.info))
+        except OSError as exc:
+            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise EngineError(
+                f"cannot prepare {known.place.task} of {known.place.run}: {exc.strerror} ({exc.filename})",
+                hint=f"Make room on the disk of {self._home.root}." if full else None,
+            ) from exc
+
+    def _limits(self, info: TaskInfo) -> cgroups.Limits:
+        return cgroups.Limits(info.cpu, info.memory, info.pids, self._gpus.denied(info.gpus))
+
+    async def _launch(self, known: Known) -> Identity:
+        for _ in range(TRIES):
+            await self.ensure()
+            try:
+                return await self._forks.launch(
+                    known.path,
+                    pid_namespace=self.isolation.pid_namespace,
+                    user_namespace=self.isolation.user_namespace,
+                )
+            except (ForkServerDied, EngineError) as exc:
+                # Its answer may be lost although the launcher runs: the directory tells.
+                record = directories.read_record(Path(known.path))
+                identity = Identity.from_json(record) if record is not None else None
+                if identity is not None:
+                    return identity
+                if isinstance(exc, EngineError):
+                    raise
+        raise EngineError(
+            f"the fork server died {TRIES} times over one launcher",
+            hint=f"Its last words are in {self._home.engine / 'forkserver.log'}.",
+        )
