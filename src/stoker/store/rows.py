@@ -48,6 +48,7 @@ class RunRow:
     command: list[str]
     code: str | None
     record: Json
+    """Empty in lists that were asked for without records."""
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
