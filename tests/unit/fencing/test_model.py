@@ -2,7 +2,7 @@
 machine, with everything that can go wrong as a rule.
 
 The model holds the real orders and journal entries and asks the real rules; what it replaces is processes,
-disks and time. What it checks, it checks against its own knowledge of what really happened (`Body`, `Truth`),
+disks and time. What it checks, it checks against its own knowledge of what really happened (`Body`, `true_time`),
 never against what the rules said. Broken rules are put in on purpose at the end: the model must notice.
 """
 
@@ -200,7 +200,8 @@ class Fencing(RuleBasedStateMachine):
         elif record["k"] == "ended":
             self._new_generation([])
         assert not (fenced and self.row.text() != before), f"{record} of a dead generation changed the run"
-        self.acknowledged.add(thing) if record.get("kind") != "lost" else None
+        if record["k"] == "checkpoint" or record["kind"] == "exit":
+            self.acknowledged.add(thing)
         if len(self.row.results) == len(SLOTS):
             assert len(set(self.row.results.values())) == 1, "results of two generations in one run"
             self.row.ended = True
