@@ -11,9 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-
-import uvicorn
 
 from stoker import __version__
 from stoker.blobs import BlobStore
@@ -22,15 +19,12 @@ from stoker.control.controller import Controller
 from stoker.engine.local import LocalEngine
 from stoker.errors import StokerError, StoreDamaged
 from stoker.server import startup
-from stoker.server.app import create_app
 from stoker.server.services import Services
+from stoker.server.serving import Server
 from stoker.settings import Home, Settings
 from stoker.store import Store
 
 log = logging.getLogger("stoker.server")
-
-GRACE = 5
-"""Seconds that requests under way have to finish once the server is told to end."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,41 +120,6 @@ def _services(settings: Settings, token: str, url: str) -> Services:
         return services
     services.parts = (store, Controller(settings, store, blobs, LocalEngine(settings)))
     return services
-
-
-class Server(uvicorn.Server):
-    """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
-    would hold it up."""
-
-    def __init__(self, services: Services) -> None:
-        config = uvicorn.Config(
-            create_app(services),
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=GRACE,
-        )
-        super().__init__(config)
-        self._services = services
-        services.stop = self.stop
-
-    def stop(self) -> None:
-        """May be called more than once, from any thread."""
-        services = self._services
-        with contextlib.suppress(OSError):
-            startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
-        services.closing.set()
-        self.should_exit = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """In place of uvicorn's, which would raise the signal again at the end and skip our own ending."""
-        log.info("told to end by signal %d", sig)
-        self.stop()
 
 
 def _forget(home: Home) -> None:

@@ -104,6 +104,9 @@ def _invalid(exc: RequestValidationError) -> SpecError:
 
 
 def _http_error(exc: HTTPException) -> JsonAnswer:
+    if isinstance(exc.__cause__, StokerError):
+        # Raised while the body was read (it is too large): the framework wraps what it meets there.
+        return error(exc.__cause__)
     if exc.status_code == 404:
         return error(NotFound("no such route", hint="docs/api.md lists the routes."))
     if exc.status_code == 405:

@@ -1,0 +1,53 @@
+"""uvicorn as this server uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from types import FrameType
+
+import uvicorn
+
+from stoker.server import startup
+from stoker.server.app import create_app
+from stoker.server.services import Services
+
+log = logging.getLogger(__name__)
+
+GRACE = 5
+"""Seconds that requests under way have to finish once the server is told to end."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
+    would hold it up."""
+
+    def __init__(self, services: Services) -> None:
+        config = uvicorn.Config(
+            create_app(services),
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE,
+        )
+        super().__init__(config)
+        self._services = services
+        services.stop = self.stop
+
+    def stop(self) -> None:
+        """May be called more than once, from any thread."""
+        services = self._services
+        with contextlib.suppress(OSError):
+            startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
+        services.closing.set()
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """In place of uvicorn's, which would raise the signal again at the end and skip our own ending."""
+        log.info("told to end by signal %d", sig)
+        self.stop()
