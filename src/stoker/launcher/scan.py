@@ -18,7 +18,7 @@ MAX_FILES = 200_000
 """A checkpoint of more files than this is refused: no real writer makes one."""
 
 _UNFINISHED = re.compile(
-    r"^~|~$|^tmp[-_]|_temp$|\.orbax-checkpoint-tmp|\.tempstate\d*$|\.(tmp|temp)([-_.]?[0-9a-f]+)?$"
+    r"^~|~$|^\.tmp|^tmp[-_]|_temp$|\.orbax-checkpoint-tmp|\.tempstate\d*$|\.(tmp|temp)([-_.]?[0-9a-f]+)?$"
     r"|\.(part|partial|incomplete|lock|swp|crdownload|aria2)$",
     re.IGNORECASE,
 )

@@ -113,6 +113,9 @@ def check_hdf5(file: BinaryIO, size: int) -> Verdict:
     version = block[8]
     if version in (0, 1):
         width, at = block[13], 24 if version == 0 else 28
+        # Newer libraries mark an open file here too; older ones do not, and then a flushed file looks closed.
+        if block[20] & 0x01:
+            return Verdict(False, "hdf5", "it was not closed by its writer")
     elif version in (2, 3):
         width, at = block[9], 12
         if block[11] & 0x05:

@@ -16,8 +16,8 @@ _FOOTER_MAGIC = 0xDB4775248B80FB57
 _MAX_INDEX = 64 << 20
 _MAX_SUMMED = 2 << 20
 """Bytes for which CRC-32C is computed: without a library it takes about a second for so much."""
-_STRING_LIKE = (7, 21)
-"""DT_STRING and DT_VARIANT: their sum is not over the bytes as they are stored."""
+_STRING, _VARIANT = 7, 21
+"""Types whose sum is not over the bytes as they are stored."""
 
 
 class Damaged(Exception):
@@ -40,36 +40,38 @@ def check_bundle(index: str, shards: List[str]) -> Verdict:
 
 
 class _Tensor:
-    def __init__(self, shard: int, offset: int, size: int, crc: int, dtype: int) -> None:
-        self.shard, self.offset, self.size, self.crc, self.dtype = shard, offset, size, crc, dtype
+    """A `BundleEntryProto`."""
+
+    def __init__(self, message: bytes) -> None:
+        numbers = {field: number for field, number, _ in _fields(message)}
+        self.dtype, self.shard = numbers.get(1, 0), numbers.get(3, 0)
+        self.offset, self.size, self.crc = numbers.get(4, 0), numbers.get(5, 0), numbers.get(6, 0)
+        self.elements = 1
+        for shape in (part for field, _, part in _fields(message) if field == 2):
+            for dimension in (part for field, _, part in _fields(shape) if field == 2):
+                self.elements *= next((number for field, number, _ in _fields(dimension) if field == 1), 0)
 
 
 def _read_index(data: bytes) -> Tuple[int, List[_Tensor]]:
     if len(data) < 48 or int.from_bytes(data[-8:], "little") != _FOOTER_MAGIC:
         raise Damaged("the index has no footer")
     footer = data[-48:]
-    _, at = _varint(footer, 0)
-    _, at = _varint(footer, at)
+    meta_offset, at = _varint(footer, 0)
+    meta_size, at = _varint(footer, at)
+    _block(data, meta_offset, meta_size)
     offset, at = _varint(footer, at)
     size, at = _varint(footer, at)
+    if footer[at:-8].strip(b"\0"):
+        raise Damaged("the footer of the index is damaged")
     shards, tensors = 0, []
     for _, handle in _entries(_block(data, offset, size)):
         start, at = _varint(handle, 0)
         length, at = _varint(handle, at)
         for key, value in _entries(_block(data, start, length)):
-            fields = dict(_fields(value))
-            if not key:
-                shards = fields.get(1, 1)
+            if key:
+                tensors.append(_Tensor(value))
             else:
-                tensors.append(
-                    _Tensor(
-                        fields.get(3, 0),
-                        fields.get(4, 0),
-                        fields.get(5, 0),
-                        fields.get(6, 0),
-                        fields.get(1, 0),
-                    )
-                )
+                shards = next((number for field, number, _ in _fields(value) if field == 1), 1)
     if not shards:
         raise Damaged("the index has no header")
     return shards, tensors
@@ -95,11 +97,23 @@ def _check_shards(index: Tuple[int, List[_Tensor]], paths: List[str]) -> None:
 def _check_sums(path: str, tensors: List[_Tensor]) -> None:
     with open(path, "rb") as file:
         for tensor in tensors:
-            if tensor.dtype in _STRING_LIKE or not tensor.size or not tensor.crc:
+            if tensor.dtype == _VARIANT or not tensor.size or not tensor.crc:
                 continue
             file.seek(tensor.offset)
-            if _masked(crc32c(file.read(tensor.size))) != tensor.crc:
+            stored = file.read(tensor.size)
+            if tensor.dtype == _STRING:
+                stored = _summed_strings(stored, tensor.elements)
+            if _masked(crc32c(stored)) != tensor.crc:
                 raise Damaged(f"the bytes at {tensor.offset} of {os.path.basename(path)} fail their checksum")
+
+
+def _summed_strings(stored: bytes, elements: int) -> bytes:
+    """Stored are the lengths as varints, their sum, the strings; the sum is over lengths of fixed width."""
+    lengths, at = b"", 0
+    for _ in range(elements):
+        length, at = _varint(stored, at)
+        lengths += length.to_bytes(4 if length <= 0xFFFFFFFF else 8, "little")
+    return lengths + stored[at:]
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
@@ -127,25 +141,25 @@ def _entries(block: bytes) -> Iterator[Tuple[bytes, bytes]]:
         at += length
 
 
-def _fields(message: bytes) -> Iterator[Tuple[int, int]]:
-    """The integer fields of a protocol buffer message."""
+def _fields(message: bytes) -> Iterator[Tuple[int, int, bytes]]:
+    """Number, integer value and bytes of each field of a protocol buffer message."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
-        kind = tag & 7
+        kind, value, part = tag & 7, 0, b""
         if kind == 0:
             value, at = _varint(message, at)
-            yield tag >> 3, value
-        elif kind == 5:
-            yield tag >> 3, int.from_bytes(message[at : at + 4], "little")
-            at += 4
         elif kind == 2:
             length, at = _varint(message, at)
+            part = message[at : at + length]
             at += length
-        elif kind == 1:
-            at += 8
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            value = int.from_bytes(message[at : at + width], "little")
+            at += width
         else:
             raise ValueError(f"field of unknown kind {kind}")
+        yield tag >> 3, value, part
 
 
 def _varint(data: bytes, at: int) -> Tuple[int, int]:

@@ -1,0 +1,121 @@
+"""Plays the recorded file operations of real writers into a directory, one by one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+TRACES = Path(__file__).parents[2] / "corpus" / "traces"
+NAMES = sorted(path.stem for path in TRACES.glob("*.json"))
+FLAGS = {"c": os.O_CREAT, "x": os.O_EXCL, "t": os.O_TRUNC, "a": os.O_APPEND, "w": 0}
+
+Tree = dict[str, bytes]
+"""Files by path."""
+
+
+class Trace:
+    def __init__(self, name: str) -> None:
+        raw = json.loads((TRACES / f"{name}.json").read_text(encoding="utf-8"))
+        self.ops: list[list[Any]] = raw["ops"]
+        self.blobs = [zlib.decompress(base64.b64decode(blob)) for blob in raw["blobs"]]
+
+    def complete(self, scratch: Path) -> dict[str, list[Tree]]:
+        """By checkpoint: every state it had when the call that wrote it returned."""
+        scratch.mkdir()
+        states: dict[str, list[Tree]] = {}
+        with Player(self, scratch) as player:
+            for op in self.ops:
+                player.play(op)
+                for name in op[1] if op[0] == "done" else ():
+                    states.setdefault(name, []).append(tree(scratch, name))
+        return states
+
+
+class Player:
+    """Performs operations in a directory; leaving it is the violent death of the writer."""
+
+    def __init__(self, trace: Trace, directory: Path) -> None:
+        self.trace = trace
+        self.directory = directory
+        self.elsewhere = directory.parent / f"{directory.name}-elsewhere"
+        self.files: dict[int, int] = {}
+
+    def path(self, name: str) -> Path:
+        if not name.startswith("@/"):
+            return self.directory / name
+        self.elsewhere.mkdir(exist_ok=True)
+        return self.elsewhere / name[2:]
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for fd in self.files.values():
+            os.close(fd)
+        self.files.clear()
+
+    def play(self, op: list[Any], part: float = 1.0) -> None:
+        """One operation; of a write only the first `part` of its bytes."""
+        kind, *rest = op
+        getattr(self, "do_" + kind.replace("-", "_"))(*rest, **({"part": part} if kind == "write" else {}))
+
+    def do_open(self, number: int, path: str, flags: str) -> None:
+        mode = os.O_RDWR | os.O_CLOEXEC
+        for letter in flags:
+            mode |= FLAGS[letter]
+        self.files[number] = os.open(self.path(path), mode, 0o644)
+
+    def do_write(self, number: int, offset: int, blob: int, part: float) -> None:
+        data = self.trace.blobs[blob]
+        data = data if part == 1.0 else data[: int(len(data) * part)]
+        fd = self.files[number]
+        if offset < 0:
+            os.write(fd, data)
+        else:
+            os.pwrite(fd, data, offset)
+
+    def do_truncate(self, number: int, size: int) -> None:
+        os.ftruncate(self.files[number], size)
+
+    def do_truncate_path(self, path: str, size: int) -> None:
+        os.truncate(self.path(path), size)
+
+    def do_close(self, number: int) -> None:
+        os.close(self.files.pop(number))
+
+    def do_rename(self, source: str, target: str) -> None:
+        os.rename(self.path(source), self.path(target))
+
+    def do_unlink(self, path: str) -> None:
+        os.unlink(self.path(path))
+
+    def do_mkdir(self, path: str) -> None:
+        os.mkdir(self.path(path))
+
+    def do_rmdir(self, path: str) -> None:
+        os.rmdir(self.path(path))
+
+    def do_symlink(self, target: str, path: str) -> None:
+        os.symlink(target, self.directory / path)
+
+    def do_done(self, names: list[str]) -> None:
+        """Nothing happens to files when a call returns."""
+
+
+def tree(directory: Path, name: str) -> Tree:
+    """The files of one checkpoint: a file, a directory, or siblings with that stem."""
+    found: Tree = {}
+    for path in sorted(directory.rglob("*")):
+        relative = path.relative_to(directory)
+        top = relative.parts[0]
+        if (
+            path.is_file()
+            and not path.is_symlink()
+            and (top == name or top.startswith((f"{name}.index", f"{name}.data-")))
+        ):
+            found[str(relative)] = path.read_bytes()
+    return found

@@ -1,0 +1,183 @@
+"""Real writers, killed after every single operation: what is offered is whole, and what was whole is offered."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_replaying import NAMES, Player, Trace, Tree, tree
+from checkpoint_scanning import Task
+
+POINTERS = ("checkpoint",)
+States = dict[str, list[Tree]]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of copies are made here, and no power is cut."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def offered(task: Task) -> list[tuple[str, Tree]]:
+    """What would be restored, byte by byte."""
+    found = []
+    for record in task.offered:
+        paths = [file["path"] for file in record["files"] if file["path"] not in POINTERS]
+        found.append((record["name"], {path: task.staged(record, path) for path in paths}))
+    return found
+
+
+def check(task: Task, states: States, finished: dict[str, int]) -> None:
+    """`finished`: how many complete states of each checkpoint there have been, with time to see them."""
+    seen = offered(task)
+    for name, files in seen:
+        assert files in states.get(name, []), (
+            f"{name} was offered in a state that no finished save has left behind"
+        )
+    for name, count in finished.items():
+        for state in states[name][:count]:
+            assert (name, state) in seen, f"a finished {name} was not offered"
+
+
+def killed_after(trace: Trace, count: int, root: Path) -> Task:
+    """The writer performs so many operations and is killed; it had some seconds between its saves."""
+    root.mkdir()
+    task = Task(root).begin()
+    with Player(trace, task.dir) as player:
+        for number, op in enumerate(trace.ops[:count]):
+            player.play(op)
+            if number > count - 20:
+                task.poll(0.01)
+            if op[0] == "done":
+                task.pass_time(4.0, step=1.0)
+    task.scanner.finish(violent=True)
+    task.close()
+    return task
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_after_every_operation(name: str, tmp_path: Path) -> None:
+    trace = Trace(name)
+    states = trace.complete(tmp_path / "complete")
+    finished: dict[str, int] = {}
+    for count in range(len(trace.ops) + 1):
+        if count and trace.ops[count - 1][0] == "done":
+            for unit in trace.ops[count - 1][1]:
+                finished[unit] = finished.get(unit, 0) + 1
+        task = killed_after(trace, count, tmp_path / str(count))
+        check(task, states, finished)
+        shutil.rmtree(task.root)
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["seconds between saves", "no time between saves"])
+@pytest.mark.parametrize("name", NAMES)
+def test_launcher_killed_with_it(name: str, waiting: bool, tmp_path: Path) -> None:
+    """Nobody is left to finish the scan. A new scanner finds the directory as it was, after half a write too.
+
+    The directory is copied by hard links for that, so that inodes and times are what they were.
+    """
+    trace = Trace(name)
+    states = trace.complete(tmp_path / "complete")
+    finished: dict[str, int] = {}
+    task = Task(tmp_path / "task").begin()
+    with Player(trace, task.dir) as player:
+        for number, op in enumerate(trace.ops):
+            if op[0] == "write":
+                player.play(op, part=0.5)
+                check_collected(task, tmp_path / f"{number}-torn", states, finished)
+            player.play(op)
+            task.poll(0.01)
+            if op[0] == "done" and waiting:
+                task.pass_time(4.0, step=1.0)
+                for unit in op[1]:
+                    finished[unit] = finished.get(unit, 0) + 1
+            check_collected(task, tmp_path / str(number), states, finished)
+    task.close()
+
+
+def check_collected(task: Task, root: Path, states: States, finished: dict[str, int]) -> None:
+    shutil.copytree(task.root, root, copy_function=os.link)
+    # What the new scanner appends to must not be appended to in the original.
+    for name in ("journal.jsonl", "scan.jsonl"):
+        if (root / name).exists():
+            (root / name).unlink()
+            shutil.copyfile(task.root / name, root / name)
+    other = Task(root).begin()
+    other.scanner.finish(violent=True)
+    other.close()
+    check(other, states, finished)
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_clean_end_offers_everything_that_is_there(name: str, tmp_path: Path) -> None:
+    trace = Trace(name)
+    task = Task(tmp_path).begin()
+    with Player(trace, task.dir) as player:
+        for op in trace.ops:
+            player.play(op)
+    task.scanner.finish(violent=False)
+    task.close()
+    seen = offered(task)
+    saved = {unit for op in trace.ops if op[0] == "done" for unit in op[1]}
+    assert saved
+    for unit in saved:
+        left = tree(task.dir, unit)
+        assert not left or (unit, left) in seen
+    assert {unit for unit, _ in seen} <= saved
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    """The same bytes with one wrong, at places spread over the whole."""
+    for at in range(len(data) // 16, len(data), max(1, len(data) // 8)):
+        yield data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("name", ["torch_in_place", "lightning", "keras_zip", "numpy", "plain", "tensorflow"])
+def test_cut_off_files_are_never_offered(name: str, tmp_path: Path) -> None:
+    """Even quiet and closed: a format that says that something is missing is believed."""
+    trace = Trace(name)
+    states = trace.complete(tmp_path / "complete")
+    for number, (unit, versions) in enumerate(sorted(states.items())):
+        for path, data in versions[-1].items():
+            if path.endswith((".dat", ".bin")):
+                continue  # Raw bytes: nothing in them tells.
+            for part, cut in enumerate((1, len(data) // 3, len(data) - 10)):
+                task = Task(tmp_path / f"{number}-{part}-{path.replace('/', '-')}").begin()
+                for other, whole in versions[-1].items():
+                    task.write(other, whole[:-cut] if other == path else whole)
+                task.pass_time(5)
+                task.scanner.finish(violent=bool(part % 2))
+                task.close()
+                assert task.names == []
+                assert [entry["name"] for entry in task.entries("rejected")] == [unit]
+
+
+@pytest.mark.parametrize("name", ["torch_in_place", "numpy", "tensorflow"])
+def test_a_flipped_bit_is_never_offered_where_there_are_checksums(name: str, tmp_path: Path) -> None:
+    trace = Trace(name)
+    states = trace.complete(tmp_path / "complete")
+    unit = {"torch_in_place": "last.pt", "numpy": "last.npz", "tensorflow": "ckpt-3"}[name]
+    whole = states[unit][-1]
+    for number, (path, data) in enumerate(whole.items()):
+        for place, damaged in enumerate(flipped(data)):
+            task = Task(tmp_path / f"{number}-{place}").begin()
+            for other, content in whole.items():
+                task.write(other, damaged if other == path else content)
+            task.scanner.finish(violent=True)
+            task.close()
+            for _, files in offered(task):
+                assert meaning(files[path]) == meaning(data)
+
+
+def meaning(data: bytes) -> object:
+    """Zip archives have bytes that mean nothing (padding, time stamps): damage there does no harm."""
+    if not data.startswith(b"PK"):
+        return data
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
