@@ -6,6 +6,7 @@ most commands. Mistakes become `UsageMistake`, in the house's words: what, and h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,28 @@ import click
 from stoker.cli.errors import UsageMistake
 from stoker.cli.guess import nearest
 from stoker.cli.params import Argument, Command, Option
+
+ELSEWHERE = {
+    "ls": "stoker ps lists runs.",
+    "list": "stoker ps lists runs.",
+    "status": "stoker ps lists runs; stoker show RUN tells everything about one.",
+    "info": "stoker show RUN tells everything about a run.",
+    "describe": "stoker show RUN tells everything about a run.",
+    "train": "stoker run train.py trains.",
+    "launch": "stoker run train.py trains.",
+    "exec": "stoker run train.py trains.",
+    "attach": "stoker logs -f RUN follows a run.",
+    "tail": "stoker logs -f RUN follows a run.",
+    "kill": "stoker stop RUN --kill ends a run at once.",
+    "cancel": "stoker stop RUN ends a run.",
+    "delete": "stoker stop RUN ends a run.",
+    "rm": "stoker stop RUN ends a run.",
+    "pause": "stoker suspend RUN lets go of everything and keeps the run for later.",
+    "continue": "stoker resume RUN continues a run.",
+    "start": "stoker run train.py trains; stoker server start starts the server.",
+    "retry": "stoker resume RUN continues a run, stoker rerun RUN starts it again.",
+}
+"""Words people bring from other tools."""
 
 
 def parse(command: Command, path: str, argv: Sequence[str]) -> dict[str, Any] | None:
@@ -125,15 +148,41 @@ def mistake(command: Command, path: str, exc: click.ClickException) -> UsageMist
         )
         return UsageMistake(f"{path} needs {name.strip('[]').removesuffix('...')}", hint=f"Usage: {usage}")
     if isinstance(exc, click.BadParameter):
-        return UsageMistake(f"{_parameter_name(exc)}: {_lower(exc.message)}", hint=f"See {path} --help.")
+        return UsageMistake(f"{_parameter_name(exc)}: {_bad_value(exc)}", hint=f"See {path} --help.")
     if isinstance(exc, click.BadOptionUsage):
-        return UsageMistake(_lower(exc.message).replace("'", ""), hint=f"See {path} --help.")
+        return _bad_option(exc, path, usage)
+    extra = re.search(r"unexpected extra argument\w*? \((\S+)", exc.format_message())
+    if extra:
+        return UsageMistake(f"{extra[1].rstrip(')')!r} is one word too many", hint=f"Usage: {usage}")
     return UsageMistake(_lower(exc.format_message()), hint=f"Usage: {usage}")
 
 
+def _bad_value(exc: click.BadParameter) -> str:
+    """`'three' is not a whole number`, `'red' is not one of auto, always, never`"""
+    kind = None if exc.param is None else exc.param.type
+    value = re.match(r"'(.*?)' is not", exc.message, re.DOTALL)
+    if value is None:
+        return _lower(exc.message)
+    if isinstance(kind, click.Choice):
+        return f"{value[1]!r} is not one of {', '.join(map(str, kind.choices))}"
+    noun = "a whole number" if kind is click.INT else "a number"
+    return f"{value[1]!r} is not {noun}"
+
+
+def _bad_option(exc: click.BadOptionUsage, path: str, usage: str) -> UsageMistake:
+    if "requires an argument" in exc.message:
+        return UsageMistake(f"{exc.option_name} needs a value", hint=f"Usage: {usage}")
+    if "does not take a value" in exc.message:
+        return UsageMistake(f"{exc.option_name} takes no value", hint=f"See {path} --help.")
+    return UsageMistake(_lower(exc.message), hint=f"See {path} --help.")
+
+
 def _no_such_option(command: Command, path: str, exc: click.NoSuchOption) -> UsageMistake:
-    close = nearest(exc.option_name, [name for option in command.options for name in option.names])
-    hint = f"Did you mean {close}?" if close else f"{path} --help lists the options."
+    known = {
+        name.lstrip("-"): name for option in command.options for name in option.names if not option.hidden
+    }
+    close = nearest(exc.option_name.lstrip("-"), list(known))
+    hint = f"Did you mean {known[close]}?" if close else f"{path} --help lists the options."
     if command.rest and not close:
         hint += " Options of your own program go after its name."
     return UsageMistake(f"{path} has no option {exc.option_name}", hint=hint)
@@ -163,7 +212,9 @@ def unknown_command(
 ) -> UsageMistake:
     if looks_like_script:
         return UsageMistake(f"{word!r} is a script, not a command", hint=f"To train it: stoker run {word}")
-    close = nearest(word, list(names))
+    if path == "stoker" and word.lower() in ELSEWHERE:
+        return UsageMistake(f"stoker has no command {word!r}", hint=ELSEWHERE[word.lower()])
+    close = nearest(word.lower(), list(names))
     hint = f"Did you mean {path} {close}?" if close else f"{path} --help lists the commands."
     return UsageMistake(f"{path} has no command {word!r}", hint=hint)
 

@@ -12,5 +12,5 @@ def nearest(word: str, choices: Sequence[str]) -> str | None:
     begins = [choice for choice in choices if word and choice.startswith(word)]
     if len(begins) == 1:
         return begins[0]
-    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     return found[0] if found else None

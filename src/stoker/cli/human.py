@@ -6,6 +6,8 @@ import math
 import time
 from typing import Any
 
+from stoker.cli import term
+
 
 def duration(seconds: float | None) -> str:
     """`0.4s`, `45s`, `3m20s`, `2h05m`, `3d4h`"""
@@ -65,7 +67,7 @@ def size(count: float | None) -> str:
 def number(value: Any) -> str:
     """A metric or a count: `0.0123`, `1.5e-07`, `12000`; strings such as `NaN` stay as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "-" if value is None else str(value)
+        return "-" if value is None else term.safe(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e7):
         return str(int(value))
     return f"{value:.4g}"

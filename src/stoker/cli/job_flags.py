@@ -147,7 +147,7 @@ def _secret_file(name: str, path: str) -> str:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             text = file.read(1 << 20)
     except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        reason = (exc.strerror or "").lower() if isinstance(exc, OSError) else "not UTF-8 text"
         raise UsageMistake(
             f"--secret {name}: cannot read {path!r}: {reason}", hint="Check the path after the @."
         ) from exc

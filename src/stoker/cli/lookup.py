@@ -29,7 +29,12 @@ def on_run(ctx: Context, ref: str, call: Callable[[str], T]) -> T:
 
 def plausible(ref: str) -> bool:
     """Could be an id or a name, and stands in a URL as one word."""
-    return 0 < len(ref) <= 200 and ref.isascii() and all(char.isalnum() or char in "-_." for char in ref) and ref.strip(".") != ""
+    return (
+        0 < len(ref) <= 200
+        and ref.isascii()
+        and all(char.isalnum() or char in "-_." for char in ref)
+        and ref.strip(".") != ""
+    )
 
 
 def newest(ctx: Context) -> str:

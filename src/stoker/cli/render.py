@@ -163,6 +163,8 @@ def info(run: Mapping[str, Any]) -> str:
     """The one thing worth knowing about a run in a list."""
     state = run["state"]
     reason = term.safe(run.get("reason") or "")
+    if reason == "completed":
+        reason = ""
     if state == "queued":
         place = run.get("place")
         where = f"{human.ordinal(place)} in line" if place else ""

@@ -64,7 +64,7 @@ def _header(run: Json, page: Page) -> None:
     state = term.style(term.safe(run["state"]), *render.STATE_STYLES.get(run["state"], ()), on=page.color)
     took = render.ran_for(run, page.now)
     page.lines.append(f"{name}  {state}" + (f"  {human.duration(took)}" if took is not None else ""))
-    if run.get("reason"):
+    if run.get("reason") and run["reason"] != "completed":
         place = f"{human.ordinal(run['place'])} in line: " if run.get("place") else ""
         page.field(
             "because" if run["state"] in ("failed", "stopped") else "reason", place + term.safe(run["reason"])
@@ -97,7 +97,7 @@ def _when(t: float | None, page: Page) -> str:
 
 def _code(run: Json) -> str:
     git = (run.get("record") or {}).get("git") or {}
-    parts = [f"tree {str(run['code'])[:12]}"] if run.get("code") else []
+    parts = [f"tree {term.safe(run['code'])[:12]}"] if run.get("code") else []
     if git.get("commit"):
         dirty = " with changes that are not committed" if git.get("dirty") else ""
         parts.append(f"git {term.safe(git['commit'])[:12]}{dirty}")

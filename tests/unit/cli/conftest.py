@@ -76,7 +76,9 @@ class Fake:
     def find(self, ref: str) -> Json | None:
         """An id, else the newest of that name, else the only id that begins so."""
         begins = [run for run in self.runs if run["id"].startswith(ref)]
-        exact = [run for run in self.runs if ref == run["id"]] or [run for run in self.runs if ref == run["name"]]
+        exact = [run for run in self.runs if ref == run["id"]] or [
+            run for run in self.runs if ref == run["name"]
+        ]
         return exact[0] if exact else begins[0] if len(begins) == 1 else None
 
     def listing(self, query: Json) -> Json:
@@ -105,7 +107,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.body()
-        self.answer("POST", json.loads(data) if self.headers.get("Content-Type") == "application/json" else data)
+        self.answer(
+            "POST", json.loads(data) if self.headers.get("Content-Type") == "application/json" else data
+        )
 
     def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -141,14 +145,20 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(200, fake.listing(query))
         if words == ["runs"]:
             if body["code"] is not None and not fake.known_code:
-                error = {"code": "conflict", "message": "the code is not here", "details": {"missing": "code"}}
+                error = {
+                    "code": "conflict",
+                    "message": "the code is not here",
+                    "details": {"missing": "code"},
+                }
                 return self.send(409, {"error": error})
             fake.submitted.append(body)
             run = make_run("digits-7f3k", "queued", job=body["job"])
             fake.runs.insert(0, run)
             return self.send(201, run)
         if words == ["runs", "check"]:
-            return self.send(200, {"job": body["job"], "fits": True, "plan": {"tasks": 1}, "notes": ["a note"]})
+            return self.send(
+                200, {"job": body["job"], "fits": True, "plan": {"tasks": 1}, "notes": ["a note"]}
+            )
         if words == ["code", "missing"]:
             return self.send(200, {"missing": body["digests"]})
         if words == ["code", "blobs"]:

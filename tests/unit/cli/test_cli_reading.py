@@ -158,7 +158,10 @@ def failed(runs: Any) -> Any:
                 "cause": "user-error",
                 "exit_code": 1,
                 "evidence": {
-                    "last_lines": ["Traceback (most recent call last):", "ValueError: loss is \x1b]0;owned\x07 NaN"]
+                    "last_lines": [
+                        "Traceback (most recent call last):",
+                        "ValueError: loss is \x1b]0;owned\x07 NaN",
+                    ]
                 },
                 "started_at": NOW - 150,
                 "ended_at": NOW - 60,
@@ -168,7 +171,14 @@ def failed(runs: Any) -> Any:
             },
         ],
         "checkpoints": [
-            {"id": "ck-1", "name": "last.pt", "step": 200, "size": 1 << 20, "kept": False, "created_at": NOW - 160},
+            {
+                "id": "ck-1",
+                "name": "last.pt",
+                "step": 200,
+                "size": 1 << 20,
+                "kept": False,
+                "created_at": NOW - 160,
+            },
             {
                 "id": "ck-2",
                 "name": "last.pt",
@@ -201,7 +211,10 @@ def test_show_is_readable_at_80_columns(failed: Any, invoke: Any) -> None:
 def test_show_json_is_the_interfaces_object(failed: Any, invoke: Any) -> None:
     assert json.loads(invoke("show", "digits-5ab1", "--json").out) == failed.find("digits-5ab1")
     assert json.loads(invoke("show", "digits-5ab1", "--events", "--json").out) == failed.events["digits-5ab1"]
-    assert invoke("show", "digits-5ab1", "--events").out == "  22:10:00  queued  submitted\n  22:12:20  ended   exit code 1\n"
+    assert (
+        invoke("show", "digits-5ab1", "--events").out
+        == "  22:10:00  queued  submitted\n  22:12:20  ended   exit code 1\n"
+    )
 
 
 def test_why(runs: Any, invoke: Any) -> None:
@@ -222,7 +235,14 @@ def test_why(runs: Any, invoke: Any) -> None:
 
 
 def test_nodes(fake: Any, invoke: Any) -> None:
-    gpu = {"id": "GPU-1", "index": 0, "model": "H100", "memory": 80 << 30, "healthy": False, "reason": "memory held"}
+    gpu = {
+        "id": "GPU-1",
+        "index": 0,
+        "model": "H100",
+        "memory": 80 << 30,
+        "healthy": False,
+        "reason": "memory held",
+    }
     fake.nodes = [
         {
             "name": "local",
@@ -264,7 +284,10 @@ def test_metrics(runs: Any, invoke: Any) -> None:
     piped = invoke("metrics", "digits-7f3k", "val/acc").out.splitlines()
     assert piped[:3] == ["step\tvalue\ttime\tattempt", f"0\t0.5\t{NOW}\t1", f"50\tNaN\t{NOW}\t1"]
     wrong = invoke("metrics", "digits-7f3k", "lost")
-    assert (wrong.code, wrong.err) == (3, "error: digits-7f3k has no metric 'lost'\n\nhint: Did you mean loss?\n")
+    assert (wrong.code, wrong.err) == (
+        3,
+        "error: digits-7f3k has no metric 'lost'\n\nhint: Did you mean loss?\n",
+    )
 
 
 def test_a_run_is_meant_by_id_name_beginning_or_last(runs: Any, invoke: Any) -> None:
@@ -289,7 +312,10 @@ def test_what_cannot_be_a_run_is_not_sent_to_the_server(runs: Any, invoke: Any) 
 
 def test_the_newest_of_no_runs(fake: Any, invoke: Any) -> None:
     result = invoke("logs", "@last")
-    assert (result.code, result.err) == (3, "error: there are no runs yet\n\nhint: Start one: stoker run train.py\n")
+    assert (result.code, result.err) == (
+        3,
+        "error: there are no runs yet\n\nhint: Start one: stoker run train.py\n",
+    )
 
 
 def test_server_status_of_another_server(fake: Any, invoke: Any, clock: float) -> None:

@@ -12,7 +12,9 @@ import pytest
 NOW = 1_700_000_000.0
 
 
-def line(text: str, *, t: float = NOW, stream: str = "stdout", task: str = "worker-0", **more: Any) -> dict[str, Any]:
+def line(
+    text: str, *, t: float = NOW, stream: str = "stdout", task: str = "worker-0", **more: Any
+) -> dict[str, Any]:
     return {"task": task, "attempt": 1, "stream": stream, "t": t, "text": text, "partial": False, **more}
 
 
@@ -44,7 +46,19 @@ def test_logs_are_data_on_stdout_whatever_stream_they_came_from(digits: Any, inv
 
 def test_logs_query(digits: Any, invoke: Any, clock: float) -> None:
     digits.logs = [[]]
-    invoke("logs", "digits-7f3k", "--since", "10m", "--tail", "5", "--task", "worker-1", "--attempt", "2", "--stderr")
+    invoke(
+        "logs",
+        "digits-7f3k",
+        "--since",
+        "10m",
+        "--tail",
+        "5",
+        "--task",
+        "worker-1",
+        "--attempt",
+        "2",
+        "--stderr",
+    )
     query = digits.requests[-1][2]
     assert query == {
         "since": str(NOW - 600),
@@ -84,7 +98,9 @@ def test_timestamps(digits: Any, invoke: Any, clock: float) -> None:
     assert invoke("logs", "digits-7f3k", "-t").out == "2023-11-14T22:13:20.250 a\n"
 
 
-def test_following_survives_the_servers_death_without_losing_or_repeating_a_line(digits: Any, invoke: Any) -> None:
+def test_following_survives_the_servers_death_without_losing_or_repeating_a_line(
+    digits: Any, invoke: Any
+) -> None:
     first = [line(f"line {n}", t=NOW + n // 3) for n in range(10)]
     digits.logs = [
         first[:8],
@@ -121,7 +137,7 @@ def test_an_attached_run_prints_what_the_training_prints_and_exits_as_it_does(
     assert body["job"] == {"run": ["python", "train.py", "--epochs", "5"]}
     assert len(body["code"]) == 64
     assert len(body["key"]) == 32
-    assert body["record"]["python"]
+    assert body["record"]["host"]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +145,16 @@ def test_an_attached_run_prints_what_the_training_prints_and_exits_as_it_does(
     [("succeeded", 0, 0), ("failed", 3, 3), ("failed", -9, 137), ("failed", 137, 137), ("failed", None, 1),
      ("stopped", None, 143), ("stopped", 0, 0), ("suspended", None, 75)],
 )  # fmt: skip
-def test_exit_codes(fake: Any, invoke: Any, script: Path, state: str, code: int | None, expected: int) -> None:
+def test_exit_codes(
+    fake: Any, invoke: Any, script: Path, state: str, code: int | None, expected: int
+) -> None:
     fake.logs = [[end(state, code)]]
     assert invoke("run", "-q", "train.py").code == expected
 
 
-def test_flags_become_the_job_as_it_was_written(fake: Any, invoke: Any, script: Path, monkeypatch: Any) -> None:
+def test_flags_become_the_job_as_it_was_written(
+    fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "s3cret")
     (script.parent / "key.txt").write_text("from a file\n")
     result = invoke(
@@ -190,7 +210,9 @@ def test_a_detached_run_as_json_has_its_id(fake: Any, invoke: Any, script: Path)
     assert json.loads(invoke("run", "-d", "--json", "train.py").out)["id"] == "digits-7f3k"
 
 
-def test_dry_run_starts_nothing_and_shows_no_secret(fake: Any, invoke: Any, script: Path, monkeypatch: Any) -> None:
+def test_dry_run_starts_nothing_and_shows_no_secret(
+    fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("TOKEN", "s3cret-value")
     result = invoke("run", "--dry-run", "--secret", "TOKEN", "train.py")
     assert json.loads(result.out)["fits"] is True
@@ -199,7 +221,9 @@ def test_dry_run_starts_nothing_and_shows_no_secret(fake: Any, invoke: Any, scri
     assert "s3cret-value" not in repr(result) + repr(fake.requests)
 
 
-def test_a_mistake_the_server_finds_is_told_in_the_words_of_the_flags(fake: Any, invoke: Any, script: Path) -> None:
+def test_a_mistake_the_server_finds_is_told_in_the_words_of_the_flags(
+    fake: Any, invoke: Any, script: Path
+) -> None:
     fake.errors["POST", "/runs"] = (422, {"code": "spec", "message": "resources.memory: bad", "details": {}})
     result = invoke("run", "--memory", "5 apples", "train.py")
     assert result.code == 2
@@ -319,7 +343,10 @@ def test_stop_tries_every_run(digits: Any, invoke: Any) -> None:
 
 
 def test_wait_exits_as_the_training_did(fake: Any, invoke: Any, make_run: Any, clock: float) -> None:
-    fake.runs = [make_run("a-1111", "succeeded"), make_run("b-2222", "failed", exit_code=9, reason="exit code 9")]
+    fake.runs = [
+        make_run("a-1111", "succeeded"),
+        make_run("b-2222", "failed", exit_code=9, reason="exit code 9"),
+    ]
     result = invoke("wait", "a-1111", "b-2222")
     assert result.code == 9
     assert result.err == "a-1111 succeeded after 2m12s\nb-2222 failed after 2m12s: exit code 9\n"
@@ -388,7 +415,9 @@ def test_an_interrupted_pull_is_continued_by_the_next_one(digits: Any, invoke: A
     part = tmp_path / "there/w.pt.part"
     part.parent.mkdir()
     part.write_bytes(data[:60_000])
-    assert invoke("pull", "digits-7f3k", "-o", "there").err == "1 file, 97.7 KiB (39.1 KiB fetched) in there\n"
+    assert (
+        invoke("pull", "digits-7f3k", "-o", "there").err == "1 file, 97.7 KiB (39.1 KiB fetched) in there\n"
+    )
     assert (part.parent / "w.pt").read_bytes() == data
     assert not part.exists()
 
@@ -399,7 +428,10 @@ def test_a_damaged_part_is_found_out(digits: Any, invoke: Any, tmp_path: Path) -
     (tmp_path / "there/w.pt.part").write_bytes(b"y" * 500)
     result = invoke("pull", "digits-7f3k", "-o", "there")
     assert result.code == 1
-    assert result.err == "error: 'w.pt' arrived damaged: its SHA-256 differs\n\nhint: It was removed; pull again.\n"
+    assert (
+        result.err
+        == "error: 'w.pt' arrived damaged: its SHA-256 differs\n\nhint: It was removed; pull again.\n"
+    )
     assert invoke("pull", "digits-7f3k", "-o", "there").code == 0
 
 
@@ -416,7 +448,9 @@ def test_pull_keeps_what_is_there_and_differs(digits: Any, invoke: Any, tmp_path
     assert (tmp_path / "there/w.pt").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "a//b", "", "a\0b", "./a", "..", "a\\..\\b"])
+@pytest.mark.parametrize(
+    "path", ["../evil", "/etc/evil", "a/../../evil", "a//b", "", "a\0b", "./a", "..", "a\\..\\b"]
+)
 def test_pull_writes_nothing_outside_its_folder(digits: Any, invoke: Any, tmp_path: Path, path: str) -> None:
     digits.file_list = [{"path": path, "size": 4, "sha256": None}]
     result = invoke("pull", "digits-7f3k", "-o", "there")
@@ -432,13 +466,23 @@ def test_pull_of_a_checkpoint(digits: Any, invoke: Any, tmp_path: Path) -> None:
         {"id": "ck-2", "name": "last.pt", "kept": True, "created_at": 2},
         {"id": "ck-3", "name": "gone.pt", "kept": False, "created_at": 3},
     ]
-    for argv, wanted in [([], "ck-2"), (["--checkpoint", "ck-1"], "ck-1"), (["--checkpoint", "last.pt"], "ck-2")]:
+    for argv, wanted in [
+        ([], "ck-2"),
+        (["--checkpoint", "ck-1"], "ck-1"),
+        (["--checkpoint", "last.pt"], "ck-2"),
+    ]:
         assert invoke("pull", "digits-7f3k", "--what", "checkpoints", *argv).code == 0
-        assert next(query for _, path, query, _ in reversed(digits.requests) if path.endswith("/files"))[
-            "checkpoint"
-        ] == wanted
+        assert (
+            next(query for _, path, query, _ in reversed(digits.requests) if path.endswith("/files"))[
+                "checkpoint"
+            ]
+            == wanted
+        )
     wrong = invoke("pull", "digits-7f3k", "--checkpoint", "ck-3")
-    assert (wrong.code, wrong.err) == (3, "error: digits-7f3k keeps no checkpoint 'ck-3'\n\nhint: Kept: ck-1, ck-2.\n")
+    assert (wrong.code, wrong.err) == (
+        3,
+        "error: digits-7f3k keeps no checkpoint 'ck-3'\n\nhint: Kept: ck-1, ck-2.\n",
+    )
 
 
 def test_pull_with_nothing_there(digits: Any, invoke: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
+from stoker.cli.guess import nearest
 from stoker.cli.params import JSON, Argument, Command, Option
 from stoker.cli.render import LIVE, STATE_STYLES, runs_table
 
@@ -65,7 +66,9 @@ def parse_filters(expressions: tuple[str, ...]) -> dict[str, Any]:
 def _check_states(value: str) -> None:
     for state in value.split(","):
         if state not in STATE_STYLES:
-            raise UsageMistake(f"state={state!r} is not a state", hint=f"States: {', '.join(STATE_STYLES)}.")
+            close = nearest(state, list(STATE_STYLES))
+            hint = f"Did you mean {close}?" if close else f"States: {', '.join(STATE_STYLES)}."
+            raise UsageMistake(f"state={state!r} is not a state", hint=hint)
 
 
 def collect(

@@ -21,7 +21,9 @@ def resume(
 ) -> int:
     old = on_run(ctx, run, ctx.client.run)
     given = {item.partition("=")[0] for item in secret}
-    names = [*secret, *(name for name in old["job"].get("secrets") or [] if name not in given)]
+    # A suspended run still has its secrets; those of an ended one were forgotten.
+    needed = [] if old["state"] == "suspended" else old["job"].get("secrets") or []
+    names = [*secret, *(name for name in needed if name not in given)]
     secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
     answer = ctx.client.resume(old["id"], key=key or submitting.new_key(), secrets=secrets, set=sets)
     if as_json:

@@ -108,7 +108,7 @@ COMMANDS = {
         examples=[
             ("stoker run train.py --epochs 5", ""),
             ("stoker run -d --name digits --cpu 1 --memory 500Mi -- python train.py", "detached"),
-            ("stoker run --gpu 1 --secret HF_TOKEN finetune.py", "a secret from the environment"),
+            ("stoker run --gpu 1 --secret HF_TOKEN finetune.py", "a secret"),
         ],
         shapes="with -d: the run (has `id`); with --dry-run: `{job, fits, plan, notes}`",
     )
