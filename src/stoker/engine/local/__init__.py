@@ -14,7 +14,9 @@ doctor       what a person should know about this machine
 
 from __future__ import annotations
 
+from stoker.engine.local.doctor import Fact, doctor_facts
 from stoker.engine.local.engine import LocalEngine
+from stoker.engine.local.isolation import Isolation, probe
 from stoker.engine.local.render import render
 
-__all__ = ["LocalEngine", "render"]
+__all__ = ["Fact", "Isolation", "LocalEngine", "doctor_facts", "probe", "render"]

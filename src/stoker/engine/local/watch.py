@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ from stoker.task.inotify import (
 
 log = logging.getLogger(__name__)
 
+POLL = 0.5
+"""Seconds between looks at the files of each task where they cannot be watched."""
 INTERVAL = 0.05
 """Seconds between two hints for one task; the first comes at once."""
 _FILES = frozenset({layout.STATUS, layout.JOURNAL})
@@ -35,6 +38,9 @@ class _Watched:
     root: int = -1
     numbers: list[int] = field(default_factory=list)
     pidfd: int | None = None
+    directory: str = ""
+    """Set where its files are looked at instead of watched."""
+    seen: tuple[int, ...] = ()
     last: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
@@ -51,6 +57,7 @@ class Watcher:
         self._watched: dict[Key, _Watched] = {}
         self._by_number: dict[int, Key] = {}
         self._readers: set[Hints] = set()
+        self._polling: asyncio.TimerHandle | None = None
         self.problem = ""
         """Why files are not watched; empty: they are."""
         try:
@@ -76,6 +83,7 @@ class Watcher:
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._launcher_ended, key)
         if self._inotify is None:
+            self._poll(watched, directory)
             return
         flags = IN_MODIFY | IN_MOVED_TO | IN_CREATE | IN_ONLYDIR | IN_DONT_FOLLOW
         try:
@@ -87,6 +95,7 @@ class Watcher:
                     watched.root = number
         except OSError as exc:
             self._complain(exc)
+            self._poll(watched, directory)
 
     def drop(self, key: Key) -> None:
         """Stop watching. Must come before the pidfd is closed."""
@@ -107,6 +116,8 @@ class Watcher:
             reader.put(key)
 
     def close(self) -> None:
+        if self._polling is not None:
+            self._polling.cancel()
         for key in list(self._watched):
             self.drop(key)
         if self._inotify is not None:
@@ -136,6 +147,19 @@ class Watcher:
         for key in touched:
             self._coalesced(key)
 
+    def _poll(self, watched: _Watched, directory: str) -> None:
+        watched.directory = directory
+        watched.seen = _times(directory)
+        if self._polling is None:
+            self._polling = self._loop.call_later(POLL, self._look)
+
+    def _look(self) -> None:
+        for key, watched in list(self._watched.items()):
+            if watched.directory and (seen := _times(watched.directory)) != watched.seen:
+                watched.seen = seen
+                self.hint(key)
+        self._polling = self._loop.call_later(POLL, self._look)
+
     def _coalesced(self, key: Key) -> None:
         watched = self._watched.get(key)
         if watched is None or watched.timer is not None:
@@ -164,3 +188,14 @@ class Watcher:
         if not self.problem:
             self.problem = str(exc)
             log.warning("task directories are looked at instead of watched: %s", exc)
+
+
+def _times(directory: str) -> tuple[int, ...]:
+    """What changes when the files of interest do."""
+    found = []
+    for name in (layout.STATUS, layout.JOURNAL, layout.METRICS):
+        try:
+            found.append(os.stat(f"{directory}/{name}", follow_symlinks=False).st_mtime_ns)  # noqa: PTH116
+        except OSError:
+            found.append(0)
+    return tuple(found)

@@ -1,0 +1,212 @@
+"""What a person should know about this machine before trusting it with a run. Each fact comes with its fix."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from stoker.engine.local import isolation, machine, processes
+from stoker.engine.local.gpus import Gpus
+from stoker.engine.local.isolation import Isolation
+from stoker.settings import Settings
+from stoker.task.inotify import Inotify
+
+LITTLE_DISK = 5 << 30
+LITTLE_SHM = 1 << 30
+"""A data loader with workers passes batches through it; containers often have 64 MiB."""
+FEW_FILES = 4096
+FEW_INSTANCES = 512
+FEW_WATCHES = 65_536
+
+
+class Health(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Fact:
+    name: str
+    status: Health
+    text: str
+    fix: str = ""
+
+
+def doctor_facts(settings: Settings, found: Isolation | None = None) -> list[Fact]:
+    """Look at everything. Takes some tens of milliseconds; changes nothing. `found`: what a server already knows."""
+    return [
+        *_system(),
+        *_isolation(found or isolation.probe(settings.home.root, settings.local.isolation)),
+        *_resources(settings),
+        *_gpus(),
+        *_disk(settings.home.root),
+        *_limits(),
+        *_clock(),
+    ]
+
+
+def _system() -> Iterator[Fact]:
+    yield Fact("python", Health.OK, f"{platform.python_version()} ({sys.executable})")
+    if not processes.LINUX:
+        text = f"{platform.system()}: runs work, but nothing is isolated and no limit is enforced"
+        yield Fact("system", Health.WARN, text, "Use Linux for anything shared.")
+        return
+    version = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdigit())
+    if version < (5, 3):
+        text = f"Linux {platform.release()}: ended launchers are noticed by looking, not at once"
+        yield Fact("system", Health.WARN, text, "Linux 5.3 or newer has pidfds.")
+    else:
+        yield Fact("system", Health.OK, f"Linux {platform.release()}")
+    if processes.boot_id():
+        yield Fact("boot id", Health.OK, processes.boot_id())
+    else:
+        text = "/proc/sys/kernel/random/boot_id cannot be read: a restart of the machine is not recognised"
+        yield Fact("boot id", Health.FAIL, text, "Mount /proc.")
+
+
+def _isolation(found: Isolation) -> Iterator[Fact]:
+    for kind, how in found.summary().items():
+        missing = found.missing.get(kind)
+        if missing is None or (kind == "gpu" and not Path("/dev/nvidiactl").exists()):
+            yield Fact(f"isolation: {kind}", Health.OK, how)
+        else:
+            yield Fact(f"isolation: {kind}", Health.WARN, f"{how}: {missing.reason}", missing.fix)
+
+
+def _resources(settings: Settings) -> Iterator[Fact]:
+    cores, memory = machine.cpus(settings.local), machine.memory(settings.local)
+    yield Fact("cpu", Health.OK, f"{cores:g} cores for runs")
+    status = Health.OK if memory >= 1 << 30 else Health.WARN
+    yield Fact(
+        "memory", status, f"{_size(memory)} for runs", "" if status is Health.OK else "Stop other programs."
+    )
+
+
+def _gpus() -> Iterator[Fact]:
+    gpus = Gpus()
+    found = gpus.look(set())
+    if gpus.problem:
+        yield Fact(
+            "gpu",
+            Health.FAIL,
+            gpus.problem,
+            "Check `nvidia-smi`; after a driver update, restart the machine.",
+        )
+    elif not found:
+        yield Fact("gpu", Health.OK, "none")
+    for gpu in found:
+        text = f"{gpu.model}, {_size(gpu.memory)}"
+        if gpu.healthy:
+            yield Fact(f"gpu {gpu.index}", Health.OK, text)
+        else:
+            fix = (
+                "It is handed out again when it is free."
+                if "held" in gpu.reason
+                else "Reset or replace the GPU."
+            )
+            yield Fact(f"gpu {gpu.index}", Health.WARN, f"{text}: {gpu.reason}", fix)
+
+
+def _disk(home: Path) -> Iterator[Fact]:
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield Fact(
+            "home", Health.FAIL, f"{home} cannot be written", "Set STOKER_HOME to a directory of yours."
+        )
+    usage = shutil.disk_usage(existing)
+    enough = usage.free >= LITTLE_DISK
+    fix = "" if enough else "Make room, or set STOKER_HOME to a bigger disk."
+    yield Fact("disk", Health.OK if enough else Health.WARN, f"{_size(usage.free)} free for {home}", fix)
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        total = shutil.disk_usage(shm).total
+        enough = total >= LITTLE_SHM
+        fix = "" if enough else "In a container: --shm-size=2g. Otherwise: mount -o remount,size=2G /dev/shm."
+        text = f"{_size(total)} in /dev/shm" + (
+            "" if enough else ": data loaders with workers may die with a bus error"
+        )
+        yield Fact("shared memory", Health.OK if enough else Health.WARN, text, fix)
+
+
+def _limits() -> Iterator[Fact]:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        fix = "Raise the hard limit of open files (ulimit -Hn, limits.conf)."
+        yield Fact("open files", Health.WARN, f"at most {hard}: about {hard // 4} tasks at once", fix)
+    else:
+        yield Fact(
+            "open files", Health.OK, "unlimited" if hard == resource.RLIM_INFINITY else f"up to {hard}"
+        )
+    if not processes.LINUX:
+        return
+    try:
+        Inotify().close()
+    except OSError as exc:
+        text = f"not available ({exc.strerror}): changes are noticed by looking, up to two seconds late"
+        yield Fact("inotify", Health.WARN, text, "sysctl fs.inotify.max_user_instances=8192")
+        return
+    instances = _sysctl("/proc/sys/fs/inotify/max_user_instances")
+    watches = _sysctl("/proc/sys/fs/inotify/max_user_watches")
+    text = f"{instances} instances, {watches} watches per user"
+    if instances < FEW_INSTANCES:
+        text += f": about {instances // 2} tasks at once are watched, more are looked at"
+        yield Fact("inotify", Health.WARN, text, "sysctl fs.inotify.max_user_instances=8192")
+    elif watches < FEW_WATCHES:
+        yield Fact("inotify", Health.WARN, text, "sysctl fs.inotify.max_user_watches=524288")
+    else:
+        yield Fact("inotify", Health.OK, text)
+
+
+def _clock() -> Iterator[Fact]:
+    now = time.time()
+    built = Path(__file__).stat().st_mtime
+    if now < built - 86_400:
+        text = f"says {time.strftime('%Y-%m-%d', time.gmtime(now))}, before this program was installed"
+        yield Fact("clock", Health.FAIL, text, "Set the clock (timedatectl set-ntp true).")
+        return
+    start, wall = time.monotonic(), time.time()
+    time.sleep(0.02)
+    drift = abs((time.time() - wall) - (time.monotonic() - start))
+    if drift > 0.01:
+        text = f"jumped by {drift:.3f} s while looking: times in logs will not be in order"
+        yield Fact("clock", Health.WARN, text, "Check who sets the clock.")
+        return
+    synced = _synchronised()
+    if synced is False:
+        text = "not synchronised: times shown may be wrong (nothing is decided by them)"
+        yield Fact("clock", Health.WARN, text, "timedatectl set-ntp true, or install chrony.")
+    else:
+        yield Fact("clock", Health.OK, "synchronised" if synced else "steady")
+
+
+def _synchronised() -> bool | None:
+    """What the kernel says (adjtimex): False when nobody disciplines the clock. None: it does not say."""
+    if not processes.LINUX:
+        return None
+    try:
+        adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    state = int(
+        adjtimex(ctypes.create_string_buffer(512))
+    )  # struct timex, all zero: asks and changes nothing
+    return None if state < 0 else state != 5  # TIME_ERROR
+
+
+def _sysctl(path: str) -> int:
+    text = processes.read_text(path).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _size(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
