@@ -139,6 +139,7 @@ class BlobStore:
 
     def sync(self) -> None:
         """Make durable all that was put with `durable=False`: one call for thousands of small files."""
+        self.root.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             libc = ctypes.CDLL(None, use_errno=True)
