@@ -13,12 +13,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.client import Client
 from stoker.client.local import connect, running
 from stoker.settings import Home
 
 STOKER = [sys.executable, "-m", "stoker.cli.main"]
 ENDED = ("succeeded", "failed", "stopped")
+
+
+class Calls:
+    """A client that connects anew for each call, so that it survives every restart of the server."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with connect(self._home) as client:
+                return getattr(client, name)(*args, **kwargs)
+
+        return call
 
 
 class Box:
@@ -70,7 +83,7 @@ class Box:
 
     def submit(self, *args: str) -> str:
         """`stoker run -d ...`: the id."""
-        return str(self.json("run", "-d", *args)["id"])
+        return str(json.loads(self("run", "-d", "--json", *args).stdout)["id"])
 
     def show(self, run: str) -> dict[str, Any]:
         found: dict[str, Any] = self.client().run(run)
@@ -82,8 +95,8 @@ class Box:
     def ended(self, run: str, limit: float = 120) -> dict[str, Any]:
         return self.until(run, *ENDED, limit=limit)
 
-    def client(self) -> Client:
-        return connect(self.home)
+    def client(self) -> Calls:
+        return Calls(self.home)
 
     def server_pid(self) -> int | None:
         record = running(self.home)
@@ -110,12 +123,12 @@ class Box:
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            for live in self.client().runs(states=("queued", "starting", "running", "stopping"), limit=500)[
+            for live in self.client().runs(state=("queued", "starting", "running", "stopping"), limit=500)[
                 "runs"
             ]:
                 self.client().stop(live["id"], kill=True)
             wait(
-                lambda: not self.client().runs(states=("starting", "running", "stopping"), limit=1)["runs"],
+                lambda: not self.client().runs(state=("starting", "running", "stopping"), limit=1)["runs"],
                 limit=30,
             )
             self.client().shutdown()

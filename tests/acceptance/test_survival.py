@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,19 +68,20 @@ def test_jobs_finish_while_the_server_is_dead(box: Box) -> None:
 
 def test_a_follower_sees_every_line_once_across_server_kills(box: Box) -> None:
     box.write("train.py", REPORT)
-    import subprocess
-    import sys
-
     follower = subprocess.Popen(
         [sys.executable, "-m", "stoker.cli.main", "run", "train.py", "150"],
         cwd=box.work, env=box.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    for _ in range(3):
-        pid = wait(box.server_pid)
-        wait(lambda: box.client().runs(states=("running", "succeeded"))["runs"])
-        box.kill_server()
-        wait(lambda before=pid: box.server_pid() not in (None, before) or follower.poll() is not None)
-    out, err = follower.communicate(timeout=120)
+    try:
+        for _ in range(3):
+            pid = wait(box.server_pid)
+            wait(lambda: box.client().runs(state=("running", "succeeded"))["runs"])
+            box.kill_server()
+            wait(lambda before=pid: box.server_pid() not in (None, before) or follower.poll() is not None)
+        out, err = follower.communicate(timeout=120)
+    finally:
+        follower.kill()
+        follower.communicate()
     assert follower.returncode == 0, err
     assert out.splitlines() == [f"step {n}" for n in range(150)]
 
