@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli import human, render, term
@@ -71,7 +70,11 @@ class _Watch:
 
     def _look(self) -> None:
         try:
-            self.status.show(self.ctx.client.run(self.id))
+            run = self.ctx.client.run(self.id)
+            if run["state"] == "queued" and not run.get("reason"):
+                text = str(self.ctx.client.why(self.id).get("text") or "")
+                run["reason"] = text.partition(" in the queue: ")[2] or text
+            self.status.show(run)
         except ServerUnreachable:
             # The reading thread brings the server back; until then the last known state stands.
             self.status.say(f"{term.safe(self.id)}: the server went away; the training goes on; reconnecting")
@@ -190,7 +193,3 @@ def status_text(run: Json) -> str:
     return f"{term.safe(run['id'])} {term.safe(run['state'])}{where}{again}" + (
         f": {reason}" if reason else ""
     )
-
-
-def started_line(run: Json) -> str:
-    return f"{term.safe(run['id'])} submitted at {time.strftime('%H:%M:%S')}"

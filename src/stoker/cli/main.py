@@ -4,7 +4,7 @@ The first page of help and the version are answered before anything is imported.
 
 Exit codes: 0 done; 1 an error; 2 a mistake on the command line or in a job file; 3 no such run (or node,
 checkpoint...); 4 no server; 75 the run was suspended; 130 interrupted; 141 the reader of our output went
-away; `run`, `wait` and followed logs exit as the training did (128 + N when signal N ended it).
+away; `run` and `wait` exit as the training did (128 + N when signal N ended it).
 """
 
 from __future__ import annotations

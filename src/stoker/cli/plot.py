@@ -39,6 +39,8 @@ def plot(
     lines = []
     for number, row in enumerate(grid):
         label = labels[0] if number == 0 else labels[1] if number == rows - 1 else ""
+        if low == high:
+            label = labels[0] if number == (rows - 1) // 2 else ""
         drawn = (
             "".join(chr(0x2800 + bits) if bits else " " for bits in row)
             if unicode

@@ -163,7 +163,7 @@ def info(run: Mapping[str, Any]) -> str:
     """The one thing worth knowing about a run in a list."""
     state = run["state"]
     reason = term.safe(run.get("reason") or "")
-    if reason == "completed":
+    if reason in ("completed", state):
         reason = ""
     if state == "queued":
         place = run.get("place")
@@ -172,7 +172,7 @@ def info(run: Mapping[str, Any]) -> str:
     if state in ("failed", "stopped") or run.get("cause") not in (None, "completed"):
         code = run.get("exit_code")
         cause = term.safe(run.get("cause") or "")
-        return reason or (f"exit code {code}" if code not in (None, 0) else "") or cause
+        return reason or (f"exit code {code}" if code not in (None, 0) else "" if cause == state else cause)
     if reason:
         return reason
     attempts = run.get("attempts") or []

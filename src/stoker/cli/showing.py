@@ -47,7 +47,7 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
     _attempts(run, page)
     _checkpoints(run, page)
     _outputs(run, page)
-    _events(events, page, EVENTS)
+    _events(events, page, EVENTS, term.safe(run["id"]))
     for warning in run.get("warnings") or []:
         page.lines += ["", f"{term.style('warning', 'yellow', 'bold', on=page.color)}: {term.safe(warning)}"]
     _next(run, page)
@@ -55,7 +55,7 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
 
 
 def events_page(events: Sequence[Json], page: Page) -> list[str]:
-    _events(events, page, None)
+    _events(events, page, None, "")
     return page.lines[2:]
 
 
@@ -178,9 +178,9 @@ def _attempts(run: Json, page: Page) -> None:
             )
         )
     page.table(columns, rows)
-    last = next((attempt for attempt in reversed(attempts) if attempt.get("evidence")), None)
-    lines = (last or {}).get("evidence", {}).get("last_lines") or []
-    if last is not None and lines and last.get("cause") not in (None, "completed"):
+    last = attempts[-1]
+    lines = (last.get("evidence") or {}).get("last_lines") or []
+    if lines and last.get("cause") not in (None, "completed"):
         page.lines += ["", f"  last lines of attempt {last['number']}:"]
         shown = [term.safe_log(str(line), colors=False) for line in lines[-8:]]
         page.lines += [
@@ -223,17 +223,16 @@ def cause_text(attempt: Json) -> str:
     if not cause:
         return ""
     evidence = attempt.get("evidence") or {}
+    said = next((term.safe(evidence[key]) for key in ("message", "proof", "text") if evidence.get(key)), "")
     parts = []
     if cause != "completed" and attempt.get("exit_code") not in (None, 0) and not evidence.get("signal"):
         parts.append(f"exit code {attempt['exit_code']}")
-    if evidence.get("signal"):
+    if evidence.get("signal") and _signal(evidence["signal"]) not in said:
         parts.append(_signal(evidence["signal"]))
     if _numbers(evidence.get("peak"), evidence.get("limit")):
         parts.append(f"peak {human.size(evidence['peak'])} of {human.size(evidence['limit'])}")
-    for key in ("message", "proof", "text"):
-        if evidence.get(key):
-            parts.append(term.safe(evidence[key]))
-            break
+    if said:
+        parts.append(said)
     return ": ".join([term.safe(cause), ", ".join(parts)] if parts else [term.safe(cause)])
 
 
@@ -284,13 +283,13 @@ def _outputs(run: Json, page: Page) -> None:
         page.lines.append(f"  {human.plural(outputs['files'], 'file')}, {human.size(outputs.get('bytes'))}")
 
 
-def _events(events: Sequence[Json], page: Page, limit: int | None) -> None:
+def _events(events: Sequence[Json], page: Page, limit: int | None, name: str) -> None:
     if not events:
         return
     page.title("Events")
     shown = events if limit is None else events[-limit:]
     if len(shown) < len(events):
-        page.lines.append(f"  ... {len(events) - len(shown)} earlier: stoker show RUN --events")
+        page.lines.append(f"  ... {len(events) - len(shown)} earlier: stoker show {name} --events")
     wide = max(term.width(term.safe(event["kind"])) for event in shown)
     for event in shown:
         when = term.style(human.clock(event["t"], page.now), "dim", on=page.color)

@@ -44,7 +44,7 @@ def test_ps(runs: Any, invoke: Any) -> None:
         "digits-7f3k  running     3m  3m12s  1 cpu 500 MiB      attempt 2, on local\n"
         "digits-5ab1  failed      3m  2m12s  -                  exit code 1\n"
         "digits-2xyz  succeeded   3m  2m12s  -                  #baseline #v2\n"
-        "other-1111   stopped     3m  2m12s  -                  stopped\n"
+        "other-1111   stopped     3m  2m12s  -\n"
     )
     assert result.err == ""
     assert result.code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -361,7 +362,7 @@ def test_drill_reports_what_was_lost(digits: Any, invoke: Any) -> None:
 
     def back(run: dict[str, Any]) -> None:
         run["attempts"].append({"number": 2, "generation": 1, "resumed_from": "ck-4"})
-        run["checkpoints"] = [{"id": "ck-4", "name": "last.pt", "step": 400}]
+        run["checkpoints"] = [{"id": "ck-4", "name": "last.pt", "step": 400, "created_at": time.time() - 30}]
         digits.events[run["id"]] = [{"t": NOW, "kind": "running", "text": "attempt 2 runs"}]
 
     digits.on_drill = back
@@ -377,7 +378,7 @@ def test_drill_reports_what_was_lost(digits: Any, invoke: Any) -> None:
     result = invoke("drill", "digits-7f3k", "--how", "launcher")
     assert result.code == 0
     assert result.out.startswith("verdict: resumed in ")
-    assert result.out.endswith(" from step 400; 12 steps lost\n")
+    assert result.out.endswith(" from step 400; lost 12 steps, 30s of work\n")
     assert result.err.startswith("killed the launcher of digits-7f3k\n")
 
 

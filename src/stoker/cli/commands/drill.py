@@ -33,12 +33,12 @@ def drill(ctx: Context, *, run: str, how: str, timeout: str, as_json: bool) -> i
         )
     watcher = _Watcher(ctx, str(before["id"]), quiet=as_json)
     watcher.skip_past()
-    began = time.monotonic()
+    began, hurt_at = time.monotonic(), time.time()
     did, last_step = _hurt(ctx, before, how)
     if not as_json:
         ctx.note(term.safe(did))
     after = watcher.until_back(before, how, began + limit)
-    report = judge(before, after, how, did, last_step, time.monotonic() - began)
+    report = judge(before, after, how, did, last_step, time.monotonic() - began, hurt_at)
     if as_json:
         ctx.json(report)
     else:
@@ -120,7 +120,7 @@ class _Watcher:
         events = self.ctx.client.events(self.run_id)["events"]
         for event in events[self._told :] if not self.quiet else []:
             self.ctx.note(
-                f"  {human.clock(event['t'])}  {term.safe(event['kind'])}  {term.safe(event.get('text') or '')}"
+                f"  {human.clock(event['t'])}  {term.pad(term.safe(event['kind']), 9)}  {term.safe(event.get('text') or '')}"
             )
         self._told = len(events)
 
@@ -140,7 +140,9 @@ def _is_back(before: Json, run: Json, how: str) -> bool:
     return how == "server" or _body(run) > _body(before)
 
 
-def judge(before: Json, after: Json, how: str, did: str, last_step: int | None, seconds: float) -> Json:
+def judge(
+    before: Json, after: Json, how: str, did: str, last_step: int | None, seconds: float, hurt_at: float
+) -> Json:
     """The report: whether and how fast it came back, from where, and what was lost. Pure."""
     newest = (after.get("attempts") or [{}])[-1]
     same = _body(after) == _body(before)
@@ -157,6 +159,8 @@ def judge(before: Json, after: Json, how: str, did: str, last_step: int | None, 
         if checkpoint is None or from_step is not None
         else None
     )
+    since = known.get(checkpoint, {}).get("created_at") if checkpoint else _started(before)
+    lost_time = None if since is None or same else max(0.0, hurt_at - since)
     report = {
         "run": after["id"],
         "how": how,
@@ -172,9 +176,15 @@ def judge(before: Json, after: Json, how: str, did: str, last_step: int | None, 
         "from_step": from_step,
         "last_step": last_step,
         "lost_steps": 0 if kept_going else lost,
+        "lost_seconds": 0.0 if kept_going else None if lost_time is None else round(lost_time, 2),
     }
     report["verdict"] = _verdict(report)
     return report
+
+
+def _started(run: Json) -> float | None:
+    started = (run.get("attempts") or [{}])[-1].get("started_at")
+    return None if started is None else float(started)
 
 
 def _verdict(report: Json) -> str:
@@ -190,7 +200,10 @@ def _verdict(report: Json) -> str:
     else:
         where = f"from checkpoint {report['from_checkpoint']}"
     lost = report["lost_steps"]
-    cost = f"; {human.plural(lost, 'step')} lost" if lost is not None else ""
+    spent = report["lost_seconds"]
+    parts = [human.plural(lost, "step")] if lost is not None else []
+    parts += [f"{human.duration(spent)} of work"] if spent is not None else []
+    cost = f"; lost {', '.join(parts)}" if parts else ""
     return f"resumed in {human.duration(report['seconds'])} {where}{cost}"
 
 
@@ -233,6 +246,6 @@ COMMANDS = {
         ],
         examples=[("stoker drill digits-7f3k", ""), ("stoker drill digits-7f3k --how server", "")],
         shapes="`{run, how, did, resumed, kept_going, seconds, state, cause, reason, attempt, from_checkpoint, from_step, "
-        "last_step, lost_steps, verdict}`",
+        "last_step, lost_steps, lost_seconds, verdict}`",
     )
 }

@@ -65,6 +65,8 @@ def ending_line(run: dict[str, Any]) -> str:
     took = render.ran_for(run, time.time())
     after = f" after {human.duration(took)}" if took is not None else ""
     detail = "" if run["state"] == "succeeded" else render.info(run)
+    if detail == run["state"]:
+        detail = ""
     return f"{term.safe(run['id'])} {term.safe(run['state'])}{after}" + (f": {detail}" if detail else "")
 
 
