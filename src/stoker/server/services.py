@@ -107,7 +107,7 @@ class Services:
     damage: str = ""
     """Why there is no store."""
     stop: Callable[[], None] = lambda: None
-    """Ends the server; called once, after the answer."""
+    """Ends the server once the requests under way are answered."""
     closing: Closing = field(default_factory=lambda: Closing())
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -157,55 +159,58 @@ class Rig:
             connection.close()
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    """Start servers; they end with the test."""
-    stops: list[Callable[[], None]] = []
-
-    def start(settings: Settings | None = None, *, damage: str = "") -> Rig:
-        home = Home(tmp_path / f"home{len(stops)}")
-        home.root.mkdir()
-        settings = settings or Settings(home=home)
-        store, blobs = Store.open(home.database), BlobStore(home.blobs)
-        controller = QuietController(store, blobs)
-        services = Services(
-            settings=settings,
-            token=TOKEN,
-            home_id="test",
-            blobs=blobs,
-            archive=LogArchive(home),
-            user="tester",
-            started_at=time.time(),
-            version="0",
-            parts=None if damage else (store, controller),
-            damage=damage,
-        )
-        sock = startup.bind("127.0.0.1", 0)
+@contextlib.contextmanager
+def running(home: Home, settings: Settings | None = None, damage: str = "") -> Iterator[Rig]:
+    home.root.mkdir()
+    store, blobs = Store.open(home.database), BlobStore(home.blobs)
+    controller = QuietController(store, blobs)
+    services = Services(
+        settings=settings or Settings(home=home),
+        token=TOKEN,
+        home_id="test",
+        blobs=blobs,
+        archive=LogArchive(home),
+        user="tester",
+        started_at=time.time(),
+        version="0",
+        parts=None if damage else (store, controller),
+        damage=damage,
+    )
+    with contextlib.closing(startup.bind("127.0.0.1", 0)) as sock:
         services.url = startup.url_of(sock)
-        port = sock.getsockname()[1]
         server = Server(services)
         thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
         thread.start()
-        client = Client(services.url, TOKEN)
+        with Client(services.url, TOKEN) as client:
+            port = sock.getsockname()[1]
+            yield Rig(home, services, store, blobs, controller, client, port, server.config.app)
+        server.stop()
+        thread.join(30)
+    store.close()
 
-        def stop() -> None:
-            client.close()
-            server.stop()
-            thread.join(30)
-            sock.close()
-            store.close()
 
-        stops.append(stop)
-        return Rig(home, services, store, blobs, controller, client, port, server.config.app)
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Start servers; they end with the test."""
+    with contextlib.ExitStack() as stack:
+        numbers = itertools.count()
 
-    yield start
-    for stop in stops:
-        stop()
+        def start(settings: Settings | None = None, *, damage: str = "") -> Rig:
+            return stack.enter_context(running(Home(tmp_path / f"home{next(numbers)}"), settings, damage))
+
+        yield start
 
 
 @pytest.fixture
 def rig(serve: Callable[..., Rig]) -> Rig:
     return serve()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """One server for tests that leave it as it was."""
+    with running(Home(tmp_path_factory.mktemp("shared") / "home")) as rig:
+        yield rig
 
 
 def error_of(body: bytes) -> dict[str, Any]:

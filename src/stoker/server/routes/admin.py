@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from fastapi import APIRouter, Request
-from starlette.background import BackgroundTask
 
 from stoker.server import backup
 from stoker.server.answers import JsonAnswer
@@ -51,6 +50,8 @@ def backups(request: Request, body: Backup) -> JsonAnswer:
 
 
 @router.post("/api/v1/shutdown")
-async def shutdown(request: Request, body: Nothing) -> JsonAnswer:
-    services = services_of(request)
-    return JsonAnswer({"stopping": True}, background=BackgroundTask(services.stop))
+def shutdown(request: Request, body: Nothing) -> JsonAnswer:
+    # Before the answer: whoever has it must not be sent to this server again. Requests under way, this one
+    # included, are finished first.
+    services_of(request).stop()
+    return JsonAnswer({"stopping": True})

@@ -11,8 +11,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from stoker.blobs import BlobStore
-from stoker.errors import Conflict, SpecError, TooLarge
-from stoker.server.answers import JsonAnswer
+from stoker.errors import BlobDamaged, Conflict, SpecError, TooLarge
+from stoker.server.answers import JsonAnswer, error
 from stoker.server.bodies import Missing
 from stoker.server.routes import services_of
 from stoker.spec.tree import CODE_BYTES, Tree, check_digest
@@ -44,7 +44,11 @@ async def blobs(request: Request) -> JsonAnswer:
     def work() -> int:
         return store_blobs(Body(lambda: anyio.from_thread.run(pull)), services_of(request).blobs)
 
-    return JsonAnswer({"stored": await run_in_threadpool(work)})
+    try:
+        return JsonAnswer({"stored": await run_in_threadpool(work)})
+    except BlobDamaged as exc:
+        # What was sent is damaged, not what is stored.
+        return error(exc, 422)
 
 
 @router.post("/trees")
