@@ -10,8 +10,8 @@ import time
 
 from stoker.launcher import endings
 from stoker.launcher.checkpoints import Scanner
+from stoker.launcher.files import take_lock
 from stoker.launcher.journal import Journal
-from stoker.launcher.launcher import take_lock
 
 
 class StillHeld(RuntimeError):

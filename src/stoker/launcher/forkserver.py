@@ -25,7 +25,7 @@ import sys
 import traceback
 from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
-from stoker.launcher import bundle, guardian, linux
+from stoker.launcher import bundle, files, guardian, linux
 from stoker.launcher.launcher import launch
 from stoker.task import formats, layout
 
@@ -141,7 +141,9 @@ class Intermediate:
         os.environ.clear()
         os.chdir("/")
         if not os.path.isabs(self.directory) or not os.path.isfile(os.path.join(self.directory, layout.TASK)):
-            raise FileNotFoundError(errno.ENOENT, f"not a prepared task directory: {self.directory!r}")
+            raise FileNotFoundError(
+                errno.ENOENT, f"no {layout.TASK} in {self.directory!r} (an absolute path)"
+            )
         null = os.open(os.devnull, os.O_RDWR)
         errors = _error_log(self.directory)
         for source, target in ((null, 0), (null, 1), (errors, 2)):
@@ -170,7 +172,8 @@ class Intermediate:
         self._say({"pid": pid, "start_time": started})
         if not self.namespace:
             os.close(self.report)
-            guardian.guard(pid, _cgroup(self.directory))
+            known = files.read_json(os.path.join(self.directory, layout.TASK)) or {}
+            guardian.guard(pid, known.get("cgroup"))
         return 0
 
     def _become_launcher(self, go: int) -> NoReturn:
@@ -224,15 +227,6 @@ def _error_log(directory: str) -> int:
     if os.fstat(fd).st_size > ERROR_LOG_LIMIT:
         os.ftruncate(fd, 0)
     return fd
-
-
-def _cgroup(directory: str) -> Optional[Dict[str, Any]]:
-    try:
-        with open(os.path.join(directory, layout.TASK), encoding="utf-8") as file:
-            found = json.load(file).get("cgroup")
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def main(argv: List[str]) -> int:

@@ -7,30 +7,23 @@ the journal, and synced, before it is done once.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import select
-import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 import stoker
-from stoker.launcher import endings, linux
+from stoker.launcher import endings, files, linux
 from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.journal import Journal
 from stoker.launcher.logs import Log
+from stoker.launcher.loop import Loop
 from stoker.launcher.running import Running
 from stoker.launcher.tree import Tree
-from stoker.task import formats, inotify, layout
+from stoker.task import formats, layout
 from stoker.task.formats import Ending, Order, Status, TaskInfo
 
-POLL = 1.0
-"""Seconds between looks at order.json where inotify does not work."""
-SAFETY_NET = 5.0
-"""The same where it does; also how soon a directory that has gone is noticed for sure."""
 RETRY = 1.0
 """Seconds before something that found no room on the disk is tried again."""
 
@@ -45,7 +38,7 @@ def launch(directory: str, bundle: Optional[str] = None) -> int:
     Takes over signal handling of this process; everything that the process has forked is the body's.
     """
     directory = os.path.abspath(directory)
-    lock = take_lock(directory)
+    lock = files.take_lock(directory)
     if lock is None:
         print(f"stoker launcher: another launcher works on {directory}", file=sys.stderr)
         return EXIT_TAKEN
@@ -53,7 +46,7 @@ def launch(directory: str, bundle: Optional[str] = None) -> int:
     try:
         launcher = Launcher(directory, bundle)
         return launcher.run()
-    except DirectoryGone:
+    except files.DirectoryGone:
         return EXIT_GONE
     except Exception:  # noqa: BLE001 - whatever it is: say it, leave no process behind, let the engine see the end
         traceback.print_exc()
@@ -64,30 +57,14 @@ def launch(directory: str, bundle: Optional[str] = None) -> int:
         os.close(lock)
 
 
-def take_lock(directory: str) -> Optional[int]:
-    """The exclusive right to work on a task directory; None when somebody has it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(os.path.join(directory, layout.LOCK), flags, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-class DirectoryGone(Exception):
-    """The task directory was removed: nobody wants this task any more."""
-
-
 class Launcher:
     """Made once per process, with the directory's lock held. `run` returns when released."""
 
     def __init__(self, directory: str, bundle: Optional[str]) -> None:
         self.directory = directory
         self.bundle = bundle
-        self._identity = _identity(directory)
-        raw = _read_json(os.path.join(directory, layout.TASK))
+        self._identity = files.identity(directory)
+        raw = files.read_json(os.path.join(directory, layout.TASK))
         if raw is None:
             raise FileNotFoundError(
                 f"no task.json in {directory}: the engine writes it before it starts a launcher"
@@ -112,14 +89,15 @@ class Launcher:
         self._status_failed = False
         self._scanner = Scanner(directory, self.journal.append)
         self._scanner_due: Optional[float] = None
-        self._loop = _Loop(directory)
+        self._complained = ""
+        self._loop = Loop(directory)
 
     def run(self) -> int:
         self._recover()
         self._read_order()
         while not (self._released and self.running is None and not self._unwritten):
             now = time.monotonic()
-            self._loop.watch(self._readers())
+            self._loop.watch(self._readers(now))
             for source in self._loop.wait(self._timeout(now)):
                 self._handle(source)
             self._settle()
@@ -138,13 +116,15 @@ class Launcher:
 
     # -- the loop --------------------------------------------------------------------------------------------
 
-    def _readers(self) -> List[int]:
-        readers = list(self.log.streams)
+    def _readers(self, now: float) -> List[int]:
+        """While the body runs its pipes may rest; when it has ended they are read at once."""
+        resting = now < self.log.rest_until and self.running is not None and self.running.stage != "draining"
+        readers = [] if resting else list(self.log.streams)
         scanner = self._scanner.fileno() if self.running is not None else None
         return readers if scanner is None else [*readers, scanner]
 
     def _timeout(self, now: float) -> float:
-        waits = [SAFETY_NET if self._loop.inotify else POLL]
+        waits = [self._loop.look_at - now]
         if self.running is not None:
             wait = self.running.tick(now)
             if self.running.stage == "done":
@@ -156,6 +136,8 @@ class Launcher:
         due = self.log.due()
         if due is not None:
             waits.append(due - now)
+        if self.log.streams and now < self.log.rest_until:
+            waits.append(self.log.rest_until - now)
         if self._unwritten or self._status_failed:
             waits.append(RETRY)
         return max(0.0, min(waits))
@@ -175,8 +157,8 @@ class Launcher:
     def _settle(self) -> None:
         """After every wake-up: what has ended, what is due, what there was no room for."""
         now = time.monotonic()
-        if self._loop.quiet_since(now) >= (SAFETY_NET if self._loop.inotify else POLL):
-            self._loop.looked = now
+        if now >= self._loop.look_at:
+            self._loop.look_again()
             self._check_directory()
             self._read_order()
         self.log.flush(now)
@@ -196,7 +178,7 @@ class Launcher:
             self._ended(running)
             return
         if self._scanner_due is not None and now >= self._scanner_due:
-            self._scanner_due = self._scanner.poll(now)
+            self._scan(now)
         phase = (
             "stopping"
             if running.stopping
@@ -212,6 +194,27 @@ class Launcher:
             self.status.started_at = running.started_at
             self._write_status()
 
+    def _scan(self, now: float) -> None:
+        try:
+            self._scanner_due = self._scanner.poll(now)
+        except OSError as exc:
+            # No room or no right in the task directory: the training goes on, its checkpoints wait.
+            self._complain(exc)
+            self._scanner_due = now + RETRY
+
+    def _finish_scan(self, violent: bool) -> None:
+        try:
+            self._scanner.finish(violent)
+        except OSError as exc:
+            # As above; the ending must be written down whatever became of the last checkpoint.
+            self._complain(exc)
+
+    def _complain(self, exc: OSError) -> None:
+        message = f"checkpoints cannot be scanned: {exc}"
+        if message != self._complained:
+            self._complained = message
+            self.log.say(message)
+
     # -- orders ----------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
@@ -219,7 +222,7 @@ class Launcher:
         unfinished = self.journal.unfinished
         if unfinished is not None:
             self._scanner.begin(int(unfinished.get("generation", 0)))
-            self._scanner.finish(True)
+            self._finish_scan(True)
             self._record(endings.lost(unfinished, time.time()))
         elif self.journal.ended is not None:
             self._show(Ending.from_json(self.journal.ended))
@@ -237,8 +240,9 @@ class Launcher:
         if seen == self._order_seen:
             return
         self._order_seen = seen
-        raw = _read_json(path)
+        raw = files.read_json(path)
         if raw is None:
+            self._order_seen = None
             return
         try:
             order = Order.from_json(raw)
@@ -267,7 +271,7 @@ class Launcher:
             return
         entry = {"k": "starting", "seq": order.seq, "generation": order.generation, "at": time.time()}
         try:
-            os.makedirs(os.path.join(self.directory, layout.checkpoints(order.generation)), exist_ok=True)
+            self._scanner.begin(order.generation)
             self.journal.append(entry)
         except OSError as exc:
             # Not on the disk, so not started: the order stands and is tried again when there may be room.
@@ -276,11 +280,11 @@ class Launcher:
             self._loop.look_again(RETRY)
             return
         self.seq = order.seq
-        _unlink(os.path.join(self.directory, layout.STOP))
+        files.unlink(os.path.join(self.directory, layout.STOP))
         self._begin(order)
 
     def _begin(self, order: Order) -> None:
-        secrets = _read_json(os.path.join(self.directory, layout.SECRETS)) or {}
+        secrets = files.read_json(os.path.join(self.directory, layout.SECRETS)) or {}
         self.log.forget()
         running = self.running = Running(
             self.directory,
@@ -294,7 +298,6 @@ class Launcher:
         )
         self.status.ending, self.status.usage, self.status.pid = None, {}, None
         self.status.seq, self.status.generation = order.seq, order.generation
-        self._scanner.begin(order.generation)
         self._scanner_due = time.monotonic()
         running.start()
 
@@ -344,7 +347,7 @@ class Launcher:
         assert running.ending is not None
         self.running = None
         self._scanner_due = None
-        self._scanner.finish(running.violent)
+        self._finish_scan(running.violent)
         self.status.usage = dict(running.sampler.usage)
         self._record(running.ending)
         self._order_seen = None
@@ -394,98 +397,9 @@ class Launcher:
             self._check_directory()
 
     def _check_directory(self) -> None:
-        if _identity(self.directory) != self._identity:
-            raise DirectoryGone(self.directory)
-
-
-class _Loop:
-    """Waits for signals, orders and readable descriptors."""
-
-    def __init__(self, directory: str) -> None:
-        self._wake, writer = os.pipe()
-        for fd in (self._wake, writer):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        ignore: Callable[[int, Any], None] = lambda number, frame: None  # noqa: E731
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
-            signal.signal(number, ignore)
-        self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
-        self._watched: List[int] = []
-        self.looked = time.monotonic()
-        self.inotify: Optional[inotify.Inotify] = None
-        try:
-            watch = inotify.Inotify()
-            watch.add(directory, _EVENTS)
-            self._poll.register(watch.fileno(), select.POLLIN)
-            self.inotify = watch
-        except OSError:
-            # Not Linux, or no watches left for this user: the order is looked at every second instead.
-            pass
-
-    def watch(self, readers: List[int]) -> None:
-        if readers != self._watched:
-            for fd in self._watched:
-                if fd not in readers:
-                    self._poll.unregister(fd)
-            for fd in readers:
-                self._poll.register(fd, select.POLLIN)
-            self._watched = readers
-
-    def quiet_since(self, now: float) -> float:
-        return now - self.looked
-
-    def look_again(self, seconds: float) -> None:
-        """Have the order looked at in this many seconds, whatever else happens."""
-        self.looked = time.monotonic() - SAFETY_NET + seconds
-
-    def wait(self, seconds: float) -> List[Any]:
-        """What happened: `order`, `gone`, `term`, `child`, or a readable descriptor."""
-        found: List[Any] = []
-        for fd, _ in self._poll.poll(seconds * 1000 + 0.5):
-            if fd == self._wake:
-                numbers = os.read(self._wake, 4096)
-                found.append("child")
-                if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-                    found.append("term")
-            elif self.inotify is not None and fd == self.inotify.fileno():
-                found.extend(_meaning(event) for event in self.inotify.read())
-            else:
-                found.append(fd)
-        return found
-
-
-_EVENTS = inotify.IN_CLOSE_WRITE | inotify.IN_MOVED_TO | inotify.IN_DELETE_SELF | inotify.IN_MOVE_SELF
-
-
-def _meaning(event: inotify.Event) -> str:
-    if event.mask & (inotify.IN_DELETE_SELF | inotify.IN_MOVE_SELF):
-        return "gone"
-    return "order" if event.name == layout.ORDER or event.mask & inotify.IN_Q_OVERFLOW else ""
+        if files.identity(self.directory) != self._identity:
+            raise files.DirectoryGone(self.directory)
 
 
 def _unstarted(order: Order, message: str) -> Ending:
     return Ending(order.seq, order.generation, "stopped", message=message, at=time.time())
-
-
-def _identity(directory: str) -> Optional[Tuple[int, int]]:
-    try:
-        info = os.stat(directory)
-    except OSError:
-        return None
-    return (info.st_dev, info.st_ino)
-
-
-def _read_json(path: str) -> Optional[Dict[str, Any]]:
-    try:
-        value = json.loads(linux.read_text(path) or "null")
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass

@@ -18,6 +18,9 @@ from stoker.task.formats import LogLine
 
 BATCH = 256 << 10
 PIPE_SIZES = (1 << 20, 256 << 10)
+REST = 0.005
+"""Seconds that a pipe which gave little is left to fill: a body that prints line by line costs a few hundred
+wake-ups a second, not one per line."""
 TAIL = 64 << 10
 """Bytes of framed log kept in memory for the last lines."""
 LAST_LINES = 20
@@ -118,7 +121,7 @@ class Segments:
             if len(data) > room:
                 end = data.rfind(b"\n", 0, room) + 1 or data.find(b"\n") + 1
                 if end > room and size > 0:
-                    self.sizes[self.number] = self.segment
+                    self.close()
                     continue
                 piece = data[:end]
             if not self._append(piece, size):
@@ -187,6 +190,8 @@ class Log:
     def __init__(self, directory: str, budget: int, segment: int) -> None:
         self.segments = Segments(directory, budget, segment)
         self.streams: Dict[int, Stream] = {}
+        self.rest_until = 0.0
+        """Before this time the pipes need not be looked at."""
         self._tail = b""
 
     def attach(self, fd: int, letter: str, redact: Redactor) -> None:
@@ -204,7 +209,10 @@ class Log:
         if not data:
             self.detach(fd)
             return False
-        self._write(self.streams[fd].feed(data, now_ms(), time.monotonic()))
+        now = time.monotonic()
+        self._write(self.streams[fd].feed(data, now_ms(), now))
+        if len(data) < BATCH // 4:
+            self.rest_until = now + REST
         return True
 
     def detach(self, fd: int) -> None:

@@ -17,13 +17,13 @@ import shutil
 import stat
 import subprocess
 import sys
-from typing import Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 COMPLETE = ".complete"
 WORKDIR = "workdir"
 ENV = "env"
 
-_ASK = (
+_QUESTIONS = (
     "import sys, sysconfig, json, importlib.util as u;"
     "print(json.dumps([sys.prefix != sys.base_prefix, [sysconfig.get_paths()[k] for k in ('purelib', 'platlib')],"
     " sysconfig.get_paths()['scripts'], sys.executable, u.find_spec('pip') is not None]))"
@@ -74,27 +74,30 @@ def _make(directory: str, env: Mapping[str, str]) -> int:
     if subprocess.run(command, env=env, close_fds=False).returncode:
         print(f"setup: {python} cannot make a virtual environment", file=sys.stderr)
         return 1
-    asked = subprocess.run(
-        [python, "-I", "-c", _ASK], env=env, stdout=subprocess.PIPE, close_fds=False, check=True
-    )
-    nested, libraries, scripts, executable, has_pip = json.loads(asked.stdout)
+    nested, libraries, scripts, executable, _ = _ask(python, env)
     inner = os.path.join(root, "bin", "python")
     if nested:
-        _see_packages(inner, env, libraries)
+        _see_packages(_ask(inner, env)[1][0], libraries)
         _bring_scripts(scripts, executable, root, inner)
-    if not has_pip and subprocess.run([inner, "-I", "-m", "ensurepip"], env=env, close_fds=False).returncode:
-        print(f"setup: {python} has no pip and cannot bring one; go on without", file=sys.stderr)
+    if not _ask(inner, env)[4]:
+        command = [inner, "-I", "-m", "ensurepip"]
+        if subprocess.run(command, env=env, stdout=subprocess.DEVNULL, close_fds=False).returncode:
+            print(f"setup: {python} has no pip and cannot bring one; going on without", file=sys.stderr)
     for name in ("pip", "pip3"):
         _write_script(os.path.join(root, "bin", name), f'#!/bin/sh\nexec "{inner}" -m pip "$@"\n')
     return 0
 
 
-def _see_packages(inner: str, env: Mapping[str, str], libraries: List[str]) -> None:
+def _ask(python: str, env: Mapping[str, str]) -> List[Any]:
+    """Is it a virtual environment, its libraries, its scripts, itself, has it pip."""
+    command = [python, "-I", "-c", _QUESTIONS]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, close_fds=False, check=True)
+    answers: List[Any] = json.loads(done.stdout)
+    return answers
+
+
+def _see_packages(own: str, libraries: List[str]) -> None:
     """A path file with the parent's libraries: `--system-site-packages` only reaches past it, to the base."""
-    asked = subprocess.run(
-        [inner, "-I", "-c", _ASK], env=env, stdout=subprocess.PIPE, close_fds=False, check=True
-    )
-    own = json.loads(asked.stdout)[1][0]
     lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(libraries)]
     with open(os.path.join(own, "_parent_environment.pth"), "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")

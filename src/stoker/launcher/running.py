@@ -181,8 +181,7 @@ class Running:
                 self._after_setup()
                 return
             self.setup.cached = found == "cached"
-            argv = self.setup.argv(self.env)
-            self._spawn(argv, self.setup.environment(self.env), keep=[self.setup.lock])
+            self._spawn(self.setup.argv(), self.env, keep=self.setup.kept)
             self.stage = "setup"
         except CannotStart as exc:
             self._cannot(exc)

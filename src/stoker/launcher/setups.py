@@ -53,14 +53,16 @@ class Setup:
             return None
         return "cached" if self.complete else "build"
 
-    def argv(self, env: Mapping[str, str]) -> List[str]:
+    @property
+    def kept(self) -> List[int]:
+        """Descriptors that the builders hold on to: the lock."""
+        return [self.lock] if self.lock >= 0 else []
+
+    def argv(self) -> List[str]:
         """The helper process that does it, run by the launcher's own interpreter."""
         script = os.path.abspath(makeenv.__file__)
         action = "restore" if self.cached else "build"
         return [sys.executable, "-I", "-S", script, action, self.directory, self.code, self.command]
-
-    def environment(self, env: Mapping[str, str]) -> Dict[str, str]:
-        return dict(env)
 
     def activated(self, env: Mapping[str, str]) -> Dict[str, str]:
         return makeenv.activated(self.directory, env)

@@ -22,7 +22,7 @@ from stoker.task.near import NearTaskDir
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 PATH = "/usr/local/bin:/usr/bin:/bin"
-PATIENCE = 60.0
+PATIENCE = 30.0
 ORDINARY = 54321
 """A user id that owns nothing."""
 
@@ -44,6 +44,8 @@ class Task:
         self.root = root
         self.near = NearTaskDir(str(root))
         self.seq = 0
+        self.uid: int | None = None
+        """Whose directory it is, when not ours."""
         root.mkdir(parents=True)
         known = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0", "sample_every": 0.2, **info}
         formats.write_json(str(root / layout.TASK), known)
@@ -60,7 +62,14 @@ class Task:
         if seq is None:
             self.seq += 1
             seq = self.seq
-        self.near.write_order(formats.Order(seq=seq, generation=generation, verb=verb, **more))
+        order = formats.Order(seq=seq, generation=generation, verb=verb, **more)
+        if self.uid is None:
+            self.near.write_order(order)
+            return seq
+        elsewhere = self.root.with_suffix(".order")
+        formats.write_json(str(elsewhere), order.to_json(), mode=0o600)
+        os.chown(elsewhere, self.uid, self.uid)
+        elsewhere.rename(self.root / layout.ORDER)
         return seq
 
     def phase(self, *phases: str) -> formats.Status:
@@ -97,7 +106,9 @@ class Task:
 
     def text(self, stream: str = "o") -> str:
         return "".join(
-            line.text.decode() + ("" if line.partial else "\n") for line in self.log() if line.stream == stream
+            line.text.decode() + ("" if line.partial else "\n")
+            for line in self.log()
+            if line.stream == stream
         )
 
     def said(self, words: str) -> None:
@@ -150,7 +161,9 @@ class Launched:
 class ForkServer:
     """The real one, driven by hand."""
 
-    def __init__(self, *, uid: int | None = None, python: str = sys.executable, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, uid: int | None = None, python: str = sys.executable, options: Sequence[str] = ()
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self.process = subprocess.Popen(
@@ -199,14 +212,20 @@ def python_for_everybody() -> str | None:
 class Mode:
     """One way of starting a launcher."""
 
+    wait_for = staticmethod(wait_for)
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.user = name == "user-namespace"
         self.uid = ORDINARY if self.user and os.geteuid() == 0 else None
+        self.options: Sequence[str] = ()
+        """For the fork server."""
         self._server: ForkServer | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, task: Task) -> Launched:
         if self.uid is not None:
+            task.uid = self.uid
             _give(task.root, self.uid)
         if self.name == "direct":
             process = subprocess.Popen(
@@ -214,6 +233,7 @@ class Mode:
                 env={"PATH": PATH, "PYTHONPATH": SOURCE},
                 start_new_session=True,
             )
+            self._processes.append(process)
             return Launched(process.pid, process)
         answer = self.server.ask(
             str(task.root), pid_namespace=self.name != "guardian", user_namespace=self.user
@@ -227,10 +247,18 @@ class Mode:
             python = sys.executable
             if self.uid is not None:
                 python = python_for_everybody() or pytest.skip("no interpreter that an ordinary user can run")
-            self._server = ForkServer(uid=self.uid, python=python)
+            self._server = ForkServer(uid=self.uid, python=python, options=self.options)
         return self._server
 
+    def kill_server(self) -> None:
+        self.server.process.kill()
+        assert self.server.close() == -signal.SIGKILL
+        self._server = None
+
     def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
         if self._server is not None:
             assert self._server.close() == 0
 
@@ -246,7 +274,10 @@ def namespaces(user: bool) -> bool:
     if user and os.geteuid() == 0:
         identity = {"user": ORDINARY, "group": ORDINARY, "extra_groups": []}
     command = ["unshare", *flags, "--pid", "--mount", "--fork", "true"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, **identity).returncode == 0
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(command, capture_output=True, **identity).returncode == 0
+    )
 
 
 MODES = ("namespace", "user-namespace", "guardian")

@@ -86,7 +86,9 @@ def test_a_process_that_handles_sigterm_answers_for_its_children(mode: Any, task
     it = task()
     mode.start(it)
     worker = "sleep 1000 & w=$!; "
-    it.sh(worker + "trap 'kill -0 $w && echo worker lives; exit 0' TERM; echo up; while :; do sleep 0.1; done")
+    it.sh(
+        worker + "trap 'kill -0 $w && echo worker lives; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    )
     it.said("up")
     it.order("stop", grace=30.0)
     it.ending(1)
@@ -179,7 +181,9 @@ def test_next_generation_in_the_same_directory(mode: Any, task: Make) -> None:
     mode.start(it)
     it.sh("echo $STOKER_GENERATION $STOKER_CHECKPOINT_DIR ${STOKER_RESUME_FROM-none}")
     it.ending()
-    it.sh("echo $STOKER_GENERATION $STOKER_CHECKPOINT_DIR $STOKER_RESUME_FROM", generation=2, resume_from="a.pt")
+    it.sh(
+        "echo $STOKER_GENERATION $STOKER_CHECKPOINT_DIR $STOKER_RESUME_FROM", generation=2, resume_from="a.pt"
+    )
     it.ending()
     first, second = (str(it.root / "checkpoints" / name) for name in "12")
     assert it.text() == f"1 {first} none\n2 {second} {second}/a.pt\n"
