@@ -1,0 +1,127 @@
+"""Putting a file or a directory in its place in one step, so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from typing import Any, Callable, Mapping, Optional, Union
+
+from stoker.task import formats
+
+Data = Union[
+    bytes,
+    bytearray,
+    memoryview,
+    str,
+    Mapping[str, Union[bytes, str]],
+    "os.PathLike[str]",
+    Callable[[str], Any],
+]
+"""Bytes, text, the files of a directory, a path to copy, or a function that writes to the path it is given."""
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def place(directory: str, name: str, data: Data, announce: Callable[[], None]) -> str:
+    """Write `data` to `directory/name`: beside it first, then on to the disk, then renamed.
+
+    `announce` is called just after the rename. The temporary place is a hidden directory, so that a function that
+    goes by the extension of its path finds the right one.
+    """
+    os.makedirs(directory, exist_ok=True)
+    target = os.path.join(directory, name)
+    workshop = os.path.join(directory, f".{name[:100]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    os.mkdir(workshop)
+    try:
+        fresh = os.path.join(workshop, name)
+        _write(fresh, data)
+        if not os.path.exists(fresh):
+            raise ValueError(
+                f"the function given to save {name!r} wrote nothing to the path it was called with"
+            )
+        _sync(fresh)
+        _swap(fresh, target)
+        announce()
+        formats.sync_directory(directory)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+    return target
+
+
+def _write(path: str, data: Data) -> None:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        with open(path, "wb") as file:
+            file.write(data)
+    elif isinstance(data, str):
+        with open(path, "w", encoding="utf-8") as text:
+            text.write(data)
+    elif isinstance(data, Mapping):
+        os.mkdir(path)
+        for name, part in data.items():
+            inner = os.path.join(path, _inner(name))
+            os.makedirs(os.path.dirname(inner), exist_ok=True)
+            _write(inner, part)
+    elif isinstance(data, os.PathLike):
+        if os.path.isdir(data):
+            shutil.copytree(data, path)
+        else:
+            shutil.copyfile(data, path)
+    elif callable(data):
+        data(path)
+    else:
+        raise TypeError(
+            f"cannot save {type(data).__name__}: give bytes, text, a dict of files, a Path, or a function that writes "
+            "to the path it is called with"
+        )
+
+
+def _inner(name: str) -> str:
+    if not name or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"not a path inside the checkpoint: {name!r}")
+    return name
+
+
+def _sync(path: str) -> None:
+    if not os.path.isdir(path):
+        _sync_file(path)
+        return
+    for directory, _, names in os.walk(path):
+        for name in names:
+            _sync_file(os.path.join(directory, name))
+        formats.sync_directory(directory)
+
+
+def _sync_file(path: str) -> None:
+    if os.path.islink(path) or not os.path.isfile(path):
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _swap(fresh: str, target: str) -> None:
+    """The new one takes the old one's place; the old one is left in the workshop, if anywhere."""
+    try:
+        os.replace(fresh, target)
+        return
+    except OSError:
+        # A directory is not replaced by a rename while there is something in it, nor a file by a directory.
+        if not os.path.lexists(target):
+            raise
+    if not _exchange(fresh, target):
+        os.rename(target, fresh + ".old")
+        os.rename(fresh, target)
+
+
+def _exchange(one: str, two: str) -> bool:
+    renameat2: Optional[Any] = None
+    if sys.platform == "linux":
+        renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), _RENAME_EXCHANGE) == 0)

@@ -1,0 +1,204 @@
+"""Saving and finding checkpoints: `stoker.checkpoint.save(...)`, `stoker.checkpoint.load()`.
+
+Saving is atomic: a checkpoint is there whole, on the disk, or not at all, whatever is killed. Stoker keeps what
+was saved from the moment `save` returns, and brings it back when the run goes on elsewhere. Outside Stoker the
+same calls work in `./checkpoints`.
+
+>>> save("step-1.json", '{"weights": [1, 2]}', step=1)
+'checkpoints/step-1.json'
+>>> load()
+b'{"weights": [1, 2]}'
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Union
+
+from stoker.sdk import running
+from stoker.sdk.atomic import Data, place
+from stoker.task import formats, layout
+
+__all__ = ["directory", "latest", "load", "load_torch", "save", "save_torch"]
+
+_UNFINISHED = re.compile(r"^\.|\.(tmp|part|partial|incomplete|lock)$|\.orbax-checkpoint-tmp|_temp$|^tmp[-_]")
+_TF_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+_POINTERS = ("checkpoint", "latest")
+_saved: List[str] = []
+"""What this process saved last; it is newer than what the run was resumed from."""
+
+
+def directory() -> Path:
+    """Where checkpoints belong: `STOKER_CHECKPOINT_DIR`, or `./checkpoints` outside Stoker.
+
+    >>> directory().name
+    'checkpoints'
+    """
+    return Path(os.environ.get("STOKER_CHECKPOINT_DIR") or "checkpoints")
+
+
+def save(
+    name: str,
+    data: Data,
+    *,
+    step: Optional[int] = None,
+    metrics: Optional[Mapping[str, Any]] = None,
+    keep: Optional[int] = None,
+) -> str:
+    """Save a checkpoint under a name in the checkpoint directory, and return its path.
+
+    `data` is bytes, text, a dict of files (a directory is made of it), a `Path` to copy, or a function that is
+    called with a path and writes a file or a directory there: `save("model.keras", model.save)`.
+    `step` and `metrics` are kept with it (`checkpoint: {best: ...}` in the job file goes by the metrics).
+    With `keep`, only so many of the newest local ones whose names differ from this one in their numbers stay;
+    what Stoker keeps is set in the job file. Raises OSError when it cannot be written; what was there stays.
+
+    >>> save("last.bin", b"weights")
+    'checkpoints/last.bin'
+    >>> save("step-2", {"model.bin": b"weights", "info.json": "{}"}, step=2, metrics={"loss": 0.5})
+    'checkpoints/step-2'
+    """
+    if not name or "/" in name or "\0" in name or _UNFINISHED.search(name):
+        raise ValueError(
+            f"not a name for a checkpoint: {name!r}; use one without '/' that neither begins with '.' nor ends in '.tmp'"
+        )
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
+    path = place(str(directory()), name, data, lambda: _announce(name, step, metrics))
+    _saved[:] = [path]
+    if keep is not None:
+        _prune(name, keep)
+    return path
+
+
+def load(name: Optional[str] = None) -> Union[bytes, Path, None]:
+    """The named checkpoint, else the one to go on from: bytes of a file, the path of a directory; None if there is none.
+
+    >>> load("no-such-checkpoint") is None
+    True
+    """
+    path = latest() if name is None else directory() / name
+    if path is None or not path.exists():
+        return None
+    return path if path.is_dir() else path.read_bytes()
+
+
+def latest() -> Optional[Path]:
+    """The checkpoint to go on from: what Stoker resumed this run from, or what was saved since; None at a first start.
+
+    >>> latest() is None or latest().parent == directory()
+    True
+    """
+    resumed = os.environ.get("STOKER_RESUME_FROM")
+    if resumed and not _saved:
+        return Path(resumed)
+    newest = max(_entries(), key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        return None
+    return newest.with_name(_TF_PART.sub("", newest.name))
+
+
+def save_torch(
+    state: Any,
+    name: Optional[str] = None,
+    *,
+    step: Optional[int] = None,
+    metrics: Optional[Mapping[str, Any]] = None,
+    keep: Optional[int] = None,
+) -> str:
+    """`torch.save` of a state (a dict of state dicts), atomically. The name is `step-N.pt`, or `last.pt` without a step.
+
+    stoker.checkpoint.save_torch({"model": model.state_dict(), "epoch": epoch}, step=epoch, keep=3)
+    """
+    import torch  # type: ignore[import-not-found,unused-ignore] # imported only by those who use it
+
+    if name is None:
+        name = "last.pt" if step is None else f"step-{step}.pt"
+    return save(name, lambda path: torch.save(state, path), step=step, metrics=metrics, keep=keep)
+
+
+def load_torch(name: Optional[str] = None, *, map_location: Any = "cpu", weights_only: bool = True) -> Any:
+    """What `save_torch` saved, on the CPU unless told otherwise; None if there is none.
+
+    state = stoker.checkpoint.load_torch()
+    if state is not None:
+        model.load_state_dict(state["model"])
+    """
+    data = load(name)
+    if data is None:
+        return None
+    import torch  # imported only by those who use it
+
+    if isinstance(data, Path):
+        raise IsADirectoryError(f"{data} is a directory; torch.load reads files")
+    return torch.load(io.BytesIO(data), map_location=map_location, weights_only=weights_only)
+
+
+def _announce(name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]]) -> None:
+    """Tell Stoker that it is complete. If that fails it still counts, as something renamed into place."""
+    task = running.task_directory()
+    if task is None:
+        return
+    line: Dict[str, Any] = {"name": name, "step": _step(step), "generation": running.generation()}
+    line["metrics"] = _numbers(metrics or {})
+    path = os.path.join(task, layout.COMMITS)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            formats.append_line(fd, line)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        running.warn("commit", f"checkpoint: step and metrics of {name} cannot be noted ({exc})")
+
+
+def _step(step: Any) -> Optional[int]:
+    try:
+        return None if step is None else int(step)
+    except (TypeError, ValueError):
+        running.warn("checkpoint step", f"checkpoint: step={step!r} is not a whole number; left out")
+        return None
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Dict[str, float]:
+    found: Dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as exc:
+            running.warn(
+                f"metric {name}", f"checkpoint: metric {name} is left out, it is not one number ({exc})"
+            )
+            continue
+        if math.isfinite(number):
+            found[str(name)] = number
+    return found
+
+
+def _entries() -> List[Path]:
+    try:
+        found = [path for path in directory().iterdir() if not _UNFINISHED.search(path.name)]
+    except FileNotFoundError:
+        return []
+    return [path for path in found if path.name not in _POINTERS and path.exists()]
+
+
+def _prune(name: str, keep: int) -> None:
+    """Of those whose names differ in their numbers only, the newest stay. What cannot be deleted stays too."""
+    family = re.sub(r"\d+", "#", name)
+    alike = [path for path in _entries() if re.sub(r"\d+", "#", path.name) == family]
+    alike.sort(key=lambda path: (path.name == name, path.stat().st_mtime_ns), reverse=True)
+    for path in alike[keep:]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            try:
+                path.unlink()
+            except OSError as exc:
+                running.warn("prune", f"checkpoint: {path.name} cannot be deleted ({exc})")
