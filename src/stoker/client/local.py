@@ -1,8 +1,9 @@
 """Finding the user's own server, or starting it.
 
-Which server is the server of a home is decided by one lock that the server holds for as long as it lives.
-Whoever finds no living server starts one; of many started at once all but one find the lock taken and leave,
-and everybody waits for the one. So any number of commands may race, and a crash leaves nothing to clean up.
+Which server is the server of a home is decided by one lock that the server holds for as long as it lives. A
+command that finds no living server starts one if it is its turn, which a second lock decides, and waits in any
+case. So any number of commands may race, and a crash anywhere leaves nothing to clean up: locks end with those
+who hold them.
 """
 
 from __future__ import annotations
@@ -65,23 +66,29 @@ def serving(home: Home) -> dict[str, Any] | None:
 def start(home: Home) -> dict[str, Any]:
     """Start the server of this home and wait until it listens; the one somebody else started is as good."""
     log, offset = _open_log(home)
+    # One of many commands starts the server, the others wait for it: a crowd of interpreters starting to find
+    # the lock taken would slow down the one that counts.
+    turn = os.open(home.root / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + START_LIMIT
-        pid = _spawn(home, log)
+        mine = False
+        pid = 0
         while time.monotonic() < deadline:
             record = serving(home)
             if record is not None:
                 return record
+            mine = mine or _locks(turn)
             status = _ended(pid) if pid else None
             if status not in (None, ALREADY_RUNNING):
                 raise _not_started(home, offset, status)
             if status == ALREADY_RUNNING:
                 pid = 0
-            if pid == 0 and not _locked(home):
-                # Whoever held the lock left without becoming the server (it was just shutting down, or died).
+            if mine and pid == 0 and not _locked(home):
+                # Nobody is the server, nor about to be: not even one that is just ending.
                 pid = _spawn(home, log)
             time.sleep(_POLL)
     finally:
+        os.close(turn)
         os.close(log)
     raise ServerUnreachable(
         f"the server did not start within {START_LIMIT:.0f} seconds", hint=f"See {home.server_log}."
@@ -148,17 +155,23 @@ def _ended(pid: int) -> int | None:
 
 
 def _locked(home: Home) -> bool:
+    """Whether a server holds the lock of this home."""
     try:
         fd = os.open(home.server_lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        return not _locks(fd)
     finally:
         os.close(fd)
-    return False
+
+
+def _locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _not_started(home: Home, offset: int, status: int | None) -> StokerError:
