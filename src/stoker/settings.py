@@ -7,7 +7,6 @@ path, lock, socket and port below belongs to exactly one home.
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -164,6 +163,8 @@ class Settings:
         home = home or Home.from_environment()
         raw: dict[str, Any] = {}
         if home.config.is_file():
+            import tomllib  # lazy: every command needs a Home, few need the settings
+
             try:
                 raw = tomllib.loads(home.config.read_text())
             except tomllib.TOMLDecodeError as exc:
