@@ -444,16 +444,16 @@ class EngineSuite:
 
         self.run(story())
 
-    @pytest.mark.parametrize("name", ["../outside", "a/b", "", ".", "..", "a.1", "x\0y"])
-    def test_names_cannot_lead_outside(self, name: str) -> None:
+    def test_names_cannot_lead_outside(self) -> None:
         async def story() -> None:
             engine = await self.engine()
-            for attempt in (
-                Attempt(name, 1, (TaskPlan("worker-0"),)),
-                Attempt("digits", 1, (TaskPlan(name),)),
-            ):
-                with pytest.raises(StokerError):
-                    await engine.submit(attempt)
+            for name in ("../outside", "a/b", "", ".", "..", "a.1", "x\0y"):
+                for attempt in (
+                    Attempt(name, 1, (TaskPlan("worker-0"),)),
+                    Attempt("digits", 1, (TaskPlan(name),)),
+                ):
+                    with pytest.raises(StokerError):
+                        await engine.submit(attempt)
             assert not await engine.observe()
 
         self.run(story())

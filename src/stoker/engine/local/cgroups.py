@@ -93,6 +93,15 @@ def mounts(mountinfo: str) -> list[str]:
     return found
 
 
+def unified(mountinfo: str) -> str | None:
+    """Where version 2 is mounted. Pure."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split(" ", 1)[0] == "cgroup2":
+            return _unescape(left.split()[4])
+    return None
+
+
 def settings(version: int, controllers: Iterable[str], limits: Limits) -> list[tuple[str, str, str]]:
     """(controller, file, value) to write, in order. Pure."""
     have = set(controllers)

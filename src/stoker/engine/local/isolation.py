@@ -114,9 +114,7 @@ def in_scope(found: Isolation, pid: int, name: str) -> Isolation:
     if problem is not None or own is None:
         _explain(missing, dict.fromkeys(_INSTEAD, problem or ""), have=set(), version=2)
         return replace(_assembled(found.processes, None, (), missing), wrap=found.wrap)
-    root = f"{own}/{name}"
-    have = processes.read_text(f"{root}/cgroup.controllers").split()
-    tree = cgroups.Tree(2, {c: root for c in cgroups.V2_CONTROLLERS if c in have})
+    tree = _tree_at(f"{own}/{name}")
     _explain(missing, {}, have=set(tree.roots), version=2)
     return _assembled(found.processes, tree, found.wrap, missing)
 
@@ -212,7 +210,9 @@ def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.Tree | Non
         return cgroups.Tree(1, roots), ()
     if second is not None and not any(controller in first for controller in cgroups.V2_CONTROLLERS):
         tree, wrap, problem = _second(second, name)
-        if tree is not None:
+        if tree is not None and not wrap:
+            problem = _try_v2(tree)
+        if tree is not None and not problem:
             _explain(missing, {}, have=set(tree.roots), version=2)
             return tree, wrap
         problems.update(dict.fromkeys(cgroups.V2_CONTROLLERS, problem))
@@ -233,6 +233,18 @@ def _try_v1(controller: str, root: str) -> str | None:
         cgroups.remove(trial.record(name))
 
 
+def _try_v2(tree: cgroups.Tree) -> str:
+    """The same for version 2; empty: it works."""
+    name = f"probe-{os.getpid()}"
+    try:
+        cgroups.make(tree, name, cgroups.Limits(cpu=1.0, memory=64 << 20, pids=16))
+        return _try_joining(f"{next(iter(tree.roots.values()))}/{name}") or ""
+    except (OSError, StopIteration) as exc:
+        return f"{getattr(exc, 'strerror', None) or exc} ({getattr(exc, 'filename', None) or name})"
+    finally:
+        cgroups.remove(tree.record(name))
+
+
 def _try_joining(directory: str) -> str | None:
     child = subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE)
     try:
@@ -244,18 +256,25 @@ def _try_joining(directory: str) -> str | None:
 
 
 def _second(own: str, name: str) -> tuple[cgroups.Tree | None, tuple[str, ...], str]:
-    """Version 2: our own subtree if it was delegated, else a scope of the user's systemd."""
+    """Version 2: our own subtree if it was delegated, else a scope of systemd's, else, as root, the top."""
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}")
-    problem = delegate(own, name, {os.getpid(), *_descendants(os.getpid())})
+    ours = {os.getpid(), *_descendants(os.getpid())}
+    problem = delegate(own, name, ours)
     if problem is None:
-        root = f"{own}/{name}"
-        have = processes.read_text(f"{root}/cgroup.controllers").split()
-        return cgroups.Tree(2, {c: root for c in cgroups.V2_CONTROLLERS if c in have}), (), ""
-    scope = _scope(name)
+        return _tree_at(f"{own}/{name}"), (), ""
+    scope = _scope()
     if scope is not None:
         # The fork server is born in the scope; the engine makes the groups beneath it once it is there.
         return cgroups.Tree(2, {}), scope, ""
+    top = cgroups.unified(processes.read_text("/proc/self/mountinfo"))
+    if os.geteuid() == 0 and top is not None and top != own and delegate(top, name, ours) is None:
+        return _tree_at(f"{top}/{name}"), (), ""
     return None, (), problem
+
+
+def _tree_at(root: str) -> cgroups.Tree:
+    have = processes.read_text(f"{root}/cgroup.controllers").split()
+    return cgroups.Tree(2, {name: root for name in cgroups.V2_CONTROLLERS if name in have})
 
 
 def delegate(own: str, name: str, ours: set[int]) -> str | None:
@@ -291,12 +310,14 @@ def enable(directory: str, controllers: list[str]) -> None:
     Path(directory, "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
 
 
-def _scope(name: str) -> tuple[str, ...] | None:
-    """The command that starts something in a delegated scope of this user's systemd; None: none answers."""
+def _scope() -> tuple[str, ...] | None:
+    """The command that starts something in a delegated scope of this user's systemd (root: the machine's); None:
+    none answers."""
     program = shutil.which("systemd-run")
-    if program is None or os.geteuid() == 0:
+    if program is None or not Path("/run/systemd/system").is_dir():
         return None
-    command = (program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
+    user = () if os.geteuid() == 0 else ("--user",)
+    command = (program, *user, "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
     try:
         done = subprocess.run(
             [*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
@@ -331,7 +352,7 @@ def _explain(
     fix = (
         "Run the server as root, or have an administrator delegate a cgroup to this user."
         if version == 1
-        else "Start the server from a login session with a user systemd, or in a unit with Delegate=yes."
+        else "Start the server where systemd answers, or in a unit or container whose cgroup is delegated to it."
     )
     for kind, instead in _INSTEAD.items():
         if kind not in have:
