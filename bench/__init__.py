@@ -1,0 +1,13 @@
+"""Ours against peers and limits, on one machine, in one run. `python -m bench --help` says how to use it.
+
+figures      numbers with their spread, and ratios
+results      lines of the table, bars, results.json
+report       the table as text and in docs/performance.md
+timing       commands timed in turns
+peers        what is measured against, installed by the benchmark itself
+keeper       everything a peer starts ends with it
+ours         a home, a server and clients to measure
+slurm, ray_jobs                  peers that need a cluster of their own
+simulated_server, load           a server full of simulated tasks, and an open loop of requests
+row01, row02, row03, row13       what is measured
+"""

@@ -1,0 +1,64 @@
+"""A home, a real server and clients: what of Stoker is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.keeper import Kept
+from bench.timing import environment
+from stoker.client import Client
+from stoker.client.local import read_token, serving
+from stoker.settings import Home
+
+START = 60.0
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A running server and the environment in which the command line finds it."""
+
+    home: Home
+    env: Mapping[str, str]
+    kept: Kept
+
+    def client(self) -> Client:
+        record = serving(self.home)
+        if record is None:
+            raise RuntimeError(f"the server is gone: {self.kept.last_words()}")
+        return Client(str(record["url"]), read_token(self.home))
+
+
+def stoker() -> str:
+    """The console script, as people start it."""
+    path = Path(sys.executable).parent / "stoker"
+    if not path.exists():
+        raise RuntimeError(f"{path} is not there; `make setup` installs it")
+    return str(path)
+
+
+@contextlib.contextmanager
+def server(root: Path, *, config: str = "", argv: Sequence[str] = ("-m", "stoker.server")) -> Iterator[Ours]:
+    """A server of its own below `root`, ended with everything it started."""
+    home = Home(root / "home")
+    home.root.mkdir(parents=True)
+    home.config.write_text(config)
+    user = root / "user"
+    user.mkdir()
+    env = environment(user, STOKER_HOME=str(home.root))
+    command = [sys.executable, *argv, "--home", str(home.root)]
+    with Kept(command, log=root / "server.out", env=env, cwd=root) as kept:
+        deadline = time.monotonic() + START
+        while serving(home) is None:
+            kept.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start: {kept.last_words()}")
+            time.sleep(0.02)
+        ours = Ours(home, env, kept)
+        with ours.client() as client:
+            client.server()
+        yield ours

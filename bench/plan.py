@@ -1,0 +1,29 @@
+"""How much is measured: in full, or quickly while something is being built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    quick: bool
+    rounds: int
+    """Rounds of commands timed in turns."""
+    slow_every: int
+    """Commands that take seconds take part in each n-th round."""
+    jobs: int
+    """Runs through the queue in one round of row 3."""
+    queue_rounds: int
+    sample: float
+    """Seconds for which peers too slow to finish are watched."""
+    spawn: float
+    """Seconds of bare spawning per limit."""
+    queued: int
+    running: int
+    load: float
+    """Seconds of open-loop load."""
+
+
+FULL = Scale(False, 25, 5, 2000, 3, 60.0, 5.0, 10_000, 1_000, 45.0)
+QUICK = Scale(True, 4, 4, 200, 1, 10.0, 1.5, 1_000, 100, 8.0)
