@@ -16,6 +16,7 @@ from stoker.errors import ServerUnreachable, StokerError
 
 if TYPE_CHECKING:
     from stoker.cli.context import Context
+    from stoker.client import Client
 
 Json = dict[str, Any]
 FIRST_LOOK = 0.5
@@ -37,15 +38,21 @@ class _Watch:
         self.status = _Status(ctx, quiet)
         self.stopping = False
         self._records: queue.SimpleQueue[Json | StokerError] = queue.SimpleQueue()
+        self._first: Client | None = ctx.client
         query: Json = {} if since_attempt is None else {"attempt": since_attempt}
         threading.Thread(target=self._read, args=(query,), daemon=True).start()
 
     def _read(self, query: Json) -> None:
         try:
-            for record in records(self.ctx.connect, self.id, query, follow=True):
+            for record in records(self._connect, self.id, query, follow=True):
                 self._records.put(record)
         except StokerError as exc:
             self._records.put(exc)
+
+    def _connect(self) -> Client:
+        """The connection that submitted the run, then new ones: the first of them may start the server again."""
+        first, self._first = self._first, None
+        return first if first is not None else self.ctx.connect()
 
     def to_end(self) -> int:
         pause = FIRST_LOOK

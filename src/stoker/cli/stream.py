@@ -107,6 +107,7 @@ class Printer:
         timestamps: bool = False,
         raw: bool = False,
         everything_out: bool = False,
+        live: bool = True,
     ) -> None:
         self.ctx = ctx
         self.prefixes = prefixes
@@ -114,9 +115,11 @@ class Printer:
         self.raw = raw
         self.everything_out = everything_out
         """stderr lines go to stdout too: for `logs`, where both are the data."""
+        self.live = live
+        """Every record is shown at once; otherwise output is gathered, which is faster."""
         self._open: tuple[str, str] | None = None
         """The task and stream whose line is unfinished on the screen."""
-        self._attempt: int | None = None
+        self._open_target = ctx.out
 
     def __call__(self, record: Json) -> None:
         if "dropped" in record:
@@ -144,8 +147,11 @@ class Printer:
         else:
             self._open = None
             line += "\n"
+        if to_err and not self.live:
+            self.ctx.out.flush()
         target.write(line)
-        target.flush()
+        if to_err or self.live:
+            target.flush()
 
     def finish_line(self) -> None:
         if self._open is not None:

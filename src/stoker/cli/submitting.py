@@ -103,13 +103,13 @@ def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str]) -> int:
 
 def deliver(ctx: Context, run: Json, *, detach: bool, as_json: bool, quiet: bool) -> int:
     """Print the id and leave, or stay and watch."""
+    _warnings(ctx, run)
     if not detach:
         from stoker.cli.attached import watch  # lazy: a detached run needs no threads
 
         if not quiet:
             ctx.note(f"{term.safe(run['id'])} submitted")
         return watch(ctx, run, quiet=quiet)
-    _warnings(ctx, run)
     name = term.safe(run["id"])
     if as_json:
         ctx.json(run)

@@ -45,9 +45,17 @@ def logs(
         timestamps=timestamps,
         raw=raw,
         everything_out=True,
+        live=follow,
     )
-    for record in records(ctx.connect, whole["id"], query, follow=follow):
-        printer(record)
+    try:
+        for record in records(ctx.connect, whole["id"], query, follow=follow):
+            printer(record)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        # How following is ended: nothing to say about it.
+        printer.finish_line()
+        return 130
     printer.finish_line()
     return 0
 

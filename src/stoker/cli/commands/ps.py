@@ -127,6 +127,15 @@ def _watch(ctx: Context, query: dict[str, Any], all: bool, limit: int | None, as
         raise UsageMistake(
             "--watch needs a terminal", hint="For scripts: stoker wait RUN, or stoker ps --json in a loop."
         )
+    ctx.out.write("\x1b[2J")
+    try:
+        _draw_forever(ctx, query, all, limit)
+    except KeyboardInterrupt:
+        ctx.print()
+    return 0
+
+
+def _draw_forever(ctx: Context, query: dict[str, Any], all: bool, limit: int | None) -> None:
     while True:
         runs, more = collect(ctx, query, all, limit)
         lines = runs_table(runs, fit=ctx.columns, color=ctx.out_color) if runs else ["no runs"]
