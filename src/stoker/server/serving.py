@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stoker.server import startup
 from stoker.server.app import create_app
@@ -18,6 +20,35 @@ GRACE = 5
 """Seconds that requests under way have to finish once the server is told to end."""
 
 
+HEAD = 1 << 20
+"""Bytes a connection may send before its headers are complete. They are kept in memory and come before the
+token, so there must be an end."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Drops a connection whose headers do not end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._head = 0
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head >= 0:
+            self._head += len(data)
+            if self._head > HEAD:
+                self.transport.abort()
+                return
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._head = -1
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._head = 0
+        super().on_message_complete()
+
+
 class Server(uvicorn.Server):
     """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
     would hold it up."""
@@ -26,7 +57,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(services),
             loop="uvloop",
-            http="httptools",
+            http=GuardedProtocol,
             ws="none",
             lifespan="off",
             access_log=False,

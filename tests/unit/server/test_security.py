@@ -167,6 +167,18 @@ def test_big_bodies_are_refused_before_they_are_read(shared: Any) -> None:
         assert sock.recv(100).split()[1] == b"413"
 
 
+@pytest.mark.parametrize(
+    "start", [b"GET /" + b"x" * 1000, b"GET /healthz HTTP/1.1\r\nA: ", b"GET /healthz HTTP/1.1\r\n"]
+)
+def test_endless_headers_are_cut_off(shared: Any, start: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), 30) as sock:
+        sock.sendall(start)
+        with pytest.raises(OSError):
+            for n in range(500):
+                sock.sendall(b"B%d: " % n + b"x" * 65536 + (b"\r\n" if start.endswith(b"\n") else b""))
+    assert shared.client.health()["status"] == "ok"
+
+
 def test_endless_bodies_are_cut_off(rig: Any) -> None:
     with socket.create_connection(("127.0.0.1", rig.port), 30) as sock:
         head = f"POST /api/v1/runs HTTP/1.1\r\nHost: 127.0.0.1:{rig.port}\r\nAuthorization: Bearer {rig.client._token}\r\n"

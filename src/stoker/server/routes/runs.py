@@ -29,6 +29,9 @@ _STATES = tuple(str(state) for state in RunState)
 def submit(request: Request, body: Submission) -> JsonAnswer:
     services = services_of(request)
     redactor.hide(body.secrets.values())
+    if body.code is not None:
+        # Fresh again: nothing of it is collected before the run refers to it.
+        services.blobs.touch(body.code)
     row, created = services.controller.submit(
         key=body.key,
         job=body.job,
@@ -37,8 +40,6 @@ def submit(request: Request, body: Submission) -> JsonAnswer:
         record=body.record,
         user=services.user,
     )
-    if created and body.code is not None:
-        services.blobs.touch(body.code)
     return JsonAnswer(views.show(services, row), 201 if created else 200)
 
 
