@@ -1,4 +1,4 @@
-"""The few kernel calls that Python does not offer: prctl, unshare, mount, and small reads of /proc.
+"""The few kernel calls that Python does not offer: prctl, unshare, setns, mount, and small reads of /proc.
 
 Loaded through ctypes on first use, so that importing this module is safe anywhere. On a system that lacks a
 call the helpers either say so (`OSError`) or, where the launcher can do without, answer None or False.
@@ -48,6 +48,11 @@ def set_name(name: str) -> None:
 def unshare(flags: int) -> None:
     if libc().unshare(flags) != 0:
         raise _error("unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    if libc().setns(fd, kind) != 0:
+        raise _error("setns")
 
 
 def mount(source: Optional[str], target: str, kind: Optional[str], flags: int) -> None:

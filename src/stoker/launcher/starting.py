@@ -1,0 +1,169 @@
+"""What a fork of the fork server does on its way to being a launcher. Nothing here returns into the fork server.
+
+Directly: the fork server has made the PID namespace, the fork is its init; it reports that it is prepared
+and waits to be told to go. Through an intermediate process, where the way back out of a namespace is barred
+(user namespaces) or somebody has to stay and watch (the guardian): the intermediate forks the launcher,
+records it and tells it to go.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any, Callable, Dict, NoReturn, Optional
+
+from stoker.launcher import files, guardian, linux
+from stoker.launcher.launcher import launch
+from stoker.task import formats, layout
+
+ERROR_LOG = "launcher.err"
+ERROR_LOG_LIMIT = 1 << 20
+
+
+def record(directory: str, boot_id: str, pid: int, **more: Any) -> Dict[str, Any]:
+    """Note the launcher in `engine.json`: from now on it can be found. Before this it must not go."""
+    known = {"boot_id": boot_id, "pid": pid, "start_time": linux.start_time(pid), **more}
+    formats.write_json(os.path.join(directory, layout.ENGINE), known)
+    return {"pid": pid, "start_time": known["start_time"]}
+
+
+class Start:
+    """One request, in a process of its own. `report`: where to say how it went, one JSON line."""
+
+    def __init__(self, request: Dict[str, Any], report: int, bundle: Optional[str], boot_id: str) -> None:
+        self.directory = str(request.get("directory"))
+        self.namespace = bool(request.get("pid_namespace"))
+        self.user_namespace = bool(request.get("user_namespace"))
+        self.report = report
+        self.bundle = bundle
+        self.boot_id = boot_id
+
+    def directly(self, go: int) -> NoReturn:
+        """Be init of the namespace that this fork was born into."""
+
+        def work() -> int:
+            self._prepare(go)
+            linux.unshare(linux.CLONE_NEWNS)
+            _keep_mounts_inside()
+            self._say({})
+            return self._become_launcher(go)
+
+        self._run(work)
+
+    def intermediate(self) -> NoReturn:
+        def work() -> int:
+            self._prepare()
+            return self._start_another()
+
+        self._run(work)
+
+    def _run(self, work: Callable[[], int]) -> NoReturn:
+        code = 70
+        try:
+            code = work()
+        except OSError as exc:
+            name = errno.errorcode.get(exc.errno or 0, "error")
+            self._say({"error": f"{name}: {exc.strerror or exc}"})
+        except BaseException as exc:  # noqa: BLE001 - a fork must never run on in the fork server's code
+            traceback.print_exc()
+            self._say({"error": f"{type(exc).__name__}: {exc}"})
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _prepare(self, *keep: int) -> None:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        linux.close_fds([self.report, *keep])
+        os.environ.clear()
+        os.chdir("/")
+        if not os.path.isabs(self.directory) or not os.path.isfile(os.path.join(self.directory, layout.TASK)):
+            raise FileNotFoundError(
+                errno.ENOENT, f"no {layout.TASK} in {self.directory!r} (an absolute path)"
+            )
+        null = os.open(os.devnull, os.O_RDWR)
+        errors = _error_log(self.directory)
+        for source, target in ((null, 0), (null, 1), (errors, 2)):
+            os.dup2(source, target)
+        os.close(null)
+        os.close(errors)
+
+    def _start_another(self) -> int:
+        if self.namespace:
+            _enter_namespaces(self.user_namespace)
+        else:
+            linux.subreaper()
+        go_reader, go_writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(go_writer)
+            self._run(lambda: self._become_launcher(go_reader))
+        os.close(go_reader)
+        more: Dict[str, Any] = {}
+        if not self.namespace:
+            more["guardian"] = {"pid": os.getpid(), "start_time": linux.start_time(os.getpid())}
+        answer = record(self.directory, self.boot_id, pid, **more)
+        os.write(go_writer, b"g")
+        os.close(go_writer)
+        self._say(answer)
+        if not self.namespace:
+            known = files.read_json(os.path.join(self.directory, layout.TASK)) or {}
+            guardian.guard(pid, known.get("cgroup"))
+        return 0
+
+    def _become_launcher(self, go: int) -> int:
+        self._hush()
+        if self.namespace:
+            _own_proc()
+        if os.read(go, 1) != b"g":
+            return 0
+        os.close(go)
+        linux.set_name("stoker-launcher")
+        return launch(self.directory, self.bundle)
+
+    def _say(self, answer: Dict[str, Any]) -> None:
+        """Once; whatever goes wrong later is for launcher.err."""
+        if self.report >= 0:
+            os.write(self.report, json.dumps(answer).encode() + b"\n")
+            self._hush()
+
+    def _hush(self) -> None:
+        if self.report >= 0:
+            os.close(self.report)
+            self.report = -1
+
+
+def _enter_namespaces(user: bool) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWPID | linux.CLONE_NEWNS | (linux.CLONE_NEWUSER if user else 0))
+    if user:
+        maps = (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"))
+        for name, value in maps:
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(value)
+    _keep_mounts_inside()
+
+
+def _keep_mounts_inside() -> None:
+    """What is mounted on the machine later is seen here too, and nothing mounted here is seen outside."""
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)
+
+
+def _own_proc() -> None:
+    try:
+        linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    except OSError:
+        # Some containers forbid it. The launcher copes: it then counts by the outer numbers.
+        pass
+
+
+def _error_log(directory: str) -> int:
+    path = os.path.join(directory, ERROR_LOG)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if os.fstat(fd).st_size > ERROR_LOG_LIMIT:
+        os.ftruncate(fd, 0)
+    return fd
