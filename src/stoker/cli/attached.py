@@ -24,13 +24,14 @@ FIRST_LOOK = 0.5
 LOOK_EVERY = 2.0
 
 
-def watch(ctx: Context, run: Json, *, quiet: bool = False, since_attempt: int | None = None) -> int:
-    """Follow `run` to its end and give the exit code that stands for it."""
-    return _Watch(ctx, run, quiet, since_attempt).to_end()
+def watch(ctx: Context, run: Json, *, quiet: bool = False, after: Json | None = None) -> int:
+    """Follow `run` to its end and give the exit code that stands for it. `after`: the attempt whose output, and
+    that of those before it, is not shown again."""
+    return _Watch(ctx, run, quiet, after or {}).to_end()
 
 
 class _Watch:
-    def __init__(self, ctx: Context, run: Json, quiet: bool, since_attempt: int | None) -> None:
+    def __init__(self, ctx: Context, run: Json, quiet: bool, after: Json) -> None:
         self.ctx = ctx
         self.id = str(run["id"])
         self.quiet = quiet
@@ -39,13 +40,16 @@ class _Watch:
         self.stopping = False
         self._records: queue.SimpleQueue[Json | StokerError] = queue.SimpleQueue()
         self._first: Client | None = ctx.client
-        query: Json = {} if since_attempt is None else {"attempt": since_attempt}
+        self._after = int(after.get("number") or 0)
+        # A second of grace: the end is recorded after the last line was written.
+        query: Json = {"since": float(after["ended_at"]) - 1.0} if after.get("ended_at") else {}
         threading.Thread(target=self._read, args=(query,), daemon=True).start()
 
     def _read(self, query: Json) -> None:
         try:
             for record in records(self._connect, self.id, query, follow=True):
-                self._records.put(record)
+                if "end" in record or int(record.get("attempt") or 0) > self._after or not self._after:
+                    self._records.put(record)
         except StokerError as exc:
             self._records.put(exc)
 
@@ -97,13 +101,18 @@ class _Watch:
             if end.get("state") == "succeeded":
                 self.ctx.note(f"{term.safe(self.id)} succeeded")
             else:
-                self._say_ending()
+                self._say_ending(str(end.get("state")))
         return render.exit_status(end)
 
-    def _say_ending(self) -> None:
+    def _say_ending(self, state: str) -> None:
         from stoker.cli.commands.wait import ending_line
 
-        run = self.ctx.client.run(self.id)
+        try:
+            run = self.ctx.client.run(self.id)
+        except ServerUnreachable:
+            # It died just now. How the run ended is known, and that decides the exit code.
+            self.ctx.note(f"{term.safe(self.id)} {term.safe(state)}")
+            return
         self.ctx.note(ending_line(run))
         if run["state"] == "failed":
             self.ctx.note(f"\nhint: stoker why {term.safe(self.id)}")
@@ -116,7 +125,7 @@ class _Watch:
         self.printer.finish_line()
         if self.stopping:
             self.ctx.note(f"killing {term.safe(self.id)}")
-            self.ctx.client.stop(self.id, kill=True)
+            self._stop(kill=True)
             return None
         if not self.ctx.interactive:
             return self._detach(130)
@@ -126,8 +135,14 @@ class _Watch:
         if answer == "s":
             self.stopping = True
             self.ctx.note(f"stopping {term.safe(self.id)}; Ctrl-C again kills it")
-            self.ctx.client.stop(self.id, kill=False)
+            self._stop(kill=False)
         return None
+
+    def _stop(self, *, kill: bool) -> None:
+        try:
+            self.ctx.client.stop(self.id, kill=kill)
+        except ServerUnreachable:
+            self.ctx.reconnect().stop(self.id, kill=kill)
 
     def _ask(self) -> str:
         """d, s or c. A second Ctrl-C means stop; the end of the input means detach."""

@@ -20,14 +20,23 @@ PATIENCE = 8
 
 class Seen:
     """How far each task's log has been read, so that reading again after a break neither loses nor repeats a
-    line. Within one task and attempt records come in order of their time; several may share one."""
+    line. Within one task and attempt records come in the order they were written. As long as their times never
+    went back, reading goes on from the newest time (several records may share it); after a clock that was set
+    back, from the beginning, passing over as many records as were seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
+        self.whole = whole
+        """Everything from the beginning was asked for, so records can be counted from there."""
         self._newest: dict[tuple[str, int], tuple[float, int]] = {}
+        self._total: dict[tuple[str, int], int] = {}
+        self._went_back = False
         self._skip: dict[tuple[str, int], tuple[float, int]] = {}
 
     def again(self) -> float | None:
         """Call before reading again. The time to read from, or None for the beginning."""
+        if self.whole and self._went_back:
+            self._skip = {key: (float("inf"), count) for key, count in self._total.items()}
+            return None
         self._skip = dict(self._newest)
         if not self._newest:
             return None
@@ -38,16 +47,23 @@ class Seen:
         """Whether this record has not been seen; it has been from now on."""
         key = (str(record.get("task")), int(record.get("attempt") or 0))
         t = float(record.get("t") or 0.0)
-        if key in self._skip:
-            boundary, left = self._skip[key]
-            if t < boundary:
-                return False
-            if t == boundary and left > 0:
-                self._skip[key] = (boundary, left - 1)
-                return False
-            del self._skip[key]
+        if key in self._skip and not self._past(key, t):
+            return False
         newest, count = self._newest.get(key, (t, 0))
+        self._went_back = self._went_back or t < newest
         self._newest[key] = (t, count + 1) if t == newest else (t, 1)
+        self._total[key] = self._total.get(key, 0) + 1
+        return True
+
+    def _past(self, key: tuple[str, int], t: float) -> bool:
+        boundary, left = self._skip[key]
+        counted = boundary == float("inf")
+        if t < boundary and not counted:
+            return False
+        if left > 0 and (counted or t == boundary):
+            self._skip[key] = (boundary, left - 1)
+            return False
+        del self._skip[key]
         return True
 
 
@@ -65,7 +81,7 @@ def records(
     if not follow:
         yield from client.logs(run, **query, follow=False)
         return
-    seen = Seen()
+    seen = Seen(whole=query.get("since") is None and query.get("tail") is None)
     failures = 0
     while True:
         try:
@@ -87,6 +103,8 @@ def records(
         since = seen.again()
         if since is not None:
             query = {**query, "since": since, "tail": None}
+        elif seen.whole:
+            query = {**query, "since": None}
 
 
 def _again(connect: Callable[[], Client], old: Client) -> Client:

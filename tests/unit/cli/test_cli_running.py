@@ -116,6 +116,29 @@ def test_following_survives_the_servers_death_without_losing_or_repeating_a_line
     assert asked == [None, str(NOW + 2), str(NOW + 4), str(NOW + 4)]
 
 
+def test_following_survives_a_clock_that_was_set_back(digits: Any, invoke: Any) -> None:
+    times = [NOW, NOW + 1, NOW - 50, NOW - 50, NOW - 49]
+    lines = [line(f"line {n}", t=t) for n, t in enumerate(times)]
+    digits.logs = [lines[:4], [*lines, end()]]
+    assert invoke("logs", "-f", "digits-7f3k").out.splitlines() == [f"line {n}" for n in range(5)]
+
+
+def test_resume_follows_only_what_comes_after(digits: Any, invoke: Any) -> None:
+    digits.runs[0] |= {"state": "failed", "attempts": [{"number": 1, "ended_at": NOW}]}
+    digits.logs = [
+        [
+            line("old"),
+            line("new", attempt=2, t=NOW + 9),
+            line("retried", attempt=3, t=NOW + 20),
+            end("failed", 4),
+        ]
+    ]
+    result = invoke("resume", "digits-7f3k", "-f")
+    assert (result.code, result.out) == (4, "new\nretried\n")
+    query = next(query for _, path, query, _ in digits.requests if path.endswith("/logs"))
+    assert query["since"] == str(NOW - 1.0)
+
+
 def test_logs_json_gives_the_records(digits: Any, invoke: Any) -> None:
     digits.logs = [[line("a\x1b[2J"), end()]]
     result = invoke("logs", "digits-7f3k", "-f", "--json")

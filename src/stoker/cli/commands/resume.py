@@ -32,8 +32,8 @@ def resume(
     name = term.safe(answer["id"])
     ctx.note(f"{name} {term.safe(answer['state'])}")
     if follow:
-        attempts = old.get("attempts") or [{"number": 0}]
-        return watch(ctx, answer, since_attempt=int(attempts[-1]["number"]) + 1)
+        attempts = old.get("attempts") or [{}]
+        return watch(ctx, answer, after=attempts[-1])
     ctx.print(name)
     return 0
 
