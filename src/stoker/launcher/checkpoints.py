@@ -215,13 +215,13 @@ class Scanner:
                 signature = scan.snapshot(self._source, members)
                 if scan.counts(signature):
                     looked.append((unit, sign, members, signature))
-        device = os.stat(self._source).st_dev
         versions = {unit.name: unit.version for unit, *_ in looked}
         writers = scan_open.being_written(
-            (device, member.ino) for _, sign, _, signature in looked if sign != "sdk" for member in signature
+            self._source,
+            [member for _, sign, _, signature in looked if sign != "sdk" for member in signature],
         )
         for unit, _, _, signature in looked:
-            if any((device, member.ino) in writers for member in signature):
+            if any(member.ino in writers for member in signature):
                 unit.still_open(now)
                 unit.version += 1
         self._read_events(now)
@@ -301,8 +301,7 @@ class Scanner:
     def _conclude(self, outcome: staging.Outcome, now: float) -> None:
         job = outcome.job
         unit = self._unit(job.name)
-        unit.job = None
-        unit.eager_after = now + 3 * outcome.seconds
+        unit.copied(now, outcome.seconds)
         if job.stale or outcome.status == "changed":
             staging.remove(job.target)
             unit.due = unit.due or now + min(self._quiet, LOOK_AGAIN)

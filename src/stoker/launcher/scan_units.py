@@ -9,6 +9,10 @@ from stoker.launcher.staging import Job
 
 RENAME_SETTLE = 0.2
 """Seconds after a rename before it is copied: the SDK's word about it comes just after the rename."""
+COPY_GAP = 0.5
+"""Least seconds between two copies of one checkpoint that is saved again and again, and
+`COPY_SHARE` times what the copy took."""
+COPY_SHARE = 5.0
 LOOK_AGAIN = 1.0
 """Seconds until a file that is still open, or changed under our hands, is looked at again."""
 
@@ -24,8 +28,9 @@ class Unit:
         self.changed = 0.0
         self.closed = False
         """Its writer has closed it; its format may prove that it is complete."""
-        self.eager_after = 0.0
-        """Not to be copied again before, on the strength of its format: a copy costs the training something."""
+        self.not_before = 0.0
+        """Not to be copied again before: a copy costs the training something, and what is overwritten all the time
+        is copied now and then; the newest is there at the end anyway."""
         self.due: Optional[float] = None
         """When to decide about it."""
         self.job: Optional[Job] = None
@@ -45,7 +50,7 @@ class Unit:
             # The bytes went before; this only says that it may be looked at.
             if self.fresh and not change.inside:
                 self.closed = True
-                self.due = min(now if self.due is None else self.due, max(now, self.eager_after))
+                self.due = min(now if self.due is None else self.due, max(now, self.not_before))
             return
         self.version += 1
         self.changed = now
@@ -83,16 +88,19 @@ class Unit:
     def sign(self, now: float) -> Optional[str]:
         """Why it may be complete now; None: it may not, and `due` says when to look again."""
         self.due = None
+        if self.commit is None and not self.fresh:
+            return None
+        if now < self.not_before:
+            self.due = self.not_before
+            return None
         if self.commit is not None:
             return "sdk"
-        if not self.fresh:
-            return None
         if self.renamed:
             return "rename"
         if now - self.changed >= self.quiet:
             return "quiet"
         self.due = self.changed + self.quiet
-        return "verified" if self.closed and len(self.fresh) == 1 and now >= self.eager_after else None
+        return "verified" if self.closed and len(self.fresh) == 1 else None
 
     def still_open(self, now: float) -> None:
         """Whoever has it open may go on writing, renamed or not."""
@@ -107,6 +115,10 @@ class Unit:
             return None
         commit, self.commit = self.commit, None
         return commit
+
+    def copied(self, now: float, seconds: float) -> None:
+        self.job = None
+        self.not_before = now + max(COPY_GAP, COPY_SHARE * seconds)
 
     def settle(self, version: int) -> None:
         """This version has been dealt with."""
