@@ -52,6 +52,10 @@ async def main():
     told["plain"] = (await until(lambda: plain.status() and plain.status().ending))["code"]
     _, greedy = await start(engine, "greedy", GREEDY, memory=150 << 20)
     told["greedy"] = (await until(lambda: greedy.status() and greedy.status().ending))["kind"]
+    handle, hurt = await start(engine, "hurt", "import time; time.sleep(600)")
+    await until(lambda: hurt.status() and hurt.status().phase == "running")
+    await engine.hurt(handle, "worker-0", "process")
+    told["hurt"] = (await until(lambda: hurt.status() and hurt.status().ending))["signal"]
     handle, lost = await start(engine, "lost", DAEMON)
     await until(lambda: lost.status() and lost.status().phase == "running")
     await engine.hurt(handle, "worker-0", "launcher")
@@ -95,6 +99,7 @@ def test_an_ordinary_user_is_served_and_told_what_is_missing(mode: str) -> None:
     assert told["isolation"]["cpu"] == "affinity"
     assert told["doctor"]["isolation: memory"] == "warn"
     assert (told["plain"], told["greedy"], told["lost"]) == (7, "oom", "gone")
+    assert told["hurt"] == 9
     assert told["left"] == []
 
 

@@ -187,6 +187,7 @@ def test_groups_are_made_and_removed_with_their_children(tmp_path: Path) -> None
     cgroups.make(tree, "r.1.w", Limits(memory=1 << 20, pids=7))
     made = tmp_path / "r.1.w"
     assert ((made / "memory.max").read_text(), (made / "pids.max").read_text()) == ("1048576", "7")
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids"
     for name in ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max"):
         (made / name).unlink(missing_ok=True)  # a real group's files go with it
     (made / "made" / "by" / "the-task").mkdir(parents=True)

@@ -113,6 +113,8 @@ def make(tree: Tree, name: str, limits: Limits) -> None:
     """Make a task's group and set its limits. May be repeated. Raises OSError when the kernel refuses."""
     for root in dict.fromkeys(tree.roots.values()):
         _make_directory(Path(root, name))
+        if tree.version == 2:
+            _pass_on(root, tree.roots)
     for controller, file, value in settings(tree.version, tree.roots, limits):
         path = Path(tree.roots[controller], name, file)
         try:
@@ -120,6 +122,14 @@ def make(tree: Tree, name: str, limits: Limits) -> None:
         except OSError:
             if file not in _OPTIONAL:
                 raise
+
+
+def _pass_on(root: str, controllers: Iterable[str]) -> None:
+    """Version 2 limits only what its parent lets it. Said once per home, and again if somebody removed its group."""
+    allowed = processes.read_text(f"{root}/cgroup.subtree_control").split()
+    wanted = [f"+{controller}" for controller in controllers if controller not in allowed]
+    if wanted:
+        Path(root, "cgroup.subtree_control").write_text(" ".join(wanted))
 
 
 def _make_directory(path: Path) -> None:

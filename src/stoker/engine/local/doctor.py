@@ -43,7 +43,8 @@ class Fact:
 
 
 def doctor_facts(settings: Settings, found: Isolation | None = None) -> list[Fact]:
-    """Look at everything. Takes some tens of milliseconds; changes nothing. `found`: what a server already knows."""
+    """Look at everything, which takes some tens of milliseconds. `found`: what a server already knows; without it
+    the isolation is tried out, and an empty cgroup of this home may stay behind."""
     return [
         *_system(),
         *_isolation(found or isolation.probe(settings.home.root, settings.local.isolation)),

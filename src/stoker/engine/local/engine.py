@@ -156,10 +156,15 @@ class LocalEngine:
         if how == "launcher":
             processes.send(known.identity, signal.SIGKILL, known.pidfd)
             return f"killed launcher {known.identity.pid}"
-        for child in processes.children(known.identity.pid):
-            if processes.task_directory(child) == known.path:
-                processes.kill([child])
-                return f"killed process {child}"
+        children = processes.children(known.identity.pid)
+        bodies = [child for child in children if processes.task_directory(child) == known.path]
+        if known.info.pid_namespace and not bodies:
+            bodies = (
+                children  # its environment cannot be read; in a namespace a launcher has no other children
+            )
+        if bodies:
+            processes.kill(bodies[:1])
+            return f"killed process {bodies[0]}"
         raise NotFound(f"{task} of {place.run} has no training process")
 
     # -- what it knows ---------------------------------------------------------------------------------------
