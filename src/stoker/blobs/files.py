@@ -7,6 +7,7 @@ disk becomes DiskFull, which names the disk and what is left on it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -133,6 +134,21 @@ def disk_full(where: Path) -> DiskFull:
         hint="Free some space; what was stored before is safe, and going on works once there is room.",
         details={"path": str(where), "free": left},
     )
+
+
+def sync_file_system(path: Path) -> None:
+    """Make everything written to the file system of a directory durable: one call for thousands of files."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with naming_full_disks(path):
+            if not hasattr(libc, "syncfs"):
+                os.sync()
+            elif libc.syncfs(fd) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:

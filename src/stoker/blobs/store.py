@@ -12,7 +12,6 @@ nothing disappears. Fresh trees keep what they refer to.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -30,6 +29,7 @@ from stoker.blobs.files import (
     hash_fd,
     naming_full_disks,
     sync_directory,
+    sync_file_system,
     write_all,
 )
 from stoker.blobs.place import missing_blob, place_at
@@ -138,19 +138,8 @@ class BlobStore:
         return digest
 
     def sync(self) -> None:
-        """Make durable all that was put with `durable=False`: one call for thousands of small files."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            with naming_full_disks(self.root):
-                if not hasattr(libc, "syncfs"):
-                    os.sync()
-                elif libc.syncfs(fd) != 0:
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code), str(self.root))
-        finally:
-            os.close(fd)
+        """Make durable all that was put with `durable=False`."""
+        sync_file_system(self.root)
 
     # -- getting ---------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(exc)
     try:
         startup.log_to(home)
-        return _serve(home, arguments)
+        return _serve(home, arguments, lock)
     except StokerError as exc:
         log.error("cannot start: %s", exc)
         return _refuse(exc)
@@ -64,7 +64,7 @@ def _refuse(exc: StokerError) -> int:
     return exc.exit_code
 
 
-def _serve(home: Home, arguments: argparse.Namespace) -> int:
+def _serve(home: Home, arguments: argparse.Namespace, lock: int) -> int:
     os.chdir(home.root)
     settings = _settings(home, arguments)
     token = startup.token_of(home)
@@ -82,7 +82,7 @@ def _serve(home: Home, arguments: argparse.Namespace) -> int:
         startup.write_record(home, services.url, services.started_at)
         stack.callback(_forget, home)
         log.info("serving %s at %s, version %s, pid %d", home.root, services.url, __version__, os.getpid())
-        Server(services).run(sockets=[sock])
+        Server(services, lock).run(sockets=[sock])
         log.info("ending")
     return 0
 
@@ -106,7 +106,7 @@ def _services(settings: Settings, token: str, url: str) -> Services:
         home_id=startup.home_id(home),
         blobs=blobs,
         archive=LogArchive(home),
-        user=getpass.getuser(),
+        user=_user(),
         started_at=time.time(),
         version=__version__,
         url=url,
@@ -120,6 +120,14 @@ def _services(settings: Settings, token: str, url: str) -> Services:
         return services
     services.parts = (store, Controller(settings, store, blobs, LocalEngine(settings)))
     return services
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # An account without a name, as containers like to have.
+        return f"uid-{os.getuid()}"
 
 
 def _forget(home: Home) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from stoker import __version__
 from stoker.blobs import BlobStore
-from stoker.blobs.files import Copier, naming_full_disks
+from stoker.blobs.files import Copier, naming_full_disks, sync_file_system
 from stoker.errors import Refused
 from stoker.settings import Home
 from stoker.store import Store
@@ -91,7 +91,7 @@ def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str
         "bytes": sum(entry.stat().st_size for entry in files),
     }
     (partial / "backup.json").write_text(json.dumps(description))
-    os.sync()
+    sync_file_system(partial)
     return description
 
 

@@ -87,7 +87,7 @@ def _read(
 
 def _moved(before: Position | None, after: Position) -> bool:
     """Filters may leave nothing of a piece although there is more behind it."""
-    return before is not None and before != after
+    return (before or {}) != after
 
 
 def _line(record: dict[str, Any]) -> bytes:

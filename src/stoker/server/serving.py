@@ -20,6 +20,9 @@ GRACE = 5
 """Seconds that requests under way have to finish once the server is told to end."""
 
 
+LOOK = 10
+"""Ticks between looks at what people may delete by hand: server.json is written again, a deleted lock ends the
+server, because the next one would not know of it."""
 HEAD = 1 << 20
 """Bytes a connection may send before its headers are complete. They are kept in memory and come before the
 token, so there must be an end."""
@@ -53,7 +56,8 @@ class Server(uvicorn.Server):
     """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
     would hold it up."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, lock: int | None = None) -> None:
+        """`lock`: the descriptor of the home's lock, watched for as long as the server runs."""
         config = uvicorn.Config(
             create_app(services),
             loop="uvloop",
@@ -68,6 +72,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._services = services
+        self._lock = lock
         services.stop = self.stop
 
     def stop(self) -> None:
@@ -77,6 +82,24 @@ class Server(uvicorn.Server):
             startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
         services.closing.set()
         self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls this ten times a second."""
+        if counter % LOOK == 0 and self._lock is not None and not self.should_exit:
+            self._look(self._lock)
+        return await super().on_tick(counter)
+
+    def _look(self, lock: int) -> None:
+        services = self._services
+        home = services.settings.home
+        if not startup.still_locked(home, lock):
+            log.error(
+                "the lock of the home %s was deleted; ending, so that there are never two servers", home.root
+            )
+            self.stop()
+        elif not home.server_record.exists():
+            with contextlib.suppress(OSError):
+                startup.write_record(home, services.url, services.started_at)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """In place of uvicorn's, which would raise the signal again at the end and skip our own ending."""

@@ -71,6 +71,11 @@ def take_lock(home: Home) -> int:
     raise AlreadyRunning(f"another server already uses the home {str(home.root)!r}")
 
 
+def still_locked(home: Home, lock: int) -> bool:
+    """Whether the lock we hold is still the one others would try."""
+    return _same_file(lock, home.server_lock)
+
+
 def log_to(home: Home) -> None:
     """Log to server.log, rotated; and to stderr where that is something else."""
     formatter = RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -220,6 +220,18 @@ def test_half_of_the_home_deleted(home: Home) -> None:
         assert client.runs()["runs"] == []
 
 
+def test_files_deleted_under_a_running_server(home: Home) -> None:
+    with local.connect(home) as client:
+        first = client.server()["pid"]
+    home.server_record.unlink()
+    with local.connect(home) as client:
+        assert client.server()["pid"] == first, "the record is written again"
+    home.server_lock.unlink()
+    until(lambda: local.serving(home) is None, "a server without its lock must end")
+    with local.connect(home) as client:
+        assert client.server()["pid"] != first
+
+
 def test_a_log_that_grew_is_put_aside(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.root.mkdir()
     home.server_log.write_text("old\n" * 1000)

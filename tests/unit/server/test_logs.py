@@ -118,3 +118,12 @@ def test_a_big_log_comes_in_pieces(rig: Any) -> None:
     run = rig.submit()["id"]
     rig.log(run, *["x" * 1000 for _ in range(3000)])
     assert len(list(rig.client.logs(run))) == 3000
+
+
+def test_a_filter_that_leaves_nothing_of_the_first_piece(rig: Any) -> None:
+    run = rig.submit()["id"]
+    rig.log(run, *["x" * 1000 for _ in range(1000)])
+    rig.log(run, "at last", stream="e")
+    assert texts(rig.client.logs(run, stream="stderr")) == ["at last"]
+    rig.end(run)
+    assert texts(rig.client.logs(run, stream="stderr", follow=True)) == ["at last"]
