@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,15 @@ def test_doctor_with_a_broken_configuration(home: Home, invoke: Any) -> None:
     result = invoke("doctor")
     assert result.code == 1
     assert "unknown section 'serve'" in result.out
+
+
+def test_doctor_finds_a_taken_port(home: Home, invoke: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        home.config.write_text(f"[server]\nport = {port}\n")
+        result = invoke("doctor")
+    assert result.code == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.out
 
 
 def test_a_home_that_is_a_file(home: Home, invoke: Any, tmp_path: Path, monkeypatch: Any) -> None:

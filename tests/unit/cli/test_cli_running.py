@@ -222,6 +222,20 @@ def test_the_plain_job_means_the_same_as_the_checked_one() -> None:
     assert Job.from_json(plain).to_json() == job_flags.checked_job(found, ["python", "train.py"], None)
 
 
+def test_a_script_is_run_by_the_python_there_is(
+    fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
+    tools = script.parent / "bin"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    for name in ("python3", "python", "tool.py"):
+        (tools / name).touch(mode=0o755)
+        invoke("run", "-d", "train.py")
+        assert fake.submitted[-1]["job"]["run"] == ["python3" if name == "python3" else "python", "train.py"]
+    invoke("run", "-d", "tool.py", "-x")
+    assert fake.submitted[-1]["job"]["run"] == ["tool.py", "-x"]
+
+
 def test_code_that_the_server_does_not_know_is_sent(fake: Any, invoke: Any, script: Path) -> None:
     fake.known_code = False
     assert invoke("run", "-d", "train.py").code == 0

@@ -74,7 +74,7 @@ def _settings(ctx: Context) -> list[Json]:
     except (StokerError, OSError) as exc:
         fix = exc.hint if isinstance(exc, StokerError) else None
         return [_fact("settings", "fail", str(exc), fix or "Fix config.toml in the home.")]
-    return [*_machine(settings), *_home(settings.home)]
+    return [*_machine(settings), *_home(settings.home), *_ports(settings)]
 
 
 def _machine(settings: Settings) -> list[Json]:
@@ -96,6 +96,30 @@ def _home(home: Home) -> list[Json]:
     if home.token.exists() and home.token.stat().st_mode & 0o077:
         found.append(_fact("token", "fail", f"{home.token} can be read by others", f"chmod 600 {home.token}"))
     return found
+
+
+def _ports(settings: Settings) -> list[Json]:
+    """Whether the server could listen where it is told to; one that runs holds its port rightly."""
+    from stoker.client import local
+
+    host, port = settings.server.host, settings.server.port
+    if local.running(settings.home) is not None:
+        return []
+    import socket
+
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as exc:
+        text = f"cannot listen on {host} port {port or '(any)'}: {exc}"
+        return [
+            _fact(
+                "port",
+                "fail",
+                text,
+                f"Choose another port in [server] of {settings.home.config}, or 0 for any.",
+            )
+        ]
+    return [_fact("port", "ok", f"{port} is free" if port else f"a free one on {host}")]
 
 
 def _server(ctx: Context) -> list[Json]:
