@@ -62,8 +62,10 @@ class Unit:
             if self.job is not None and (change.inside or change.kind == "written"):
                 self.job.stale = True
         elif change.kind == "arrived":
+            # A script that saves again and again must not push its own copy away for ever.
+            waiting = self.due if self.renamed else None
             self.fresh[change.entry] = "renamed"
-            self.due = now + RENAME_SETTLE
+            self.due = min(now + RENAME_SETTLE, now + RENAME_SETTLE if waiting is None else waiting)
         else:
             self.fresh.pop(change.entry, None)
             if not self.fresh:

@@ -1,0 +1,607 @@
+"""When a checkpoint counts as complete, what is kept of it, and what survives the scanner's own death."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import mmap
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_scanning import Task
+
+from stoker.launcher import scan, scan_facts, scan_open, scan_watch, staging
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[Task]:
+    task = Task(tmp_path / "task").begin()
+    yield task
+    task.close()
+
+
+def archive(text: str = "weights") -> bytes:
+    """What torch.save leaves: a zip archive."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("archive/data.pkl", text * 100)
+    return buffer.getvalue()
+
+
+class TestSigns:
+    def test_quiet_for_some_seconds(self, task: Task) -> None:
+        task.write("step-1.bin", b"one")
+        task.poll()
+        task.poll(2.9)
+        assert task.names == []
+        task.poll(0.2)
+        assert [(r["name"], r["how"], r["step"]) for r in task.offered] == [("step-1.bin", "quiet", 1)]
+
+    def test_every_write_starts_the_wait_again(self, task: Task) -> None:
+        for _ in range(4):
+            with open(task.dir / "a.bin", "ab") as file:
+                file.write(b"more")
+            task.poll()
+            task.poll(2.0)
+        assert task.names == []
+        task.poll(1.1)
+        assert task.names == ["a.bin"]
+
+    def test_not_while_a_process_has_it_open_for_writing(self, task: Task) -> None:
+        code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'x'); f.flush(); print(flush=True); input()"
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, str(task.dir / "a.bin")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        task.pass_time(30)
+        assert task.names == []
+        writer.communicate(b"\n")
+        task.pass_time(5)
+        assert task.names == ["a.bin"]
+
+    def test_not_while_it_is_mapped_for_writing(self, task: Task) -> None:
+        path = task.write("a.bin", b"x" * 4096)
+        with open(path, "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 4096)
+        task.pass_time(10)
+        assert task.names == []
+        mapped.close()
+        task.pass_time(5)
+        assert task.names == ["a.bin"]
+
+    def test_reading_it_does_not_matter(self, task: Task) -> None:
+        path = task.write("a.bin", b"x")
+        with open(path, "rb"):
+            task.pass_time(5)
+        assert task.names == ["a.bin"]
+
+    def test_renamed_into_place_counts_at_once(self, task: Task) -> None:
+        task.rename("a.bin", b"one")
+        task.poll()
+        task.poll(0.3)
+        assert task.hows == {"a.bin": "rename"}
+
+    def test_renamed_from_another_directory(self, task: Task) -> None:
+        outside = task.root / "elsewhere"
+        outside.write_bytes(b"one")
+        os.rename(outside, task.dir / "a.bin")
+        task.poll()
+        task.poll(0.3)
+        assert task.hows == {"a.bin": "rename"}
+
+    def test_a_renamed_directory(self, task: Task) -> None:
+        task.write("step-5.tmp/deep/weights.bin", b"w")
+        task.poll()
+        os.rename(task.dir / "step-5.tmp", task.dir / "step-5")
+        task.poll()
+        task.poll(0.3)
+        (record,) = task.offered
+        assert (record["how"], record["step"]) == ("rename", 5)
+        assert [file["path"] for file in record["files"]] == ["step-5/deep/weights.bin"]
+
+    def test_a_directory_that_is_written_to_after_the_rename_is_not_done(self, task: Task) -> None:
+        task.write("step-5.tmp/a.bin", b"w")
+        task.poll()
+        os.rename(task.dir / "step-5.tmp", task.dir / "step-5")
+        task.write("step-5/b.bin", b"w")
+        task.poll()
+        task.poll(0.3)
+        assert task.names == []
+        task.pass_time(4)
+        (record,) = task.offered
+        assert (record["how"], len(record["files"])) == ("quiet", 2)
+
+    def test_renamed_while_still_open_is_not_done(self, task: Task) -> None:
+        with open(task.dir / "a.tmp", "wb") as file:
+            file.write(b"half")
+            file.flush()
+            os.rename(task.dir / "a.tmp", task.dir / "a.bin")
+            task.poll()
+            task.poll(0.3)
+            assert task.names == []
+            task.scanner.finish(violent=True)
+        assert task.names == []
+
+    def test_what_the_sdk_says_wins(self, task: Task) -> None:
+        task.rename("a-5.bin", b"one")
+        task.poll()
+        task.say("a-5.bin", step=7, loss=0.5)
+        task.poll()
+        (record,) = task.offered
+        assert (record["how"], record["step"], record["metrics"]) == ("sdk", 7, {"loss": 0.5})
+        task.pass_time(10)
+        assert len(task.offered) == 1
+
+    @pytest.mark.parametrize(
+        "line", ['{"name": "../x"}', '{"name": 3}', "[]", "{", '{"name": ".x"}', '{"name": "no"}']
+    )
+    def test_lies_in_the_sdk_file(self, task: Task, line: str) -> None:
+        (task.root / "sdk" / "commits.jsonl").write_text(line + "\n", encoding="utf-8")
+        task.pass_time(5)
+        assert task.offered == []
+
+    def test_overwritten_all_the_time_but_proven_by_its_format(self, task: Task) -> None:
+        for number in range(6):
+            task.write("last.pt", archive(str(number)))
+            task.poll()
+            task.poll(1.0)
+        assert {record["how"] for record in task.offered} == {"verified"}
+        assert len(task.offered) >= 5
+
+
+class TestWhatCounts:
+    @pytest.mark.parametrize(
+        "name",
+        ["a.tmp", "a.pt.part", "a.partial", "a.incomplete", ".hidden", "x.orbax-checkpoint-tmp-12", "tmp-checkpoint-5",
+         "run.log", "curve.png", "events.out.tfevents.1", "checkpoint"],
+    )  # fmt: skip
+    def test_names_that_never_count(self, task: Task, name: str) -> None:
+        task.write(name, b"one")
+        task.write(f"{name}-dir.tmp/inside.bin", b"one")
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.offered == []
+
+    def test_nothing_in_it(self, task: Task) -> None:
+        task.write("empty.bin", b"")
+        (task.dir / "directory" / "deep").mkdir(parents=True)
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.offered == []
+
+    def test_links_and_devices_are_not_followed(self, task: Task, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"secret")
+        task.write("step-1/weights.bin", b"w")
+        os.symlink(secret, task.dir / "link.bin")
+        os.symlink(secret, task.dir / "step-1" / "link.bin")
+        os.symlink(tmp_path, task.dir / "all")
+        os.mkfifo(task.dir / "pipe")
+        os.mkfifo(task.dir / "step-1" / "pipe")
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        (record,) = task.offered
+        assert [file["path"] for file in record["files"]] == ["step-1/weights.bin"]
+
+    def test_a_directory_written_in_place(self, task: Task) -> None:
+        for name in ("a.bin", "deep/b.bin", ".metadata", "c.bin.tmp"):
+            task.write(f"checkpoint-500/{name}", name.encode())
+            task.poll(1)
+        task.pass_time(5)
+        (record,) = task.offered
+        names = [file["path"].split("/", 1)[1] for file in record["files"]]
+        assert (record["name"], record["step"], names) == (
+            "checkpoint-500",
+            500,
+            [".metadata", "a.bin", "deep/b.bin"],
+        )
+
+    def test_siblings_with_one_stem(self, task: Task) -> None:
+        for name in ("model-00001-of-00002.bin", "model-00002-of-00002.bin", "model.bin.index.json"):
+            task.write(name, b"{}")
+        task.pass_time(5)
+        (record,) = task.offered
+        assert (record["name"], len(record["files"])) == ("model", 3)
+
+    def test_tensorflow_waits_for_its_index(self, task: Task) -> None:
+        task.write("ckpt-3.data-00000-of-00001", b"data")
+        task.pass_time(10)
+        task.scanner.finish(violent=False)
+        assert task.offered == []
+
+    def test_the_framework_finds_a_restored_checkpoint_again(self, task: Task) -> None:
+        task.write("global_step7/weights.bin", b"w")
+        task.write("latest", b"global_step6")
+        task.pass_time(5)
+        (record,) = task.offered
+        assert task.staged(record, "latest") == b"global_step7"
+
+    def test_notes_beside_a_checkpoint_are_none(self, task: Task) -> None:
+        task.write("config.json", b"{}")
+        task.write("last.pt", archive())
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.names == ["last.pt"]
+
+    def test_json_alone_is_one(self, task: Task) -> None:
+        task.write("state.json", b'{"step": 3}')
+        task.pass_time(5)
+        assert task.names == ["state.json"]
+
+    @pytest.mark.parametrize(
+        ("name", "step"),
+        [("step-100", 100), ("checkpoint-500", 500), ("epoch=3-step=400.ckpt", 400), ("ckpt-3", 3), ("model_000012.pt", 12),
+         ("epoch_7.pt", 7), ("1200", 1200), ("iter_0000100", 100), ("last.pt", None), ("resnet50.pt", None),
+         ("global_step12", 12), ("best-model.keras", None)],
+    )  # fmt: skip
+    def test_the_step_in_a_name(self, name: str, step: int | None) -> None:
+        assert scan.step_of(name) == step
+
+
+class TestVersions:
+    def test_overwritten_is_a_new_checkpoint_and_the_old_one_stays(self, task: Task) -> None:
+        for text in (b"one", b"two"):
+            task.write("last.bin", text)
+            task.pass_time(5)
+        one, two = task.offered
+        assert one["number"] < two["number"]
+        assert [task.staged(record, "last.bin") for record in (one, two)] == [b"one", b"two"]
+
+    def test_saved_faster_than_it_settles_is_copied_now_and_then(self, task: Task) -> None:
+        for step in range(100):
+            task.rename("last.bin", b"%d" % step)
+            task.poll(0.05)
+        assert 3 <= len(task.offered) <= 11
+
+    def test_the_same_bytes_again_are_no_news(self, task: Task) -> None:
+        for _ in range(3):
+            task.rename("last.bin", b"same")
+            task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert len(task.offered) == 1
+
+    def test_a_copy_is_no_hard_link(self, task: Task) -> None:
+        path = task.write("last.bin", b"one")
+        task.pass_time(5)
+        with open(path, "r+b") as file:
+            file.write(b"TWO")
+        assert task.staged(task.offered[0], "last.bin") == b"one"
+
+    def test_written_to_while_it_is_copied(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = task.write("last.bin", b"one")
+        real = staging._copy
+
+        def interfering(*args: Any) -> str:
+            result = real(*args)
+            with open(path, "r+b") as file:
+                file.write(b"torn")
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "_copy", interfering)
+            task.poll(0.1)
+            task.poll(3.1)
+        assert task.offered == []
+        task.pass_time(6)
+        assert [task.staged(record, "last.bin") for record in task.offered] == [b"torn"]
+
+    def test_replaced_or_deleted_while_it_is_copied_is_kept(
+        self, task: Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = staging._copy
+
+        def rotating(source: int, target: str, *rest: Any) -> str:
+            if target.endswith("step-1.bin"):
+                os.unlink(task.dir / "step-1.bin")
+            return real(source, target, *rest)
+
+        monkeypatch.setattr(staging, "_copy", rotating)
+        task.rename("step-1.bin", b"one")
+        task.poll()
+        task.poll(0.3)
+        assert task.names == ["step-1.bin"]
+
+    def test_what_was_there_at_the_start_is_no_news(self, tmp_path: Path) -> None:
+        task = Task(tmp_path)
+        task.write("last.bin", b"restored")
+        task.write("step-1/a.bin", b"restored")
+        task.begin()
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.offered == []
+        task.begin()
+        task.write("last.bin", b"changed")
+        task.scanner.finish(violent=False)
+        assert task.names == ["last.bin"]
+        task.close()
+
+    def test_another_generation_has_a_directory_of_its_own(self, task: Task) -> None:
+        task.rename("last.bin", b"one")
+        task.scanner.finish(violent=True)
+        task.scanner.begin(2)
+        (task.root / "checkpoints" / "2" / "last.bin").write_bytes(b"one")
+        task.scanner.finish(violent=False)
+        assert [(r["generation"], r["number"]) for r in task.offered] == [(1, 1), (2, 2)]
+
+
+class TestDeath:
+    def test_after_a_clean_exit_everything_counts_at_once(self, task: Task) -> None:
+        task.write("a.bin", b"one")
+        task.scanner.finish(violent=False)
+        assert task.hows == {"a.bin": "quiet"}
+
+    def test_after_a_violent_death_only_what_is_proven(self, task: Task) -> None:
+        task.write("early.bin", b"raw")
+        task.pass_time(5)
+        task.rename("renamed.bin", b"raw")
+        task.write("raw.bin", b"raw")
+        task.write("whole.pt", archive())
+        task.write("torn.pt", archive()[:-7])
+        task.scanner.finish(violent=True)
+        assert task.hows == {"early.bin": "quiet", "renamed.bin": "rename", "whole.pt": "verified"}
+        reasons = {entry["name"]: entry["reason"] for entry in task.entries("rejected")}
+        assert set(reasons) == {"raw.bin", "torn.pt"}
+        assert "zip" in reasons["torn.pt"]
+
+    def test_damaged_and_quiet_is_rejected_once(self, task: Task) -> None:
+        for _ in range(3):
+            task.write("torn.pt", archive()[:-7])
+            task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.offered == []
+        assert len(task.entries("rejected")) == 1
+
+    def test_damaged_and_renamed_is_rejected(self, task: Task) -> None:
+        task.rename("torn.pt", archive()[:-7])
+        task.pass_time(1)
+        assert (task.offered, len(task.entries("rejected"))) == ([], 1)
+
+    def test_oldest_first(self, task: Task) -> None:
+        for number, name in enumerate(["b.pt", "c.pt", "a.pt"]):
+            os.utime(task.write(name, archive(name)), (number + 1, number + 1))
+        task.scanner.finish(violent=True)
+        assert task.names == ["b.pt", "c.pt", "a.pt"]
+
+
+class TestScannerKilled:
+    """A new scanner on the same directory, as the collector uses it."""
+
+    def test_knows_what_was_renamed_and_what_was_quiet(
+        self, task: Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(task.scanner, "_submit", lambda *args, **rest: None)
+            task.write("quiet.bin", b"raw")
+            task.poll()
+            task.poll(4)
+            task.rename("renamed.bin", b"raw")
+            task.write("raw.bin", b"raw")
+            task.poll()
+        task.restart()
+        task.scanner.finish(violent=True)
+        assert task.hows == {"quiet.bin": "quiet", "renamed.bin": "rename"}
+
+    def test_what_was_written_after_the_rename_is_not_trusted(self, task: Task) -> None:
+        path = task.rename("renamed.bin", b"raw")
+        task.poll()
+        with open(path, "ab") as file:
+            file.write(b"more")
+        task.restart()
+        task.scanner.finish(violent=True)
+        assert task.offered == []
+
+    def test_staged_and_not_announced(self, task: Task) -> None:
+        """Killed between giving the copy its name and telling: it is told now, once; the file may be gone."""
+        task.scanner._journal = lambda entry: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+        path = task.rename("a.bin", b"one")
+        task.poll()
+        task.poll(0.3)
+        path.unlink()
+        assert task.offered == []
+        for _ in range(2):
+            task.restart()
+            task.scanner.finish(violent=True)
+            assert task.names == ["a.bin"]
+
+    def test_killed_before_the_copy_had_its_name(self, task: Task) -> None:
+        task.rename("a.bin", b"one")
+        task.poll()
+        task.poll(0.3)
+        os.rename(task.root / "staged" / "000001", task.root / "staged" / "000001.tmp")
+        (task.root / "journal.jsonl").unlink()
+        task.restart()
+        task.scanner.finish(violent=True)
+        assert task.names == ["a.bin"]
+        assert os.listdir(task.root / "staged") == [f"{task.offered[0]['number']:06d}"]
+
+    def test_copies_that_nobody_knows_are_removed(self, task: Task) -> None:
+        for name in ("000001", "000002.tmp"):
+            (task.root / "staged" / name).mkdir()
+            (task.root / "staged" / name / "junk").write_bytes(b"junk")
+        task.restart()
+        assert os.listdir(task.root / "staged") == []
+
+    def test_numbers_go_on_after_the_copies_were_carried_away(self, task: Task) -> None:
+        task.rename("a.bin", b"one")
+        task.poll()
+        task.poll(0.3)
+        record = json.loads((task.root / "journal.jsonl").read_text(encoding="utf-8"))
+        shutil.rmtree(task.root / "staged" / "000001")
+        task.restart()
+        task.rename("b.bin", b"two")
+        task.scanner.finish(violent=True)
+        numbers = [entry["number"] for entry in task.entries("checkpoint")]
+        assert numbers[0] == record["number"] < numbers[1]
+
+    def test_after_a_power_cut_names_prove_nothing(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+        task.rename("a.bin", b"\0\0\0")
+        task.rename("b.pt", archive())
+        task.poll()
+        monkeypatch.setattr(scan_facts, "boot_id", lambda: "another boot")
+        task.restart()
+        task.scanner.finish(violent=True)
+        assert task.hows == {"b.pt": "verified"}
+
+
+class TestDisk:
+    def test_full_while_copying(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+        task.write("old.bin", b"old")
+        task.pass_time(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "HEADROOM", 1 << 62)
+            task.write("new.bin", b"new")
+            task.pass_time(40, step=5)
+            assert task.names == ["old.bin"]
+            (warning,) = task.entries("warning")
+            assert str(task.root / "staged") in warning["message"]
+            assert len(os.listdir(task.root / "staged")) == 1
+        task.pass_time(40, step=5)
+        assert task.names == ["old.bin", "new.bin"]
+
+    def test_really_full(self, tmp_path: Path) -> None:
+        if (
+            os.geteuid() != 0
+            or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)]).returncode
+        ):
+            pytest.skip("only root may mount a small disk")
+        try:
+            task = Task(tmp_path / "task").begin()
+            staging_headroom, staging.HEADROOM = staging.HEADROOM, 0
+            try:
+                task.write("a.bin", os.urandom(300 << 10))
+                task.pass_time(5)
+                task.write("b.bin", os.urandom(250 << 10))
+                task.pass_time(5)
+                assert task.names == ["a.bin"]
+                assert "no room" in task.entries("warning")[0]["message"]
+                os.unlink(task.dir / "a.bin")
+                task.pass_time(40, step=5)
+                assert task.names == ["a.bin", "b.bin"]
+            finally:
+                staging.HEADROOM = staging_headroom
+                task.close()
+        finally:
+            subprocess.run(["umount", str(tmp_path)], check=True)
+
+    def test_the_journal_takes_nothing_for_a_while(self, task: Task) -> None:
+        kept, task.scanner._journal = (
+            task.scanner._journal,
+            lambda entry: (_ for _ in ()).throw(OSError(28, "full")),
+        )
+        for name in ("a.bin", "b.bin"):
+            task.rename(name, name.encode())
+            task.poll()
+            task.poll(0.3)
+        assert task.offered == []
+        task.scanner._journal = kept
+        task.poll(1)
+        assert task.names == ["a.bin", "b.bin"]
+
+
+class TestWithoutInotify:
+    @pytest.fixture
+    def blind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
+        def refuse() -> None:
+            raise OSError(errno.EMFILE, "the limit on inotify instances is reached")
+
+        monkeypatch.setattr(scan_watch.inotify, "Inotify", refuse)
+        task = Task(tmp_path / "task").begin()
+        yield task
+        task.close()
+
+    def test_quiet_is_found_by_looking(self, blind: Task) -> None:
+        blind.write("a.bin", b"raw")
+        blind.write("step-1/a.bin", b"raw")
+        blind.pass_time(2)
+        assert blind.names == []
+        blind.pass_time(4)
+        assert sorted(blind.names) == ["a.bin", "step-1"]
+
+    def test_a_rename_is_seen_when_the_temporary_file_was(self, blind: Task) -> None:
+        blind.write("a.bin.tmp", b"raw")
+        blind.pass_time(2)
+        os.rename(blind.dir / "a.bin.tmp", blind.dir / "a.bin")
+        blind.pass_time(1.5)
+        assert blind.hows == {"a.bin": "rename"}
+
+    def test_overwritten_all_the_time(self, blind: Task) -> None:
+        for number in range(8):
+            blind.write("last.pt", archive(str(number)))
+            blind.pass_time(1.0)
+        assert {record["how"] for record in blind.offered} == {"verified"}
+
+    def test_death(self, blind: Task) -> None:
+        blind.write("raw.bin", b"raw")
+        blind.write("whole.pt", archive())
+        blind.scanner.finish(violent=True)
+        assert blind.hows == {"whole.pt": "verified"}
+
+
+def test_lost_events_are_made_up_for(task: Task) -> None:
+    assert task.scanner._watch is not None
+    task.write("a.bin", b"one")
+    task.scanner._watch.read()
+    task.scanner._watch.overflowed = True
+    task.pass_time(5)
+    assert task.names == ["a.bin"]
+
+
+def test_thousands_of_files_do_not_slow_it_down(tmp_path: Path) -> None:
+    """One more checkpoint among many costs less than looking at all of them once."""
+    task = Task(tmp_path)
+    for number in range(5000):
+        (task.dir / f"step-{number}.pt").touch()
+    start = time.perf_counter()
+    task.begin()
+    begin = time.perf_counter() - start
+    took = []
+    for number in range(5):
+        task.rename(f"new-{number}.bin", str(number).encode())
+        for after in (0, 0.3, 0.3):
+            task.clock.now += after
+            start = time.perf_counter()
+            task.scanner.poll(task.clock.now)
+            took.append(time.perf_counter() - start)
+    task.poll(1)
+    assert len(task.offered) == 5
+    assert sorted(took)[len(took) // 2] < begin
+    task.close()
+
+
+def test_open_files_are_seen_without_leases_too(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with open(path, "wb") as file:
+        info = os.fstat(file.fileno())
+        wanted = {(info.st_dev, info.st_ino)}
+        assert scan_open.seen_in_processes(wanted) == wanted
+        file.truncate(4096)
+    assert scan_open.seen_in_processes(wanted) == set()
+    with open(path, "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    assert scan_open.seen_in_processes(wanted) == wanted
+    mapped.close()
+    with open(path, "rb"):
+        assert scan_open.seen_in_processes(wanted) == set()
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    task = Task(tmp_path).begin()
+    task.write("a.pkl", pickle.dumps([1]))
+    task.pass_time(5)
+    task.scanner.finish(violent=True)
+    task.close()
+    assert len(os.listdir("/proc/self/fd")) == before
