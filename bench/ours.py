@@ -42,8 +42,14 @@ def stoker() -> str:
 
 
 @contextlib.contextmanager
-def server(root: Path, *, config: str = "", argv: Sequence[str] = ("-m", "stoker.server")) -> Iterator[Ours]:
-    """A server of its own below `root`, ended with everything it started."""
+def server(
+    root: Path,
+    *,
+    config: str = "",
+    argv: Sequence[str] = ("-m", "stoker.server"),
+    path: Path | None = None,
+) -> Iterator[Ours]:
+    """A server of its own below `root`, ended with everything it started. `path`: where `argv` finds its modules."""
     home = Home(root / "home")
     home.root.mkdir(parents=True)
     home.config.write_text(config)
@@ -51,7 +57,7 @@ def server(root: Path, *, config: str = "", argv: Sequence[str] = ("-m", "stoker
     user.mkdir()
     env = environment(user, STOKER_HOME=str(home.root))
     command = [sys.executable, *argv, "--home", str(home.root)]
-    with Kept(command, log=root / "server.out", env=env, cwd=root) as kept:
+    with Kept(command, log=root / "server.out", env=env, cwd=path or root) as kept:
         deadline = time.monotonic() + START
         while serving(home) is None:
             kept.check()

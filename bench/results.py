@@ -83,11 +83,22 @@ class Line:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Line:
-        figures = {
-            name: Figure.from_json(raw[name]) if raw[name] else None for name in ("ours", "theirs", "ratio")
-        }
-        bars = {name: Bar(**raw[name]) if raw[name] else None for name in ("bar", "goal")}
-        return cls(what=raw["what"], against=raw["against"], note=raw["note"], **figures, **bars)
+        def figure(name: str) -> Figure | None:
+            return Figure.from_json(raw[name]) if raw[name] else None
+
+        def bar(name: str) -> Bar | None:
+            return Bar(**raw[name]) if raw[name] else None
+
+        return cls(
+            what=raw["what"],
+            against=raw["against"],
+            ours=figure("ours"),
+            theirs=figure("theirs"),
+            ratio=figure("ratio"),
+            bar=bar("bar"),
+            goal=bar("goal"),
+            note=raw["note"],
+        )
 
 
 @dataclass
