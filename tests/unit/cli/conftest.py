@@ -69,6 +69,8 @@ class Fake:
         self.on_drill: Callable[[Json], None] = lambda run: None
         self.on_stop: Callable[[Json], None] = lambda run: None
         self.cut_content_after: int | None = None
+        self.hold = threading.Event()
+        """A record `{"hold": true}` in a log waits until this is set."""
         self.requests: list[tuple[str, str, Json, Any]] = []
         self.known_code = True
         self.url = ""
@@ -220,6 +222,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         for record in records:
+            if "hold" in record:
+                self.fake.hold.wait(60)
+                continue
             self.wfile.write(json.dumps(record).encode() + b"\n")
         self.close_connection = True
 
