@@ -11,6 +11,10 @@ from stoker.spec.words import Cause, RunState
 from stoker.task.formats import Ending
 
 
+_FULL = ("No space left on device", "Disk quota exceeded")
+"""What a program says, in any language, when it dies of a full disk."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How an attempt ended, in the words of the platform."""
@@ -45,6 +49,8 @@ def judge(ending: Ending, *, desired: str) -> Verdict:
         return Verdict(Cause.USER_ERROR, code, ending.message or "the command could not be started", evidence)
     if ending.kind == "signal" and ending.signal is not None:
         return Verdict(Cause.USER_ERROR, code, f"killed by {_signal_name(ending.signal)}", evidence)
+    if any(sign in line for line in ending.last_lines[-5:] for sign in _FULL):
+        return Verdict(Cause.DISK, code, f"exit code {ending.code}: the disk is full", evidence)
     reason = f"exit code {ending.code}" + (f": {ending.message}" if ending.message else "")
     return Verdict(Cause.USER_ERROR, code, reason, evidence)
 

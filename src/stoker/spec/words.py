@@ -59,7 +59,7 @@ class Cause(StrEnum):
         return self in USERS_FAULT
 
 
-USERS_FAULT = frozenset(
-    {Cause.USER_ERROR, Cause.OOM, Cause.IMAGE, Cause.SETUP, Cause.TIMEOUT, Cause.HANG, Cause.DISK}
+USERS_FAULT = frozenset({Cause.USER_ERROR, Cause.OOM, Cause.IMAGE, Cause.SETUP, Cause.TIMEOUT, Cause.HANG})
+FREE_RETRY = frozenset(
+    {Cause.LOST, Cause.PREEMPTED, Cause.EVICTED, Cause.GPU_FAULT, Cause.DISK, Cause.ENGINE_ERROR}
 )
-FREE_RETRY = frozenset({Cause.LOST, Cause.PREEMPTED, Cause.EVICTED, Cause.GPU_FAULT, Cause.ENGINE_ERROR})
