@@ -27,6 +27,11 @@ from stoker.task.formats import Ending, Order, Status, TaskInfo
 RETRY = 1.0
 """Seconds before something that found no room on the disk is tried again."""
 
+SHORTEST = 0.015
+"""Seconds before a body is shown as running: of one that ends sooner only the end is written."""
+
+_PHASES = {"waiting": "setup", "setup": "setup", "body": "running"}
+
 EXIT_TAKEN = 75
 EXIT_GONE = 74
 EXIT_BROKEN = 70
@@ -87,6 +92,7 @@ class Launcher:
         self._order_seen: Optional[Tuple[int, int, int]] = None
         self._unwritten: List[Tuple[Mapping[str, Any], bool]] = []
         self._status_failed = False
+        self._status_due: Optional[float] = None
         self._scanner = Scanner(directory, self.journal.append)
         self._scanner_due: Optional[float] = None
         self._complained = ""
@@ -131,8 +137,9 @@ class Launcher:
                 wait = 0.0
             if wait is not None:
                 waits.append(wait)
-            if self._scanner_due is not None:
-                waits.append(self._scanner_due - now)
+            for due in (self._scanner_due, self._status_due):
+                if due is not None:
+                    waits.append(due - now)
         due = self.log.due()
         if due is not None:
             waits.append(due - now)
@@ -179,19 +186,14 @@ class Launcher:
             return
         if self._scanner_due is not None and now >= self._scanner_due:
             self._scan(now)
-        phase = (
-            "stopping"
-            if running.stopping
-            else "setup"
-            if running.stage in ("waiting", "setup")
-            else "running"
-        )
-        if running.stage == "draining":
-            phase = self.status.phase
-        usage = running.sampler.usage
-        if (phase, running.pid) != (self.status.phase, self.status.pid) or usage != self.status.usage:
+        phase = "stopping" if running.stopping else _PHASES.get(running.stage, self.status.phase)
+        changed = (phase, running.pid) != (self.status.phase, self.status.pid)
+        if changed or running.sampler.usage != self.status.usage:
             self.status.phase, self.status.pid = phase, running.pid
             self.status.started_at = running.started_at
+            if self._status_due is None:
+                self._status_due = now + (SHORTEST if phase == "running" else 0.0)
+        if self._status_due is not None and now >= self._status_due:
             self._write_status()
 
     def _scan(self, now: float) -> None:
@@ -386,6 +388,7 @@ class Launcher:
         running = self.running
         if running is not None:
             self.status.usage = dict(running.sampler.usage)
+        self._status_due = None
         segments = self.log.segments
         self.status.log_segment = segments.number
         self.status.log_bytes, self.status.log_dropped = segments.written, segments.dropped

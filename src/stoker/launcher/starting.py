@@ -9,6 +9,7 @@ records it and tells it to go.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -86,11 +87,10 @@ class Start:
                 errno.ENOENT, f"no {layout.TASK} in {self.directory!r} (an absolute path)"
             )
         null = os.open(os.devnull, os.O_RDWR)
-        errors = _error_log(self.directory)
-        for source, target in ((null, 0), (null, 1), (errors, 2)):
-            os.dup2(source, target)
+        for target in (0, 1, 2):
+            os.dup2(null, target)
         os.close(null)
-        os.close(errors)
+        sys.stderr = _Errors(os.path.join(self.directory, ERROR_LOG))
 
     def _start_another(self) -> int:
         if self.namespace:
@@ -161,9 +161,24 @@ def _own_proc() -> None:
         pass
 
 
-def _error_log(directory: str) -> int:
-    path = os.path.join(directory, ERROR_LOG)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if os.fstat(fd).st_size > ERROR_LOG_LIMIT:
-        os.ftruncate(fd, 0)
-    return fd
+class _Errors(io.TextIOBase):
+    """launcher.err, made only when there is something to say: a file less for nearly every task."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def write(self, text: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(self.path, flags, 0o600)
+        except OSError:
+            return len(text)
+        try:
+            if os.fstat(fd).st_size < ERROR_LOG_LIMIT:
+                os.write(fd, text.encode("utf-8", "replace"))
+        except OSError:
+            # No room for it; there is nobody left to tell.
+            pass
+        finally:
+            os.close(fd)
+        return len(text)
