@@ -14,7 +14,9 @@ from box import Box, wait
 
 
 def test_run_streams_and_exits_as_the_training_did(box: Box) -> None:
-    box.write("train.py", "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(int(sys.argv[1]))\n")
+    box.write(
+        "train.py", "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(int(sys.argv[1]))\n"
+    )
     done = box("run", "train.py", "7", code=7)
     assert done.stdout == "out\n"
     assert "err" in done.stderr
@@ -25,7 +27,9 @@ def test_run_streams_and_exits_as_the_training_did(box: Box) -> None:
 
 def test_detached_wait_show_and_list(box: Box) -> None:
     box.write("train.py", "import sys; print('hello'); sys.exit(3)\n")
-    run = box.submit("--name", "digits", "--cpu", "1", "--memory", "500Mi", "--tag", "blue", "--", "python", "train.py")
+    run = box.submit(
+        "--name", "digits", "--cpu", "1", "--memory", "500Mi", "--tag", "blue", "--", "python", "train.py"
+    )
     assert run.startswith("digits-")
     box("wait", run, code=3)
     shown = box.json("show", run)
@@ -52,7 +56,9 @@ def test_a_job_file_with_overrides_and_a_dry_run(box: Box) -> None:
 
 
 def test_editing_after_the_submit_changes_nothing(box: Box) -> None:
-    box.write("train.py", "import time, pathlib\nwhile not pathlib.Path('/tmp').exists(): pass\nprint('first')\n")
+    box.write(
+        "train.py", "import time, pathlib\nwhile not pathlib.Path('/tmp').exists(): pass\nprint('first')\n"
+    )
     blocker = box.submit("--cpu", str(os.cpu_count()), "--", "sleep", "600")
     box.until(blocker, "running")
     run = box.submit("train.py")
@@ -81,7 +87,9 @@ def test_what_ran_is_recorded(box: Box) -> None:
     run = box.submit("train.py")
     box("wait", run)
     record = wait(lambda: box.show(run)["record"], lambda found: "packages" in found)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=box.work, capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=box.work, capture_output=True, text=True, check=True
+    )
     assert record["git"]["commit"] == head.stdout.strip()
     assert "+print(2)" in record["git"]["diff"]
     assert any(package.startswith("numpy==") for package in record["packages"])
@@ -95,7 +103,13 @@ def test_a_secret_reaches_the_process_and_nothing_else(box: Box) -> None:
     box.until(run, "running", "succeeded")
     box("wait", run)
     assert box("logs", run).stdout == "16\n"
-    for command in (("show", run), ("show", run, "--json"), ("ps", "--json"), ("why", run), ("server", "logs")):
+    for command in (
+        ("show", run),
+        ("show", run, "--json"),
+        ("ps", "--json"),
+        ("why", run),
+        ("server", "logs"),
+    ):
         done = box(*command)
         assert "sesame" not in done.stdout + done.stderr
     wait(lambda: not (box.home.tasks / run).exists())
@@ -108,7 +122,10 @@ def test_setup_runs_once_for_its_inputs(box: Box) -> None:
     counter = box.work / "count"
     box.write("requirements.txt", "one\n")
     setup = f"echo ran >> {counter}; python -c 'import sys; print(sys.prefix)'; touch made"
-    box.write("job.yaml", f"run: test -e made && echo ready\nsetup:\n  run: {setup!r}\n  inputs: [requirements.txt]\n")
+    box.write(
+        "job.yaml",
+        f"run: test -e made && echo ready\nsetup:\n  run: {setup!r}\n  inputs: [requirements.txt]\n",
+    )
     assert box("submit", "job.yaml").stdout.endswith("ready\n")
     assert box("submit", "job.yaml").stdout == "ready\n"
     assert counter.read_text() == "ran\n"
@@ -227,7 +244,11 @@ def test_drill_reports_the_recovery(box: Box) -> None:
     wait(lambda: [c for c in box.show(run)["checkpoints"] if c["kept"]])
     for how in ("process", "launcher", "preempt", "server"):
         done = box("drill", run, "--how", how)
-        assert "resumed" in done.stdout.lower() or "went on" in done.stdout.lower() or "yes" in done.stdout.lower(), done.stdout
+        assert (
+            "resumed" in done.stdout.lower()
+            or "went on" in done.stdout.lower()
+            or "yes" in done.stdout.lower()
+        ), done.stdout
         box.until(run, "running")
     box("stop", run, "--kill")
 
@@ -243,7 +264,9 @@ def test_rerun_changes_what_it_is_told(box: Box) -> None:
 
 def test_memory_over_the_limit_is_oom_and_the_neighbour_goes_on(box: Box) -> None:
     box.write("hog.py", "data = []\nwhile True: data.append(bytearray(10_000_000))\n")
-    neighbour = box.submit("--cpu", "0.5", "--memory", "200Mi", "--", "/bin/sh", "-c", "for i in $(seq 40); do sleep 0.1; done")
+    neighbour = box.submit(
+        "--cpu", "0.5", "--memory", "200Mi", "--", "/bin/sh", "-c", "for i in $(seq 40); do sleep 0.1; done"
+    )
     hog = box.submit("--cpu", "0.5", "--memory", "150Mi", "hog.py")
     shown = box.ended(hog)
     assert (shown["state"], shown["cause"]) == ("failed", "oom")
