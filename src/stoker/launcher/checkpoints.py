@@ -93,9 +93,7 @@ class Scanner:
         self._facts.load(generation)
         for record in self._facts.unjournaled:
             self._announce({"k": "checkpoint", **record})
-        self._watch = Watch(self._source)
-        if self._epoll is not None and self._watch.active:
-            self._epoll.register(self._watch.fileno() or 0, select.EPOLLIN)
+        self._watch = self._start_watch()
         if self._facts.resumed:
             self._commits.begin(generation, self._facts.commits_offset)
         else:
@@ -143,14 +141,22 @@ class Scanner:
     # -- taking in -------------------------------------------------------------------------------------------
 
     def _take_in(self, now: float) -> None:
-        watch = self._watch
-        assert watch is not None
-        if watch.overflowed or (watch.blind and now >= self._rescan_at):
-            watch.overflowed = False
+        assert self._watch is not None
+        if self._watch.overflowed or (self._watch.blind and now >= self._rescan_at):
+            self._watch.overflowed = False
+            if not self._watch.active:
+                # Others may have given instances back since; begin to see before looking.
+                self._watch = self._start_watch()
             self._look_everywhere(now)
         self._read_events(now)
         for commit in self._commits.read():
             self._unit(scan.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
+
+    def _start_watch(self) -> Watch:
+        watch = Watch(self._source)
+        if self._epoll is not None and watch.active:
+            self._epoll.register(watch.fileno() or 0, select.EPOLLIN)
+        return watch
 
     def _read_events(self, now: float) -> None:
         """A rename is noted, because it cannot be seen later; but only if nothing was written since."""

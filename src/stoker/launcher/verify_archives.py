@@ -51,6 +51,8 @@ def _end_of_zip(archive: zipfile.ZipFile) -> int:
 def check_gzip(file: BinaryIO, size: int) -> Verdict:
     import gzip
 
+    if not size:
+        return Verdict(False, "gzip", "the file is empty")
     with gzip.GzipFile(fileobj=file) as stream:
         return _read_through(stream, "gzip", zlib.error)
 

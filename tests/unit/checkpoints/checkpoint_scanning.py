@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import select
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ class Clock:
 class Task:
     """The launcher's side of a task directory: journals for real, and drives the scanner by a fake clock."""
 
-    def __init__(self, root: Path, generation: int = 1, quiet: float = 3.0) -> None:
+    def __init__(self, root: Path, generation: int = 1, quiet: float = 3.0, *, blind: bool = False) -> None:
         self.root = root
+        self.blind = blind
         self.generation = generation
         self.quiet = quiet
         self.clock = Clock()
@@ -41,7 +43,14 @@ class Task:
             file.write(json.dumps(entry) + "\n")
 
     def begin(self) -> Task:
+        """The number of inotify instances of a user is small; other tests may hold them all for a while."""
+        deadline = time.monotonic() + 120
         self.scanner.begin(self.generation)
+        while self.scanner._watch is not None and not self.scanner._watch.active and not self.blind:
+            assert time.monotonic() < deadline, "no inotify instance has become free"
+            time.sleep(0.2)
+            (self.root / "scan.jsonl").unlink(missing_ok=True)
+            self.scanner.begin(self.generation)
         return self
 
     def poll(self, after: float = 0.0) -> float | None:

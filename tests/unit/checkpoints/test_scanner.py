@@ -518,7 +518,7 @@ class TestWithoutInotify:
             raise OSError(errno.EMFILE, "the limit on inotify instances is reached")
 
         monkeypatch.setattr(scan_watch.inotify, "Inotify", refuse)
-        task = Task(tmp_path / "task").begin()
+        task = Task(tmp_path / "task", blind=True).begin()
         yield task
         task.close()
 
@@ -542,6 +542,25 @@ class TestWithoutInotify:
             blind.write("last.pt", archive(str(number)))
             blind.pass_time(1.0)
         assert {record["how"] for record in blind.offered} == {"verified"}
+
+    def test_sees_again_as_soon_as_it_may(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                scan_watch.inotify, "Inotify", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, ""))
+            )
+            task = Task(tmp_path, blind=True).begin()
+            task.write("a.bin", b"raw")
+            task.pass_time(2)
+        deadline = time.monotonic() + 120
+        while task.scanner._watch is not None and not task.scanner._watch.active:
+            assert time.monotonic() < deadline
+            task.pass_time(1)
+        task.rename("b.bin", b"raw")
+        task.poll()
+        task.poll(0.3)
+        task.pass_time(4)
+        assert task.hows == {"a.bin": "quiet", "b.bin": "rename"}
+        task.close()
 
     def test_death(self, blind: Task) -> None:
         blind.write("raw.bin", b"raw")
