@@ -1,13 +1,12 @@
 """Sending the working directory: only what the server does not have yet.
 
 The usual submit sends nothing but a digest: `submit_with_code` tries first and uploads only when the server
-answers that the code is missing. What is uploaded is hashed on both sides; a file that changes in between makes
-the scan start over, so that a run gets either the old or the new version of every file, never a mixture of one.
+answers that the code is missing. The server hashes what arrives; a file that changed since the scan makes the
+scan start over, so that a run gets either the old or the new version of every file, never a mixture of one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,18 +119,15 @@ def _body(batch: Sequence[str], seen: Scan, sizes: Mapping[str, int]) -> Iterato
 
 
 def _content(digest: str, size: int, seen: Scan) -> Iterator[bytes]:
-    """The bytes of one file. The hash is taken again on the way: the last piece is sent only if it is right."""
+    """The bytes of one file, which must be the same file before and after. The server takes the hash again, so
+    what slips through here is refused there."""
     fd = seen.open(digest)
     try:
-        check = hashlib.sha256()
         left = size
         while left:
             data = os.read(fd, min(left, _CHUNK))
-            if not data:
-                raise Changed(seen.sources[digest])
-            check.update(data)
             left -= len(data)
-            if not left and check.hexdigest() != digest:
+            if not data or (not left and not seen.same(digest, fd)):
                 raise Changed(seen.sources[digest])
             yield data
     finally:

@@ -58,10 +58,14 @@ class Scan:
             fd = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as exc:
             raise Changed(path) from exc
-        if _identity(os.fstat(fd)) != self.stats[path]:
+        if not self.same(sha256, fd):
             os.close(fd)
             raise Changed(path)
         return fd
+
+    def same(self, sha256: str, fd: int) -> bool:
+        """Whether an open file still is what the scan saw."""
+        return _identity(os.fstat(fd)) == self.stats[self.sources[sha256]]
 
 
 def scan(workdir: Path, cache: Path) -> Scan:

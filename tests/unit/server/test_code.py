@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.client import ship
+from stoker.client.tree import Changed, Scan, scan
 from stoker.errors import BlobDamaged, Conflict, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile
 
@@ -159,3 +160,18 @@ def test_a_file_that_changes_while_it_is_sent_is_scanned_again(
     digest = ship.ship(rig.client, work, cache)
     rig.blobs.place(digest, tmp_path / "placed")
     assert (tmp_path / "placed" / "a.py").read_text() == "newer"
+
+
+def test_a_file_changed_behind_the_back_of_its_times(
+    rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the client cannot see the server does: wrong bytes are refused, and the scan starts over."""
+    work, cache = tmp_path / "work", tmp_path / "h" / "cache"
+    work.mkdir()
+    (work / "a.py").write_text("old")
+    seen = scan(work, cache)
+    (work / "a.py").write_text("new")
+    monkeypatch.setattr(Scan, "same", lambda self, sha256, fd: True)
+    with pytest.raises(Changed):
+        ship.upload(rig.client, seen)
+    assert rig.blobs.usage().blobs == 0
