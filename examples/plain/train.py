@@ -25,7 +25,8 @@ if "STOKER_RESUME_FROM" in os.environ:
 
 for step in range(first, STEPS):
     model.partial_fit(x[:1400], y[:1400])
-    np.savez(directory / "last.tmp.npz", coef=model.coef_, intercept=model.intercept_, step=step)
-    os.replace(directory / "last.tmp.npz", directory / "last.npz")
+    with open(directory / "last.npz.tmp", "wb") as file:
+        np.savez(file, coef=model.coef_, intercept=model.intercept_, step=step)
+    os.replace(directory / "last.npz.tmp", directory / "last.npz")
     print(f"step {step} accuracy {model.score(x[1400:], y[1400:]):.4f}", flush=True)
     time.sleep(float(os.environ.get("PACE", "0")))

@@ -1,0 +1,14 @@
+"""Writes the pages that are made from the code; tests fail when they drift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.cli.docs import cli_markdown
+from stoker.spec import reference_markdown
+
+HERE = Path(__file__).parent
+
+if __name__ == "__main__":
+    (HERE / "job-file.md").write_text(reference_markdown())
+    (HERE / "cli.md").write_text(cli_markdown())
