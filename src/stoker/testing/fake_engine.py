@@ -95,9 +95,11 @@ class FakeEngine:
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
         with self._call("stop", handle):
             for task in self._of(handle):
-                if task.alive:
+                if not task.alive:
+                    continue
+                if grace > timedelta(0):
                     self._machine.end_body(task, ended(task, "stopped", signal_number=signal.SIGTERM))
-                    self._machine.die(task, f"launcher {task.pid} was stopped")
+                self._machine.die(task, f"launcher {task.pid} is gone")
 
     async def reach(self, handle: Handle, task: str) -> NearTaskDir:
         with self._call("reach", handle):

@@ -205,7 +205,7 @@ class FakeMachine:
             self._stop_body(task, order)
         elif order.verb == "release":
             self.end_body(task, ended(task, "stopped", signal_number=signal.SIGTERM))
-            self.die(task, f"launcher {task.pid} was released")
+            self.die(task, f"launcher {task.pid} is gone")
 
     def _start(self, task: Simulated, order: formats.Order) -> None:
         task.behaviour = self.script(task.info, order)

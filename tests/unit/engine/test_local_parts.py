@@ -12,7 +12,7 @@ import pytest
 
 from stoker.engine.base import Attempt, Gpu, TaskPlan
 from stoker.engine.hints import Hints
-from stoker.engine.local import cgroups, directories, doctor, gpus, isolation, machine, processes
+from stoker.engine.local import cgroups, directories, doctor, gpus, isolation, machine, processes, watch
 from stoker.engine.local.directories import Place
 from stoker.engine.local.gpus import Gpus, Seen
 from stoker.engine.local.isolation import Isolation
@@ -20,6 +20,7 @@ from stoker.engine.local.processes import Identity
 from stoker.engine.local.render import render
 from stoker.errors import EngineError
 from stoker.settings import Home, LocalSettings, Settings
+from stoker.task import formats
 from stoker.task.formats import TaskInfo
 
 GIB = 1 << 30
@@ -279,6 +280,28 @@ def test_hints_from_another_thread_wake_the_reader() -> None:
         await asyncio.to_thread(hints.put, ("a", 1, "w"))
         assert await asyncio.wait_for(waiting, 30) == ("a", 1, "w")
 
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["inotify", "no inotify left"])
+def test_a_changed_status_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    def no_more() -> None:
+        raise OSError(24, "Too many open files")
+
+    async def story() -> None:
+        watcher = watch.Watcher(lambda key: None)
+        hints = watcher.subscribe()
+        watcher.add(("r", 1, "worker-0"), str(tmp_path / "worker-0"), None)
+        (tmp_path / "worker-0" / "code" / "noise").touch()
+        formats.write_json(str(tmp_path / "worker-0" / "status.json"), {"phase": "ready"})
+        assert await asyncio.wait_for(anext(hints), 30) == ("r", 1, "worker-0")
+        assert bool(watcher.problem) is refused
+        watcher.close()
+        assert [key async for key in hints] == []
+
+    if refused:
+        monkeypatch.setattr(watch, "Inotify", no_more)
+    directories.create(tmp_path / "worker-0", TaskInfo("r", 1, "worker-0"))
     asyncio.run(story())
 
 

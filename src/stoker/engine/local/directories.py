@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,22 @@ def archive(directory: Path, incarnation: int) -> Path:
     return target
 
 
-def scan(tasks: Path) -> Iterator[tuple[Place, Path]]:
-    """Every task directory there is, archived ones not included. What is not ours by its name is passed over."""
+def scan(tasks: Path, skip: Container[str] = ()) -> Iterator[tuple[Place, Path]]:
+    """Every task directory there is, archived ones not included. What is not ours by its name is passed over, and
+    so are the runs in `skip`."""
     for run in _directories(tasks):
+        if run.name in skip:
+            continue
         for attempt in _directories(run):
-            if not attempt.name.isdecimal():
-                continue
-            for task in _directories(attempt):
-                if _NAME.fullmatch(task.name):
-                    yield Place(run.name, int(attempt.name), task.name), task
+            yield from scan_attempt(run.name, attempt)
+
+
+def scan_attempt(run: str, attempt: Path) -> Iterator[tuple[Place, Path]]:
+    """The same for one attempt."""
+    if attempt.name.isdecimal():
+        for task in _directories(attempt):
+            if _NAME.fullmatch(task.name):
+                yield Place(run, int(attempt.name), task.name), task
 
 
 def read_info(directory: Path) -> formats.TaskInfo | None:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
 from stoker.engine.hints import Key
@@ -53,7 +54,7 @@ class LocalEngine:
         self._gpus = Gpus()
         self._starter = Starter(settings, self._gpus, _raise_open_files())
         self._watcher: Watcher | None = None
-        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._first: asyncio.Task[None] | None = None
         self._ends: dict[Key, asyncio.Event] = {}
         self._looking_at_gpus = asyncio.Lock()
@@ -81,6 +82,7 @@ class LocalEngine:
         paths = [directories.path_of(self.home.tasks, place) for place in places]
         await self._ready()
         async with self._lock(attempt.run, attempt.number):
+            self._look(attempt.run, attempt.number)
             await self._starter.ensure()
             infos = render(attempt, self._starter.isolation)
             await _all(
@@ -101,7 +103,7 @@ class LocalEngine:
         run, attempt = _parsed(handle)
         await self._ready()
         async with self._lock(run, attempt):
-            self._look()
+            self._look(run, attempt)
             await _all(self._end(known, grace.total_seconds()) for known in self._registry.of(run, attempt))
 
     async def reach(self, handle: Handle, task: str) -> NearTaskDir:
@@ -111,7 +113,7 @@ class LocalEngine:
         run, attempt = _parsed(handle)
         await self._ready()
         async with self._lock(run, attempt):
-            self._look()
+            self._look(run, attempt)
             tasks = self._registry.of(run, attempt)
             await self._settle([known for known in tasks if not self._registry.is_alive(known)])
             if alive := [known.place.task for known in tasks if not known.proof]:
@@ -123,7 +125,6 @@ class LocalEngine:
                 raise EngineError(f"cannot delete {exc.filename or path}: {exc.strerror}") from exc
             for known in tasks:
                 self._forget(known)
-        self._locks.pop((run, attempt), None)
 
     async def close(self) -> None:
         """The server goes away; tasks do not."""
@@ -149,7 +150,7 @@ class LocalEngine:
             raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
         place = Place(*_parsed(handle), task)
         await self._ready()
-        self._look()
+        self._look(place.run, place.attempt)
         known = self._registry.get(place)
         if known is None or known.identity is None or not self._registry.is_alive(known):
             raise NotFound(f"{task} of {place.run} is not running")
@@ -198,15 +199,17 @@ class LocalEngine:
         except OSError as exc:
             log.warning("leftovers of earlier tasks could not be removed: %s", exc)
 
-    def _look(self) -> None:
+    def _look(self, run: str | None = None, attempt: int = 0) -> None:
+        """Take up what was not known, of one attempt or of the whole home, and see who has ended."""
         assert self._watcher is not None
         try:
-            for known in self._registry.refresh():
-                if self._registry.is_alive(known):
-                    self._watcher.add(known.place.key(), known.path, known.pidfd)
+            found = self._registry.refresh() if run is None else self._registry.refresh_attempt(run, attempt)
         except OSError as exc:
             raise EngineUnavailable(f"{self.home.tasks} cannot be read: {exc.strerror}") from exc
         self._registry.look()
+        for known in found:
+            if self._registry.is_alive(known):
+                self._watcher.add(known.place.key(), known.path, known.pidfd)
 
     def _observation(self, known: Known) -> Observation:
         presence = Presence.GONE
@@ -242,7 +245,6 @@ class LocalEngine:
     # -- starting --------------------------------------------------------------------------------------------
 
     async def _submit(self, place: Place, path: Path, info: TaskInfo) -> None:
-        self._look()
         known = self._registry.get(place)
         if known is not None and known.info.incarnation > info.incarnation:
             return
@@ -250,9 +252,6 @@ class LocalEngine:
             if known.info.incarnation == info.incarnation:
                 return
             await self._put_aside(known, path)
-        elif path.exists() and directories.read_record(path) is not None:
-            self._watch(self._registry.adopt(place, path))
-            return
         known = Known(place, str(path), info, group=info.cgroup, starting=True)
         self._registry.add(known)
         try:
@@ -344,6 +343,7 @@ class LocalEngine:
             self._ends.pop(known.place.key(), None)
 
     async def _settle(self, dead: list[Known]) -> None:
+        dead = [known for known in dead if not known.proof]
         if not dead:
             return
         await asyncio.to_thread(registry.settle, dead)
@@ -352,8 +352,6 @@ class LocalEngine:
                 assert self._watcher is not None
                 self._watcher.drop(known.place.key())
                 self._registry.release(known)
-                if known.group is not None:
-                    await asyncio.to_thread(cgroups.remove, known.group)
             elif not known.ended and known.identity is not None:
                 # Another launcher than the recorded one holds the directory: follow that one from now on.
                 self._registry.release(known)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class Registry:
         self._home_group = home_group
         self._mounts = cgroups.mounts(processes.read_text("/proc/self/mountinfo"))
         self._known: dict[Place, Known] = {}
+        self._attempts: dict[tuple[str, int], dict[str, Known]] = {}
         self._by_pidfd: dict[int, Known] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._scanned = -1
@@ -80,27 +81,30 @@ class Registry:
         ]
 
     def refresh(self) -> list[Known]:
-        """Find directories that were not known; those newly found. Raises OSError when the home cannot be read."""
+        """Find runs that were not known; their tasks. Raises OSError when the home cannot be read."""
         try:
             changed = self.tasks.stat().st_mtime_ns
         except FileNotFoundError:
             changed = 0
         if changed == self._scanned:
             return []
-        found = [
-            self.adopt(place, path)
-            for place, path in directories.scan(self.tasks)
-            if place not in self._known
-        ]
+        runs = {place.run for place in self._known}
+        found = [self.adopt(place, path) for place, path in directories.scan(self.tasks, skip=runs)]
         self._scanned = changed
         return found
+
+    def refresh_attempt(self, run: str, attempt: int) -> list[Known]:
+        """The same for one attempt: what an earlier server left of it."""
+        parent = directories.path_of(self.tasks, Place(run, attempt, "any")).parent
+        places = directories.scan_attempt(run, parent)
+        return [self.adopt(place, path) for place, path in places if place not in self._known]
 
     def adopt(self, place: Place, path: Path) -> Known:
         """Take up a directory as it lies there."""
         info = directories.read_info(path) or TaskInfo(place.run, place.attempt, place.task)
         known = Known(place, str(path), info)
         known.group = cgroups.trusted(info.cgroup, self._home_group, self._mounts)
-        self._known[place] = known
+        self.add(known)
         record = directories.read_record(path)
         identity = Identity.from_json(record) if record is not None else None
         if identity is not None:
@@ -108,7 +112,9 @@ class Registry:
         return known
 
     def add(self, known: Known) -> None:
-        self._known[known.place] = known
+        place = known.place
+        self._known[place] = known
+        self._attempts.setdefault((place.run, place.attempt), {})[place.task] = known
 
     def started(self, known: Known, identity: Identity) -> None:
         """Its launcher is this process; from here on its death is noticed."""
@@ -136,7 +142,12 @@ class Registry:
         return not known.ended
 
     def forget(self, known: Known) -> None:
-        self._known.pop(known.place, None)
+        place = known.place
+        self._known.pop(place, None)
+        tasks = self._attempts.get((place.run, place.attempt), {})
+        tasks.pop(place.task, None)
+        if not tasks:
+            self._attempts.pop((place.run, place.attempt), None)
         self.release(known)
 
     def release(self, known: Known) -> None:
@@ -155,19 +166,24 @@ class Registry:
             self._epoll.close()
 
 
-def settle(dead: Iterable[Known]) -> None:
+def settle(dead: list[Known]) -> None:
     """Prove that tasks whose launchers have ended are gone, killing what they left. Blocks; run it in a thread.
 
-    Sets `proof` on those proven, `stuck` on those with processes that would not die, and gives those whose
-    directory turns out to be held by another launcher that launcher instead.
+    Removes the cgroups of those proven gone and sets their `proof`; sets `stuck` on those with processes that would
+    not die; gives those whose directory turns out to be held by another launcher that launcher instead.
     """
-    waiting = [known for known in dead if not known.proof]
-    for known in waiting:
+    for known in dead:
         if known.identity is None:
             known.proof = NEVER_STARTED
         elif known.identity.boot_id != processes.boot_id():
             known.proof = RESTARTED
-    waiting = [known for known in waiting if not known.proof]
+    _kill_leftovers([known for known in dead if not known.proof])
+    for known in dead:
+        if known.proof and known.group is not None:
+            cgroups.remove(known.group)
+
+
+def _kill_leftovers(waiting: list[Known]) -> None:
     for round_ in range(_ROUNDS):
         left = _leftovers(waiting)
         for known in waiting:
