@@ -31,7 +31,9 @@ class StokerError(Exception):
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -114,7 +116,9 @@ def from_json(body: Mapping[str, Any]) -> StokerError:
     """Rebuild the error a server sent. An unknown code becomes a plain StokerError."""
     by_code = {cls.code: cls for cls in _subclasses(StokerError)}
     cls = by_code.get(str(body.get("code")), StokerError)
-    return cls(str(body.get("message", "unknown error")), hint=body.get("hint"), details=body.get("details") or {})
+    return cls(
+        str(body.get("message", "unknown error")), hint=body.get("hint"), details=body.get("details") or {}
+    )
 
 
 def _subclasses(cls: type[StokerError]) -> list[type[StokerError]]:

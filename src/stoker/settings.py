@@ -169,11 +169,21 @@ class Settings:
                 raw = tomllib.loads(home.config.read_text())
             except tomllib.TOMLDecodeError as exc:
                 raise SpecError(f"{home.config}: {exc}", hint="Fix the file or move it away.") from exc
-        groups = {"server": ServerSettings, "local": LocalSettings, "logs": LogSettings, "control": ControlSettings}
+        groups = {
+            "server": ServerSettings,
+            "local": LocalSettings,
+            "logs": LogSettings,
+            "control": ControlSettings,
+        }
         unknown = set(raw) - set(groups)
         if unknown:
-            raise SpecError(f"{home.config}: unknown section {sorted(unknown)[0]!r}", hint=f"Sections: {', '.join(groups)}.")
-        return cls(home=home, **{name: _group(home, name, kind, raw.get(name, {})) for name, kind in groups.items()})
+            raise SpecError(
+                f"{home.config}: unknown section {sorted(unknown)[0]!r}",
+                hint=f"Sections: {', '.join(groups)}.",
+            )
+        return cls(
+            home=home, **{name: _group(home, name, kind, raw.get(name, {})) for name, kind in groups.items()}
+        )
 
 
 def _group(home: Home, name: str, kind: Any, values: Any) -> Any:
@@ -183,6 +193,7 @@ def _group(home: Home, name: str, kind: Any, values: Any) -> Any:
     unknown = set(values) - known
     if unknown:
         raise SpecError(
-            f"{home.config}: unknown key {sorted(unknown)[0]!r} in [{name}]", hint=f"Keys: {', '.join(sorted(known))}."
+            f"{home.config}: unknown key {sorted(unknown)[0]!r} in [{name}]",
+            hint=f"Keys: {', '.join(sorted(known))}.",
         )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

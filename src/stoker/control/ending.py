@@ -10,7 +10,6 @@ from typing import Any
 from stoker.spec.words import Cause, RunState
 from stoker.task.formats import Ending
 
-
 _FULL = ("No space left on device", "Disk quota exceeded")
 """What a program says, in any language, when it dies of a full disk."""
 

@@ -7,6 +7,12 @@ User code owns the task directory, so nothing in it is believed: every path is o
 without following links, only regular files are taken, and everything is counted before it is read.
 """
 
-from stoker.courier.carry import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
+from stoker.courier.carry import (
+    bring_code,
+    bring_outputs,
+    carry_checkpoint,
+    carry_outputs,
+    restore_checkpoint,
+)
 
 __all__ = ["bring_code", "bring_outputs", "carry_checkpoint", "carry_outputs", "restore_checkpoint"]

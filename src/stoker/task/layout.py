@@ -1,21 +1,21 @@
 """Names in a task directory. Who writes each file stands beside it.
 
-    task.json         engine      once, before the launcher starts: identity, limits, isolation (TaskInfo)
-    order.json        server      atomically replaced: what to do now (Order)
-    secrets.json      server      0600; name -> value; deleted when the run is terminal
-    journal.jsonl     launcher    append-only: starts, ends, checkpoints. fsync'ed where it must survive power loss
-    status.json       launcher    atomically replaced: phase, usage, log counters (Status)
-    launcher.lock     launcher    flock'ed for as long as a launcher works on this directory
-    engine.json       engine      the local engine's record of the launcher process (boot id, pid, start time)
-    log/NNNNNN.log    launcher    framed lines of all streams, in segments (formats.LogLine)
-    metrics/*.jsonl   training    one file per reporting process; one line per report
-    samples.jsonl     launcher    CPU, memory, GPU use over time
-    sdk/commits.jsonl training    the SDK says: this checkpoint is complete
-    sdk/stop          launcher    exists once the task was asked to stop (SDK should_stop)
-    code/             courier     the working directory, placed before the first order
-    checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
-    staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting to be carried away
-    output/           training    STOKER_OUTPUT_DIR
+task.json         engine      once, before the launcher starts: identity, limits, isolation (TaskInfo)
+order.json        server      atomically replaced: what to do now (Order)
+secrets.json      server      0600; name -> value; deleted when the run is terminal
+journal.jsonl     launcher    append-only: starts, ends, checkpoints. fsync'ed where it must survive power loss
+status.json       launcher    atomically replaced: phase, usage, log counters (Status)
+launcher.lock     launcher    flock'ed for as long as a launcher works on this directory
+engine.json       engine      the local engine's record of the launcher process (boot id, pid, start time)
+log/NNNNNN.log    launcher    framed lines of all streams, in segments (formats.LogLine)
+metrics/*.jsonl   training    one file per reporting process; one line per report
+samples.jsonl     launcher    CPU, memory, GPU use over time
+sdk/commits.jsonl training    the SDK says: this checkpoint is complete
+sdk/stop          launcher    exists once the task was asked to stop (SDK should_stop)
+code/             courier     the working directory, placed before the first order
+checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
+staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting to be carried away
+output/           training    STOKER_OUTPUT_DIR
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class UnsafePath(OSError):
 class Entry:
     """One file found by `walk`."""
 
-    __slots__ = ("path", "size", "mtime_ns", "mode")
+    __slots__ = ("mode", "mtime_ns", "path", "size")
 
     def __init__(self, path: str, size: int, mtime_ns: int, mode: int) -> None:
         self.path = path
@@ -159,7 +159,9 @@ class NearTaskDir:
         for part in [part for part in path.split("/") if part]:
             try:
                 child = os.open(
-                    _checked(part, path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
+                    _checked(part, path),
+                    os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                    dir_fd=fd,
                 )
             except OSError as exc:
                 if exc.errno in (errno.ELOOP, errno.ENOTDIR):

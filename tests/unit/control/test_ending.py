@@ -28,7 +28,12 @@ def end(kind: str, **values: Any) -> Ending:
         (end("start-failed", code=127, message="no such command"), "run", Cause.USER_ERROR, 127),
         (end("lost"), "run", Cause.LOST, None),
         (end("disk", code=1), "run", Cause.DISK, 1),
-        (end("exit", code=1, last_lines=["OSError: [Errno 28] No space left on device"]), "run", Cause.DISK, 1),
+        (
+            end("exit", code=1, last_lines=["OSError: [Errno 28] No space left on device"]),
+            "run",
+            Cause.DISK,
+            1,
+        ),
         (end("stopped", signal=15), "stop", Cause.STOPPED, 143),
         (end("stopped", signal=15), "run", Cause.PREEMPTED, 143),
         (end("stopped", code=0), "suspend", Cause.PREEMPTED, 0),
