@@ -14,7 +14,7 @@ import shutil
 import sys
 from typing import Dict, List, Optional
 
-import stoker
+from stoker.launcher import files
 from stoker.task import formats
 
 PACKAGES = ("task", "launcher", "sdk")
@@ -39,10 +39,10 @@ _find_installed()
 
 def write(destination: str) -> str:
     """Make the bundle beneath `destination` if it is not there, and return its path (for PYTHONPATH)."""
-    files = _files()
+    content = _files()
     digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(f"{name}\0{len(files[name])}\0".encode() + files[name])
+    for name in sorted(content):
+        digest.update(f"{name}\0{len(content[name])}\0".encode() + content[name])
     path = os.path.join(os.path.abspath(destination), digest.hexdigest()[:16])
     if os.path.exists(os.path.join(path, MARKER)):
         return path
@@ -50,7 +50,7 @@ def write(destination: str) -> str:
     temporary = f"{path}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _write_files(temporary, files)
+        _write_files(temporary, content)
         os.rename(temporary, path)
         formats.sync_directory(os.path.dirname(path))
     except OSError:
@@ -64,21 +64,25 @@ def write(destination: str) -> str:
 
 def own() -> Optional[str]:
     """The bundle that this code itself runs from, if it does."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(stoker.__file__)))
+    root = os.path.dirname(_package())
     return root if os.path.exists(os.path.join(root, MARKER)) else None
 
 
+def _package() -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__)))
+
+
 def _files() -> Dict[str, bytes]:
-    source = os.path.dirname(os.path.abspath(stoker.__file__))
-    files = {"stoker/__init__.py": _read(os.path.join(source, "__init__.py"))}
+    source = _package()
+    content = {"stoker/__init__.py": _read(os.path.join(source, "__init__.py"))}
     if own() is None:
-        files["stoker/__init__.py"] += _MORE.encode()
+        content["stoker/__init__.py"] += _MORE.encode()
     for package in PACKAGES:
         for name in sorted(os.listdir(os.path.join(source, package))):
             if name.endswith(".py"):
-                files[f"stoker/{package}/{name}"] = _read(os.path.join(source, package, name))
-    files[MARKER] = f"stoker {stoker.__version__}: for processes whose Python has no Stoker\n".encode()
-    return files
+                content[f"stoker/{package}/{name}"] = _read(os.path.join(source, package, name))
+    content[MARKER] = f"stoker {files.version()}: for processes whose Python has no Stoker\n".encode()
+    return content
 
 
 def _read(path: str) -> bytes:

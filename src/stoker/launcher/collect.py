@@ -13,19 +13,26 @@ from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.files import take_lock
 from stoker.launcher.journal import Journal
 
+PATIENCE = 10.0
+"""Seconds that a guardian has to end what its launcher left."""
+
 
 class StillHeld(RuntimeError):
-    """A launcher holds the directory: it is not dead."""
+    """A launcher or its guardian holds the directory: it is not dead."""
 
 
-def collect(directory: str, generation: int) -> None:
+def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> None:
     """Journal the checkpoints that were complete, and `lost` for a body that has no ending.
 
     Idempotent, and safe to be killed at any point. Raises StillHeld when a launcher lives after all.
     """
+    deadline = time.monotonic() + patience
     lock = take_lock(directory)
-    if lock is None:
-        raise StillHeld(f"a launcher works on {directory}")
+    while lock is None:
+        if time.monotonic() >= deadline:
+            raise StillHeld(f"a launcher works on {directory}")
+        time.sleep(0.02)
+        lock = take_lock(directory)
     try:
         journal = Journal(directory)
         try:

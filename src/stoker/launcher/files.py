@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from typing import Any, Dict, Optional, Tuple
 
 from stoker.launcher import linux
@@ -48,3 +49,9 @@ def unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+def version() -> str:
+    """Stoker's, from the package that is loaded anyway. It is not imported by name because it offers the SDK,
+    which the launcher does not know."""
+    return str(sys.modules["stoker"].__version__)

@@ -13,7 +13,6 @@ import time
 import traceback
 from typing import Any, List, Mapping, Optional, Tuple
 
-import stoker
 from stoker.launcher import endings, files, linux
 from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.journal import Journal
@@ -37,13 +36,14 @@ EXIT_GONE = 74
 EXIT_BROKEN = 70
 
 
-def launch(directory: str, bundle: Optional[str] = None) -> int:
+def launch(directory: str, bundle: Optional[str] = None, lock: Optional[int] = None) -> int:
     """Run a launcher on a prepared directory until it is released. Returns the exit status.
 
     Takes over signal handling of this process; everything that the process has forked is the body's.
+    `lock`: the directory's lock, where somebody else holds it together with this process.
     """
     directory = os.path.abspath(directory)
-    lock = files.take_lock(directory)
+    lock = files.take_lock(directory) if lock is None else lock
     if lock is None:
         print(f"stoker launcher: another launcher works on {directory}", file=sys.stderr)
         return EXIT_TAKEN
@@ -82,7 +82,7 @@ class Launcher:
         linux.subreaper()
         self.tree = Tree(self.info.cgroup)
         self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=linux.boot_id())
-        self.status.version = stoker.__version__
+        self.status.version = files.version()
         self.running: Optional[Running] = None
         self.terminated = False
         """SIGTERM was received: nothing is started any more."""

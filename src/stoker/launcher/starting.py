@@ -42,6 +42,7 @@ class Start:
         self.report = report
         self.bundle = bundle
         self.boot_id = boot_id
+        self.lock: Optional[int] = None
 
     def directly(self, go: int) -> NoReturn:
         """Be init of the namespace that this fork was born into."""
@@ -97,6 +98,8 @@ class Start:
             _enter_namespaces(self.user_namespace)
         else:
             linux.subreaper()
+            # Held by the guardian as well: while the lock is taken, something of the task may be alive.
+            self.lock = files.take_lock(self.directory)
         go_reader, go_writer = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -123,7 +126,7 @@ class Start:
             return 0
         os.close(go)
         linux.set_name("stoker-launcher")
-        return launch(self.directory, self.bundle)
+        return launch(self.directory, self.bundle, self.lock)
 
     def _say(self, answer: Dict[str, Any]) -> None:
         """Once; whatever goes wrong later is for launcher.err."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from stoker.launcher.files import take_lock
 from stoker.task import formats, layout
 from stoker.task.near import NearTaskDir
 
@@ -130,6 +131,17 @@ class Task:
             except OSError:
                 continue
         return found
+
+    def let_go(self) -> None:
+        """Wait until nobody holds the directory's lock."""
+
+        def free() -> bool:
+            fd = take_lock(str(self.root))
+            if fd is not None:
+                os.close(fd)
+            return fd is not None
+
+        wait_for(free, "the lock")
 
     def nothing_left(self) -> None:
         wait_for(lambda: not self.processes(), "the end of every process of the task")

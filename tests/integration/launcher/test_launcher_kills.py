@@ -58,6 +58,7 @@ def test_launcher_killed(mode: Any, task: Make, place: Path, phase: str) -> None
     launcher.kill()
     launcher.gone()
     it.nothing_left()
+    it.let_go()
 
     again = mode.start(it)
     if phase == "ready":
@@ -134,7 +135,20 @@ def test_a_second_launcher_is_turned_away(mode: Any, task: Make) -> None:
     assert launcher.alive() and it.processes()
     assert it.text() == "up\n"
     with pytest.raises(StillHeld):
-        collect(str(it.root), 1)
+        collect(str(it.root), 1, patience=0.1)
+
+
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+def test_launcher_gone_and_lock_free_mean_that_nothing_is_left(mode: Any, task: Make) -> None:
+    it = task()
+    launcher = mode.start(it)
+    it.sh(DAEMON * 20 + "echo up; sleep 1000")
+    it.said("up")
+    launcher.kill()
+    # In a namespace the kernel ends the others before the launcher is gone; a guardian keeps the lock until then.
+    launcher.gone()
+    it.let_go()
+    assert it.processes() == []
 
 
 def test_collecting_what_a_dead_launcher_left(mode: Any, task: Make) -> None:
