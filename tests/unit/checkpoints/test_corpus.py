@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,15 @@ POINTERS = ("checkpoint",)
 States = dict[str, list[Tree]]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of copies are made here, and no power is cut."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Thousands of copies are made here, and no power is cut: in memory, where there is such a place."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as directory:
+        yield Path(directory)
 
 
 def offered(task: Task) -> list[tuple[str, Tree]]:
@@ -61,42 +67,42 @@ def killed_after(trace: Trace, count: int, root: Path) -> Task:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_killed_after_every_operation(name: str, tmp_path: Path) -> None:
+def test_killed_after_every_operation(name: str, place: Path) -> None:
     trace = Trace(name)
-    states = trace.complete(tmp_path / "complete")
+    states = trace.complete(place / "complete")
     finished: dict[str, int] = {}
     for count in range(len(trace.ops) + 1):
         if count and trace.ops[count - 1][0] == "done":
             for unit in trace.ops[count - 1][1]:
                 finished[unit] = finished.get(unit, 0) + 1
-        task = killed_after(trace, count, tmp_path / str(count))
+        task = killed_after(trace, count, place / str(count))
         check(task, states, finished)
         shutil.rmtree(task.root)
 
 
 @pytest.mark.parametrize("waiting", [True, False], ids=["seconds between saves", "no time between saves"])
 @pytest.mark.parametrize("name", NAMES)
-def test_launcher_killed_with_it(name: str, waiting: bool, tmp_path: Path) -> None:
+def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
     """Nobody is left to finish the scan. A new scanner finds the directory as it was, after half a write too.
 
     The directory is copied by hard links for that, so that inodes and times are what they were.
     """
     trace = Trace(name)
-    states = trace.complete(tmp_path / "complete")
+    states = trace.complete(place / "complete")
     finished: dict[str, int] = {}
-    task = Task(tmp_path / "task").begin()
+    task = Task(place / "task").begin()
     with Player(trace, task.dir) as player:
         for number, op in enumerate(trace.ops):
             if op[0] == "write":
                 player.play(op, part=0.5)
-                check_collected(task, tmp_path / f"{number}-torn", states, finished)
+                check_collected(task, place / f"{number}-torn", states, finished)
             player.play(op)
             task.poll(0.01)
             if op[0] == "done" and waiting:
                 task.pass_time(4.0, step=1.0)
                 for unit in op[1]:
                     finished[unit] = finished.get(unit, 0) + 1
-            check_collected(task, tmp_path / str(number), states, finished)
+            check_collected(task, place / str(number), states, finished)
     task.close()
 
 
@@ -115,9 +121,9 @@ def check_collected(task: Task, root: Path, states: States, finished: dict[str, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_clean_end_offers_everything_that_is_there(name: str, tmp_path: Path) -> None:
+def test_a_clean_end_offers_everything_that_is_there(name: str, place: Path) -> None:
     trace = Trace(name)
-    task = Task(tmp_path).begin()
+    task = Task(place).begin()
     with Player(trace, task.dir) as player:
         for op in trace.ops:
             player.play(op)
@@ -139,16 +145,16 @@ def flipped(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", ["torch_in_place", "lightning", "keras_zip", "numpy", "plain", "tensorflow"])
-def test_cut_off_files_are_never_offered(name: str, tmp_path: Path) -> None:
+def test_cut_off_files_are_never_offered(name: str, place: Path) -> None:
     """Even quiet and closed: a format that says that something is missing is believed."""
     trace = Trace(name)
-    states = trace.complete(tmp_path / "complete")
+    states = trace.complete(place / "complete")
     for number, (unit, versions) in enumerate(sorted(states.items())):
         for path, data in versions[-1].items():
             if path.endswith((".dat", ".bin")):
                 continue  # Raw bytes: nothing in them tells.
             for part, cut in enumerate((1, len(data) // 3, len(data) - 10)):
-                task = Task(tmp_path / f"{number}-{part}-{path.replace('/', '-')}").begin()
+                task = Task(place / f"{number}-{part}-{path.replace('/', '-')}").begin()
                 for other, whole in versions[-1].items():
                     task.write(other, whole[:-cut] if other == path else whole)
                 task.pass_time(5)
@@ -159,14 +165,14 @@ def test_cut_off_files_are_never_offered(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch_in_place", "numpy", "tensorflow"])
-def test_a_flipped_bit_is_never_offered_where_there_are_checksums(name: str, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_never_offered_where_there_are_checksums(name: str, place: Path) -> None:
     trace = Trace(name)
-    states = trace.complete(tmp_path / "complete")
+    states = trace.complete(place / "complete")
     unit = {"torch_in_place": "last.pt", "numpy": "last.npz", "tensorflow": "ckpt-3"}[name]
     whole = states[unit][-1]
     for number, (path, data) in enumerate(whole.items()):
-        for place, damaged in enumerate(flipped(data)):
-            task = Task(tmp_path / f"{number}-{place}").begin()
+        for spot, damaged in enumerate(flipped(data)):
+            task = Task(place / f"{number}-{spot}").begin()
             for other, content in whole.items():
                 task.write(other, damaged if other == path else content)
             task.scanner.finish(violent=True)

@@ -197,7 +197,7 @@ class TestWhatCounts:
         assert [file["path"] for file in record["files"]] == ["step-1/weights.bin"]
 
     def test_a_directory_written_in_place(self, task: Task) -> None:
-        for name in ("a.bin", "deep/b.bin", ".metadata", "c.bin.tmp"):
+        for name in ("a.bin", "deep/b.bin", ".metadata", "c.bin.tmp", ".tmpQw3rTy"):
             task.write(f"checkpoint-500/{name}", name.encode())
             task.poll(1)
         task.pass_time(5)
