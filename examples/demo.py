@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-STOKER = str(Path(sys.executable).with_name("stoker"))
+BIN = Path(sys.executable).parent
+STOKER = str(BIN / "stoker")
+os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+"""A run uses the `python` of the shell it is submitted from: here the one that has numpy."""
 DIGITS = Path(__file__).parent / "digits"
 
 
@@ -21,7 +25,7 @@ def main() -> int:
     run = json.loads(
         subprocess.run([STOKER, "ps", "-n", "1", "--json"], check=True, capture_output=True).stdout
     )[0]["id"]
-    subprocess.run([STOKER, "metrics", run, "accuracy"], check=True)
+    subprocess.run([STOKER, "metrics", run, "accuracy", "--plot"], check=True)
     target = tempfile.mkdtemp(prefix="stoker-demo-")
     subprocess.run([STOKER, "pull", run, "-o", target], check=True)
     say("that was a run: its code, logs, curve, checkpoints and model are kept. Next:")
