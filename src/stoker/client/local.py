@@ -132,7 +132,7 @@ def _open_log(home: Home) -> tuple[int, int]:
 def _spawn(home: Home, log: int) -> int:
     """Start a server that outlives us: a session of its own, its output in the log, nothing of our terminal."""
     argv = [sys.executable, "-P", "-m", "stoker.server", "--home", str(home.root)]
-    environ = {k: v for k, v in os.environ.items() if k not in ("STOKER_URL", "STOKER_TOKEN")}
+    environ = _environment()
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, log, 1),
@@ -143,6 +143,21 @@ def _spawn(home: Home, log: int) -> int:
     except NotImplementedError:
         # A C library without it; the server makes its own session then.
         return os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setpgroup=0)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what looks like a secret and without directories in which a script's `queue.py` would stand
+    in for Python's: the server lives on when the shell it was started from is long gone."""
+    from stoker.client.record import looks_secret  # lazy: only needed to start a server
+
+    environ = {
+        name: value for name, value in os.environ.items() if not looks_secret(name) and name != "STOKER_URL"
+    }
+    package = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))  # noqa: PTH118, PTH120
+    paths = environ.pop("PYTHONPATH", "").split(os.pathsep)
+    if any(os.path.realpath(path) == package for path in paths if path):
+        environ["PYTHONPATH"] = package
+    return environ
 
 
 def _ended(pid: int) -> int | None:

@@ -59,8 +59,13 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environ.items())
-        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not _SECRET.search(name)
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not looks_secret(name)
     }
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the name of a variable suggests that its value is nobody's business."""
+    return _SECRET.search(name) is not None
 
 
 def git(workdir: Path) -> dict[str, Any] | None:

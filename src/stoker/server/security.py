@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import StokerError, TooLarge, Unauthorized
@@ -67,6 +68,9 @@ class Security:
         try:
             bounded.check_length(scope)
             await self._app(scope, bounded, sending)
+        except ClientDisconnect:
+            # Nobody is left to answer, and a client that goes away is no error of ours.
+            return
         except Exception as exc:
             if sending.started:
                 # Half an answer is out already; cutting the connection is the only way to say so.

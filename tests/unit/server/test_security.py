@@ -255,6 +255,18 @@ def test_the_unforeseen_is_logged_and_not_told(rig: Any, caplog: pytest.LogCaptu
     assert error["details"]["id"] in caplog.text and "inner workings" in caplog.text
 
 
+def test_a_client_that_goes_away_is_no_error(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+    head = f"Host: 127.0.0.1:{rig.port}\r\nAuthorization: Bearer {rig.client._token}\r\n"
+    for path in ("/api/v1/runs", "/api/v1/code/trees", "/api/v1/code/blobs"):
+        with socket.create_connection(("127.0.0.1", rig.port), 10) as sock:
+            sock.sendall(f"POST {path} HTTP/1.1\r\n{head}Content-Length: 100\r\n\r\n{{".encode())
+            # An answered request on another connection: the server has seen this one by then.
+            assert rig.client.health()["status"] == "ok"
+    for _ in range(20):
+        assert rig.client.server()["store"]["status"] == "ok"
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_a_full_disk_is_said(rig: Any) -> None:
     rig.controller.error = OSError(28, "No space left on device")
     status, _, answer = rig.raw(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from fastapi import APIRouter, Request
 
+from stoker.errors import StoreError
 from stoker.server import backup
 from stoker.server.answers import JsonAnswer
 from stoker.server.bodies import Backup, Nothing
@@ -23,24 +25,26 @@ async def health(request: Request) -> JsonAnswer:
 @router.get("/api/v1/server")
 def server(request: Request) -> JsonAnswer:
     services = services_of(request)
-    answer = {
-        "version": services.version,
-        "pid": os.getpid(),
-        "url": services.url,
-        "home": str(services.settings.home.root),
-        "started_at": services.started_at,
-        "store": {"kind": "sqlite", "schema": None, "status": services.damaged or "ok"},
-        "counts": {},
-    }
-    if services.parts is not None:
-        store = services.store
-        answer["store"] = {
-            "kind": store.kind,
-            "schema": store.schema_version(),
-            "status": store.damaged or "ok",
+    store: dict[str, Any] = {"kind": "sqlite", "schema": None, "status": services.damaged or "ok"}
+    counts: dict[str, int] = {}
+    try:
+        counts = services.store.counts()
+        store = {"kind": services.store.kind, "schema": services.store.schema_version(), "status": "ok"}
+    except StoreError as exc:
+        # This route is how people find out what is wrong: it answers with whatever can be known.
+        store["status"] = exc.message
+    store["status"] = services.damaged or store["status"]
+    return JsonAnswer(
+        {
+            "version": services.version,
+            "pid": os.getpid(),
+            "url": services.url,
+            "home": str(services.settings.home.root),
+            "started_at": services.started_at,
+            "store": store,
+            "counts": counts,
         }
-        answer["counts"] = store.counts()
-    return JsonAnswer(answer)
+    )
 
 
 @router.post("/api/v1/backups")
