@@ -131,6 +131,17 @@ def _resources(run: Json, page: Page) -> None:
             (Column(""), Column("ASKED", right=True), Column("PEAK", right=True), Column("", shrink=True)),
             rows,
         )
+        _isolation((run.get("attempts") or [{}])[-1].get("isolation") or {}, page)
+
+
+def _isolation(how: Json, page: Page) -> None:
+    """What holds the run to its limits, and what does not."""
+    if not how:
+        return
+    page.field("held by", ", ".join(f"{term.safe(kind)}: {term.safe(how[kind])}" for kind in sorted(how)))
+    loose = [kind for kind in ("memory", "cpu", "pids", "processes", "gpu") if kind not in how]
+    if loose:
+        page.field("not held", f"{', '.join(loose)}; `stoker doctor` says why")
 
 
 def _numbers(*values: Any) -> bool:

@@ -252,6 +252,7 @@ class Loop:
         now = time.time()
         changes: list[Change] = []
         begun: list[tuple[LiveRun, AttemptRow]] = []
+        isolation = {node.name: dict(node.isolation) for node in self.nodes}
         for start in starts:
             live = self.runs[start.id]
             placement = {
@@ -260,6 +261,7 @@ class Loop:
                     "gpus": list(place.gpus),
                     "cpu": live.ask.cpu,
                     "memory": live.ask.memory,
+                    "isolation": isolation.get(place.node, {}),
                 }
                 for index, place in enumerate(start.places)
             }

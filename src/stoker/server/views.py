@@ -52,6 +52,7 @@ def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None) -> Json:
         "resumed_from": row.resumed_from,
         "node": places[0].get("node") if places else None,
         "gpus": [gpu for place in places for gpu in place.get("gpus") or []],
+        "isolation": places[0].get("isolation") or {} if places else {},
         "usage": row.usage,
     }
     if tasks is not None:
