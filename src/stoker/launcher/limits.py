@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from typing import Any, Dict, Mapping, Optional
 
 from stoker.launcher import linux
 from stoker.launcher.tree import Tree
+
+QUICK = 0.05
+"""Seconds that the exact memory of a tree may take to read, to be read with every sample: the kernel walks all
+its pages for it."""
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -100,6 +105,7 @@ class Processes:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._before = _reaped_cpu()
+        self._quick = True
 
     def cpu_seconds(self) -> float:
         """Of the living, of those they have waited for, and of those the launcher has."""
@@ -110,8 +116,19 @@ class Processes:
                 total += sum(int(ticks) for ticks in fields[11:15]) / _TICK
         return total
 
-    def memory(self) -> int:
-        return sum(_memory(pid) for pid in self.tree.pids())
+    def memory(self, limit: Optional[int] = None) -> int:
+        """Bytes in use. Resident sizes count shared pages once per process and are quick to read; the exact
+        shares are asked for only when it matters (`limit` seems passed) or as long as that is quick too."""
+        pids = self.tree.pids()
+        resident = sum(_resident(pid) for pid in pids)
+        if limit is not None and resident <= limit:
+            return resident
+        if limit is None and not self._quick:
+            return resident
+        began = time.monotonic()
+        shares = sum(_share(pid) for pid in pids)
+        self._quick = time.monotonic() - began < QUICK
+        return min(resident, shares)
 
     def count(self) -> int:
         return len(self.tree.pids())
@@ -122,10 +139,14 @@ def _reaped_cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _memory(pid: int) -> int:
-    """The process's share: pages it shares with its siblings count once among them."""
+def _share(pid: int) -> int:
+    """The process's part: pages it shares with its siblings are divided among them."""
     for line in linux.read_text(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    resident = linux.read_text(f"/proc/{pid}/statm").split()
-    return int(resident[1]) * _PAGE if len(resident) > 1 else 0
+    return _resident(pid)
+
+
+def _resident(pid: int) -> int:
+    words = linux.read_text(f"/proc/{pid}/statm").split()
+    return int(words[1]) * _PAGE if len(words) > 1 else 0

@@ -89,7 +89,7 @@ class Sampler:
 
     def _watch(self) -> None:
         if self._watch_memory:
-            used = self.processes.memory()
+            used = self.processes.memory(self.info.memory)
             self.peak = max(self.peak, used)
             if used > (self.info.memory or 0):
                 self.violation = "memory"

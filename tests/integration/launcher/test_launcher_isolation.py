@@ -93,6 +93,16 @@ def test_memory_watchdog_where_there_is_no_cgroup(mode: Any, task: Make) -> None
     it.nothing_left()
 
 
+def test_shared_memory_is_counted_once(mode: Any, task: Make) -> None:
+    """Workers that share the trainer's pages are no reason to kill it."""
+    it = task(memory=260 << 20)
+    mode.start(it)
+    script = "import os, time\nb = bytearray(150 << 20)\nfor _ in range(3):\n    if os.fork() == 0: break\ntime.sleep(1)"
+    it.run(sys.executable, "-S", "-c", script)
+    ending = it.ending()
+    assert (ending.kind, ending.code) == ("exit", 0)
+
+
 def test_process_watchdog_where_there_is_no_cgroup(mode: Any, task: Make) -> None:
     it = task(pids=20)
     mode.start(it)
