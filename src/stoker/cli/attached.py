@@ -79,6 +79,26 @@ class _Watch:
                 if code is not None:
                     return code
 
+    def _interrupted(self) -> int | None:
+        """An exit code to leave with, or None to go on. A second Ctrl-C, wherever in the asking it falls, means stop;
+        one more means kill."""
+        answer = self._answer()
+        while True:
+            try:
+                return self._act(answer)
+            except KeyboardInterrupt:
+                answer = "k" if self.stopping else "s"
+
+    def _answer(self) -> str:
+        try:
+            self.status.clear()
+            self.printer.finish_line()
+            if self.stopping:
+                return "k"
+            return self._ask() if self.ctx.interactive else "away"
+        except KeyboardInterrupt:
+            return "k" if self.stopping else "s"
+
     def _look(self) -> None:
         try:
             run = self.ctx.client.run(self.id)
@@ -119,23 +139,18 @@ class _Watch:
 
     # -- Ctrl-C ----------------------------------------------------------------------------------------------
 
-    def _interrupted(self) -> int | None:
-        """An exit code to leave with, or None to go on."""
-        self.status.clear()
-        self.printer.finish_line()
-        if self.stopping:
+    def _act(self, answer: str) -> int | None:
+        if answer == "k":
             self.ctx.note(f"killing {term.safe(self.id)}")
             self._stop(kill=True)
-            return None
-        if not self.ctx.interactive:
-            return self._detach(130)
-        answer = self._ask()
-        if answer == "d":
-            return self._detach(0)
-        if answer == "s":
+        elif answer == "s":
             self.stopping = True
-            self.ctx.note(f"stopping {term.safe(self.id)}; Ctrl-C again kills it")
+            self.ctx.note(f"\nstopping {term.safe(self.id)}; Ctrl-C again kills it")
             self._stop(kill=False)
+        elif answer == "away":
+            return self._detach(130)
+        elif answer == "d":
+            return self._detach(0)
         return None
 
     def _stop(self, *, kill: bool) -> None:
@@ -145,16 +160,12 @@ class _Watch:
             self.ctx.reconnect().stop(self.id, kill=kill)
 
     def _ask(self) -> str:
-        """d, s or c. A second Ctrl-C means stop; the end of the input means detach."""
+        """d, s or c. The end of the input means detach."""
         assert self.ctx.stdin is not None
         while True:
             self.ctx.err.write("\ndetach, stop or continue? [d/s/c] ")
             self.ctx.err.flush()
-            try:
-                line = self.ctx.stdin.readline()
-            except KeyboardInterrupt:
-                self.ctx.note("")
-                return "s"
+            line = self.ctx.stdin.readline()
             word = line.strip().lower()
             if not line:
                 return "d"
