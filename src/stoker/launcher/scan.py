@@ -147,7 +147,13 @@ def pointer(directory: str, unit: str, members: List[str]) -> Optional[Tuple[str
 def snapshot(directory: str, members: Iterable[str]) -> Signature:
     """The regular files of these entries as they are now. What vanished meanwhile is left out."""
     found: List[Member] = []
-    fd = open_directory(directory)
+    try:
+        fd = open_directory(directory)
+    except OSError as exc:
+        # Scripts delete and make it again; and what is a link now is not our directory.
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return ()
+        raise
     try:
         for name in members:
             _collect(fd, name, name, found)
@@ -163,9 +169,10 @@ def counts(signature: Signature) -> bool:
 
 
 def entries(directory: str) -> List[str]:
+    """Names in a directory; none where there is no directory."""
     try:
         return os.listdir(directory)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -25,7 +25,10 @@ def being_written(directory: str, members: Iterable[scan.Member]) -> Set[int]:
     """Inodes of those that are open for writing, in any process. What vanished meanwhile is passed over."""
     found: Set[int] = set()
     unknown: Dict[Identity, int] = {}
-    root = scan.open_directory(directory)
+    try:
+        root = scan.open_directory(directory)
+    except OSError:
+        return found
     try:
         for member in members:
             try:

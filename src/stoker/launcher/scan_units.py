@@ -9,7 +9,7 @@ from stoker.launcher.staging import Job
 
 RENAME_SETTLE = 0.2
 """Seconds after a rename before it is copied: the SDK's word about it comes just after the rename."""
-COPY_GAP = 0.5
+COPY_GAP = 0.2
 """Least seconds between two copies of one checkpoint that is saved again and again, and
 `COPY_SHARE` times what the copy took."""
 COPY_SHARE = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from stoker.launcher import scan
 from stoker.task import inotify
 
 _MASK = (
@@ -29,7 +30,7 @@ class Change(NamedTuple):
 
 
 class Watch:
-    """Watches one directory and everything in it.
+    """Watches one directory and everything in it. When the directory itself is deleted, so is the watch.
 
     `overflowed`: the kernel dropped events, look at everything once. `blind`: it does not tell everything (no
     inotify here, or more directories than it lets us watch), look at everything now and then.
@@ -53,7 +54,7 @@ class Watch:
             self.close()
             self.blind = True
             return
-        for name in os.listdir(directory):
+        for name in scan.entries(directory):
             self._add_tree(os.path.join(directory, name), name)
 
     @property
@@ -73,6 +74,11 @@ class Watch:
             elif event.mask & inotify.IN_IGNORED:
                 _, path = self._tops.pop(event.wd, ("", ""))
                 self._watches.pop(path, None)
+                if path == self.directory:
+                    self._departed.clear()
+                    self.close()
+                    self.blind = True
+                    break
             elif event.wd in self._tops:
                 self._see(event, changes)
         for path in self._departed.values():
