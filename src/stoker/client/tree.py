@@ -68,6 +68,10 @@ class Scan:
         return _identity(os.fstat(fd)) == self.stats[self.sources[sha256]]
 
 
+_HOME = {"server.lock", "stoker.db", "token"}
+"""What every Stoker home has."""
+
+
 def scan(workdir: Path, cache: Path) -> Scan:
     """What of `workdir` is shipped. `cache` is the home's directory for caches; the home itself, if it lies
     inside, is not shipped. Raises Refused or TooLarge with the name of the culprit."""
@@ -118,8 +122,8 @@ class _Scanner:
         """Sort out one directory; yields those beneath it that are to be looked at."""
         entries = self._entries(directory)
         names = {entry.name for entry in entries}
-        if directory and "pyvenv.cfg" in names:
-            # A virtual environment under any name.
+        if directory and ("pyvenv.cfg" in names or names >= _HOME):
+            # A virtual environment under any name, or another Stoker home: it holds a token and other runs.
             self._new[directory] = (rules.fingerprint, {})
             return
         own = {name: read_rules(self._root / directory / name) for name in NAMES if name in names}

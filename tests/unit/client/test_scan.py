@@ -89,6 +89,9 @@ def test_what_is_never_shipped(work: Path, cache: Path) -> None:
         "node_modules/x",
         "myenv/pyvenv.cfg",
         "myenv/lib/x",
+        "other home/token",
+        "other home/stoker.db",
+        "other home/server.lock",
     )
     inside = work / "stoker home"
     assert paths(work, inside / "cache") == ["a.py"]
