@@ -36,17 +36,20 @@ class Packages:
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="packages")
 
-    def want(self, run: RunRow) -> None:
+    def want(self, run: RunRow, setup: str | None) -> None:
+        """`setup`: the directory of the environment that the run's setup made."""
         if "packages" not in run.record:
-            self._executor.submit(self._record, run)
+            self._executor.submit(self._record, run, setup)
 
     def shutdown(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _record(self, run: RunRow) -> None:
-        environment = run.record.get("environment") or {}
-        python = shutil.which("python", path=environment.get("PATH")) or shutil.which(
-            "python3", path=environment.get("PATH")
+    def _record(self, run: RunRow, setup: str | None) -> None:
+        environment = dict(run.record.get("environment") or {})
+        path = environment.get("PATH", os.defpath)
+        environment["PATH"] = path if setup is None else f"{setup}/env/bin{os.pathsep}{path}"
+        python = shutil.which("python", path=environment["PATH"]) or shutil.which(
+            "python3", path=environment["PATH"]
         )
         if python is None:
             return
@@ -64,7 +67,7 @@ class Packages:
             return {"packages": known[1]["packages"], "python": known[1]["python"]}
         done = subprocess.run(
             [python, "-c", _LIST],
-            env={"PATH": environment.get("PATH", os.defpath), "HOME": environment.get("HOME", "/")},
+            env={"PATH": environment["PATH"], "HOME": environment.get("HOME", "/")},
             cwd="/",
             capture_output=True,
             timeout=60,

@@ -220,7 +220,8 @@ class Steps:
             ]
             live.update(state=RunState.RUNNING, started_at=first)
             live.attempt = replace(live.attempt, state="running", started_at=found.started_at)
-            self._loop.packages.want(live.row)
+            order = live.pump.directory.order() if live.pump is not None and live.job.setup else None
+            self._loop.packages.want(live.row, order.setup["directory"] if order and order.setup else None)
         status = found.status
         if status is not None and (status.phase != live.phase or status.usage != live.usage):
             live.phase, live.usage = status.phase, dict(status.usage)
