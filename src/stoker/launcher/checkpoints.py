@@ -96,12 +96,12 @@ class Scanner:
         self._watch = self._start_watch()
         if self._facts.resumed:
             self._commits.begin(generation, self._facts.commits_offset)
+            self._look_everywhere(self._clock())
         else:
             self._commits.begin(generation, None)
             there = self._entries().items()
             keys = {name: key_of(scan.snapshot(self._source, members)) for name, members in there}
             self._facts.begin(keys, self._commits.offset)
-        self._look_everywhere(self._clock())
 
     def poll(self, now: float) -> Optional[float]:
         """Take in what happened, begin and finish copies. Returns when to call again at the latest; None: no hurry."""
