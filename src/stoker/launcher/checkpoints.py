@@ -72,6 +72,7 @@ class Scanner:
         self._outbox: List[Dict[str, Any]] = []
         """Entries that the journal has not taken yet, in order."""
         self._warned = False
+        self._too_many: Set[str] = set()
         self._wake_r, self._wake_w = (
             os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
         )
@@ -100,7 +101,7 @@ class Scanner:
         else:
             self._commits.begin(generation, None)
             there = self._entries().items()
-            keys = {name: key_of(scan.snapshot(self._source, members)) for name, members in there}
+            keys = {name: key_of(self._snapshot(members)) for name, members in there}
             self._facts.begin(keys, self._commits.offset)
 
     def poll(self, now: float) -> Optional[float]:
@@ -182,7 +183,7 @@ class Scanner:
         names = scan.entries(self._source)
         states = scan.states(self._source, names)
         for name, members in scan.group(names).items():
-            key = key_of(scan.snapshot(self._source, members))
+            key = key_of(self._snapshot(members))
             if key == self._facts.settled.get(name):
                 continue
             unit = self._unit(name)
@@ -218,7 +219,7 @@ class Scanner:
             unit = self._unit(name)
             members = entries.get(name, [name] if sign == "sdk" else [])
             if self._worth(unit, members, entries):
-                signature = scan.snapshot(self._source, members)
+                signature = self._snapshot(members)
                 if scan.counts(signature):
                     looked.append((unit, sign, members, signature))
         versions = {unit.name: unit.version for unit, *_ in looked}
@@ -245,7 +246,7 @@ class Scanner:
         entries = self._entries()
         pending = []
         for name, members in scan.strong_units(entries).items():
-            signature = scan.snapshot(self._source, members)
+            signature = self._snapshot(members)
             key = key_of(signature)
             if key != self._facts.settled.get(name) and scan.counts(signature):
                 pending.append((max(member.mtime_ns for member in signature), name, members, key))
@@ -386,6 +387,17 @@ class Scanner:
 
     def _entries(self) -> Dict[str, List[str]]:
         return scan.group(scan.entries(self._source))
+
+    def _snapshot(self, members: List[str]) -> scan.Signature:
+        """Too many files are no checkpoint; that is said once."""
+        try:
+            return scan.snapshot(self._source, members)
+        except scan.TooMany as exc:
+            if members[0] not in self._too_many:
+                self._too_many.add(members[0])
+                message = f"checkpoint {members[0]} is not kept: {exc.strerror}"
+                self._announce(self._entry("warning", name=members[0], message=message))
+            return ()
 
     def _next_time(self, now: float) -> Optional[float]:
         times = [unit.due for unit in self._units.values() if unit.due is not None and unit.job is None]

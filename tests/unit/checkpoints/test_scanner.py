@@ -584,6 +584,18 @@ def test_the_directory_is_deleted_and_made_again(task: Task) -> None:
     assert sorted(task.names) == ["last.bin", "new.bin"]
 
 
+def test_a_directory_of_too_many_files(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "MAX_FILES", 10)
+    for number in range(11):
+        task.write(f"dataset/{number}.bin", b"x")
+    task.rename("last.bin", b"one")
+    task.pass_time(10)
+    task.scanner.finish(violent=False)
+    assert task.names == ["last.bin"]
+    (warning,) = task.entries("warning")
+    assert "dataset is not kept: more than 10 files" in warning["message"]
+
+
 def test_a_link_in_its_place_is_not_followed(task: Task, tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "key.bin").write_bytes(b"secret")
