@@ -172,8 +172,19 @@ class Controller:
         }
 
     def place(self, run_id: str) -> int | None:
-        explanation = self._explain(run_id)
-        return explanation.position if explanation and explanation.position else None
+        return self.places([run_id]).get(run_id)
+
+    def places(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """Places in the queue, from 1, of those of them that wait: one visit to the loop for a whole page."""
+
+        async def ask() -> dict[str, int]:
+            found = ((run_id, self._loop.scheduler.position(run_id)) for run_id in run_ids)
+            return {run_id: place for run_id, place in found if place is not None}
+
+        try:
+            return self._loop.ask(ask) if run_ids else {}
+        except StokerError:
+            return {}
 
     # -- changes ---------------------------------------------------------------------------------------------
 

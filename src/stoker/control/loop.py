@@ -44,6 +44,8 @@ _LAST_STEPS = 5.0
 """Seconds that steps under way have at the end. What they leave undone the next server does."""
 _SAFETY_NET = 10.0
 """Seconds between unprompted looks at a running task when the engine watches by itself."""
+_AT_ONCE = 10
+"""How many tasks are looked at together, unprompted."""
 
 
 class _Over(Exception):
@@ -141,6 +143,7 @@ class Loop:
             group.create_task(self._watch_presence())
             group.create_task(self._watch_changes())
             group.create_task(self._tick())
+            group.create_task(self._look_again())
             group.create_task(chores.backups(self.settings, self.store))
             group.create_task(chores.sweep(self.store, self.blobs))
             await self._stopping.wait()
@@ -343,21 +346,28 @@ class Loop:
                 self.kick(live)
 
     async def _tick(self) -> None:
-        """What no event announces: a launcher that does not stop, a change that nobody noticed."""
-        last = time.monotonic()
+        """What no event announces: a launcher that does not stop."""
         while True:
             await asyncio.sleep(self.settings.control.poll)
             now = time.monotonic()
-            rest = now - last > _SAFETY_NET or not isinstance(self.engine, Watches)
             for live in list(self.runs.values()):
                 if live.stop_deadline is not None and now > live.stop_deadline and live.launched:
                     live.stop_deadline = None
                     await self.engine.stop(live.handle, grace=timedelta(0))
                     self.observe_soon()
-                if rest and live.state.holds:
-                    self.kick(live)
-            if rest:
-                last = now
+
+    async def _look_again(self) -> None:
+        """A change that nobody noticed: every task is looked at now and then, a few at a time. All at once would
+        hold up everybody who waits for an answer."""
+        interval = _SAFETY_NET if isinstance(self.engine, Watches) else self.settings.control.poll
+        while True:
+            holding = [live for live in self.runs.values() if live.state.holds]
+            slices = [holding[at : at + _AT_ONCE] for at in range(0, len(holding), _AT_ONCE)] or [[]]
+            for part in slices:
+                await asyncio.sleep(interval / len(slices))
+                for live in part:
+                    if self.runs.get(live.id) is live and live.state.holds:
+                        self.kick(live)
 
     def clean(self, attempt: AttemptRow) -> None:
         """Remove what the engine still holds of an ended attempt."""

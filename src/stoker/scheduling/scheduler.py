@@ -127,6 +127,11 @@ class Scheduler:
         """Why it waits, as things stand after the last decision. Raises NotFound when it is not known."""
         return explaining.explain(id, self._queue, self._ledger)
 
+    def position(self, id: str) -> int | None:
+        """Its place in the queue, from 1; None when it does not wait. Cheap: asked for whole pages of runs."""
+        request = self._queue.get(id)
+        return None if request is None else self._queue.position(request)
+
     # -- the whole state -------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
