@@ -139,6 +139,7 @@ class BlobStore:
 
     def sync(self) -> None:
         """Make durable all that was put with `durable=False`."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_file_system(self.root)
 
     # -- getting ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from stoker.launcher.logs import Log
 from stoker.launcher.loop import Loop
 from stoker.launcher.running import Running
 from stoker.launcher.tree import Tree
-from stoker.task import formats, layout
+from stoker.task import fence, formats, layout
 from stoker.task.formats import Ending, Order, Status, TaskInfo
 
 RETRY = 1.0
@@ -268,6 +268,8 @@ class Launcher:
             self._order_seen = None
             return
         self._last_order = order
+        if not fence.may_start([entry for entry in (self.journal.started, self.journal.ended) if entry], order):
+            return  # This generation has been started here before, under whatever number.
         if self.terminated:
             self._record(_unstarted(order, "the launcher was told to end"))
             return

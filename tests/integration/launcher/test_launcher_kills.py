@@ -185,6 +185,18 @@ def test_order_that_was_there_first_and_orders_going_backwards(mode: Any, task: 
     assert it.text() == "one\ntwo\n"
 
 
+def test_a_generation_is_never_started_again_under_another_number(mode: Any, task: Make) -> None:
+    """As by a server that lost its count in a crash."""
+    it = task()
+    it.sh("echo one", seq=1)
+    mode.start(it)
+    assert it.ending(1).code == 0
+    it.sh("echo again", seq=2)
+    it.sh("echo two", seq=3, generation=2)
+    assert it.ending(3).code == 0
+    assert it.text() == "one\ntwo\n"
+
+
 def test_a_journal_torn_by_a_power_cut(mode: Any, task: Make) -> None:
     """The torn line is passed over, and what is written after it can be read."""
     it = task()
