@@ -237,28 +237,13 @@ def test_an_ordinary_user_runs_with_what_isolation_there_is(tmp_path: Path) -> N
     base.mkdir(mode=0o755)
     try:
         os.chown(base, 65534, 65534)
-        site = [path for path in sys.path if path.endswith("site-packages")]
         env = {
             "PATH": os.environ["PATH"], "HOME": str(base), "STOKER_HOME": str(base / "home"), "NO_COLOR": "1",
-            "LANG": "C.UTF-8", "PYTHONPATH": ":".join([*site, str(Path(stoker.__file__).parent.parent)]),
+            "LANG": "C.UTF-8",
         }  # fmt: skip
         prefix = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
-        probe = (
-            "import subprocess, sys, uvicorn, stoker; subprocess.run([sys.executable, '-c', ''], check=True)"
-        )
-        # Root's own interpreter is often closed to others.
-        pythons = [
-            python
-            for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3")
-            if Path(python).exists()
-            and subprocess.run(
-                [*prefix, python, "-c", probe], env=env, cwd="/", capture_output=True
-            ).returncode
-            == 0
-        ]
-        if not pythons:
-            pytest.skip("no interpreter with Stoker's packages that an ordinary user may run")
-        command = [*prefix, pythons[0], "-m", "stoker.cli.main"]
+        python = _interpreter_for_others(base, prefix, env)
+        command = [*prefix, python, "-m", "stoker.cli.main"]
 
         def call(*args: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -273,7 +258,7 @@ def test_an_ordinary_user_runs_with_what_isolation_there_is(tmp_path: Path) -> N
             "--memory",
             "100Mi",
             "--",
-            pythons[0],
+            python,
             "-c",
             "x = []\nwhile True: x.append(bytearray(5_000_000))",
         )
@@ -285,3 +270,23 @@ def test_an_ordinary_user_runs_with_what_isolation_there_is(tmp_path: Path) -> N
         call("server", "stop")
     finally:
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _interpreter_for_others(base: Path, prefix: list[str], env: dict[str, str]) -> str:
+    """Root's own interpreter is often closed to others: an environment of their own that sees our packages."""
+    site = [path for path in sys.path if path.endswith("site-packages")]
+    probe = "import subprocess, sys, uvicorn, sqlalchemy, stoker; subprocess.run([sys.executable, '-c', ''], check=True)"
+    for source in (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
+        target = base / f"env-{abs(hash(source))}"
+        if not Path(source).exists():
+            continue
+        subprocess.run([source, "-m", "venv", "--without-pip", str(target)], capture_output=True)
+        for packages in target.glob("lib/python3*/site-packages"):
+            (packages / "ours.pth").write_text("\n".join([*site, str(Path(stoker.__file__).parent.parent)]))
+        python = str(target / "bin/python")
+        if (
+            subprocess.run([*prefix, python, "-c", probe], env=env, cwd="/", capture_output=True).returncode
+            == 0
+        ):
+            return python
+    pytest.skip("no interpreter with Stoker's packages that an ordinary user may run")
