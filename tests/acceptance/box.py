@@ -107,14 +107,15 @@ class Box:
             return self.home.server_log.read_text()[-4000:]
         return ""
 
-    def kill_server(self) -> None:
-        """kill -9, and wait until it is gone."""
+    def kill_server(self) -> bool:
+        """kill -9, and wait until it is gone. False: there was none."""
         pid = self.server_pid()
         if pid is None:
-            return
+            return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        wait(lambda: self.server_pid() is None)
+        wait(lambda: self.server_pid() != pid)
+        return True
 
     def launcher(self, run: str) -> int:
         """Process id of the launcher of the newest attempt."""
