@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 PR_SET_CHILD_SUBREAPER = 36
-GRACE = 10.0
+GRACE = 5.0
 """Seconds between the polite and the impolite end."""
 
 
