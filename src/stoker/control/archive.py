@@ -186,7 +186,8 @@ class LogArchive:
                 )
             if number != current:
                 current, offset = number, 0
-            data = _pread(source.directory / f"{number:06d}.log", offset, max(0, budget - used))
+            room = max(0, budget - used)
+            data = _pread(source.directory / f"{number:06d}.log", offset, room)
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) >= 1 << 16:
                 whole = data  # a frame is far smaller: this is not ours, pass it on as it is
@@ -195,8 +196,8 @@ class LogArchive:
             place[source.key] = [current, offset]
             previous = number
             records.extend(_records(whole, source, stream, since))
-            if used >= budget:
-                break
+            if len(data) >= room:
+                return budget  # cut short by the limit: the rest of this segment comes before the next one
         return used
 
     def _tail(self, sources: list[_Source], count: int, stream: str | None) -> Position:

@@ -89,6 +89,23 @@ def test_what_was_dropped_is_said(tmp_path: Path) -> None:
     assert [record.get("text") or record["dropped"] for record in records] == ["segment 0", 1234, "segment 3"]
 
 
+def test_the_rest_of_a_segment_comes_before_the_next_one(tmp_path: Path) -> None:
+    """Every segment is larger than a portion and no portion ends at the end of a line."""
+    task = Task(tmp_path)
+    plain = [f"line {index:05d}" for index in range(3000)]
+    for index, text in enumerate(plain):
+        task.print(text, segment=index // 1000)
+    task.writer().carry(task.near, final=True)
+    archive, position, seen = LogArchive(task.home), None, []
+    while True:
+        records, following = archive.read("digits-1", position, limit_bytes=4099)
+        if following == position:
+            break
+        seen += [record["text"] for record in records]
+        position = following
+    assert seen == plain
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, derandomize=True)
 @given(st.lists(st.text(max_size=40), max_size=60), st.integers(1, 400))
 def test_following_in_any_portion_gives_every_line_once(
