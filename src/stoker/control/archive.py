@@ -7,6 +7,7 @@ doubles nothing. What the launcher dropped to stay within its budget is dropped 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ from stoker.task.formats import LogLine
 from stoker.task.near import NearTaskDir
 
 _BLOCK = 1 << 20
+LOOK = 64 << 20
+"""Bytes taken over at a time: a log that grows as fast as it is read must not hold up everything else."""
+_SLACK = 32 << 20
+_SEGMENT = re.compile(r"[0-9]{6,12}\.log")
+_STEP = 1 << 16
+_NEWLINE = re.compile(b"\n")
 _DROPPED = "dropped"
 
 Position = dict[str, list[int]]
@@ -27,20 +34,25 @@ Position = dict[str, list[int]]
 class LogWriter:
     """Carries the log of one task. Called by the control loop only."""
 
-    def __init__(self, home: Home, run: str, attempt: int, task: str) -> None:
+    def __init__(self, home: Home, run: str, attempt: int, task: str, budget: int = 1 << 30) -> None:
+        """`budget`: what the launcher keeps to. User code can write to its log too, so twice that, and no more,
+        is taken over."""
         self.directory = home.runs / run / "logs" / str(attempt) / task
         self._segment = -1
         self._offset = 0
+        self._left = 2 * budget + _SLACK
 
     def carry(self, source: NearTaskDir, *, final: bool = False) -> int:
-        """Take over what is new; bytes taken. Only whole lines until `final`."""
+        """Take over what is new, up to LOOK bytes at a time; bytes taken. Only whole lines until `final`."""
         if self._segment < 0:
             self._find_end()
         taken = 0
         for number in self._pending(source):
+            if taken >= LOOK:
+                break
             if number != self._segment:
                 self._segment, self._offset = number, 0
-            taken += self._copy(source, number, whole_lines=not final)
+            taken += self._copy(source, number, LOOK - taken, whole_lines=not final)
         if final and self._segment >= 0:
             self._sync()
         return taken
@@ -50,8 +62,10 @@ class LogWriter:
         there = set(_segments(source.list(layout.LOG)))
         for number in _segments(_names(self.directory)):
             if number not in there and number != self._segment:
-                (self.directory / f"{number:06d}.log").unlink(missing_ok=True)
-        self.directory.mkdir(parents=True, exist_ok=True)
+                path = self.directory / f"{number:06d}.log"
+                self._left += path.stat().st_size
+                path.unlink(missing_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = self.directory / f"{_DROPPED}.tmp"
         temporary.write_text(str(dropped))
         temporary.replace(self.directory / _DROPPED)
@@ -59,6 +73,7 @@ class LogWriter:
     def _find_end(self) -> None:
         have = _segments(_names(self.directory))
         if have:
+            self._left -= sum((self.directory / f"{number:06d}.log").stat().st_size for number in have)
             self._segment = have[-1]
             self._offset = (self.directory / f"{self._segment:06d}.log").stat().st_size
         else:
@@ -70,21 +85,23 @@ class LogWriter:
         newer = [number for number in _segments(source.list(layout.LOG)) if number > self._segment]
         return [self._segment, *newer]
 
-    def _copy(self, source: NearTaskDir, number: int, *, whole_lines: bool) -> int:
+    def _copy(self, source: NearTaskDir, number: int, most: int, *, whole_lines: bool) -> int:
         taken = 0
         target: int | None = None
         try:
-            while True:
-                data = source.read(layout.segment(number), self._offset, _BLOCK)
-                if whole_lines:
+            while taken < most:
+                data = source.read(layout.segment(number), self._offset, min(_BLOCK, self._left))
+                if whole_lines and (len(data) < _BLOCK or b"\n" in data):
                     data = data[: data.rfind(b"\n") + 1]
                 if not data:
-                    return taken
+                    break
                 if target is None:
                     target = self._open(number)
                 os.pwrite(target, data, self._offset)
                 self._offset += len(data)
+                self._left -= len(data)
                 taken += len(data)
+            return taken
         finally:
             if target is not None:
                 os.close(target)
@@ -244,18 +261,18 @@ def _records(
 def _seek_back(path: Path, count: int, stream: str | None) -> tuple[int, int]:
     """Where the last `count` lines of a segment begin, and how many there are (at most `count`)."""
     wanted = None if stream is None else {"stdout": b"o", "stderr": b"e", "stoker": b"s"}.get(stream)
-    end = path.stat().st_size
-    begin, data, found = end, b"", 0
-    while begin > 0:
-        step = min(1 << 16, begin)
-        begin -= step
-        data = _pread(path, begin, step) + data
+    end, found, after = path.stat().st_size, 0, b""
+    while end > 0:
+        begin = max(0, end - _STEP)
+        # The byte behind the block is the first one of a line that begins there.
+        data = _pread(path, begin, end - begin) + after
         starts = [0] if begin == 0 else []
-        starts += [index + 1 for index, byte in enumerate(data[:-1]) if byte == 10]
-        matching = [at for at in starts if wanted is None or data[at : at + 1].lower() == wanted]
-        found = len(matching)
-        if found >= count:
-            return begin + matching[-count], count
+        starts += [match.end() for match in _NEWLINE.finditer(data, 0, len(data) - 1)]
+        if wanted is not None:
+            starts = [at for at in starts if data[at : at + 1].lower() == wanted]
+        if found + len(starts) >= count:
+            return begin + starts[found - count], count
+        end, found, after = begin, found + len(starts), data[:1]
     return 0, found
 
 
@@ -285,4 +302,4 @@ def _names(directory: Path) -> list[str]:
 
 
 def _segments(names: list[str]) -> list[int]:
-    return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdigit())
+    return sorted(int(name[:-4]) for name in names if _SEGMENT.fullmatch(name))

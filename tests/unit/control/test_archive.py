@@ -76,6 +76,22 @@ def test_tail_since_and_streams(tmp_path: Path) -> None:
     assert task.texts(since=3005.0) == ["late 3", "late 4"]
 
 
+def test_any_tail_is_the_end_of_the_whole(tmp_path: Path) -> None:
+    """Lines of all lengths over many steps back, of both streams, and a tail longer than the log."""
+    task = Task(tmp_path)
+    streams = {}
+    for index in range(4000):
+        text = f"{index} " + "x" * (index * 37 % 211)
+        streams[text] = "stderr" if index % 3 == 0 else "stdout"
+        task.print(text, segment=index // 1500, stream="e" if index % 3 == 0 else "o")
+    task.writer().carry(task.near, final=True)
+    whole = list(streams)
+    errors = [text for text in whole if streams[text] == "stderr"]
+    for count in (1, 2, 499, 500, 501, 999, 1000, 2499, 2500, 2501, 3999, 4000, 9000):
+        assert task.texts(tail=count) == whole[-count:]
+        assert task.texts(tail=count, stream="stderr") == errors[-count:]
+
+
 def test_what_was_dropped_is_said(tmp_path: Path) -> None:
     task = Task(tmp_path)
     for segment in range(4):
