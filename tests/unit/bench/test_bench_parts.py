@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from bench import __main__ as command
 from bench import load, timing
 from bench.keeper import Kept
 from bench.peers import Missing, Peers, default_cache
@@ -165,3 +166,11 @@ def test_start_up_can_be_measured_without_peers(tmp_path: Path) -> None:
             assert line["ratio"]["low"] <= line["ratio"]["middle"] <= line["ratio"]["high"]
         else:
             assert line["note"].startswith("missing: ") and line["against"] in done.stdout
+
+
+def test_rows_are_named_or_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command._parse([]).rows == []
+    assert command._parse(["13", "1"]).rows == [13, 1]
+    with pytest.raises(SystemExit):
+        command._parse(["7"])
+    assert "'7' is not measured; choose from 1, 2, 3, 13" in capsys.readouterr().err
