@@ -15,8 +15,9 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from stoker.control.archive import Position
 from stoker.server.answers import encode
-from stoker.server.services import Position, Services
+from stoker.server.services import Services
 from stoker.spec.words import RunState
 from stoker.store.rows import RunRow
 

@@ -4,86 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
 
 from stoker.blobs import BlobStore
+from stoker.control.archive import LogArchive
+from stoker.control.controller import Controller
 from stoker.errors import StoreDamaged
 from stoker.settings import Settings
 from stoker.store import Store
-from stoker.store.rows import RunRow
-
-Position = dict[str, list[int]]
-
-
-class Controller(Protocol):
-    """Turns wishes into recorded intent. Every method may be called from any thread; `changed` is awaited in
-    the server's loop. What it acknowledged is durable."""
-
-    def submit(
-        self,
-        *,
-        key: str,
-        job: Mapping[str, Any],
-        code: str | None,
-        secrets: Mapping[str, str],
-        record: Mapping[str, Any],
-        user: str,
-    ) -> tuple[RunRow, bool]: ...
-
-    def check(
-        self,
-        *,
-        job: Mapping[str, Any],
-        code: str | None,
-        secrets: Mapping[str, str],
-        record: Mapping[str, Any],
-    ) -> dict[str, Any]: ...
-
-    def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow: ...
-
-    def suspend(self, run_id: str, *, by: str) -> RunRow: ...
-
-    def resume(
-        self, run_id: str, *, key: str, secrets: Mapping[str, str], changes: Sequence[str]
-    ) -> tuple[RunRow, bool]: ...
-
-    def drill(self, run_id: str, how: str) -> str: ...
-
-    def why(self, run_id: str) -> dict[str, Any]: ...
-
-    def nodes(self) -> list[dict[str, Any]]: ...
-
-    def place(self, run_id: str) -> int | None: ...
-
-    def version(self, run_id: str) -> int: ...
-
-    async def changed(self, run_id: str, seen: int, timeout: float) -> int: ...
-
-    def start(self) -> None: ...
-
-    def shutdown(self) -> None: ...
-
-
-class LogArchive(Protocol):
-    """The logs that are kept for good. Any thread; an empty answer with the same position: nothing more now."""
-
-    def read(
-        self,
-        run: str,
-        position: Position | None,
-        *,
-        task: str | None = None,
-        attempt: int | None = None,
-        stream: str | None = None,
-        since: float | None = None,
-        tail: int | None = None,
-        limit_bytes: int = 1 << 20,
-    ) -> tuple[list[dict[str, Any]], Position]: ...
-
-    def files(self, run: str) -> list[tuple[str, Path]]: ...
 
 
 @dataclass
