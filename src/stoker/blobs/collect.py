@@ -55,6 +55,43 @@ def collect(
     return Freed(blobs, size)
 
 
+def discard(
+    objects: Path,
+    trees: Path,
+    members: Callable[[str], Iterable[str]],
+    dropped: set[str],
+    roots: set[str],
+    grace: float,
+) -> tuple[Freed, set[str]]:
+    """Delete these trees and those of their blobs that no other tree has. What was used within `grace` seconds may
+    be about to be referred to again and is left: the trees concerned are given back, for another time."""
+    oldest = time.time() - grace
+    gone = {name for name in dropped if name not in roots}
+    theirs = {name: set(members(name)) for name, _ in _entries(trees) if name in gone}
+    shared: set[str] = set()
+    candidates = set().union(*theirs.values())
+    for name, _ in _entries(trees):
+        if name not in gone and candidates:
+            shared.update(candidates.intersection(members(name)))
+    blobs = size = 0
+    left = set()
+    for tree, blobs_of in theirs.items():
+        paths = [_path(objects, blob) for blob in blobs_of - shared]
+        if (
+            any(_stat(path)[1] >= oldest for path in paths if path.exists())
+            or _stat(_path(trees, tree))[1] >= oldest
+        ):
+            left.add(tree)
+            continue
+        for path in [*paths, _path(trees, tree)]:
+            length = _stat(path)[0]
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                blobs += 1
+                size += length
+    return Freed(blobs, size), left
+
+
 def usage(objects: Path, trees: Path) -> Usage:
     blobs = [_stat(path)[0] for _, path in _entries(objects)]
     manifests = [_stat(path)[0] for _, path in _entries(trees)]
@@ -68,6 +105,10 @@ def _entries(base: Path) -> Iterator[tuple[str, Path]]:
             for rest in _names(base / shard):
                 if len(rest) == 62:
                     yield shard + rest, base / shard / rest
+
+
+def _path(base: Path, digest: str) -> Path:
+    return base / digest[:2] / digest[2:]
 
 
 def _names(directory: Path) -> list[str]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.blobs.collect import GRACE, Freed, Usage, collect, usage
+from stoker.blobs.collect import GRACE, Freed, Usage, collect, discard, usage
 from stoker.blobs.files import (
     CHUNK,
     Copier,
@@ -222,6 +222,12 @@ class BlobStore:
         """
         return collect(
             self._objects, self._trees, self._temporary, lambda name: self.tree(name).blobs(), roots, grace
+        )
+
+    def discard(self, dropped: set[str], roots: set[str], *, grace: float = 60.0) -> tuple[Freed, set[str]]:
+        """Free the bytes of trees that nothing refers to any more, now; what is left for another time comes back."""
+        return discard(
+            self._objects, self._trees, lambda name: self.tree(name).blobs(), dropped, roots, grace
         )
 
     def usage(self) -> Usage:

@@ -275,6 +275,19 @@ def test_asking_for_a_blob_keeps_it(blobs: BlobStore) -> None:
     assert blobs.collect(set(), grace=3600).blobs == 1
 
 
+def test_discarding_frees_what_no_other_tree_has(blobs: BlobStore) -> None:
+    dropped = tree_of(blobs, {"a": b"only here", "s": b"shared"})
+    other = tree_of(blobs, {"s": b"shared"})
+    wanted_again = tree_of(blobs, {"a": b"a root by now"})
+    assert blobs.discard({dropped}, {other})[1] == {dropped}, "fresh: left for another time"
+    _age(blobs)
+    freed, left = blobs.discard({dropped, wanted_again}, {other, wanted_again}, grace=60)
+    assert (freed.blobs, left) == (2, set())
+    assert not blobs.has_tree(dropped) and not blobs.has(digest_of(b"only here"))
+    assert blobs.has(digest_of(b"shared")) and blobs.has_tree(wanted_again)
+    assert blobs.discard({dropped}, set())[0].blobs == 0
+
+
 def test_collecting_stops_at_a_damaged_root(blobs: BlobStore) -> None:
     root = tree_of(blobs, {"a": b"1"})
     put(blobs, b"loose")
