@@ -122,7 +122,7 @@ def test_the_rest_of_a_segment_comes_before_the_next_one(tmp_path: Path) -> None
     assert seen == plain
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, derandomize=True)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.lists(st.text(max_size=40), max_size=60), st.integers(1, 400))
 def test_following_in_any_portion_gives_every_line_once(
     tmp_path_factory: object, texts: list[str], portion: int

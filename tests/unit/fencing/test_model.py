@@ -486,7 +486,7 @@ class Fencing(RuleBasedStateMachine):
         assert self.row.ended, "the faults are over and the run does not end"
 
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=40)
+QUICK = settings(max_examples=150, stateful_step_count=40)
 TestFencing = Fencing.TestCase
 TestFencing.settings = QUICK
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Snapshot, Start
 
-QUIET = settings(derandomize=True, deadline=None, print_blob=True)
+QUIET = settings(print_blob=True)
 
 GPUS = ("0", "1", "2", "10")
 NAMES = ("ant", "bee", "cat")

@@ -259,7 +259,7 @@ _jobs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(_jobs)
 def test_what_was_written_reads_back_the_same(raw: dict[str, Any]) -> None:
     job = Job.from_json(raw)
@@ -277,7 +277,7 @@ _junk = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(_junk)
 def test_anything_is_a_job_or_a_spec_error(raw: Any) -> None:
     try:
@@ -287,7 +287,7 @@ def test_anything_is_a_job_or_a_spec_error(raw: Any) -> None:
         assert str(exc).encode()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.text(st.sampled_from("run: x\n\t-[]{}&*!|>'\"%@`#,?0a."), max_size=40))
 def test_any_text_is_a_job_or_a_spec_error(text: str) -> None:
     try:
