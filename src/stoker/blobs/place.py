@@ -48,8 +48,9 @@ def place_at(
         if replace:
             remove_at(parent, name)
         os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
-    except BaseException:
-        # Whatever went wrong (a full disk, a damaged blob, an interrupt), nothing half-made stays behind.
+    except (
+        BaseException
+    ):  # Whatever went wrong (a full disk, a damaged blob, an interrupt), nothing half-made stays behind.
         remove_at(parent, partial)
         raise
 

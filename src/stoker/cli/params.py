@@ -123,6 +123,25 @@ COLOR = Option(
 )
 JSON = Option("--json", flag=True, help="Print JSON on stdout.", dest="as_json")
 
+# What the commands that start something have in common.
+DETACH = Option("-d", "--detach", flag=True, help="Print the id and return at once.")
+DRY_RUN = Option(
+    "--dry-run", flag=True, help="Print what would be started and whether it fits; start nothing."
+)
+KEY = Option("--key", metavar="KEY", help="Idempotency key: the same key starts the same run, once.")
+QUIET = Option("-q", "--quiet", flag=True, help="Only the training's own output.")
+JSON_DETACHED = Option("--json", dest="as_json", flag=True, help="With -d: print the run as JSON.")
+SECRET = Option(
+    "--secret",
+    multiple=True,
+    metavar="NAME|NAME=@FILE",
+    help="Where a secret's value is; default: the environment.",
+)
+
+
+def set_option(help: str) -> Option:
+    return Option("--set", dest="sets", multiple=True, metavar="KEY=VALUE", help=help)
+
 
 def quick(command: Command, argv: Sequence[str]) -> dict[str, Any] | None:
     """The values for `command.run`, or None: then click decides (help, mistakes, unusual spellings)."""

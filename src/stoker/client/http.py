@@ -185,8 +185,9 @@ class Connection:
         except OSError as exc:
             self.close()
             raise unreachable(self._address.url, exc) from exc
-        except BaseException:
-            # An interrupt in the middle of an answer: nobody may use the rest of it as another one's.
+        except (
+            BaseException
+        ):  # An interrupt in the middle of an answer: nobody may use the rest of it as another one's.
             self.close()
             raise
 

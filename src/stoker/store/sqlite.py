@@ -263,7 +263,7 @@ class SqliteDialect:
         )
         try:
             self._configure(connection, query_only)
-        except BaseException:
+        except BaseException:  # raised again: only the handle must not stay open
             connection.close()
             raise
         return connection

@@ -60,7 +60,7 @@ class Store:
         try:
             database.verify()
             migrate.bring_up_to_date(database)
-        except BaseException:
+        except BaseException:  # raised again: only the files must not stay open
             database.close()
             raise
         return cls(database)
@@ -123,7 +123,7 @@ class Store:
             try:
                 self._changes.apply(connection, changes)
                 connection.commit()
-            except BaseException:
+            except BaseException:  # raised again: what is remembered must follow what is stored
                 writer.rolled_back()
                 raise
             writer.committed()

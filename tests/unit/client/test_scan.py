@@ -126,12 +126,18 @@ def test_ignore_files_nested_and_negated(work: Path, cache: Path) -> None:
 def test_a_subdirectory_of_a_repository_obeys_the_rules_above(tmp_path: Path, cache: Path) -> None:
     repository = tmp_path / "repo"
     write(
-        repository, "work/a.py", "work/a.secret", "work/local.txt", "work/out/x", "other/out/x", ".git/HEAD"
+        repository,
+        "project/a.py",
+        "project/a.secret",
+        "project/local.txt",
+        "project/out/x",
+        "other/out/x",
+        ".git/HEAD",
     )
-    (repository / ".gitignore").write_text("*.secret\n/work/out/\n")
+    (repository / ".gitignore").write_text("*.secret\n/project/out/\n")
     (repository / ".git" / "info").mkdir()
     (repository / ".git" / "info" / "exclude").write_text("local.txt\n")
-    assert paths(repository / "work", cache) == ["a.py"]
+    assert paths(repository / "project", cache) == ["a.py"]
 
 
 @pytest.mark.parametrize("rule", ["[", "\\", "!", "**", "/", "  ", "a\\", "*.log # not a comment", "\x00"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import job_flags, submitting
+from stoker.cli import job_flags, params, submitting
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
-from stoker.cli.params import Argument, Command, Option
+from stoker.cli.params import Argument, Command
 
 
 def rerun(
@@ -59,26 +59,13 @@ COMMANDS = {
         "Secrets are not kept with a run, so their values are read again.",
         arguments=[Argument("run", complete="run")],
         options=[
-            Option(
-                "--set",
-                dest="sets",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Change a key, as in resources.memory=2Gi.",
-            ),
-            Option(
-                "--secret",
-                multiple=True,
-                metavar="NAME|NAME=@FILE",
-                help="Where a secret's value is; default: the environment.",
-            ),
-            Option("-d", "--detach", flag=True, help="Print the id and return at once."),
-            Option(
-                "--dry-run", flag=True, help="Print what would be started and whether it fits; start nothing."
-            ),
-            Option("--key", metavar="KEY", help="Idempotency key: the same key starts the same run, once."),
-            Option("-q", "--quiet", flag=True, help="Only the training's own output."),
-            Option("--json", dest="as_json", flag=True, help="With -d: print the run as JSON."),
+            params.set_option("Change a key, as in resources.memory=2Gi."),
+            params.SECRET,
+            params.DETACH,
+            params.DRY_RUN,
+            params.KEY,
+            params.QUIET,
+            params.JSON_DETACHED,
         ],
         examples=[("stoker rerun digits-7f3k --set resources.memory=2Gi", "")],
         shapes="with -d: the new run; with --dry-run: `{job, fits, plan, notes}`",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cli import job_flags, submitting, term
+from stoker.cli import job_flags, params, submitting, term
 from stoker.cli.attached import watch
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
@@ -47,19 +47,8 @@ COMMANDS = {
         "same run. Secrets are not kept with an ended run, so their values are read again.",
         arguments=[Argument("run", complete="run")],
         options=[
-            Option(
-                "--set",
-                dest="sets",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Change a key, as in timeout=24h.",
-            ),
-            Option(
-                "--secret",
-                multiple=True,
-                metavar="NAME|NAME=@FILE",
-                help="Where a secret's value is; default: the environment.",
-            ),
+            params.set_option("Change a key, as in timeout=24h."),
+            params.SECRET,
             Option("-f", "--follow", flag=True, help="Show its output and exit as the training does."),
             Option("--key", metavar="KEY", help="Idempotency key: the same key resumes once."),
             JSON,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.cli import job_flags, submitting
+from stoker.cli import job_flags, params, submitting
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.params import Argument, Command, Option
@@ -87,22 +87,14 @@ COMMANDS = {
         arguments=[Argument("command", metavar="COMMAND", count=-1)],
         rest=True,
         options=[
-            Option("-d", "--detach", flag=True, help="Print the id and return at once."),
+            params.DETACH,
             Option("-f", "--file", metavar="FILE", help="A job file to start from; flags go over it."),
-            Option(
-                "--set",
-                dest="sets",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Set any key of the job, as in resources.gpu=1.",
-            ),
-            Option(
-                "--dry-run", flag=True, help="Print what would be started and whether it fits; start nothing."
-            ),
-            Option("--key", metavar="KEY", help="Idempotency key: the same key starts the same run, once."),
+            params.set_option("Set any key of the job, as in resources.gpu=1."),
+            params.DRY_RUN,
+            params.KEY,
             Option("--no-code", flag=True, help="Ship nothing: the command brings its own code."),
-            Option("-q", "--quiet", flag=True, help="Only the training's own output."),
-            Option("--json", dest="as_json", flag=True, help="With -d: print the run as JSON."),
+            params.QUIET,
+            params.JSON_DETACHED,
             *job_flags.options(),
         ],
         examples=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.cli import job_flags, submitting
+from stoker.cli import job_flags, params, submitting
 from stoker.cli.context import Context
 from stoker.cli.params import Argument, Command, Option
 
@@ -49,27 +49,14 @@ COMMANDS = {
         "schema; docs/job-file.md describes every key.",
         arguments=[Argument("file", complete="file")],
         options=[
-            Option(
-                "--set",
-                dest="sets",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Change a key, as in resources.gpu=1.",
-            ),
-            Option(
-                "--secret",
-                multiple=True,
-                metavar="NAME|NAME=@FILE",
-                help="Where a secret's value is; default: the environment.",
-            ),
-            Option("-d", "--detach", flag=True, help="Print the id and return at once."),
-            Option(
-                "--dry-run", flag=True, help="Print what would be started and whether it fits; start nothing."
-            ),
-            Option("--key", metavar="KEY", help="Idempotency key: the same key starts the same run, once."),
+            params.set_option("Change a key, as in resources.gpu=1."),
+            params.SECRET,
+            params.DETACH,
+            params.DRY_RUN,
+            params.KEY,
             Option("--no-code", flag=True, help="Ship nothing."),
-            Option("-q", "--quiet", flag=True, help="Only the training's own output."),
-            Option("--json", dest="as_json", flag=True, help="With -d: print the run as JSON."),
+            params.QUIET,
+            params.JSON_DETACHED,
         ],
         examples=[
             ("stoker submit stoker.yaml", ""),

@@ -256,7 +256,7 @@ class LocalEngine:
         self._registry.add(known)
         try:
             self._registry.started(known, await self._starter.start(known))
-        except BaseException:
+        except BaseException:  # cancelled or failed: either way it may be tried again
             known.starting = False
             raise
         self._watch(known)
