@@ -68,6 +68,13 @@ def test_commands_run_in_turns_and_failures_are_no_figures(tmp_path: Path) -> No
         timing.seconds(Contender("broken", ["sh", "-c", "echo oh no >&2; exit 4"], tmp_path))
 
 
+def test_times_are_not_rounded_to_naps(tmp_path: Path) -> None:
+    # Between two of the moments at which a wait with a timeout would look, the best of a few tries tells them apart.
+    short, long = (Contender(word, ["sleep", word], tmp_path) for word in ("0.034", "0.058"))
+    best = [min(timing.seconds(one) for _ in range(8)) for one in (short, long)]
+    assert best[1] - best[0] > 0.01
+
+
 def test_bytecode_is_written_while_start_up_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
