@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ from stoker.store.rows import (
     UpdateCheckpoint,
     UpdateRun,
 )
+from stoker.task.formats import Ending, Status
+from stoker.task.near import NearTaskDir
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -37,7 +41,8 @@ log = logging.getLogger(__name__)
 
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace that a launcher has for its ladder, its last scan and its last lines."""
-_LAUNCH_TRIES = 5
+_JOURNAL_WAIT = 30.0
+"""Seconds that a launcher has to write to its journal what its status says already."""
 
 
 class Steps:
@@ -47,6 +52,8 @@ class Steps:
         self._loop = loop
         self._launcher = launcher
         self._unknown: set[tuple[str, int]] = set()
+        self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
+        """Apart from the threads that look at tasks: big outputs take their time."""
 
     async def step(self, live: LiveRun) -> None:
         if live.state is RunState.QUEUED:
@@ -57,6 +64,8 @@ class Steps:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _queued(self, live: LiveRun) -> None:
+        if self._loop.scheduler.holds(live.id):
+            return  # its start is being recorded: the step after that sees what is wanted of it by then
         if live.row.desired != "run":
             self._loop.scheduler.withdraw(live.id)
             state = RunState.SUSPENDED if live.row.desired == "suspend" else RunState.STOPPED
@@ -92,16 +101,18 @@ class Steps:
             await self._send_stop(live)
         found = await asyncio.to_thread(live.pump.look, final=live.gone is not None)
         verdict: ending.Verdict | None = None
-        if found.ending is not None:
+        if found.more:
+            live.dirty = True  # recorded piece by piece; nothing ends before all of it is
+        elif found.ending is not None:
             verdict = ending.judge(found.ending, desired=live.row.desired)
         elif live.gone is not None:
             verdict = await self._collect(live, found)
+        elif found.status is not None and found.status.phase == "ended":
+            verdict = self._unjournalled(live, found.status)
         changes = self._take_in(live, found)
         if verdict is not None:
             await self._finish(live, found, verdict, changes)
             return
-        if found.status is not None and found.status.phase == "ended":
-            live.dirty = True  # the journal's last line was written after we read it
         await self._loop.committer.commit(changes)
         if found.visible or changes:
             self._loop.hub.publish(live.id)
@@ -130,6 +141,7 @@ class Steps:
             generation=live.attempt.generation,
             cursors=cursors,
             latest=latest,
+            logs=self._loop.settings.logs,
         )
         values: dict[str, Any] = {"handle": dict(launched.handle), "order_seq": 1}
         if launched.resumed_from is not None:
@@ -164,8 +176,11 @@ class Steps:
             )
             try:
                 directory.write_order(order)
-            except FileNotFoundError:
-                self._loop.observe_soon()  # the directory is gone; presence will say so
+            except OSError as exc:
+                # The directory is gone, then presence will say so; or something is in the way (a full disk, a
+                # link), then the engine ends the task when its time is over.
+                log.warning("run %s: cannot be told to stop: %s", live.id, exc)
+                self._loop.observe_soon()
         live.stop_sent = kind
         grace = 0.0 if kind == "kill" else live.job.grace
         live.stop_deadline = time.monotonic() + grace + _STOP_MARGIN
@@ -185,11 +200,29 @@ class Steps:
             live.update(state=RunState.STOPPING)
             self._loop.hub.publish(live.id)
 
+    def _unjournalled(self, live: LiveRun, status: Status) -> ending.Verdict | None:
+        """The status says that the body ended and the journal does not. Its last line was written after we read
+        it, or there is no room for it yet; or user code destroyed it, then the status has to do."""
+        now = time.monotonic()
+        live.unjournalled_since = live.unjournalled_since or now
+        if now - live.unjournalled_since < _JOURNAL_WAIT:
+            self._loop.kick_later(live, 0.2)
+            return None
+        try:
+            return ending.judge(Ending.from_json(status.ending or {}), desired=live.row.desired)
+        except TypeError:
+            return ending.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
+
     async def _collect(self, live: LiveRun, found: Intake) -> ending.Verdict:
         """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
         assert live.pump is not None and live.attempt is not None and live.gone is not None
         if live.pump.directory.exists():
-            await asyncio.to_thread(collect, live.pump.directory.root, live.attempt.generation)
+            try:
+                await asyncio.to_thread(collect, live.pump.directory.root, live.attempt.generation)
+            except OSError as exc:
+                if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                    raise  # tried again: what was complete must not be lost to a full disk
+                log.warning("run %s: what it left cannot be collected: %s", live.id, exc)
             rest = await asyncio.to_thread(live.pump.look, final=True)
             found.changes += rest.changes
             found.checkpoints += rest.checkpoints
@@ -301,11 +334,11 @@ class Steps:
         self._loop.clean(finished)
 
     async def _outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
-        if live.pump is None or not live.pump.directory.list("output"):
+        if live.pump is None:
             return None
         try:
-            digest, files, size = await asyncio.to_thread(
-                carry_outputs, live.pump.directory, self._loop.blobs
+            digest, files, size = await asyncio.get_running_loop().run_in_executor(
+                self._carriers, carry_outputs, live.pump.directory, self._loop.blobs
             )
         except (StokerError, OSError) as exc:
             text = f"outputs could not be kept: {exc}"
@@ -335,11 +368,7 @@ class Steps:
         engine = self._loop.engine
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
         try:
-            directory = await engine.reach(handle, TASK)
-            order = directory.order()
-            directory.forget_secrets()
-            if order is not None and order.verb != "release":
-                directory.write_order(orders.release_order(seq=order.seq + 1, generation=order.generation))
+            self._release(await engine.reach(handle, TASK))
             await engine.stop(handle, grace=timedelta(seconds=2))
             await engine.remove(handle)
             await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
@@ -347,6 +376,16 @@ class Steps:
             log.warning("attempt %s of %s is not cleaned up yet: %s", attempt.number, attempt.run, exc)
         finally:
             self._loop.cleaning.discard((attempt.run, attempt.number))
+
+    def _release(self, directory: NearTaskDir) -> None:
+        """Let the launcher go by itself. Where user code is in the way the engine ends it."""
+        try:
+            order = directory.order()
+            directory.forget_secrets()
+            if order is not None and order.verb != "release":
+                directory.write_order(orders.release_order(seq=order.seq + 1, generation=order.generation))
+        except OSError as exc:
+            log.info("%s: cannot be released: %s", directory.root, exc)
 
     def orphan(self, observation: Observation) -> None:
         """A task that belongs to no live attempt: one that has ended, or one this database never knew."""

@@ -127,6 +127,10 @@ class Scheduler:
         """Why it waits, as things stand after the last decision. Raises NotFound when it is not known."""
         return explaining.explain(id, self._queue, self._ledger)
 
+    def holds(self, id: str) -> bool:
+        """Whether it was started and not released yet."""
+        return self._ledger.holds(id)
+
     def position(self, id: str) -> int | None:
         """Its place in the queue, from 1; None when it does not wait. Cheap: asked for whole pages of runs."""
         request = self._queue.get(id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from stoker.engine.base import Gpu, Node
 from stoker.errors import Conflict, Refused, StoreBusy
 from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
-from stoker.store.rows import RunRow
+from stoker.store.rows import AddAttempt, Change, RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour, FakeEngine, Script
 
@@ -135,6 +135,29 @@ def test_a_lost_launcher_costs_no_retry(rig: Rig) -> None:
 def test_a_run_that_is_lost_every_time_fails_in_the_end(rig: Rig) -> None:
     row = rig.ended(rig.submit("die").id)
     assert (row.state, row.cause, row.attempt) == ("failed", "lost", 4)
+
+
+def test_a_stop_while_a_start_is_being_recorded_gives_the_place_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = rig.store.apply
+
+    async def nothing() -> None:
+        """Waited for: by then the loop has seen all that was said before."""
+
+    def slow(changes: Sequence[Change]) -> Any:
+        for change in changes:
+            if isinstance(change, AddAttempt) and rig.store.run(change.row.run).name == "late":
+                rig.controller.stop_run(change.row.run, kill=True, by="ada")
+                for _ in range(5):
+                    rig.controller._loop.ask(nothing)
+        return apply(changes)
+
+    monkeypatch.setattr(rig.store, "apply", slow)
+    late = rig.ended(rig.submit("hang", name="late", resources={"cpu": 2}).id)
+    assert (late.state, late.cause) == ("stopped", "stopped")
+    assert rig.ended(rig.submit("train", resources={"cpu": 2}).id).state == "succeeded"
+    assert wait(lambda: rig.store.attempt(late.id, 1).removed)
 
 
 def test_waiting_runs_start_by_priority_then_time(rig: Rig) -> None:
