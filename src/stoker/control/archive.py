@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.settings import Home
+from stoker.settings import Home, LogSettings
 from stoker.task import layout
 from stoker.task.formats import LogLine
 from stoker.task.near import NearTaskDir
@@ -34,13 +34,16 @@ Position = dict[str, list[int]]
 class LogWriter:
     """Carries the log of one task. Called by the control loop only."""
 
-    def __init__(self, home: Home, run: str, attempt: int, task: str, budget: int = 1 << 30) -> None:
-        """`budget`: what the launcher keeps to. User code can write to its log too, so twice that, and no more,
+    def __init__(
+        self, home: Home, run: str, attempt: int, task: str, kept_to: LogSettings = LogSettings()
+    ) -> None:
+        """`kept_to`: what the launcher keeps to. User code can write to its log too, so twice that, and no more,
         is taken over."""
         self.directory = home.runs / run / "logs" / str(attempt) / task
         self._segment = -1
         self._offset = 0
-        self._left = 2 * budget + _SLACK
+        self._left = 2 * kept_to.budget + _SLACK
+        self._largest = 2 * kept_to.segment + _SLACK
 
     def carry(self, source: NearTaskDir, *, final: bool = False) -> int:
         """Take over what is new, up to LOOK bytes at a time; bytes taken. Only whole lines until `final`."""
@@ -90,7 +93,7 @@ class LogWriter:
         target: int | None = None
         try:
             while taken < most:
-                data = source.read(layout.segment(number), self._offset, min(_BLOCK, self._left))
+                data = source.read(layout.segment(number), self._offset, self._room())
                 if whole_lines and (len(data) < _BLOCK or b"\n" in data):
                     data = data[: data.rfind(b"\n") + 1]
                 if not data:
@@ -105,6 +108,10 @@ class LogWriter:
         finally:
             if target is not None:
                 os.close(target)
+
+    def _room(self) -> int:
+        """How much may be read of a segment at once."""
+        return max(0, min(_BLOCK, self._left, self._largest - self._offset))
 
     def _open(self, number: int) -> int:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -9,6 +9,8 @@ from stoker.errors import StoreError
 from stoker.store import Store
 from stoker.store.rows import Change
 
+Batch = list[tuple[Sequence[Change], "asyncio.Future[None]"]]
+
 
 class Committer:
     """`commit` returns once the changes are durable, and raises what the store raised. While one transaction is
@@ -16,7 +18,7 @@ class Committer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: list[tuple[Sequence[Change], asyncio.Future[None]]] = []
+        self._waiting: Batch = []
         self._wake = asyncio.Event()
 
     async def commit(self, changes: Sequence[Change]) -> None:
@@ -43,6 +45,22 @@ class Committer:
                     if not future.done():
                         future.set_exception(exc)
                 raise
+            except Exception:  # noqa: BLE001 - somebody's rows cannot be stored: theirs alone shall fail
+                await self._one_by_one(batch)
+                continue
             for _, future in batch:
+                if not future.done():
+                    future.set_result(None)
+
+    async def _one_by_one(self, batch: Batch) -> None:
+        for changes, future in batch:
+            try:
+                await asyncio.to_thread(self._store.apply, list(changes))
+            except StoreError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits for it is told
+                if not future.done():
+                    future.set_exception(exc)
+            else:
                 if not future.done():
                     future.set_result(None)

@@ -42,6 +42,8 @@ class LiveRun:
     """Which stop was ordered already: stop | kill."""
     stop_deadline: float | None = None
     """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    unjournalled_since: float | None = None
+    """Monotonic time since when the status says `ended` and the journal does not."""
     progressed: bool = False
     """The current attempt left a new checkpoint."""
     dirty: bool = False
@@ -84,7 +86,7 @@ class LiveRun:
         self.attempt = attempt
         self.pump = None
         self.launched = self.launching = self.preempt = self.progressed = False
-        self.gone = self.stop_sent = self.stop_deadline = None
+        self.gone = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
         self.missing = 0
         self.usage = {}
         self.phase = ""

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from stoker.control.live import LiveRun
 from stoker.control.packages import Packages
 from stoker.control.steps import Steps
 from stoker.engine.base import Engine, Node, Observation, Presence, Watches
-from stoker.errors import EngineUnavailable, StoreError
+from stoker.errors import EngineError, EngineUnavailable, StoreError
 from stoker.scheduling import NodeShape, Scheduler, Start
 from stoker.settings import Settings
 from stoker.spec import Job
@@ -44,6 +45,13 @@ _LAST_STEPS = 5.0
 """Seconds that steps under way have at the end. What they leave undone the next server does."""
 _SAFETY_NET = 10.0
 """Seconds between unprompted looks at a running task when the engine watches by itself."""
+_FIRST_DELAY = 0.2
+_WELL = 60.0
+"""Seconds without trouble after which the next one is the first again."""
+_STUCK = 60.0
+"""Seconds until a task that the engine could not end (it waits inside the kernel) is tried again."""
+_THREADS = 32
+"""For looks at tasks and for the store: a few slow ones (a huge checkpoint, a dead disk) hold up nobody else."""
 _AT_ONCE = 10
 """How many tasks are looked at together, unprompted."""
 
@@ -109,24 +117,35 @@ class Loop:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="control"))
         self._stopping = asyncio.Event()
-        delay = 0.2
+        delay = _FIRST_DELAY
         while not self._stopping.is_set():
+            began = time.monotonic()
             try:
                 await self._run_session()
             except* _Over:
                 log.info("the control loop ends; tasks go on")
             except* StoreError as group:
-                self._ready.set()
-                self.trouble = str(group.exceptions[0])
-                log.error(
-                    "cannot record: %s; beginning again from the database in %.1f s", self.trouble, delay
-                )
-                try:
-                    await asyncio.wait_for(self._stopping.wait(), delay)
-                except TimeoutError:
-                    delay = min(delay * 2, 30.0)
+                delay = await self._begin_again(f"cannot record: {_first(group)}", delay, began)
+            except* Exception as group:  # whatever it is: a server that decides nothing any more helps nobody
+                log.exception("unexpected trouble")
+                delay = await self._begin_again(f"unexpected trouble: {_first(group)}", delay, began)
         await self.engine.close()
+
+    async def _begin_again(self, trouble: str, delay: float, began: float) -> float:
+        """Wait before the next session; how long to wait before the one after it."""
+        assert self._stopping is not None
+        if time.monotonic() - began > _WELL:
+            delay = _FIRST_DELAY
+        self._ready.set()
+        self.trouble = trouble
+        log.error("%s; beginning again from the database in %.1f s", trouble, delay)
+        try:
+            await asyncio.wait_for(self._stopping.wait(), delay)
+        except TimeoutError:
+            pass
+        return min(delay * 2, 30.0)
 
     async def _run_session(self) -> None:
         """From the database to the first store error or the end."""
@@ -232,9 +251,16 @@ class Loop:
                 self.kick(live)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something of nobody's run, in the background."""
+        """Something of nobody's run, in the background. An engine that cannot do it is no reason to end."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except EngineError as exc:
+                log.warning("%s", exc)
+
         if self._session is not None:
-            self._session.create_task(work)
+            self._session.create_task(guarded())
 
     def schedule_soon(self) -> None:
         self._schedule.set()
@@ -352,8 +378,8 @@ class Loop:
             now = time.monotonic()
             for live in list(self.runs.values()):
                 if live.stop_deadline is not None and now > live.stop_deadline and live.launched:
-                    live.stop_deadline = None
-                    await self.engine.stop(live.handle, grace=timedelta(0))
+                    live.stop_deadline = now + _STUCK
+                    self.spawn(self.engine.stop(live.handle, grace=timedelta(0)))
                     self.observe_soon()
 
     async def _look_again(self) -> None:
@@ -374,6 +400,12 @@ class Loop:
         if self._session is not None and (attempt.run, attempt.number) not in self.cleaning:
             self.cleaning.add((attempt.run, attempt.number))
             self._session.create_task(self._steps.clean(attempt))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong, out of its wrappings."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _shape(node: Node) -> NodeShape:

@@ -7,16 +7,18 @@ taken in.
 
 from __future__ import annotations
 
+import errno
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from stoker.blobs import BlobStore
-from stoker.control.archive import LogWriter
+from stoker.control.archive import LOOK, LogWriter
 from stoker.courier import carry_checkpoint
-from stoker.errors import StokerError
-from stoker.settings import Home
+from stoker.errors import DiskFull, StokerError
+from stoker.settings import Home, LogSettings
 from stoker.store.rows import (
     AddCheckpoint,
     AddEvent,
@@ -30,6 +32,16 @@ from stoker.store.rows import (
 from stoker.task import fence, layout
 from stoker.task.formats import Ending, StagedCheckpoint, Status
 from stoker.task.near import NearTaskDir, UnsafePath
+
+LOOK_BYTES = 4 << 20
+"""Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
+LARGEST_FILE = 1 << 30
+"""Bytes of one file of metrics, or of the journal, beyond which it is not read any more."""
+METRIC_FILES = 1000
+"""Files of metrics that are read: one for each process that reports."""
+_NAME = 200
+_LINE = 4000
+_LINES = 50
 
 
 @dataclass
@@ -46,6 +58,8 @@ class Intake:
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
+    more: bool = False
+    """There is more to take in than one look may take: record this, then look again."""
 
 
 class Pump:
@@ -63,6 +77,7 @@ class Pump:
         generation: int,
         cursors: Mapping[tuple[str, str], int],
         latest: Mapping[str, float],
+        logs: LogSettings = LogSettings(),
     ) -> None:
         self.directory = directory
         self.run = run
@@ -71,49 +86,95 @@ class Pump:
         self.generation = generation
         self._blobs = blobs
         self._cursors = {file: offset for (name, file), offset in cursors.items() if name == task}
-        self._logs = LogWriter(home, run, attempt, task)
+        self._logs = LogWriter(home, run, attempt, task, logs)
         self._dropped = 0
         self._latest = dict(latest)
 
     def look(self, *, final: bool = False) -> Intake:
-        """Everything new since the last look. `final`: the launcher holds or is gone, nothing more will come."""
+        """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
+        nothing more will come."""
         found = Intake(status=self.directory.status())
         self._metrics(found)  # first: a checkpoint is judged by what was reported before it
-        self._journal(found)
+        if not found.more:
+            self._log(found, final=final)
+        if not found.more:
+            self._journal(found)
+        if not found.more and (found.ending is not None or final):
+            self._rest(found, final=final)
         self._latest.update({point.key: point.value for point in found.points})
-        found.log_bytes = self._logs.carry(self.directory, final=final)
-        if found.status and found.status.log_dropped > self._dropped:
-            self._dropped = found.status.log_dropped
-            self._logs.drop(self.directory, self._dropped)
         found.visible = bool(found.changes or found.log_bytes)
         return found
 
+    def _rest(self, found: Intake, *, final: bool) -> None:
+        """What was written between the reads above and the ending is there now, and it is the last of it."""
+        before = -1, -1
+        while before != (len(found.points), found.log_bytes):
+            before = len(found.points), found.log_bytes
+            self._metrics(found)
+            self._log(found, final=final)
+        found.more = False
+
+    def _log(self, found: Intake, *, final: bool) -> None:
+        try:
+            taken = self._logs.carry(self.directory, final=final)
+            if found.status and found.status.log_dropped > self._dropped:
+                self._dropped = found.status.log_dropped
+                self._logs.drop(self.directory, self._dropped)
+        except UnsafePath:
+            return  # user code put a link in place of the log: there is no log to take over
+        found.log_bytes += taken
+        found.more = found.more or taken >= LOOK
+
     def _journal(self, found: Intake) -> None:
-        entries, offset = self.directory.journal(self._cursors.get(layout.JOURNAL, 0))
+        before = self._cursors.get(layout.JOURNAL, 0)
+        if before >= LARGEST_FILE:
+            return
+        try:
+            entries, offset = self.directory.lines(layout.JOURNAL, before, LOOK_BYTES)
+        except UnsafePath:
+            return  # not a regular file: user code put it there, and only death or a stop ends such a task
         for entry in entries:
-            if not fence.accept(int(entry.get("generation", self.generation)), self.generation, ended=False):
-                continue
-            kind = entry.get("k")
-            if kind == "started":
-                found.started_at = float(entry.get("at") or time.time())
-            elif kind == "ended":
-                found.ending = Ending.from_json(entry)
-            elif kind == "checkpoint":
-                self._checkpoint(StagedCheckpoint.from_json(entry), found)
-            elif kind == "rejected":
-                text = f"checkpoint {entry.get('name')} is not offered: {entry.get('reason')}"
-                found.changes.append(self._event("warning", text, {"name": entry.get("name")}))
-            elif kind == "warning":
-                found.changes.append(self._event("warning", str(entry.get("message"))))
-            elif kind == "setup":
-                text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
-                found.changes.append(self._event("setup", text))
+            generation = entry.get("generation", self.generation)
+            if type(generation) is int and fence.accept(generation, self.generation, ended=False):
+                try:
+                    self._entry(entry, found)
+                except (TypeError, ValueError):
+                    text = f"the journal says something that cannot be understood: {str(entry)[:200]}"
+                    found.changes.append(self._event("warning", text))
+        found.more = found.ending is None and offset - before >= LOOK_BYTES // 2
         self._move(layout.JOURNAL, offset, found)
+
+    def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
+        kind = entry.get("k")
+        if kind == "started":
+            found.started_at = _time(entry.get("at"))
+        elif kind == "ended":
+            ending = Ending.from_json(entry)
+            lines = [_text(line, _LINE) for line in ending.last_lines[-_LINES:]]
+            found.ending = replace(ending, message=_text(ending.message, _LINE), last_lines=lines)
+        elif kind == "checkpoint":
+            self._checkpoint(StagedCheckpoint.from_json(entry), found)
+        elif kind == "rejected":
+            name = _text(entry.get("name"), _NAME)
+            text = f"checkpoint {name} is not offered: {entry.get('reason')}"
+            found.changes.append(self._event("warning", text, {"name": name}))
+        elif kind == "warning":
+            found.changes.append(self._event("warning", str(entry.get("message"))))
+        elif kind == "setup":
+            text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
+            found.changes.append(self._event("setup", text))
 
     def _checkpoint(self, staged: StagedCheckpoint, found: Intake) -> None:
         try:
             digest, size = carry_checkpoint(self.directory, staged, self._blobs)
-        except (StokerError, UnsafePath) as exc:
+        except OSError as exc:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise  # ours: it is tried again when there is room
+            found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
+            return
+        except DiskFull:
+            raise
+        except StokerError as exc:
             # The copy in the task directory is not what the launcher hashed (damaged, or tampered with): it is
             # never offered, training goes on, and the one before it stays.
             found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
@@ -123,14 +184,14 @@ class Pump:
             run=self.run,
             attempt=self.attempt,
             generation=staged.generation,
-            name=staged.name,
+            name=_text(staged.name, _NAME),
             digest=digest,
             size=size,
-            how=staged.how,
+            how=_text(staged.how, 20),
             created_at=staged.at,
             written_at=staged.written_at,
             step=staged.step,
-            metrics=dict(staged.metrics),
+            metrics={_text(key, _NAME): value for key, value in staged.metrics.items()},
         )
         row = score(row, found.points, self._latest)
         found.checkpoints.append(row)
@@ -141,20 +202,33 @@ class Pump:
         )
 
     def _metrics(self, found: Intake) -> None:
-        for name in self.directory.list(layout.METRICS):
+        taken = 0
+        for name in self._metric_files():
             file = f"{layout.METRICS}/{name}"
-            if not name.endswith(".jsonl") or not _of_generation(name, self.generation):
-                continue
             before = self._cursors.get(file, 0)
+            if before >= LARGEST_FILE:
+                continue
             try:
-                entries, offset = self.directory.lines(file, before)
-            except UnsafePath:
-                continue  # not a regular file: user code put it there, nothing to read
+                entries, offset = self.directory.lines(file, before, LOOK_BYTES)
+            except OSError:
+                continue  # not a regular file, or not readable: user code put it there, nothing to read
             points = [point for entry in entries for point in _points(entry)]
             if points:
                 found.changes.append(AddMetrics(self.run, self.attempt, points))
                 found.points.extend(points)
             self._move(file, offset, found)
+            taken += offset - before
+            if taken >= LOOK_BYTES // 2:
+                found.more = True
+                return
+
+    def _metric_files(self) -> list[str]:
+        try:
+            names = self.directory.list(layout.METRICS)
+        except UnsafePath:
+            return []  # a link in its place
+        ours = [name for name in names if name.endswith(".jsonl") and _of_generation(name, self.generation)]
+        return [name for name in ours if name.isascii()][:METRIC_FILES]
 
     def _move(self, file: str, offset: int, found: Intake) -> None:
         if offset != self._cursors.get(file, 0):
@@ -162,7 +236,7 @@ class Pump:
             found.changes.append(MoveCursor(self.run, self.attempt, self.task, file, offset))
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
-        return AddEvent(EventRow(self.run, time.time(), kind, text, data or {}))
+        return AddEvent(EventRow(self.run, time.time(), kind, _text(text, _LINE), data or {}))
 
 
 def score(row: CheckpointRow, points: Sequence[Point], latest: Mapping[str, float]) -> CheckpointRow:
@@ -179,13 +253,30 @@ def score(row: CheckpointRow, points: Sequence[Point], latest: Mapping[str, floa
 
 def _points(entry: Mapping[str, Any]) -> list[Point]:
     values, step, t = entry.get("v"), entry.get("step"), entry.get("t")
-    if not isinstance(values, dict) or not isinstance(step, int) or not isinstance(t, int | float):
+    if not isinstance(values, dict) or type(step) is not int or abs(step) >= 1 << 62:
+        return []
+    if not _number(t) or not math.isfinite(t):
         return []
     return [
-        Point(str(key)[:200], step, float(value), float(t))
+        Point(_text(key, _NAME), step, float(value), float(t))
         for key, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(step) < 1 << 62
+        if _number(value)
     ]
+
+
+def _number(value: object) -> TypeGuard[int | float]:
+    """A number that is one: `true` is not, nor is an integer beyond every float."""
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
+
+
+def _time(value: object) -> float:
+    """When something happened, as a task says; now where what it says is no time."""
+    return float(value) if _number(value) and 0 < value < 1e11 else time.time()
+
+
+def _text(value: object, limit: int) -> str:
+    """Text from a task as a database can hold it."""
+    return str(value)[:limit].encode("utf-8", "replace").decode()
 
 
 def _of_generation(name: str, generation: int) -> bool:

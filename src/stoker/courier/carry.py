@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from typing import Any
 
 from stoker.blobs import BlobStore
 from stoker.blobs.place import remove_at
 from stoker.courier.walk import Found, open_beneath, walk
-from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.errors import BlobDamaged, DiskFull, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile, check_digest, check_link, check_path
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
@@ -23,6 +24,10 @@ CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000
 OUTPUT_BYTES = 256 << 30
 """Caps on what one task may hand over. A sparse file counts with the size it claims."""
+
+
+MARGIN = 1 << 30
+"""Bytes of the disk (or a twentieth of it, if that is less) that outputs leave free."""
 
 
 def bring_code(blobs: BlobStore, digest: str, task_dir: NearTaskDir) -> None:
@@ -75,6 +80,7 @@ def carry_outputs(
     total = sum(entry.size for entry in found)
     if total > max_bytes:
         raise _too_many_bytes(total, max_bytes, found)
+    _check_room(blobs, total)
     files: dict[str, TreeFile] = {}
     left = max_bytes
     for entry in sorted(found, key=lambda entry: entry.path):
@@ -215,6 +221,19 @@ def _without_clashes(files: dict[str, TreeFile]) -> list[TreeFile]:
 
 def _mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
+
+
+def _check_room(blobs: BlobStore, total: int) -> None:
+    """Refuse what cannot fit before it has filled the disk under everybody else: a sparse file costs its owner
+    nothing and its copy all the room there is."""
+    blobs.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    usage = shutil.disk_usage(blobs.root)
+    room = usage.free - min(MARGIN, usage.total // 20)
+    if total > max(room, 0):
+        raise DiskFull(
+            f"the outputs hold {total} bytes, and {usage.free} are free on the disk that holds {blobs.root}",
+            hint="Make room, or write less.",
+        )
 
 
 def _too_many_bytes(total: int, cap: int, found: list[Found]) -> TooLarge:

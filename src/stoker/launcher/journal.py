@@ -6,12 +6,19 @@ restart, the collector after its death) knows from it which orders have been use
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import threading
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, Mapping, Optional
 
 from stoker.task import formats, layout
+
+LARGEST = 1 << 30
+LONGEST = 64 << 20
+"""Bytes of a journal and of one line in it. User code can write to the file too."""
+PIECE = 1 << 20
 
 
 class Journal:
@@ -24,8 +31,12 @@ class Journal:
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, layout.JOURNAL)
         self._lock = threading.Lock()
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self.fd = os.open(self.path, flags, 0o644)
+        info = os.fstat(self.fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > LARGEST:
+            os.close(self.fd)
+            raise OSError(errno.EFBIG, "not a journal that a launcher wrote", self.path)
         self.used = 0
         """Largest seq ever acted on."""
         self.started: Optional[Dict[str, Any]] = None
@@ -65,20 +76,24 @@ class Journal:
     def close(self) -> None:
         os.close(self.fd)
 
-    def _read(self) -> List[Dict[str, Any]]:
+    def _read(self) -> Iterator[Dict[str, Any]]:
+        """Entry by entry, a piece at a time: an entry may be big, and there may be many."""
         size = os.fstat(self.fd).st_size
-        parts: List[bytes] = []
+        rest = b""
         at = 0
         while at < size:
-            part = os.pread(self.fd, 1 << 20, at)
+            part = os.pread(self.fd, PIECE, at)
             if not part:
                 break
-            parts.append(part)
             at += len(part)
-        data = b"".join(parts)
-        if data and not data.endswith(b"\n"):
+            lines = (rest + part).split(b"\n")
+            rest = lines.pop()
+            yield from formats.parse_lines(lines)
+            if len(rest) > LONGEST:
+                rest = b""
+        if rest:
             os.write(self.fd, b"\n")
-        return list(formats.parse_lines(data.split(b"\n")))
+            yield from formats.parse_lines([rest])
 
     def _note(self, entry: Mapping[str, Any]) -> None:
         kind, seq = entry.get("k"), entry.get("seq")

@@ -8,9 +8,11 @@ nothing is decided by comparing them.
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar
+import typing
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, Union
 
 FORMAT = 1
 """Raised when an older reader could no longer do the right thing."""
@@ -24,8 +26,13 @@ class Record:
 
     @classmethod
     def from_json(cls: Type[T], raw: Mapping[str, Any]) -> T:
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in raw.items() if key in known})
+        """TypeError when a key is missing or a value is not of its kind: user code can write these files."""
+        kinds = _kinds(cls)
+        known = {key: value for key, value in raw.items() if key in kinds}
+        for key, value in known.items():
+            if not _fits(value, kinds[key]):
+                raise TypeError(f"{cls.__name__}.{key} cannot be {str(value)[:40]!r}")
+        return cls(**known)
 
     def to_json(self) -> Dict[str, Any]:
         return asdict(self)
@@ -181,12 +188,44 @@ class LogLine:
         return cls("s", 0, raw.rstrip(b"\n"))
 
 
+_KINDS: Dict[type, Dict[str, Any]] = {}
+
+
+def _kinds(cls: type) -> Dict[str, Any]:
+    if cls not in _KINDS:
+        _KINDS[cls] = typing.get_type_hints(cls)
+    return _KINDS[cls]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of the kind a field declares. Numbers must be such that a database can hold them."""
+    if kind is Any:
+        return True
+    if kind is int:
+        return type(value) is int and -(1 << 63) <= value < 1 << 63
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < 1e300
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Union:
+        return any(_fits(value, one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        # Not a number is a number here: a loss may well be one.
+        return isinstance(value, dict) and all(
+            _fits(item, arguments[1])
+            or (arguments[1] is float and type(item) is float and not math.isfinite(item))
+            for item in value.values()
+        )
+    return type(value) is kind
+
+
 def write_json(path: str, value: Mapping[str, Any], *, mode: int = 0o644, durable: bool = False) -> None:
     """Replace a file in one step: readers see the old or the new, never a mixture."""
     temporary = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    fd = create(temporary, mode)
     try:
-        _write_all(fd, json.dumps(value, separators=(",", ":")).encode())
+        write_all(fd, json.dumps(value, separators=(",", ":")).encode())
         if durable:
             os.fsync(fd)
     finally:
@@ -196,9 +235,19 @@ def write_json(path: str, value: Mapping[str, Any], *, mode: int = 0o644, durabl
         sync_directory(os.path.dirname(path))
 
 
+def create(path: str, mode: int, dir_fd: Optional[int] = None) -> int:
+    """A new file in place of whatever has that name: a link is not followed, a pipe not waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        os.unlink(path, dir_fd=dir_fd)
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+
+
 def append_line(fd: int, value: Mapping[str, Any], *, durable: bool = False) -> None:
     """Append one JSON line to a file opened with O_APPEND. One write: lines of several writers do not mix."""
-    _write_all(fd, json.dumps(value, separators=(",", ":")).encode() + b"\n")
+    write_all(fd, json.dumps(value, separators=(",", ":")).encode() + b"\n")
     if durable:
         os.fsync(fd)
 
@@ -214,7 +263,7 @@ def parse_lines(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield value
@@ -228,7 +277,7 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

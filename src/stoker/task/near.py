@@ -11,25 +11,13 @@ import errno
 import json
 import os
 import stat
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
 
 from stoker.task import formats, layout
 
 
 class UnsafePath(OSError):
     """The path leaves the directory, goes through a link, or is not a regular file."""
-
-
-class Entry:
-    """One file found by `walk`."""
-
-    __slots__ = ("mode", "mtime_ns", "path", "size")
-
-    def __init__(self, path: str, size: int, mtime_ns: int, mode: int) -> None:
-        self.path = path
-        self.size = size
-        self.mtime_ns = mtime_ns
-        self.mode = mode
 
 
 class NearTaskDir:
@@ -41,16 +29,19 @@ class NearTaskDir:
     # -- what the server writes ------------------------------------------------------------------------------
 
     def write_order(self, order: formats.Order) -> None:
-        formats.write_json(os.path.join(self.root, layout.ORDER), order.to_json(), mode=0o600, durable=True)
+        self._write(layout.ORDER, order.to_json(), durable=True)
 
     def write_secrets(self, values: Mapping[str, str]) -> None:
-        formats.write_json(os.path.join(self.root, layout.SECRETS), dict(values), mode=0o600)
+        self._write(layout.SECRETS, dict(values))
 
     def forget_secrets(self) -> None:
+        root = self._directory("")
         try:
-            os.unlink(os.path.join(self.root, layout.SECRETS))
+            os.unlink(layout.SECRETS, dir_fd=root)
         except FileNotFoundError:
             pass
+        finally:
+            os.close(root)
 
     # -- what the server reads -------------------------------------------------------------------------------
 
@@ -58,24 +49,25 @@ class NearTaskDir:
         return os.path.isdir(self.root)
 
     def info(self) -> Optional[formats.TaskInfo]:
-        raw = self._json(layout.TASK)
-        return None if raw is None else formats.TaskInfo.from_json(raw)
+        return self._record(layout.TASK, formats.TaskInfo)
 
     def order(self) -> Optional[formats.Order]:
-        raw = self._json(layout.ORDER)
-        return None if raw is None else formats.Order.from_json(raw)
+        return self._record(layout.ORDER, formats.Order)
 
     def status(self) -> Optional[formats.Status]:
-        raw = self._json(layout.STATUS)
-        return None if raw is None else formats.Status.from_json(raw)
+        return self._record(layout.STATUS, formats.Status)
 
     def journal(self, offset: int = 0) -> Tuple[List[Dict[str, Any]], int]:
         """Complete entries after `offset`, and the offset to come back with."""
         return self.lines(layout.JOURNAL, offset)
 
     def lines(self, path: str, offset: int, limit: int = 4 << 20) -> Tuple[List[Dict[str, Any]], int]:
-        """JSON lines of a file after `offset`, and the offset to come back with."""
-        lines, used = formats.split_lines(self.read(path, offset, limit))
+        """JSON lines of a file after `offset`, and the offset to come back with. A line longer than `limit` is
+        passed over: nobody could ever read past it otherwise."""
+        data = self.read(path, offset, limit)
+        lines, used = formats.split_lines(data)
+        if not used and len(data) >= limit:
+            used = len(data)
         return list(formats.parse_lines(lines)), offset + used
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
@@ -126,36 +118,46 @@ class NearTaskDir:
         finally:
             os.close(fd)
 
-    def walk(self, path: str = "", *, max_entries: int = 1_000_000) -> List[Entry]:
-        """Every regular file beneath a directory, sorted by path; links and devices are passed over."""
-        try:
-            fd = self._directory(path)
-        except FileNotFoundError:
-            return []
-        found: List[Entry] = []
-        try:
-            self._walk(fd, "", found, max_entries)
-        finally:
-            os.close(fd)
-        found.sort(key=lambda entry: entry.path)
-        return found
-
     # -- how -------------------------------------------------------------------------------------------------
 
-    def _json(self, path: str) -> Optional[Dict[str, Any]]:
+    def _record(self, path: str, kind: Type[formats.T]) -> Optional[formats.T]:
+        """None when there is no such file, or user code made something else of it."""
         try:
             raw = self.read(path)
             value = json.loads(raw) if raw else None
-        except ValueError:
+            return kind.from_json(value) if isinstance(value, dict) else None
+        except (UnsafePath, ValueError, TypeError, RecursionError):
             return None
-        return value if isinstance(value, dict) else None
+
+    def _write(self, name: str, value: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Replace a file of the root directory in one step, 0600, whatever user code put in the way."""
+        temporary = f"{name}.{os.getpid()}.tmp"
+        root = self._directory("")
+        try:
+            fd = formats.create(temporary, 0o600, dir_fd=root)
+            try:
+                formats.write_all(fd, json.dumps(value, separators=(",", ":")).encode())
+                if durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, name, src_dir_fd=root, dst_dir_fd=root)
+            if durable:
+                os.fsync(root)
+        finally:
+            os.close(root)
 
     def _parent(self, path: str) -> Tuple[int, str]:
         parts = path.split("/")
         return self._directory("/".join(parts[:-1])), _checked(parts[-1], path)
 
     def _directory(self, path: str) -> int:
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise UnsafePath(errno.EPERM, "not a directory", self.root) from exc
+            raise
         for part in [part for part in path.split("/") if part]:
             try:
                 child = os.open(
@@ -171,20 +173,6 @@ class NearTaskDir:
                 os.close(fd)
             fd = child
         return fd
-
-    def _walk(self, fd: int, prefix: str, found: List[Entry], max_entries: int) -> None:
-        for name in os.listdir(fd):
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISREG(info.st_mode):
-                found.append(Entry(prefix + name, info.st_size, info.st_mtime_ns, stat.S_IMODE(info.st_mode)))
-                if len(found) > max_entries:
-                    raise UnsafePath(errno.EFBIG, f"more than {max_entries} files", prefix)
-            elif stat.S_ISDIR(info.st_mode):
-                child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-                try:
-                    self._walk(child, f"{prefix}{name}/", found, max_entries)
-                finally:
-                    os.close(child)
 
 
 def _checked(part: str, path: str) -> str:

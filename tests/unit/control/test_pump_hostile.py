@@ -1,0 +1,233 @@
+"""A task directory belongs to user code: whatever it holds, a look at it ends, takes little, and leads nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.blobs import BlobStore
+from stoker.control import archive, pump
+from stoker.control.pump import Intake, Pump
+from stoker.settings import Home, LogSettings
+from stoker.store import Store
+from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
+from stoker.task import layout
+from stoker.task.near import NearTaskDir
+
+ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
+
+
+class Task:
+    """A task directory, what a server takes in from it, and the database that it goes into."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.home = Home(tmp_path / "home")
+        self.root = tmp_path / "task"
+        self.root.mkdir()
+        for name in layout.DIRECTORIES:
+            (self.root / name).mkdir()
+        self.store = Store.open(self.home.database)
+        new = NewRun(key="key", name="digits", job={}, command=["true"])
+        self.run = self.store.submit(new, now=1.0)[0].id
+        self.pump = self.again()
+
+    def again(self) -> Pump:
+        return Pump(
+            self.home,
+            BlobStore(self.home.blobs),
+            NearTaskDir(str(self.root)),
+            run=self.run,
+            attempt=1,
+            task="worker-0",
+            generation=1,
+            cursors={},
+            latest={},
+            logs=LogSettings(budget=1 << 20, segment=1 << 18),
+        )
+
+    def journal(self, *entries: Any) -> None:
+        with open(self.root / layout.JOURNAL, "a") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+    def look(self) -> Intake:
+        """One look, recorded as the control loop would."""
+        found = self.pump.look(final=True)
+        self.store.apply([c for c in found.changes if isinstance(c, AddEvent | AddMetrics | AddCheckpoint)])
+        return found
+
+    def looks(self, most: int = 100) -> list[Intake]:
+        """Until nothing more is to be taken in."""
+        found = [self.look()]
+        while found[-1].more:
+            assert len(found) < most, "it never ends"
+            found.append(self.look())
+        return found
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(tmp_path)
+
+
+@pytest.mark.parametrize("name", [layout.JOURNAL, layout.STATUS, layout.LOG, layout.METRICS, layout.ORDER])
+@pytest.mark.parametrize("what", ["link", "pipe", "directory", "file"])
+def test_something_else_in_its_place(task: Task, tmp_path: Path, name: str, what: str) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "000000.log").write_bytes(b"o 1 secret\n")
+    (secret / "1-1.jsonl").write_text('{"v": {"secret": 1}, "step": 1, "t": 1}\n')
+    path = task.root / name
+    if path.is_dir():
+        path.rmdir()
+    make: dict[str, Callable[[], object]] = {
+        "link": lambda: path.symlink_to(secret),
+        "pipe": lambda: os.mkfifo(path),
+        "directory": lambda: path.mkdir(),
+        "file": lambda: path.write_text("no JSON"),
+    }
+    make[what]()
+    found = task.look()
+    assert (found.ending, found.points, found.log_bytes) == (None, [], 0)
+    assert NearTaskDir(str(task.root)).order() is None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"k": "ended"},
+        {**ENDED, "code": 10**30},
+        {**ENDED, "code": "0"},
+        {**ENDED, "seconds": float("inf")},
+        {**ENDED, "last_lines": 7},
+        {**ENDED, "generation": "1"},
+        {**ENDED, "generation": [1]},
+        {"k": "checkpoint", "generation": 1},
+        {"k": "checkpoint", "generation": 1, "number": -1, "name": "x", "how": "sdk", "files": [{}]},
+        {
+            "k": "checkpoint",
+            "generation": 1,
+            "number": 1,
+            "name": "../../x",
+            "how": "sdk",
+            "files": [{"path": "../../../order.json", "size": 1, "sha256": "0" * 64}],
+        },
+        {"k": "setup", "generation": 1, "seconds": "soon"},
+        {"k": "warning", "generation": 1, "message": "\ud800" * 10_000},
+        {"k": "rejected", "generation": 1, "name": "\ud800", "reason": ["x"] * 10_000},
+        {"k": ["ended"], "generation": 1},
+    ],
+)
+def test_a_journal_that_lies_is_passed_over(task: Task, entry: dict[str, Any]) -> None:
+    task.journal(entry, ENDED)
+    found = task.look()
+    assert found.ending is not None and found.ending.code == 0
+    assert not found.checkpoints
+
+
+def test_a_time_that_is_none(task: Task) -> None:
+    task.journal(
+        {"k": "started", "generation": 1, "at": "yesterday"}, {"k": "started", "generation": 1, "at": -1e99}
+    )
+    started = task.look().started_at
+    assert started is not None and started > 1e9
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"v": {"\\ud800": 1}, "step": 1, "t": 1}',
+        '{"v": {"loss": true}, "step": 1, "t": 1}',
+        '{"v": {"loss": 1' + "0" * 400 + '}, "step": 1, "t": 1}',
+        '{"v": {"loss": 1}, "step": 1' + "0" * 30 + ', "t": 1}',
+        '{"v": {"loss": 1}, "step": 1, "t": NaN}',
+        '{"v": [1], "step": 1, "t": 1}',
+        "[" * 100_000,
+        "\x00\xff",
+    ],
+)
+def test_metrics_that_are_none(task: Task, line: str) -> None:
+    (task.root / layout.METRICS / "1-1.jsonl").write_text(
+        line + '\n{"v": {"loss": 2}, "step": 2, "t": 1}\n', encoding="latin-1"
+    )
+    assert Point("loss", 2, 2.0, 1.0) in task.look().points
+
+
+def test_a_line_longer_than_one_look(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "LOOK_BYTES", 1 << 17)
+    with open(task.root / layout.JOURNAL, "w") as file:
+        file.write("x" * (1 << 19) + "\n")
+    task.journal(ENDED)
+    assert task.looks()[-1].ending is not None
+
+
+def test_more_metrics_than_one_look_takes_are_all_taken_before_the_end(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "LOOK_BYTES", 1 << 17)
+    for process in range(3):
+        with open(task.root / layout.METRICS / f"1-{process}.jsonl", "w") as file:
+            file.writelines(f'{{"v": {{"p{process}": 1}}, "step": {step}, "t": 1}}\n' for step in range(5000))
+    task.journal(ENDED)
+    seen = task.looks()
+    assert len(seen) > 3
+    assert [found.ending is not None for found in seen] == [False] * (len(seen) - 1) + [True]
+    assert len({(point.key, point.step) for found in seen for point in found.points}) == 15_000
+
+
+def test_files_of_a_terabyte_cost_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse: they cost whoever makes them nothing. What is read of them is bounded, in memory and on the disk."""
+    monkeypatch.setattr(pump, "LARGEST_FILE", 16 << 20)
+    monkeypatch.setattr(archive, "_SLACK", 1 << 20)
+    for name in (layout.JOURNAL, layout.STATUS, f"{layout.METRICS}/1-1.jsonl", layout.segment(0)):
+        (task.root / name).touch()
+        os.truncate(task.root / name, 1 << 40)
+    task.pump = task.again()
+    tracemalloc.start()
+    try:
+        seen = task.looks()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    kept = sum(path.stat().st_size for path in task.home.runs.rglob("*.log"))
+    assert sum(found.log_bytes for found in seen) == kept <= 4 << 20
+    assert peak < 64 << 20
+
+
+def test_a_hundred_thousand_files(task: Task) -> None:
+    for number in range(20_000):
+        (task.root / layout.METRICS / f"1-{number}.jsonl").touch()
+    for name in ("²", "x", "1", "9" * 200):
+        (task.root / layout.LOG / f"{name}.log").write_bytes(b"o 1 x\n")
+    (task.root / layout.METRICS / "1-0.jsonl").write_text('{"v": {"a": 1}, "step": 1, "t": 1}\n')
+    found = task.look()
+    assert len(found.points) == 1 and found.log_bytes == 0
+
+
+def test_what_is_in_the_way_of_an_order(task: Task, tmp_path: Path) -> None:
+    """A pipe would be waited for, a link followed: neither happens."""
+    near = NearTaskDir(str(task.root))
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    os.mkfifo(task.root / f"{layout.SECRETS}.{os.getpid()}.tmp")
+    (task.root / layout.SECRETS).symlink_to(precious)
+    near.write_secrets({"NAME": "value"})
+    assert json.loads((task.root / layout.SECRETS).read_text()) == {"NAME": "value"}
+    assert (task.root / layout.SECRETS).stat().st_mode & 0o777 == 0o600
+    (task.root / f"{layout.SECRETS}.{os.getpid()}.tmp").symlink_to(precious)
+    near.write_secrets({"NAME": "other"})
+    assert precious.read_text() == "precious"
+
+
+def test_the_directory_itself_is_a_link(task: Task, tmp_path: Path) -> None:
+    task.root.rename(tmp_path / "moved")
+    task.root.symlink_to(tmp_path / "moved")
+    with pytest.raises(OSError, match="not a directory"):
+        NearTaskDir(str(task.root)).write_secrets({})
+    with pytest.raises(OSError, match="not a directory"):
+        NearTaskDir(str(task.root)).read(layout.JOURNAL)
