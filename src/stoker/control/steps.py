@@ -64,6 +64,8 @@ class Steps:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _queued(self, live: LiveRun) -> None:
+        if self._loop.scheduler.holds(live.id):
+            return  # its start is being recorded: the step after that sees what is wanted of it by then
         if live.row.desired != "run":
             self._loop.scheduler.withdraw(live.id)
             state = RunState.SUSPENDED if live.row.desired == "suspend" else RunState.STOPPED
