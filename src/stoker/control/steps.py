@@ -259,6 +259,8 @@ class Steps:
         if status is not None and (status.phase != live.phase or status.usage != live.usage):
             live.phase, live.usage = status.phase, dict(status.usage)
             changes.append(PutTask(self._task_row(live, None)))
+        if found.ending is not None and found.ending.usage:
+            live.usage = dict(found.ending.usage)
         return changes
 
     def _retain(self, live: LiveRun, found: Intake) -> list[Change]:

@@ -268,7 +268,9 @@ class Launcher:
             self._order_seen = None
             return
         self._last_order = order
-        if not fence.may_start([entry for entry in (self.journal.started, self.journal.ended) if entry], order):
+        if not fence.may_start(
+            [entry for entry in (self.journal.started, self.journal.ended) if entry], order
+        ):
             return  # This generation has been started here before, under whatever number.
         if self.terminated:
             self._record(_unstarted(order, "the launcher was told to end"))
@@ -352,7 +354,7 @@ class Launcher:
         self.running = None
         self._scanner_due = None
         self._finish_scan(running.violent)
-        self.status.usage = dict(running.sampler.usage)
+        self.status.usage = running.ending.usage = dict(running.sampler.usage)
         self._record(running.ending)
         self._order_seen = None
         self._read_order()

@@ -107,6 +107,8 @@ class Ending(Record):
     seconds: float = 0.0
     """How long the body ran, monotonic."""
     last_lines: List[str] = field(default_factory=list)
+    usage: Dict[str, float] = field(default_factory=dict)
+    """What it used in all, as in the status: that is replaced after the journal and may be read before."""
 
 
 @dataclass
