@@ -147,6 +147,7 @@ def check_detached(detach: bool, as_json: bool) -> None:
 def python_command(words: Sequence[str], workdir: Path) -> list[str]:
     """`train.py --epochs 5` -> `python train.py --epochs 5`. A script that is not there is said now."""
     first = words[0]
+    _refuse_quoted_line(words, workdir)
     if not first.endswith(".py"):
         return list(words)
     if (workdir / first).is_file():
@@ -154,6 +155,19 @@ def python_command(words: Sequence[str], workdir: Path) -> list[str]:
     if "/" not in first and _on_path(first):
         return list(words)
     raise UsageMistake(f"there is no script {first!r} in {str(workdir)!r}", hint=_near_script(first, workdir))
+
+
+def _refuse_quoted_line(words: Sequence[str], workdir: Path) -> None:
+    """`stoker run 'python train.py --epochs 5'`: a whole line in quotes is the name of no command."""
+    line = words[0]
+    if len(words) > 1 or len(line.split()) < 2 or os.access(workdir / line, os.F_OK) or _on_path(line):
+        return
+    raise UsageMistake(
+        f"there is no command named {line!r}: it is a whole command line in quotes",
+        hint=f"Leave the quotes out: stoker run -- {line}"
+        if not set(line) & set("|&;<>()$`\\\"'*?~\n")
+        else "Have the shell read it: stoker run -- sh -c '...'",
+    )
 
 
 def _python() -> str:

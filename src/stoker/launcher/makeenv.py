@@ -50,7 +50,7 @@ def main(argv: List[str]) -> int:
     shutil.rmtree(directory, ignore_errors=True)
     os.makedirs(directory)
     code_before = _snapshot(code)
-    env = dict(os.environ)
+    env = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
     failed = _make(directory, env)
     if failed:
         return failed

@@ -390,7 +390,7 @@ def test_wait_exits_as_the_training_did(fake: Any, invoke: Any, make_run: Any, c
     assert result.err == "a-1111 succeeded after 2m12s\nb-2222 failed after 2m12s: exit code 9\n"
     fake.runs.append(make_run("c-3333", "running"))
     slow = invoke("wait", "c-3333", "--timeout", "0.01")
-    assert (slow.code, slow.err) == (124, "c-3333 has not ended after 0.01\n")
+    assert (slow.code, slow.err) == (124, "c-3333 has not ended after 0.01s\n")
 
 
 def test_drill_reports_what_was_lost(digits: Any, invoke: Any) -> None:

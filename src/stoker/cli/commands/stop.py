@@ -9,6 +9,9 @@ from stoker.cli.params import JSON, Argument, Command, Option
 from stoker.cli.render import TERMINAL
 from stoker.errors import StokerError
 
+ENDING = (*TERMINAL, "stopping", "suspended")
+"""States that say by themselves what became of the wish."""
+
 
 def stop(ctx: Context, *, runs: tuple[str, ...], kill: bool, wait: bool, as_json: bool) -> int:
     """Every run is tried, whatever becomes of the others; the first error decides the exit code."""
@@ -26,7 +29,8 @@ def stop(ctx: Context, *, runs: tuple[str, ...], kill: bool, wait: bool, as_json
             continue
         answers.append(run)
         if not as_json:
-            ctx.note(f"{term.safe(run['id'])} {term.safe(run['state'])}")
+            asked = "" if run["state"] in ENDING else ", asked to die" if kill else ", asked to stop"
+            ctx.note(f"{term.safe(run['id'])} {term.safe(run['state'])}{asked}")
     if as_json:
         ctx.json(answers)
     return code

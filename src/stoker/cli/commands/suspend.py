@@ -14,7 +14,8 @@ def suspend(ctx: Context, *, run: str, as_json: bool) -> int:
         ctx.json(answer)
         return 0
     name = term.safe(answer["id"])
-    ctx.note(f"{name} {term.safe(answer['state'])}; later: stoker resume {name}")
+    asked = "" if answer["state"] == "suspended" else ", asked to suspend"
+    ctx.note(f"{name} {term.safe(answer['state'])}{asked}; later: stoker resume {name}")
     return 0
 
 

@@ -30,7 +30,8 @@ def wait(ctx: Context, *, runs: tuple[str, ...], timeout: str | None, as_json: b
     for run_id in ids:
         run = await_end(ctx, run_id, until)
         if run is None:
-            ctx.note(f"{term.safe(run_id)} has not ended after {timeout}")
+            unit = "" if timeout is None or timeout[-1:].isalpha() else "s"
+            ctx.note(f"{term.safe(run_id)} has not ended after {timeout}{unit}")
             return TIMED_OUT
         ended.append(run)
         if not as_json:

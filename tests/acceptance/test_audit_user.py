@@ -1,0 +1,62 @@
+"""What a first day with Stoker runs into, beyond the journeys that are planned."""
+
+from __future__ import annotations
+
+import pytest
+from box import Box
+
+LOUD = """
+for line in range(60000):
+    print(f"line {line:05d} of a log that is longer than the pieces it is kept in")
+"""
+
+
+def test_a_log_of_several_segments_is_shown_whole(box: Box) -> None:
+    box.home.root.mkdir(parents=True)
+    (box.home.root / "config.toml").write_text("[logs]\nsegment = 1000000\n")
+    box.write("loud.py", LOUD)
+    printed = [
+        f"line {line:05d} of a log that is longer than the pieces it is kept in" for line in range(60000)
+    ]
+    assert box("run", "-q", "loud.py").stdout.splitlines() == printed
+    assert len(list((box.home.runs).glob("*/logs/1/worker-0/*.log"))) > 1
+    assert box("logs", "@last").stdout.splitlines() == printed
+    assert box("logs", "@last", "--tail", "50000").stdout.splitlines() == printed[-50000:]
+
+
+def test_the_shortest_run_shows_what_it_used(box: Box) -> None:
+    for run in [box.submit("--", "true") for _ in range(8)]:
+        box.ended(run)
+        usage = box.show(run)["attempts"][0]["usage"]
+        assert usage["memory_peak"] > 0 and usage["cpu_seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (
+            "python train.py --epochs 5",
+            "hint: Leave the quotes out: stoker run -- python train.py --epochs 5",
+        ),
+        ("python train.py | tee log.py", "hint: Have the shell read it: stoker run -- sh -c '...'"),
+        ("python train.py", "hint: Leave the quotes out: stoker run -- python train.py"),
+    ],
+)
+def test_a_command_line_in_quotes_is_refused_before_anything_starts(box: Box, line: str, hint: str) -> None:
+    box.write("train.py", "")
+    refused = box("run", line, code=2)
+    assert f"there is no command named {line!r}" in refused.stderr and hint in refused.stderr
+    assert box.server_pid() is None
+
+
+def test_stop_suspend_and_wait_say_what_they_did(box: Box) -> None:
+    run = box.submit("--grace", "1s", "--", "sleep", "100")
+    box.until(run, "running")
+    assert box("wait", run, "--timeout", "1", code=124).stderr == f"{run} has not ended after 1s\n"
+    assert "asked to suspend; later: stoker resume" in box("suspend", run).stderr
+    box.until(run, "suspended")
+    box("resume", run)
+    box.until(run, "running")
+    assert box("stop", run).stderr == f"{run} running, asked to stop\n"
+    box.ended(run)
+    assert box("stop", run).stderr == f"{run} stopped\n"
