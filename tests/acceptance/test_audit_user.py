@@ -60,3 +60,18 @@ def test_stop_suspend_and_wait_say_what_they_did(box: Box) -> None:
     assert box("stop", run).stderr == f"{run} running, asked to stop\n"
     box.ended(run)
     assert box("stop", run).stderr == f"{run} stopped\n"
+
+
+def test_logs_of_what_there_is_not_are_an_error(box: Box) -> None:
+    box("run", "-q", "--", "echo", "hello")
+    assert box("logs", "@last", "--attempt", "1", "--task", "worker-0").stdout == "hello\n"
+    assert "has no attempt 9" in box("logs", "@last", "--attempt", "9", code=3).stderr
+    assert "hint: Tasks: worker-0." in box("logs", "@last", "--task", "worker-1", code=3).stderr
+
+
+def test_a_backup_that_cannot_be_written_says_where(box: Box) -> None:
+    box("run", "-q", "--", "true")
+    for target in ("/proc/nowhere/backup", str(box.write("file", "") / "backup")):
+        refused = box("backup", "create", target, code=None)
+        assert refused.returncode in (1, 2)
+        assert f"cannot write a backup to '{target}'" in refused.stderr and "hint: " in refused.stderr

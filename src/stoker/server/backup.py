@@ -36,16 +36,26 @@ def create(home: Home, store: Store, blobs: BlobStore, path: str | None) -> dict
     target = _target(home, path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     with naming_full_disks(target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             partial.mkdir(mode=0o700)
             description = _fill(home, store, blobs, partial)
             if target.is_dir():
                 target.rmdir()
             partial.rename(target)
+        except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as exc:
+            raise _cannot(target, exc) from exc
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return {"path": str(target), **description}
+
+
+def _cannot(target: Path, exc: OSError) -> Refused:
+    where = exc.filename or str(target)
+    return Refused(
+        f"cannot write a backup to {str(target)[:200]!r}: {str(where)[:200]}: {(exc.strerror or str(exc)).lower()}",
+        hint="Name a directory where you may write, on a disk that is there.",
+    )
 
 
 def _target(home: Home, path: str | None) -> Path:

@@ -10,7 +10,9 @@ from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import Argument, Command, Option
+from stoker.cli.render import TERMINAL
 from stoker.cli.stream import Printer, records, several_tasks
+from stoker.errors import NotFound
 
 
 def logs(
@@ -37,6 +39,7 @@ def logs(
     }
     _check(ctx, tail=tail, attempt=attempt, both=stdout and stderr, raw=raw)
     whole = on_run(ctx, run, ctx.client.run)
+    _check_there(whole, task=task, attempt=attempt)
     if as_json:
         return _json(ctx, whole["id"], query, follow)
     printer = Printer(
@@ -74,6 +77,21 @@ def _check(ctx: Context, *, tail: int | None, attempt: int | None, both: bool, r
         raise UsageMistake(
             "--raw is not for a terminal", hint="Send it somewhere: stoker logs RUN --raw > run.log"
         )
+
+
+def _check_there(run: dict[str, Any], *, task: str | None, attempt: int | None) -> None:
+    """Nothing printed would look as if there was nothing. A run that can still have them is not asked for them."""
+    attempts = run.get("attempts") or []
+    if run["state"] not in TERMINAL or not attempts:
+        return
+    numbers = [one["number"] for one in attempts]
+    if attempt is not None and attempt not in numbers:
+        raise NotFound(
+            f"{run['id']} has no attempt {attempt}", hint=f"Attempts: {', '.join(map(str, numbers))}."
+        )
+    names = sorted({one["name"] for tried in attempts for one in tried.get("tasks") or []})
+    if task is not None and names and task not in names:
+        raise NotFound(f"{run['id']} has no task {task!r}", hint=f"Tasks: {', '.join(names)}.")
 
 
 def since_when(text: str) -> float:
