@@ -19,7 +19,7 @@ $(READY): requirements/lock.txt requirements/tools.txt pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup  ## train a real model on real data, watch it survive a kill
+demo: setup  ## train a real model on real data to its final accuracy
 	@$(BIN)/python examples/demo.py
 
 lint: setup  ## style, types, layers, the launcher's Python 3.9, lock file

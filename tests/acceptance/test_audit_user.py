@@ -75,3 +75,20 @@ def test_a_backup_that_cannot_be_written_says_where(box: Box) -> None:
         refused = box("backup", "create", target, code=None)
         assert refused.returncode in (1, 2)
         assert f"cannot write a backup to '{target}'" in refused.stderr and "hint: " in refused.stderr
+
+
+def test_why_reads_braces_as_text_and_promises_no_checkpoint_that_is_not_there(box: Box) -> None:
+    box("run", "-q", "--", "sh", "-c", "echo \"ModuleNotFoundError: No module named '{x}'\"; exit 1", code=1)
+    assert "`setup: pip install {x}`" in box("why", "@last").stdout
+    box("run", "-q", "--", "sh", "-c", "exit 4", code=4)
+    assert "from the beginning: it has no checkpoint" in box("why", "@last").stdout
+    box(
+        "run",
+        "-q",
+        "--",
+        "sh",
+        "-c",
+        "echo 1 > $STOKER_CHECKPOINT_DIR/s.tmp; mv $STOKER_CHECKPOINT_DIR/s.tmp $STOKER_CHECKPOINT_DIR/s.json; exit 4",
+        code=4,
+    )
+    assert "goes on from its newest checkpoint" in box("why", "@last").stdout

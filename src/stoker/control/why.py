@@ -54,9 +54,7 @@ def explain(
             f"`stoker resume {run.id}` puts it back into the queue.",
         )
     if state is RunState.STOPPED:
-        return Answer(
-            "it was stopped by request", f"`stoker resume {run.id}` goes on from its newest checkpoint."
-        )
+        return Answer("it was stopped by request", f"`stoker resume {run.id}` {_goes_on(checkpoints)}.")
     return Answer("it completed", f"`stoker pull {run.id}` brings its outputs.")
 
 
@@ -107,14 +105,18 @@ def _queue_hint(explanation: Explanation) -> str | None:
 _FAILURE_HINTS = {
     Cause.OOM: "Ask for more memory (`--set resources.memory=...`), or use a smaller batch.",
     Cause.SETUP: "The setup command failed; its output is in `stoker logs {id}`. Fix it and `stoker rerun {id}`.",
-    Cause.TIMEOUT: "Raise `timeout`, or `stoker resume {id}` to go on from the newest checkpoint.",
+    Cause.TIMEOUT: "Raise it: `stoker resume {id} --set timeout=...` {goes_on}.",
     Cause.LOST: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
     Cause.ENGINE_ERROR: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
     Cause.DISK: "Free some space (`stoker doctor` names the disk), then `stoker resume {id}`.",
 }
-_DEFAULT_HINT = (
-    "`stoker logs {id}` has the whole output; `stoker resume {id}` goes on from its newest checkpoint."
-)
+_DEFAULT_HINT = "`stoker logs {id}` has the whole output; `stoker resume {id}` {goes_on}."
+
+
+def _goes_on(checkpoints: Sequence[CheckpointRow]) -> str:
+    if any(row.kept for row in checkpoints):
+        return "goes on from its newest checkpoint"
+    return "starts it again from the beginning: it has no checkpoint"
 
 
 def _failed(run: RunRow, attempts: Sequence[AttemptRow], checkpoints: Sequence[CheckpointRow]) -> Answer:
@@ -129,8 +131,10 @@ def _failed(run: RunRow, attempts: Sequence[AttemptRow], checkpoints: Sequence[C
     if kept:
         text += f"; {len(kept)} checkpoint(s) are kept, the newest is {kept[-1].name}"
     cause = Cause(run.cause) if run.cause else Cause.USER_ERROR
-    hint = _command_hint(run, evidence) or _FAILURE_HINTS.get(cause, _DEFAULT_HINT)
-    return Answer(text, hint.format(id=run.id), {"cause": run.cause, "evidence": evidence})
+    hint = _command_hint(run, evidence)
+    if hint is None:
+        hint = _FAILURE_HINTS.get(cause, _DEFAULT_HINT).format(id=run.id, goes_on=_goes_on(checkpoints))
+    return Answer(text, hint, {"cause": run.cause, "evidence": evidence})
 
 
 def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:

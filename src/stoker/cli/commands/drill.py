@@ -120,7 +120,7 @@ class _Watcher:
         events = self.ctx.client.events(self.run_id)["events"]
         for event in events[self._told :] if not self.quiet else []:
             self.ctx.note(
-                f"  {human.clock(event['t'])}  {term.pad(term.safe(event['kind']), 9)}  {term.safe(event.get('text') or '')}"
+                f"  {human.clock(event['t'])}  {term.pad(term.safe(event['kind']), 10)}  {term.safe(event.get('text') or '')}"
             )
         self._told = len(events)
 

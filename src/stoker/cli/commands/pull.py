@@ -103,7 +103,9 @@ COMMANDS = {
         pull,
         summary="bring outputs, checkpoints or logs to a folder",
         help="Bring a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
-        "against its SHA-256. An interrupted pull goes on where it was when it is repeated.",
+        "against its SHA-256. An interrupted pull goes on where it was when it is repeated. Logs come as "
+        "they are kept: stream (o, e, or s for Stoker's own; upper-case: the line goes on), milliseconds since the epoch, "
+        "text; `stoker logs RUN > FILE` is for reading.",
         arguments=[Argument("run", complete="run")],
         options=[
             Option(
