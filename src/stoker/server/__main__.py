@@ -82,6 +82,7 @@ def _serve(home: Home, arguments: argparse.Namespace, lock: int) -> int:
         startup.write_record(home, services.url, services.started_at)
         stack.callback(_forget, home)
         log.info("serving %s at %s, version %s, pid %d", home.root, services.url, __version__, os.getpid())
+        startup.calm_collector()
         Server(services, lock).run(sockets=[sock])
         log.info("ending")
     return 0

@@ -16,7 +16,7 @@ def show(services: Services, run: RunRow) -> Json:
     """The whole of one run."""
     store = services.store
     attempts = store.attempts(run.id)
-    view = _run(run, _place(services, run))
+    view = _run(run, _places(services, [run]).get(run.id))
     view["record"] = run.record
     view["attempts"] = [attempt_view(row, store.tasks(run.id, row.number)) for row in attempts]
     view["checkpoints"] = [checkpoint_view(row) for row in store.checkpoints(run.id)]
@@ -26,9 +26,10 @@ def show(services: Services, run: RunRow) -> Json:
 def rows(services: Services, runs: Sequence[RunRow]) -> list[Json]:
     """Many runs, each with its newest attempt only."""
     newest: Mapping[str, AttemptRow] = services.store.latest_attempts([run.id for run in runs])
+    places = _places(services, runs)
     views = []
     for run in runs:
-        view = _run(run, _place(services, run))
+        view = _run(run, places.get(run.id))
         view["attempts"] = [attempt_view(newest[run.id], None)] if run.id in newest else []
         views.append(view)
     return views
@@ -103,5 +104,6 @@ def _run(run: RunRow, place: int | None) -> Json:
     }
 
 
-def _place(services: Services, run: RunRow) -> int | None:
-    return services.controller.place(run.id) if run.state == RunState.QUEUED else None
+def _places(services: Services, runs: Sequence[RunRow]) -> dict[str, int]:
+    """Places in the queue, asked for together: each question waits for the loop's attention."""
+    return services.controller.places([run.id for run in runs if run.state == RunState.QUEUED])

@@ -92,8 +92,8 @@ class QuietController:
     def nodes(self) -> list[dict[str, Any]]:
         return [{"name": "local"}]
 
-    def place(self, run_id: str) -> int | None:
-        return 1
+    def places(self, run_ids: Sequence[str]) -> dict[str, int]:
+        return {run_id: 1 for run_id in run_ids}
 
     def version(self, run_id: str) -> int:
         return self.hub.version(run_id)
