@@ -15,7 +15,9 @@ from stoker.store import Store
 log = logging.getLogger(__name__)
 
 _KEPT = 2
-_SWEEP_EVERY = 600.0
+_FREE_EVERY = 15.0
+"""Seconds between looks for checkpoints to free: a big one every minute must not fill the disk."""
+_SWEEP_EVERY = 3600.0
 
 
 async def backups(settings: Settings, store: Store) -> None:
@@ -28,14 +30,32 @@ async def backups(settings: Settings, store: Store) -> None:
         await asyncio.sleep(settings.control.backup_every)
 
 
-async def sweep(store: Store, blobs: BlobStore) -> None:
-    """Free the bytes of checkpoints that retention let go of."""
-    while True:
-        await asyncio.sleep(_SWEEP_EVERY)
-        try:
-            await asyncio.to_thread(lambda: blobs.collect(store.blob_roots()))
-        except (StokerError, OSError) as exc:
-            log.warning("sweeping blobs failed: %s", exc)
+class Sweeper:
+    """Frees the bytes of checkpoints that retention let go of. `dropped` belongs to the control loop's thread; what a
+    server that died did not get to, the slow sweep over everything finds."""
+
+    def __init__(self, store: Store, blobs: BlobStore) -> None:
+        self._store = store
+        self._blobs = blobs
+        self.dropped: set[str] = set()
+        """Trees of checkpoints that are not kept any more."""
+
+    async def run(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_FREE_EVERY)
+            try:
+                if self.dropped:
+                    trees, self.dropped = self.dropped, set()
+                    self.dropped |= await asyncio.to_thread(self._free, trees)
+                if time.monotonic() - last > _SWEEP_EVERY:
+                    last = time.monotonic()
+                    await asyncio.to_thread(lambda: self._blobs.collect(self._store.blob_roots()))
+            except (StokerError, OSError) as exc:
+                log.warning("sweeping blobs failed: %s", exc)
+
+    def _free(self, trees: set[str]) -> set[str]:
+        return self._blobs.discard(trees, self._store.blob_roots())[1]
 
 
 def _backup(directory: Path, store: Store) -> None:

@@ -89,6 +89,7 @@ class Loop:
         self.cleaning: set[tuple[str, int]] = set()
         self.archive = LogArchive(settings.home)
         self.packages = Packages(store)
+        self.sweeper = chores.Sweeper(store, blobs)
 
     # -- from any thread -------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class Loop:
             group.create_task(self._tick())
             group.create_task(self._look_again())
             group.create_task(chores.backups(self.settings, self.store))
-            group.create_task(chores.sweep(self.store, self.blobs))
+            group.create_task(self.sweeper.run())
             await self._stopping.wait()
             working = [live.working for live in self.runs.values() if live.working is not None]
             if working:

@@ -276,6 +276,7 @@ class Steps:
             metric=best.metric if best else None,
             mode=best.mode if best else "max",
         )
+        self._loop.sweeper.dropped.update(row.digest for row in dropped)
         return [UpdateCheckpoint(row.id, {"kept": False}) for row in dropped]
 
     # -- the end ---------------------------------------------------------------------------------------------
