@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -75,9 +76,7 @@ class Controller:
             record=dict(record),
             fingerprint=_fingerprint(normal, code),
         )
-        if secrets:
-            self._keep_secrets(key, secrets)
-        row, created = self._store.submit(new, now=time.time())
+        row, created = self._submit(new, secrets)
         if created:
             self._note_in_ledger(row)
             self._loop.notify(row)
@@ -258,6 +257,23 @@ class Controller:
                 f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`."
             )
 
+    def _submit(self, new: NewRun, values: Mapping[str, str]) -> tuple[RunRow, bool]:
+        """Secrets are on the disk before the run is. A key that was used before brings no other values into the
+        run it gave, and leaves none behind where that run is over."""
+        home = self._settings.home
+        fresh = bool(values) and not secrets.exist(home, new.key)
+        if fresh:
+            self._keep_secrets(new.key, values)
+        try:
+            row, created = self._store.submit(new, now=time.time())
+        except Conflict:
+            if fresh:
+                secrets.forget(home, new.key)
+            raise
+        if fresh and not created and RunState(row.state).terminal:
+            secrets.forget(home, new.key)
+        return row, created
+
     def _keep_secrets(self, key: str, values: Mapping[str, str]) -> None:
         secrets.save(self._settings.home, key, dict(values))
 
@@ -265,7 +281,7 @@ class Controller:
         """Best effort: lets a restore name what a lost database knew."""
         line = json.dumps({"id": row.id, "name": row.name, "t": row.created_at}) + "\n"
         try:
-            with open(self._settings.home.ledger, "a") as ledger:
+            with open(self._settings.home.ledger, "a", opener=_private) as ledger:
                 ledger.write(line)
         except OSError as exc:
             log.warning("ledger: %s", exc)
@@ -300,6 +316,10 @@ class Controller:
         done = await self._engine.hurt(live.handle, TASK, how)
         self._loop.observe_soon()
         return done
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _fingerprint(job: Mapping[str, Any], code: str | None) -> str:

@@ -28,7 +28,7 @@ _LIST = (
 
 
 class Packages:
-    """`want` never blocks. What cannot be found out is left out."""
+    """`record` never blocks. What cannot be found out is left out."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -36,35 +36,38 @@ class Packages:
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="packages")
 
-    def want(self, run: RunRow, setup: str | None) -> None:
-        """`setup`: the directory of the environment that the run's setup made."""
-        if "packages" not in run.record:
-            self._executor.submit(self._record, run, setup)
+    def record(self, run: RunRow, setup: str | None) -> dict[str, object] | None:
+        """The run's record with its packages, where they are known already. Else they are found out in the background
+        and recorded then. `setup`: the directory of the environment that the run's setup made."""
+        if "packages" in run.record:
+            return None
+        python, environment = _python(run, setup)
+        if python is None:
+            return None
+        known = self._fresh(python)
+        if known is None:
+            self._executor.submit(self._record, run, python, environment)
+            return None
+        return {**run.record, **known}
 
     def shutdown(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _record(self, run: RunRow, setup: str | None) -> None:
-        environment = dict(run.record.get("environment") or {})
-        path = environment.get("PATH", os.defpath)
-        environment["PATH"] = path if setup is None else f"{setup}/env/bin{os.pathsep}{path}"
-        python = shutil.which("python", path=environment["PATH"]) or shutil.which(
-            "python3", path=environment["PATH"]
-        )
-        if python is None:
-            return
+    def _record(self, run: RunRow, python: str, environment: dict[str, str]) -> None:
         try:
-            found = self._find(python, environment)
-            if found:
-                self._store.apply([UpdateRun(run.id, {"record": {**run.record, **found}})])
+            found = self._fresh(python) or self._find(python, environment)
+            self._store.apply([UpdateRun(run.id, {"record": {**run.record, **found}})])
         except (StokerError, OSError, ValueError, subprocess.SubprocessError) as exc:
             log.info("run %s: packages not recorded: %s", run.id, exc)
 
-    def _find(self, python: str, environment: dict[str, str]) -> dict[str, object]:
+    def _fresh(self, python: str) -> dict[str, object] | None:
         with self._lock:
             known = self._known.get(python)
-        if known is not None and known[0] == _stamps(known[1]):
-            return {"packages": known[1]["packages"], "python": known[1]["python"]}
+        if known is None or known[0] != _stamps(known[1]):
+            return None
+        return {"packages": known[1]["packages"], "python": known[1]["python"]}
+
+    def _find(self, python: str, environment: dict[str, str]) -> dict[str, object]:
         done = subprocess.run(
             [python, "-c", _LIST],
             env={"PATH": environment["PATH"], "HOME": environment.get("HOME", "/")},
@@ -79,6 +82,15 @@ class Packages:
             if len(self._known) > 64:
                 self._known.popitem(last=False)
         return {"packages": found["packages"], "python": found["python"]}
+
+
+def _python(run: RunRow, setup: str | None) -> tuple[str | None, dict[str, str]]:
+    """The interpreter that `python` means to the run, and the environment it was found in."""
+    environment = dict(run.record.get("environment") or {})
+    path = environment.get("PATH", os.defpath)
+    environment["PATH"] = path if setup is None else f"{setup}/env/bin{os.pathsep}{path}"
+    found = (shutil.which(name, path=environment["PATH"]) for name in ("python", "python3"))
+    return next((python for python in found if python), None), environment
 
 
 def _stamps(found: dict[str, object]) -> tuple[float, ...]:

@@ -17,6 +17,10 @@ def save(home: Home, key: str, values: dict[str, str]) -> None:
     write_json(str(_path(home, key)), values, mode=0o600, durable=True)
 
 
+def exist(home: Home, key: str) -> bool:
+    return _path(home, key).exists()
+
+
 def load(home: Home, key: str) -> dict[str, str]:
     try:
         raw = json.loads(_path(home, key).read_text())

@@ -254,7 +254,12 @@ class Steps:
             live.update(state=RunState.RUNNING, started_at=first)
             live.attempt = replace(live.attempt, state="running", started_at=found.started_at)
             order = live.pump.directory.order() if live.pump is not None and live.job.setup else None
-            self._loop.packages.want(live.row, order.setup["directory"] if order and order.setup else None)
+            record = self._loop.packages.record(
+                live.row, order.setup["directory"] if order and order.setup else None
+            )
+            if record is not None:
+                changes.append(UpdateRun(live.id, {"record": record}))
+                live.update(record=record)
         status = found.status
         if status is not None and (status.phase != live.phase or status.usage != live.usage):
             live.phase, live.usage = status.phase, dict(status.usage)

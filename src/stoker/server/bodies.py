@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 Key = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,200}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 SecretValue = Annotated[str, StringConstraints(max_length=65536)]
 Secrets = Annotated[dict[SecretName, SecretValue], Field(max_length=100)]
+
+
+def _variable(name: object, value: object) -> bool:
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    try:
+        encoded = name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return bool(name) and "=" not in name and not any(b"\0" in part for part in encoded)
 
 
 class Body(BaseModel):
@@ -23,6 +33,17 @@ class Submission(Body):
     code: Digest | None = None
     secrets: Secrets = Field(default_factory=dict)
     record: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("record")
+    @classmethod
+    def _environment(cls, record: dict[str, Any]) -> dict[str, Any]:
+        """What becomes the environment of a process must be able to."""
+        environment = record.get("environment")
+        if environment is not None and not (
+            isinstance(environment, dict) and all(_variable(*item) for item in environment.items())
+        ):
+            raise ValueError("`environment` must map names of variables to text")
+        return record
 
 
 class Stop(Body):

@@ -28,12 +28,27 @@ HEAD = 1 << 20
 token, so there must be an end."""
 
 
+HEAD_SECONDS = 20.0
+"""Seconds a connection may take to send complete headers. Anybody on this machine may connect."""
+CONNECTIONS = 2048
+"""How many connections are held. One more, and one that asks for nothing at the moment has to go: clients connect
+anew by themselves."""
+
+
 class GuardedProtocol(HttpToolsProtocol):
-    """Drops a connection whose headers do not end."""
+    """Drops a connection whose headers do not end, by size or by time, and bounds how many there are."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._head = 0
+        self._impatience: asyncio.TimerHandle | None = None
         super().connection_made(transport)
+        self._expect_head()
+        if len(self.connections) > CONNECTIONS:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_head()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._head >= 0:
@@ -41,15 +56,38 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._head > HEAD:
                 self.transport.abort()
                 return
+            self._expect_head()
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
         self._head = -1
+        self._have_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._head = 0
         super().on_message_complete()
+
+    def _expect_head(self) -> None:
+        if self._impatience is None:
+            self._impatience = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _have_head(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
+
+    def _make_room(self) -> None:
+        """Let go of a connection without a request under way; of this one if there is no other."""
+        for other in self.connections:
+            if other is not self and isinstance(other, GuardedProtocol) and other.idle:
+                other.transport.abort()
+                return
+        self.transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        return self._head >= 0 and (self.cycle is None or self.cycle.response_complete)
 
 
 class Server(uvicorn.Server):

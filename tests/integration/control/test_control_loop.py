@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -308,3 +309,60 @@ def test_secrets_are_gone_when_the_run_is_over(rig: Rig) -> None:
     assert not [
         p for p in rig.settings.home.root.rglob("*") if p.is_file() and b"hf_sesame" in p.read_bytes()
     ]
+
+
+def test_a_key_used_again_brings_no_other_secrets_and_leaves_none(rig: Rig) -> None:
+    def submit(value: str, run: str = "hang") -> RunRow:
+        return rig.controller.submit(
+            key="secret", job={"run": [run], "secrets": ["HF_TOKEN"]}, code=None,
+            secrets={"HF_TOKEN": value}, record={}, user="a",
+        )[0]  # fmt: skip
+
+    home = rig.settings.home
+    row = submit("hf_sesame")
+    submit("hf_other")
+    with pytest.raises(Conflict):
+        submit("hf_other", run="train")
+    assert [json.loads(path.read_text()) for path in home.secrets.iterdir()] == [{"HF_TOKEN": "hf_sesame"}]
+    rig.until(row.id, "running")
+    rig.controller.stop_run(row.id, kill=True, by="a")
+    rig.ended(row.id)
+    assert submit("hf_late").id == row.id
+    with pytest.raises(Conflict):
+        submit("hf_late", run="train")
+    assert list(home.secrets.iterdir()) == []
+
+
+def test_one_runs_rows_that_cannot_be_stored_stop_nobody_else(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = rig.store.apply
+    poison = rig.submit("hang")
+    rig.until(poison.id, "running")
+
+    def apply(changes: Any) -> None:
+        if any(getattr(change, "run", getattr(change, "id", None)) == poison.id for change in changes):
+            raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
+        real(changes)
+
+    monkeypatch.setattr(rig.store, "apply", apply)
+    rig.controller.stop_run(poison.id, kill=True, by="a")
+    rows = [rig.submit() for _ in range(5)]
+    assert {rig.ended(row.id).state for row in rows} == {"succeeded"}
+    monkeypatch.setattr(rig.store, "apply", real)
+    assert rig.ended(poison.id).state == "stopped"
+
+
+def test_whatever_goes_wrong_in_the_loop_it_begins_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rig.engine.observe
+    failed = []
+
+    async def observe() -> Any:
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("nobody thought of this")
+        return await real()
+
+    monkeypatch.setattr(rig.engine, "observe", observe)
+    wait(lambda: failed)
+    assert rig.ended(rig.submit().id).state == "succeeded"
