@@ -6,6 +6,7 @@ path, lock, socket and port below belongs to exactly one home.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -196,4 +197,36 @@ def _group(home: Home, name: str, kind: Any, values: Any) -> Any:
             f"{home.config}: unknown key {sorted(unknown)[0]!r} in [{name}]",
             hint=f"Keys: {', '.join(sorted(known))}.",
         )
+    for f in fields(kind):
+        if f.name in values:
+            problem = _problem(f.name, str(f.type), values[f.name])
+            if problem:
+                raise SpecError(
+                    f"{home.config}: {name}.{f.name} = {values[f.name]!r}: {problem}",
+                    hint="docs/operations.md describes the settings; leave the key out for its default.",
+                )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+_RANGES = {"memory_reserve": (0, 0.99), "port": (0, 65535), "fault_retries": (0, 1_000_000)}
+"""Numbers that may be zero; all others must be more."""
+
+
+def _problem(key: str, kind: str, value: Any) -> str | None:
+    """What is wrong with a value, None when nothing is. `kind` is the annotation of its field."""
+    if kind.startswith("tuple"):
+        good = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return None if good else "must be a list of texts"
+    if kind == "str":
+        if not isinstance(value, str):
+            return "must be a text in quotes"
+        return "must be auto or none" if key == "isolation" and value not in ("auto", "none") else None
+    whole = kind.startswith("int")
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        return (
+            "must be a whole number, without quotes or unit" if whole else "must be a number, without quotes"
+        )
+    low, high = _RANGES.get(key, (0, math.inf))
+    if not low <= value <= high or (key not in _RANGES and value == 0) or value == math.inf:
+        return f"must be from {low} to {high}" if key in _RANGES else "must be more than 0"
+    return None

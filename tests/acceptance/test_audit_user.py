@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from box import Box
+
+from stoker.errors import SpecError
+from stoker.settings import Home, Settings
 
 LOUD = """
 for line in range(60000):
@@ -92,3 +97,27 @@ def test_why_reads_braces_as_text_and_promises_no_checkpoint_that_is_not_there(b
         code=4,
     )
     assert "goes on from its newest checkpoint" in box("why", "@last").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[logs]\nbudget = '5Gi'", "logs.budget = '5Gi': must be a whole number, without quotes or unit"),
+        ("[local]\ncpu = -3", "local.cpu = -3: must be more than 0"),
+        ("[local]\nmemory_reserve = 3", "local.memory_reserve = 3: must be from 0 to 0.99"),
+        ("[local]\nisolation = 'full'", "local.isolation = 'full': must be auto or none"),
+        ("[control]\npoll = nan", "control.poll = nan: must be more than 0"),
+        ("[server]\nallowed_hosts = 'me'", "server.allowed_hosts = 'me': must be a list of texts"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    (tmp_path / "config.toml").write_text(line)
+    with pytest.raises(SpecError) as caught:
+        Settings.load(Home(tmp_path))
+    assert caught.value.message == f"{tmp_path / 'config.toml'}: {problem}"
+
+
+def test_all_settings_that_the_documentation_names_are_accepted(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    (tmp_path / "config.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    assert Settings.load(Home(tmp_path)).local.cpu == 6
