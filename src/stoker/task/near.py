@@ -30,7 +30,7 @@ class NearTaskDir:
 
     def write_order(self, order: formats.Order) -> None:
         """Not synced to the disk: after a power cut there is no launcher left to obey it, and the task is lost."""
-        formats.write_json(os.path.join(self.root, layout.ORDER), order.to_json(), mode=0o600)
+        self._write(layout.ORDER, order.to_json())
 
     def write_secrets(self, values: Mapping[str, str]) -> None:
         self._write(layout.SECRETS, dict(values))
