@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,21 @@ def test_a_log_of_several_segments_is_shown_whole(box: Box) -> None:
     assert len(list((box.home.runs).glob("*/logs/1/worker-0/*.log"))) > 1
     assert box("logs", "@last").stdout.splitlines() == printed
     assert box("logs", "@last", "--tail", "50000").stdout.splitlines() == printed[-50000:]
+
+
+def test_what_was_dropped_of_a_log_is_what_was_printed_and_is_not_shown(box: Box) -> None:
+    box.home.root.mkdir(parents=True)
+    (box.home.root / "config.toml").write_text("[logs]\nbudget = 1000000\n")
+    box.write("loud.py", LOUD)
+    run = box.submit("loud.py")
+    box.ended(run)
+    records = [json.loads(line) for line in box("logs", run, "--json").stdout.splitlines()]
+    dropped = [record["dropped"] for record in records if "dropped" in record]
+    shown = sum(len(record["text"]) + 1 for record in records if "text" in record)
+    assert len(dropped) == 1 and shown > 500_000
+    assert dropped[0] + shown == 60000 * len(
+        "line 00000 of a log that is longer than the pieces it is kept in\n"
+    )
 
 
 def test_the_shortest_run_shows_what_it_used(box: Box) -> None:

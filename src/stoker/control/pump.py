@@ -30,7 +30,7 @@ from stoker.store.rows import (
     Point,
 )
 from stoker.task import fence, layout
-from stoker.task.formats import Ending, StagedCheckpoint, Status
+from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status
 from stoker.task.near import NearTaskDir, UnsafePath
 
 LOOK_BYTES = 4 << 20
@@ -119,7 +119,8 @@ class Pump:
             taken = self._logs.carry(self.directory, final=final)
             if found.status and found.status.log_dropped > self._dropped:
                 self._dropped = found.status.log_dropped
-                self._logs.drop(self.directory, self._dropped)
+                printed = self._dropped - FRAME * found.status.log_dropped_lines
+                self._logs.drop(self.directory, max(0, min(printed, self._dropped)))
         except UnsafePath:
             return  # user code put a link in place of the log: there is no log to take over
         found.log_bytes += taken

@@ -396,6 +396,7 @@ class Launcher:
         segments = self.log.segments
         self.status.log_segment = segments.number
         self.status.log_bytes, self.status.log_dropped = segments.written, segments.dropped
+        self.status.log_dropped_lines = segments.dropped_lines
         try:
             formats.write_json(os.path.join(self.directory, layout.STATUS), vars(self.status))
             self._status_failed = False

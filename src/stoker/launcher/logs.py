@@ -65,8 +65,10 @@ class Segments:
         self.budget = budget
         self.segment = max(SMALLEST_SEGMENT, min(segment, budget // 4))
         self.sizes: Dict[int, int] = {}
+        self._lines: Dict[int, int] = {}
         self.written = 0
         self.dropped = 0
+        self.dropped_lines = 0
         self.failed_at: Optional[float] = None
         self.lost = 0
         """Bytes that could not be written since the last good write."""
@@ -82,13 +84,13 @@ class Segments:
         self.written += len(data)
         if self.failed_at is not None:
             if time.monotonic() - self.failed_at < RETRY:
-                self._lose(len(data))
+                self._lose(data)
                 return
             note = LogLine(
                 "s", now_ms(), f"{self.lost} bytes of output were lost: {self.reason}".encode()
             ).encode()
             if not self._put(note):
-                self._lose(len(data))
+                self._lose(data)
                 return
             self.written += len(note)
             self.failed_at, self.lost = None, 0
@@ -114,7 +116,7 @@ class Segments:
             room = self.segment - size
             if self._fd is None or room <= 0:
                 if not self._next():
-                    self._lose(len(data))
+                    self._lose(data)
                     return False
                 size, room = 0, self.segment
             piece = data
@@ -125,7 +127,7 @@ class Segments:
                     continue
                 piece = data[:end]
             if not self._append(piece, size):
-                self._lose(len(data))
+                self._lose(data)
                 return False
             data = data[len(piece) :]
         return True
@@ -146,6 +148,7 @@ class Segments:
             self.sizes[self.number] = size
             return False
         self.sizes[self.number] = size + len(piece)
+        self._lines[self.number] = self._lines.get(self.number, 0) + piece.count(b"\n")
         return True
 
     def _next(self) -> bool:
@@ -174,14 +177,16 @@ class Segments:
                 # It cannot be removed now; it is counted as kept and tried again with the next segment.
                 return
             self.dropped += self.sizes.pop(number)
+            self.dropped_lines += self._lines.pop(number, 0)
 
     def _failed(self, exc: OSError) -> None:
         self.failed_at = time.monotonic()
         self.reason = exc.strerror or str(exc)
 
-    def _lose(self, count: int) -> None:
-        self.lost += count
-        self.dropped += count
+    def _lose(self, data: bytes) -> None:
+        self.lost += len(data)
+        self.dropped += len(data)
+        self.dropped_lines += data.count(b"\n")
 
 
 class Log:

@@ -131,7 +131,9 @@ class Status(Record):
     log_bytes: int = 0
     """Framed bytes written in all, dropped ones included."""
     log_dropped: int = 0
-    """Bytes dropped to stay within the budget."""
+    """Framed bytes dropped to stay within the budget, or for want of room."""
+    log_dropped_lines: int = 0
+    """How many lines they were: each has FRAME bytes that nobody printed."""
     launcher_pid: int = 0
     boot_id: str = ""
     version: str = ""
@@ -164,6 +166,10 @@ class StagedCheckpoint(Record):
     at: float = 0.0
     written_at: float = 0.0
     """Newest modification time of its files: orders checkpoints of one generation."""
+
+
+FRAME = len(b"o 1700000000000 ")
+"""Bytes that frame a log line: stream, milliseconds."""
 
 
 @dataclass
