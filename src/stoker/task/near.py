@@ -130,7 +130,7 @@ class NearTaskDir:
         except (UnsafePath, ValueError, TypeError, RecursionError):
             return None
 
-    def _write(self, name: str, value: Mapping[str, Any], *, durable: bool = False) -> None:
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a file of the root directory in one step, 0600, whatever user code put in the way."""
         temporary = f"{name}.{os.getpid()}.tmp"
         root = self._directory("")
@@ -138,13 +138,9 @@ class NearTaskDir:
             fd = formats.create(temporary, 0o600, dir_fd=root)
             try:
                 formats.write_all(fd, json.dumps(value, separators=(",", ":")).encode())
-                if durable:
-                    os.fsync(fd)
             finally:
                 os.close(fd)
             os.replace(temporary, name, src_dir_fd=root, dst_dir_fd=root)
-            if durable:
-                os.fsync(root)
         finally:
             os.close(root)
 
