@@ -14,6 +14,7 @@ directories are not copied: a backup must not be a key, and tasks are of this ma
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from typing import Any
 from stoker import __version__
 from stoker.blobs import BlobStore
 from stoker.blobs.files import Copier, naming_full_disks, sync_file_system
+from stoker.client.process import start_time
 from stoker.errors import Refused
 from stoker.settings import Home
 from stoker.store import Store
@@ -38,6 +40,7 @@ def create(home: Home, store: Store, blobs: BlobStore, path: str | None) -> dict
     with naming_full_disks(target.parent):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            _clear(target)
             partial.mkdir(mode=0o700)
             description = _fill(home, store, blobs, partial)
             if target.is_dir():
@@ -56,6 +59,14 @@ def _cannot(target: Path, exc: OSError) -> Refused:
         f"cannot write a backup to {str(target)[:200]!r}: {str(where)[:200]}: {(exc.strerror or str(exc)).lower()}",
         hint="Name a directory where you may write, on a disk that is there.",
     )
+
+
+def _clear(target: Path) -> None:
+    """Remove what servers that were killed over a backup of this name left half made."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        pid = left.name.split(".")[-2]
+        if pid.isdecimal() and start_time(int(pid)) is None:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _target(home: Home, path: str | None) -> Path:

@@ -135,7 +135,7 @@ class Server(uvicorn.Server):
                 "the lock of the home %s was deleted; ending, so that there are never two servers", home.root
             )
             self.stop()
-        elif not home.server_record.exists():
+        elif not startup.is_recorded(home, services.url):
             with contextlib.suppress(OSError):
                 startup.write_record(home, services.url, services.started_at)
 

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import gc
 import hashlib
+import json
 import logging
 import logging.handlers
 import os
@@ -184,6 +185,15 @@ def write_record(home: Home, url: str, started_at: float, *, stopping: bool = Fa
     if stopping:
         record["stopping"] = True
     write_json(str(home.server_record), record, mode=0o600)
+
+
+def is_recorded(home: Home, url: str) -> bool:
+    """Whether server.json says where this server is: it may have been deleted or overwritten."""
+    try:
+        record = json.loads(home.server_record.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("pid") == os.getpid() and record.get("url") == url
 
 
 def home_id(home: Home) -> str:

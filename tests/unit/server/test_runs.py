@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +213,16 @@ def test_the_server_describes_itself_and_ends(rig: Any) -> None:
     while not rig.services.closing.is_set() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert rig.services.closing.is_set()
+
+
+def test_what_a_killed_backup_left_is_cleared_away(rig: Any, tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = tmp_path / f".copy.{ended.pid}.partial"
+    left.mkdir()
+    (left / "stoker.db").write_bytes(b"half")
+    other = tmp_path / ".other.1.partial"
+    other.mkdir()
+    rig.client.backup(str(tmp_path / "copy"))
+    assert (tmp_path / "copy/backup.json").exists()
+    assert not left.exists() and other.exists()
