@@ -117,9 +117,10 @@ class Pump:
     def _log(self, found: Intake, *, final: bool) -> None:
         try:
             taken = self._logs.carry(self.directory, final=final)
-            if found.status and found.status.log_dropped > self._dropped:
-                self._dropped = found.status.log_dropped
-                printed = self._dropped - FRAME * found.status.log_dropped_lines
+            newest = found.ending or found.status
+            if newest is not None and newest.log_dropped > self._dropped:
+                self._dropped = newest.log_dropped
+                printed = self._dropped - FRAME * newest.log_dropped_lines
                 self._logs.drop(self.directory, max(0, min(printed, self._dropped)))
         except UnsafePath:
             return  # user code put a link in place of the log: there is no log to take over

@@ -355,6 +355,11 @@ class Launcher:
         self._scanner_due = None
         self._finish_scan(running.violent)
         self.status.usage = running.ending.usage = dict(running.sampler.usage)
+        segments = self.log.segments
+        running.ending.log_dropped, running.ending.log_dropped_lines = (
+            segments.dropped,
+            segments.dropped_lines,
+        )
         self._record(running.ending)
         self._order_seen = None
         self._read_order()

@@ -109,6 +109,9 @@ class Ending(Record):
     last_lines: List[str] = field(default_factory=list)
     usage: Dict[str, float] = field(default_factory=dict)
     """What it used in all, as in the status: that is replaced after the journal and may be read before."""
+    log_dropped: int = 0
+    log_dropped_lines: int = 0
+    """As in the status, for the same reason."""
 
 
 @dataclass
