@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -122,18 +123,19 @@ def test_nothing_is_left_after_the_server_and_its_runs(box: Box) -> None:
     run = box.submit("--", "sh", "-c", "sleep 600 & setsid sleep 600 & wait")
     box.until(run, "running")
     box("stop", run, "--kill")
+    wait(lambda: not list(box.home.tasks.iterdir()))
     box("server", "stop")
-    home = str(box.home.root).encode()
-    left = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if (
-                entry.name.isdigit()
-                and home in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-            ):
-                left.append((entry / "cmdline").read_bytes())
-        except OSError:
-            continue
-    assert left == []
-    assert list(box.home.tasks.iterdir()) == []
+    wait(lambda: processes_of(box.home.root), lambda left: not left, limit=30)
     assert str(box.home.root) not in Path("/proc/self/mountinfo").read_text()
+
+
+def processes_of(home: Path) -> list[bytes]:
+    """Command lines of all that name this home, in their arguments or their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                argv = (entry / "cmdline").read_bytes()
+                if bytes(home) in argv + (entry / "environ").read_bytes():
+                    found.append(argv)
+    return found
