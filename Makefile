@@ -15,8 +15,8 @@ $(READY): requirements/lock.txt requirements/tools.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on the PATH"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/lock.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --require-hashes -r requirements/lock.txt
+	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup  ## train a real model on real data to its final accuracy
@@ -44,8 +44,8 @@ docs: setup  ## regenerate the generated pages
 	$(BIN)/python docs/generate.py
 
 lock:  ## refresh requirements/lock.txt
-	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate pyproject.toml requirements/dev.in -o requirements/lock.txt
-	$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate requirements/tools.in -o requirements/tools.txt
+	$(BIN)/uv pip compile --quiet --system-certs --upgrade --generate-hashes --no-header --no-annotate pyproject.toml requirements/dev.in -o requirements/lock.txt
+	$(BIN)/uv pip compile --quiet --system-certs --upgrade --generate-hashes --no-header --no-annotate requirements/tools.in -o requirements/tools.txt
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
