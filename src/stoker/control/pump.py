@@ -37,6 +37,10 @@ LOOK_BYTES = 4 << 20
 """Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
 LARGEST_FILE = 1 << 30
 """Bytes of one file of metrics, or of the journal, beyond which it is not read any more."""
+OURS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+)
+"""What the machine lacks for a while. Everything else that goes wrong with a file is the task's doing."""
 METRIC_FILES = 1000
 """Files of metrics that are read: one for each process that reports."""
 _NAME = 200
@@ -170,8 +174,8 @@ class Pump:
         try:
             digest, size = carry_checkpoint(self.directory, staged, self._blobs)
         except OSError as exc:
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise  # ours: it is tried again when there is room
+            if exc.errno in OURS:
+                raise  # it is tried again
             found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
             return
         except DiskFull:
@@ -212,7 +216,7 @@ class Pump:
                 continue
             try:
                 entries, offset = self.directory.lines(file, before, LOOK_BYTES)
-            except OSError:
+            except (UnsafePath, PermissionError):
                 continue  # not a regular file, or not readable: user code put it there, nothing to read
             points = [point for entry in entries for point in _points(entry)]
             if points:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.control import ending, orders, retention, secrets
 from stoker.control.launch import Launcher
 from stoker.control.live import TASK, LiveRun
-from stoker.control.pump import Intake, Pump
+from stoker.control.pump import OURS, Intake, Pump
 from stoker.courier import carry_outputs
 from stoker.engine.base import Observation
 from stoker.errors import EngineError, EngineUnavailable, NotFound, StokerError, StoreError
@@ -220,7 +219,7 @@ class Steps:
             try:
                 await asyncio.to_thread(collect, live.pump.directory.root, live.attempt.generation)
             except OSError as exc:
-                if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                if exc.errno in OURS:
                     raise  # tried again: what was complete must not be lost to a full disk
                 log.warning("run %s: what it left cannot be collected: %s", live.id, exc)
             rest = await asyncio.to_thread(live.pump.look, final=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tracemalloc
@@ -231,3 +232,19 @@ def test_the_directory_itself_is_a_link(task: Task, tmp_path: Path) -> None:
         NearTaskDir(str(task.root)).write_secrets({})
     with pytest.raises(OSError, match="not a directory"):
         NearTaskDir(str(task.root)).read(layout.JOURNAL)
+
+
+def test_too_many_open_files_loses_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own trouble is no verdict on a task: the look fails as a whole and is tried again."""
+    (task.root / layout.METRICS / "1-1.jsonl").write_text('{"v": {"loss": 2}, "step": 2, "t": 1}\n')
+    task.journal(ENDED)
+    with monkeypatch.context() as patch:
+        patch.setattr(NearTaskDir, "lines", lambda *_: _raise(OSError(errno.EMFILE, "too many open files")))
+        with pytest.raises(OSError, match="too many"):
+            task.look()
+    found = task.look()
+    assert found.ending is not None and len(found.points) == 1
+
+
+def _raise(exc: Exception) -> None:
+    raise exc
