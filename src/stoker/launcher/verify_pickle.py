@@ -28,7 +28,7 @@ class _Endless(Exception):
 def _arguments() -> Dict[int, int]:
     """By opcode: bytes of its argument, or -1 a line, -2 two lines, -11/-14/-18 a length of 1, 4, 8 bytes and so much."""
     table: Dict[int, int] = {}
-    for code, op in pickletools.code2op.items():
+    for op in pickletools.opcodes:
         if op.arg is None:
             width = 0
         elif op.arg.name == "stringnl_noescape_pair":
@@ -39,7 +39,7 @@ def _arguments() -> Dict[int, int]:
             width = -10 - _LENGTH[op.arg.n]
         else:
             width = op.arg.n
-        table[ord(code)] = width
+        table[ord(op.code)] = width
     return table
 
 
@@ -112,9 +112,9 @@ def strings_and_numbers(data: bytes) -> Iterator[Any]:
     last: Any = None
     for op, argument, _ in pickletools.genops(io.BytesIO(data)):
         if op.name in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):
-            memo[len(memo) if op.name == "MEMOIZE" else int(argument)] = last
+            memo[len(memo) if op.name == "MEMOIZE" else int(argument or 0)] = last
         elif op.name in ("BINGET", "LONG_BINGET", "GET"):
-            last = memo.get(int(argument))
+            last = memo.get(int(argument or 0))
             if isinstance(last, (str, int)):
                 yield last
         else:
