@@ -336,3 +336,22 @@ def _command(pid: str) -> list[str]:
 def _blob_bytes(box: Box) -> int:
     time.sleep(0)
     return sum(path.stat().st_size for path in box.home.blobs.rglob("*") if path.is_file())
+
+
+def test_a_run_sees_neither_the_servers_key_nor_other_runs(box: Box) -> None:
+    """Where there are mount namespaces. As root a run could undo it: docs/security.md says so."""
+    box.env["API_KEY"] = "sesame-open-1234"
+    other = box.submit("--secret", "API_KEY", "--", "sleep", "600")
+    box.until(other, "running")
+    home = box.home.root
+    box.write(
+        "look.sh",
+        f"cat {home}/token; ls {home}/secrets; ls {home}/tasks; cat {home}/tasks/{other}/1/worker-0/secrets.json\n"
+        "echo mine > $STOKER_OUTPUT_DIR/x; ls $STOKER_TASK_DIR | grep -c order.json\n",
+    )
+    done = box("run", "--name", "nosy", "--", "sh", "look.sh")
+    assert "sesame" not in done.stdout + done.stderr
+    seen = done.stdout.split()
+    assert len(seen) == 2 and seen[0].startswith("nosy-") and seen[1] == "1", done.stdout
+    assert box.json("show", "@last")["outputs"]["files"] == 1
+    box("stop", other, "--kill")

@@ -29,11 +29,13 @@ def take_lock(directory: str) -> Optional[int]:
 
 
 def identity(directory: str) -> Optional[Tuple[int, int]]:
+    """Which directory this is; None when there is none. One that is mounted here stays in sight after it was
+    deleted outside: then it has no name left."""
     try:
         info = os.stat(directory)
     except OSError:
         return None
-    return (info.st_dev, info.st_ino)
+    return (info.st_dev, info.st_ino) if info.st_nlink else None
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:

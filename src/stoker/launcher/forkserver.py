@@ -4,7 +4,7 @@
 
 Descriptor N is one end of a stream socket pair. Requests and answers are JSON lines:
 
-    {"id": 1, "directory": "/abs", "pid_namespace": true, "user_namespace": false}
+    {"id": 1, "directory": "/abs", "pid_namespace": true, "user_namespace": false, "hidden": ["/abs", ...]}
     {"id": 1, "pid": 4711, "start_time": 123, "boot_id": "...", "error": null}
 
 How a fork becomes a launcher is in `starting`. Launchers outlive the fork server and the server.

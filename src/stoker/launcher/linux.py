@@ -17,7 +17,7 @@ LINUX = sys.platform.startswith("linux")
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 16384, 1 << 19
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 _libc: Any = None
@@ -55,9 +55,13 @@ def setns(fd: int, kind: int) -> None:
         raise _error("setns")
 
 
-def mount(source: Optional[str], target: str, kind: Optional[str], flags: int) -> None:
-    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
-    if libc().mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), None) != 0:
+def mount(
+    source: Optional[str], target: str, kind: Optional[str], flags: int, data: Optional[str] = None
+) -> None:
+    source_, target_, kind_, data_ = [
+        None if text is None else os.fsencode(text) for text in (source, target, kind, data)
+    ]
+    if libc().mount(source_, target_, kind_, ctypes.c_ulong(flags), data_) != 0:
         raise _error(f"mount {target}")
 
 

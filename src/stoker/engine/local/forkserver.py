@@ -34,8 +34,10 @@ class ForkServerDied(Exception):
 class ForkServer:
     """Made inside the event loop that uses it. `close` ends the process; launchers stay."""
 
-    def __init__(self, directory: Path, *, open_files: tuple[int, int]) -> None:
+    def __init__(self, directory: Path, *, open_files: tuple[int, int], hidden: Sequence[Path] = ()) -> None:
+        """`hidden`: what no task may see, where it has a mount namespace of its own."""
         self._directory = directory
+        self._hidden = [str(path) for path in hidden]
         self._open_files = open_files
         self._bundle: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,6 +73,7 @@ class ForkServer:
             "directory": directory,
             "pid_namespace": pid_namespace,
             "user_namespace": user_namespace,
+            "hidden": self._hidden,
         }
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
