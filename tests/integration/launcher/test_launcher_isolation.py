@@ -61,7 +61,8 @@ def test_what_the_body_is_given(mode: Any, task: Make) -> None:
     assert shown["fds"] == [0, 1, 2] and shown["in"] == "/dev/null"
     assert shown["session"] and shown["core"] == 0 and shown["cores"] == 1
     # Python itself ignores SIGPIPE (bit 13) and SIGXFSZ (bit 25); nothing else was inherited.
-    masks = {line.split(":")[0]: int(line.split()[1], 16) for line in shown["ignored"]}
+    # Signals 32 and 33 are the C library's own: nobody may change them.
+    masks = {line.split(":")[0]: int(line.split()[1], 16) & ~(3 << 31) for line in shown["ignored"]}
     assert masks == {"SigIgn": 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1), "SigBlk": 0}
 
 
