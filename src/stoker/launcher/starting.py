@@ -121,13 +121,14 @@ class Start:
 
     def _become_launcher(self, go: int) -> int:
         self._hush()
-        if self.namespace:
-            _own_proc()
-            for path in self.hidden:
-                _hide(path, self.directory)
         if os.read(go, 1) != b"g":
             return 0
         os.close(go)
+        if self.namespace:
+            # Not before the go: whoever records us may share our mounts, and finds us by the outer /proc.
+            _own_proc()
+            for path in self.hidden:
+                _hide(path, self.directory)
         linux.set_name("stoker-launcher")
         return launch(self.directory, self.bundle, self.lock)
 
@@ -181,8 +182,10 @@ def _hide(path: str, keep: str) -> None:
                 linux.mount(f"/proc/self/fd/{own}", keep, None, linux.MS_BIND | linux.MS_REC)
         finally:
             os.close(own)
-    except FileNotFoundError:
-        pass  # There is nothing to hide.
+    except OSError as exc:
+        # Nothing there to hide; or this kernel forbids it: the task runs all the same.
+        if exc.errno != errno.ENOENT:
+            print(f"stoker launcher: {path} is not hidden from the task: {exc}", file=sys.stderr)
 
 
 class _Errors(io.TextIOBase):

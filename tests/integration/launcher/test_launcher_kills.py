@@ -226,3 +226,15 @@ def test_fork_server_names_the_errno_of_a_forbidden_namespace(mode: Any, task: M
     answer = mode.server.ask(str(it.root), pid_namespace=True, user_namespace=False)
     assert answer["pid"] is None and "EPERM" in answer["error"]
     assert not (it.root / "engine.json").exists()
+
+
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+def test_every_launcher_can_be_found_again(mode: Any, task: Make) -> None:
+    """It is recorded with its start time however soon it mounts a /proc of its own: without one, a server that
+    starts later takes it for dead."""
+    for number in range(20):
+        it = task(name=f"worker-{number}")
+        mode.start(it)
+        known = json.loads((it.root / "engine.json").read_text())
+        assert isinstance(known["start_time"], int)
+        it.order("release", seq=1)
