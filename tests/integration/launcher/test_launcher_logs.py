@@ -129,7 +129,7 @@ def test_a_full_disk_loses_output_but_not_the_training(
     python(
         it,
         "import os, sys, time\n"
-        "sys.stdout.write(''.join(f'line {i} that finds no room\\n' for i in range(20_000)))\n"
+        "sys.stdout.write(''.join(f'line {i} that finds no room\\n' for i in range(100_000)))\n"
         f"open({str(written)!r}, 'w').close()\n"
         f"while not os.path.exists({str(room)!r}): time.sleep(0.01)\n"
         "time.sleep(1.2); print('room again')",
