@@ -32,7 +32,7 @@ def main() -> int:
     for command, meaning in (
         (f"stoker show {run}", "everything known about it"),
         (
-            f"stoker rerun {run} --set 'run=python train.py --epochs 400' -d",
+            f"stoker rerun {run} --set 'run=python train.py --epochs 4000' -d",
             "the same again, longer, in the background",
         ),
         ("stoker drill @last", "kill it on purpose and see it go on from its checkpoint"),
