@@ -243,12 +243,13 @@ def test_drill_reports_the_recovery(box: Box) -> None:
     run = box.submit("--retries", "9", "train.py")
     wait(lambda: [c for c in box.show(run)["checkpoints"] if c["kept"]])
     for how in ("process", "launcher", "preempt", "server"):
-        done = box("drill", run, "--how", how)
-        assert (
-            "resumed" in done.stdout.lower()
-            or "went on" in done.stdout.lower()
-            or "yes" in done.stdout.lower()
-        ), done.stdout
+        done = box("drill", run, "--how", how, "--json")
+        report = json.loads(done.stdout)
+        assert report["resumed"] is True, report
+        if how == "server":
+            assert report["kept_going"], report
+        else:
+            assert report["from_checkpoint"], report
         box.until(run, "running")
     box("stop", run, "--kill")
 

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_thirty_kills_in_a_row_lose_at_most_what_was_in_flight(box: Box) -> None
                 _steps(lines(box, run, "--attempt", str(number + 1)))[-1:] > [after]
             )
         )
-        wait(lambda: True, limit=chance.uniform(0, 1))
+        time.sleep(chance.uniform(0, 0.3))  # a random moment within some saves, not right after one was seen
         how = chance.choice(["process", "launcher"])
         box("drill", run, "--how", how)
         attempt = str(kill + 2)
