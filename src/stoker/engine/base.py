@@ -12,13 +12,29 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from stoker.task.near import NearTaskDir
+from stoker.spec import Job
+from stoker.task.access import TaskDir
+
+__all__ = [
+    "Attempt",
+    "Drills",
+    "Engine",
+    "Gpu",
+    "Handle",
+    "Needs",
+    "Node",
+    "Observation",
+    "Presence",
+    "Renders",
+    "Resizes",
+    "Surroundings",
+    "TaskDir",
+    "TaskPlan",
+    "Watches",
+]
 
 Handle = Mapping[str, Any]
 """What an engine needs to find an attempt again: opaque JSON, stored verbatim."""
-
-TaskDir = NearTaskDir
-"""The task directory, near or far. The Kubernetes engine turns this into a protocol with one suite for both."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,32 @@ class Node:
     """What is enforced and how: {"memory": "cgroup v1", "cpu": "affinity", "processes": "pid namespace", ...};
     a missing key is not enforced."""
     boot_id: str = ""
+    tags: frozenset[str] = frozenset()
+    """What tasks may ask for by name (see `Needs.among`): a cluster, a pool of it, its tainted GPU nodes."""
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one task of a job asks of an engine's nodes, the engine's own share (sidecars) included."""
+
+    cpu: float
+    memory: int
+    gpu: int = 0
+    among: frozenset[str] = frozenset()
+    """Only nodes with at least one of these tags; empty: any node."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a body finds around it here."""
+
+    inherit: bool = False
+    """Its environment begins with the container's own; False: with what the submitter's shell had."""
+    setups: str = ""
+    """Directory of the environments that `setup` makes; empty: the home's."""
+    inputs: str = ""
+    """Directory in which inputs are mounted, each under its name."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +115,13 @@ class Attempt:
     run: str
     number: int
     tasks: tuple[TaskPlan, ...]
+    job: Job | None = None
+    """What was asked for; None only in tests of the engine itself."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image: Mapping[str, Any] = field(default_factory=dict)
+    """What the registry says of the job's image: reference (with digest), entrypoint, cmd, workdir, user, env."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """For people who look at the backend itself: name, project, user."""
 
 
 class Presence(StrEnum):
@@ -95,6 +144,18 @@ class Observation:
     """How we know, for the evidence: `launcher 4711 is gone`, `the machine was restarted`."""
     node: str = "local"
     handle: Handle = field(default_factory=dict)
+    node_ready: bool | None = None
+    """What the backend says of its node; None: it does not say."""
+    cause: str = ""
+    """With GONE: the word for how it went, where the backend knows better than `lost` (a `spec.words.Cause`)."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the backend showed: reasons, messages, exit codes, the last events. Kept with the attempt."""
+    waiting: str = ""
+    """With ALIVE and no launcher yet: why not, in one line (`image cannot be pulled: ...`). Shown by `why`."""
+    hopeless: str = ""
+    """With `waiting`: the cause it ends with if this does not change within `patience` (`image`, `engine-error`)."""
+    patience: float = 600.0
+    """Seconds."""
 
 
 class Engine(Protocol):
@@ -105,6 +166,18 @@ class Engine(Protocol):
     """
 
     name: str
+
+    def needs(self, job: Job) -> Needs:
+        """What one task of this job takes of a node here. Pure."""
+        ...
+
+    def refuse(self, job: Job) -> None:
+        """Raise Refused for what this engine, as its admin set it up, will not run. Pure."""
+        ...
+
+    def surroundings(self, job: Job) -> Surroundings:
+        """What the bodies of this job find around them here. Pure."""
+        ...
 
     async def capacity(self) -> Sequence[Node]: ...
 
@@ -122,7 +195,9 @@ class Engine(Protocol):
         directories stay until `remove`."""
         ...
 
-    async def reach(self, handle: Handle, task: str) -> TaskDir: ...
+    async def reach(self, handle: Handle, task: str) -> TaskDir:
+        """The task's directory, near or far. It need not be there (yet, or any more)."""
+        ...
 
     async def remove(self, handle: Handle) -> None:
         """Delete what is left of an ended attempt, its directories included. Absent is success."""
@@ -148,4 +223,22 @@ class Drills(Protocol):
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         """how: `process` (SIGKILL the training process) or `launcher` (SIGKILL the launcher). Says what it did."""
+        ...
+
+
+@runtime_checkable
+class Resizes(Protocol):
+    """An engine that can change what a running task may use."""
+
+    async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
+        """None: done in place. Otherwise why it cannot be, and the run has to be restarted with the new size."""
+        ...
+
+
+@runtime_checkable
+class Renders(Protocol):
+    """An engine that can show what it would send."""
+
+    def manifest(self, attempt: Attempt) -> str:
+        """For people and for `kubectl apply --dry-run=server`: YAML, nothing secret in it. Pure."""
         ...

@@ -17,12 +17,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
+from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
 from stoker.engine.hints import Hints
 from stoker.engine.local import directories
 from stoker.engine.local.directories import Place
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Home
+from stoker.spec import Job, refuse_unsupported
 from stoker.task import formats, layout
 from stoker.task.near import NearTaskDir
 from stoker.testing.fake_machine import Behaviour, FakeMachine, Script, Simulated, at_once, ended
@@ -77,6 +78,17 @@ class FakeEngine:
         self.nodes = [replace(node, boot_id=self._machine.boot_id) for node in self.nodes]
 
     # -- Engine ----------------------------------------------------------------------------------------------
+
+    def needs(self, job: Job) -> Needs:
+        resources = job.resources
+        cpu = 1.0 if resources.cpu is None else resources.cpu
+        return Needs(cpu, resources.memory or 0, resources.gpu or 0)
+
+    def refuse(self, job: Job) -> None:
+        refuse_unsupported(job, "local")
+
+    def surroundings(self, job: Job) -> Surroundings:
+        return Surroundings()
 
     async def capacity(self) -> Sequence[Node]:
         with self._call("capacity", None):

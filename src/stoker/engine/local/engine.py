@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stoker.engine.base import Attempt, Handle, Node, Observation, Presence
+from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
 from stoker.engine.hints import Key
 from stoker.engine.local import cgroups, directories, machine, processes, registry
 from stoker.engine.local.directories import Place
@@ -25,6 +25,7 @@ from stoker.engine.local.starting import Starter
 from stoker.engine.local.watch import Watcher
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
+from stoker.spec import Job, refuse_unsupported
 from stoker.task.formats import TaskInfo
 from stoker.task.near import NearTaskDir
 
@@ -34,6 +35,7 @@ MARGIN = 5.0
 """Seconds beyond the grace period that a launcher has to carry out its ladder before it is killed."""
 DEATH = 10.0
 """Seconds that a SIGKILL may take to show."""
+DEFAULT_CPU = 1.0
 OPEN_FILES = 65_536
 """Enough for a pidfd per task; the server's own soft limit is raised to it where the hard limit allows."""
 
@@ -61,6 +63,18 @@ class LocalEngine:
 
     # -- Engine ----------------------------------------------------------------------------------------------
 
+    def needs(self, job: Job) -> Needs:
+        """A run that names no CPU holds one place but is not limited to it: alone on a laptop it may use every core."""
+        resources = job.resources
+        cpu = DEFAULT_CPU if resources.cpu is None else resources.cpu
+        return Needs(cpu, resources.memory or 0, resources.gpu or 0, frozenset({self.name}))
+
+    def refuse(self, job: Job) -> None:
+        refuse_unsupported(job, self.name)
+
+    def surroundings(self, job: Job) -> Surroundings:
+        return Surroundings()
+
     async def capacity(self) -> Sequence[Node]:
         await self._ready()
         self._look()
@@ -74,6 +88,7 @@ class LocalEngine:
             gpus=tuple(gpus),
             isolation=self._starter.isolation.summary(),
             boot_id=processes.boot_id(),
+            tags=frozenset({self.name}),
         )
         return [node]
 
