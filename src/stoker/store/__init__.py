@@ -4,6 +4,7 @@ rows        what is kept, as dataclasses, and the changes that can be asked for
 store       the class everybody else uses
 asking      submit, stop, resume          changes   what the control loop decided
 reading     queries                       metrics   curves
+clusters    where things can run
 schema      the tables                    migrate   from earlier schemas to this one
 database    connections and transactions  dialect   what a database has to offer
 sqlite      the one there is (and its files: sqlite_files)

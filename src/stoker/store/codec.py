@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from stoker.errors import StoreDamaged
-from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, NewRun, RunRow, TaskRow
+from stoker.store.rows import AttemptRow, CheckpointRow, ClusterRow, EventRow, NewRun, RunRow, TaskRow
 
 Columns = dict[str, Any]
 Found = Mapping[Any, Any]
@@ -210,6 +210,7 @@ _JSON = {
     TaskRow: ("usage",),
     CheckpointRow: ("metrics",),
     EventRow: ("data",),
+    ClusterRow: ("config",),
 }
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _JSON}
 RUN_COLUMNS = tuple(f.name for f in fields(RunRow) if f.name != "record")

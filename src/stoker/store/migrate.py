@@ -24,6 +24,7 @@ def create(engine: Engine) -> None:
     with engine.begin() as connection:
         schema.metadata.create_all(connection, checkfirst=False)
         connection.execute(insert(schema.schema_version).values(version_num=revision(schema.VERSION)))
+        connection.execute(insert(schema.leadership).values(schema.NOBODY))
 
 
 def bring_up_to_date(database: Database) -> None:

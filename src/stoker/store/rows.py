@@ -135,6 +135,16 @@ class EventRow:
 
 
 @dataclass(frozen=True)
+class ClusterRow:
+    """Somewhere that tasks can run, as an administrator described it."""
+
+    name: str
+    config: Json
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True)
 class Point:
     key: str
     step: int

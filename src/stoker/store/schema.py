@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 1
+VERSION = 2
 """The schema this program works on. Raised by one with every migration."""
 
 # Every constraint has a name, so that a later migration can change it on any database.
@@ -206,3 +206,25 @@ cursors = Table(
     Column("file", Text, primary_key=True),
     Column("offset", BigInteger, nullable=False),
 )
+
+clusters = Table(
+    "clusters",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("config", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+# One row: who may write. Databases that several servers reach have every writer take its turn here.
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("turn", BigInteger, nullable=False),
+    Column("writer", Text, nullable=False),
+)
+NOBODY = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": ""}

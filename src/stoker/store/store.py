@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlalchemy import Connection
 
 from stoker.errors import NotFound
-from stoker.store import asking, metrics, migrate, reading
+from stoker.store import asking, clusters, metrics, migrate, reading
 from stoker.store.changes import Changes
 from stoker.store.database import Database
 from stoker.store.dialect import dialect_for
@@ -19,6 +19,7 @@ from stoker.store.rows import (
     AttemptRow,
     Change,
     CheckpointRow,
+    ClusterRow,
     EventRow,
     Json,
     NewRun,
@@ -213,6 +214,23 @@ class Store:
         """What each key stood at when the training was at this step."""
         with self._database.read() as connection:
             return metrics.latest(connection, run_id, up_to=step)
+
+    # -- where things can run --------------------------------------------------------------------------------
+
+    def clusters(self) -> list[ClusterRow]:
+        """By name."""
+        with self._database.read() as connection:
+            return clusters.every(connection)
+
+    def put_cluster(self, name: str, config: Json, now: float) -> None:
+        """Add it, or give it another configuration."""
+        with self._database.write() as connection:
+            clusters.put(connection, name, config, now)
+
+    def remove_cluster(self, name: str) -> None:
+        """NotFound, with those there are, when there is none of that name."""
+        with self._database.write() as connection:
+            clusters.remove(connection, name)
 
     # -- keeping it ------------------------------------------------------------------------------------------
 

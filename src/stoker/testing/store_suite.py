@@ -28,7 +28,7 @@ from stoker.store.rows import (
 )
 from stoker.testing.store_case import StoreCase, new_run
 from stoker.testing.store_reads import Finding, Measuring
-from stoker.testing.store_writes import Asking, Changing
+from stoker.testing.store_writes import Asking, Changing, Configuring
 
 
 class Keeping(StoreCase):
@@ -77,7 +77,7 @@ class Keeping(StoreCase):
         assert not failures, failures
 
 
-class StoreSuite(Asking, Changing, Finding, Measuring, Keeping):
+class StoreSuite(Asking, Changing, Configuring, Finding, Measuring, Keeping):
     """Everything that one process can try."""
 
 

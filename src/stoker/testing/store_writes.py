@@ -19,6 +19,7 @@ from stoker.store.rows import (
     AddMetrics,
     AttemptRow,
     Change,
+    ClusterRow,
     EventRow,
     MoveCursor,
     Point,
@@ -280,3 +281,26 @@ class Changing(StoreCase):
         )
         assert [row.number for row in store.unfinished_attempts()] == [2, 3, 4]
         assert store.latest_attempts([run.id, "nobody-0000"]) == {run.id: store.attempt(run.id, 4)}
+
+
+class Configuring(StoreCase):
+    """Clusters."""
+
+    def test_clusters_are_kept_changed_and_removed(self, store: Store, url: str) -> None:
+        assert store.clusters() == []
+        config = {"context": "prod", "namespace": "ml", "pools": {"a100": {"selector": {"gpu": "ünï\ud800"}}}}
+        store.put_cluster("zeta", {}, 1.0)
+        store.put_cluster("alpha", config, 2.0)
+        assert store.clusters() == [ClusterRow("alpha", config, 2.0, 2.0), ClusterRow("zeta", {}, 1.0, 1.0)]
+        store.put_cluster("zeta", {"context": "other"}, 3.0)
+        assert store.clusters()[1] == ClusterRow("zeta", {"context": "other"}, 1.0, 3.0)
+        with pytest.raises(NotFound) as caught:
+            store.remove_cluster("alfa")
+        assert "alpha, zeta" in (caught.value.hint or "")
+        store.remove_cluster("alpha")
+        store.close()
+        with Store.open(url, create=False) as again:
+            assert [row.name for row in again.clusters()] == ["zeta"]
+            again.remove_cluster("zeta")
+            with pytest.raises(NotFound, match="zeta"):
+                again.remove_cluster("zeta")

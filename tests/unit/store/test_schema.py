@@ -62,6 +62,7 @@ def test_up_from_each_version_with_its_data(tmp_path: Path, version: int) -> Non
         assert [event.kind for event in store.events(run.id)] == ["queued", "ended"]
         assert [repr(point[1]) for point in store.metric_points(run.id, "loss")] == ["0.5", "nan", "inf"]
         assert store.cursors(run.id, 1) == {("worker-0", "metrics/1.jsonl"): 42}
+        assert [row.name for row in store.clusters()] == (["gpu-prod"] if version >= 2 else [])
         assert store.submit(new_run("third"), now=9.0)[1]
     Store.open(tmp_path / "direct.db").close()
     assert layout(path) == layout(tmp_path / "direct.db")
