@@ -1,0 +1,54 @@
+"""The kinds of objects Stoker touches. Any other is one `Kind(...)` away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+
+@dataclass(frozen=True)
+class Kind:
+    api: str
+    """apiVersion: `v1`, `batch/v1`"""
+    name: str
+    """`Pod`"""
+    plural: str
+    """`pods`, as in URLs"""
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Of one object, or of all of them (in a namespace, or everywhere)."""
+        root = f"/api/{self.api}" if "/" not in self.api else f"/apis/{self.api}"
+        parts = [root]
+        if self.namespaced and namespace:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        parts += [quote(part, safe="") for part in (name, subresource) if part]
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        return self.plural
+
+
+PODS = Kind("v1", "Pod", "pods")
+NODES = Kind("v1", "Node", "nodes", namespaced=False)
+SECRETS = Kind("v1", "Secret", "secrets")
+CONFIGMAPS = Kind("v1", "ConfigMap", "configmaps")
+EVENTS = Kind("v1", "Event", "events")
+SERVICES = Kind("v1", "Service", "services")
+NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
+CLAIMS = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+QUOTAS = Kind("v1", "ResourceQuota", "resourcequotas")
+LIMIT_RANGES = Kind("v1", "LimitRange", "limitranges")
+SERVICE_ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
+JOBS = Kind("batch/v1", "Job", "jobs")
+NETWORK_POLICIES = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+PRIORITY_CLASSES = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
+RUNTIME_CLASSES = Kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", namespaced=False)
+STORAGE_CLASSES = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
+LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
+ROLES = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDINGS = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+ACCESS_REVIEWS = Kind(
+    "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
+)
