@@ -1,0 +1,26 @@
+"""Task directories in pods, seen from the server: the client of the courier (stoker.courier.sidecar).
+
+    transport   one call to a courier, however it is reached
+    courier     authenticated calls over a transport
+    mirror      what has arrived of a directory, on this machine
+    directory   FarDirectory: a task directory behind a courier
+    ferry       keeps a mirror up to date
+"""
+
+from stoker.engine.kubernetes.far.courier import Courier, CourierLost
+from stoker.engine.kubernetes.far.directory import FarDirectory
+from stoker.engine.kubernetes.far.ferry import Ferry, Pace
+from stoker.engine.kubernetes.far.mirror import Mirror
+from stoker.engine.kubernetes.far.transport import StreamTransport, Transport, direct
+
+__all__ = [
+    "Courier",
+    "CourierLost",
+    "FarDirectory",
+    "Ferry",
+    "Mirror",
+    "Pace",
+    "StreamTransport",
+    "Transport",
+    "direct",
+]
