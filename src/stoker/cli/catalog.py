@@ -33,6 +33,8 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("stop", "stop", "end runs: SIGTERM, the grace period, SIGKILL"),
             ("suspend", "suspend", "checkpoint, let go of everything, keep for later"),
+            ("resize", "resize", "give a run more or less CPU and memory"),
+            ("shell", "shell", "look into a run's task with a shell"),
             ("drill", "drill", "kill a run on purpose and see how it comes back"),
         ),
     ),
@@ -40,6 +42,8 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Operate",
         (
             ("nodes", "nodes", "what there is to run on and who uses it"),
+            ("top", "top", "who uses what on which node, as it happens"),
+            ("cluster", "cluster", "the Kubernetes clusters runs can go to"),
             ("doctor", "doctor", "check this machine and say what to fix"),
             ("server", "server", "start, stop and look at your own server"),
             ("backup", "backup", "copy the whole home, and bring it back"),

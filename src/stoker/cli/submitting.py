@@ -92,10 +92,15 @@ class _Progress:
             self.ctx.err.flush()
 
 
-def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str]) -> int:
-    """What would be started, and whether it fits; nothing is recorded or shipped."""
+def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str], as_json: bool = False) -> int:
+    """What would be started, and whether it fits; nothing is recorded or shipped. On a cluster: what would be sent."""
     answer = ctx.client.check(job=job, secrets=dict.fromkeys(secrets, ""))
-    ctx.json(answer)
+    manifest = (answer.get("plan") or {}).get("manifest")
+    if manifest and not as_json:
+        for line in str(manifest).splitlines():
+            ctx.print(term.safe(line))
+    else:
+        ctx.json(answer)
     for note in answer.get("notes") or []:
         ctx.note(f"note: {term.safe(note)}")
     return 0

@@ -59,6 +59,23 @@ class Client:
     def nodes(self) -> Json:
         return self._get("/api/v1/nodes")
 
+    def clusters(self) -> Json:
+        return self._get("/api/v1/clusters")
+
+    def add_cluster(self, name: str, config: Mapping[str, Any], changes: Sequence[str] = ()) -> Json:
+        return self._post(
+            "/api/v1/clusters", {"name": name, "config": dict(config), "set": list(changes)}, timeout=60.0
+        )
+
+    def change_cluster(self, name: str, changes: Sequence[str]) -> Json:
+        return self._send("PUT", f"/api/v1/clusters/{quote(name, safe='')}", {"set": list(changes)})
+
+    def remove_cluster(self, name: str) -> Json:
+        return self._call("DELETE", f"/api/v1/clusters/{quote(name, safe='')}", None)
+
+    def check_cluster(self, name: str) -> Json:
+        return self._post(f"/api/v1/clusters/{quote(name, safe='')}/check", {}, timeout=130.0)
+
     def backup(self, path: str | None = None) -> Json:
         return self._post("/api/v1/backups", {"path": path}, timeout=3600.0)
 
@@ -127,6 +144,12 @@ class Client:
 
     def suspend(self, run: str) -> Json:
         return self._post(_path(run, "suspend"), {})
+
+    def resize(self, run: str, *, cpu: str | None = None, memory: str | None = None) -> Json:
+        return self._post(_path(run, "resize"), {"cpu": cpu, "memory": memory}, timeout=90.0)
+
+    def shell(self, run: str) -> Json:
+        return self._post(_path(run, "shell"), {}, timeout=90.0)
 
     def drill(self, run: str, how: str = "process") -> Json:
         return self._post(_path(run, "drill"), {"how": how})
@@ -211,7 +234,10 @@ class Client:
         return self._call("GET", path + _query(query or {}), None, timeout=timeout)
 
     def _post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = None) -> Json:
-        return self._call("POST", path, json.dumps(body, separators=(",", ":")).encode(), timeout=timeout)
+        return self._send("POST", path, body, timeout=timeout)
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any], *, timeout: float | None = None) -> Json:
+        return self._call(method, path, json.dumps(body, separators=(",", ":")).encode(), timeout=timeout)
 
     def _call(
         self,

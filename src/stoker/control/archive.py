@@ -15,8 +15,8 @@ from typing import Any
 
 from stoker.settings import Home, LogSettings
 from stoker.task import layout
+from stoker.task.access import TaskDir
 from stoker.task.formats import LogLine
-from stoker.task.near import NearTaskDir
 
 _BLOCK = 1 << 20
 LOOK = 64 << 20
@@ -45,7 +45,7 @@ class LogWriter:
         self._left = 2 * kept_to.budget + _SLACK
         self._largest = 2 * kept_to.segment + _SLACK
 
-    def carry(self, source: NearTaskDir, *, final: bool = False) -> int:
+    def carry(self, source: TaskDir, *, final: bool = False) -> int:
         """Take over what is new, up to LOOK bytes at a time; bytes taken. Only whole lines until `final`."""
         if self._segment < 0:
             self._find_end()
@@ -60,7 +60,7 @@ class LogWriter:
             self._sync()
         return taken
 
-    def drop(self, source: NearTaskDir, dropped: int) -> None:
+    def drop(self, source: TaskDir, dropped: int) -> None:
         """Mirror the launcher's dropping: what it let go of to stay within the budget goes here too."""
         there = set(_segments(source.list(layout.LOG)))
         for number in _segments(_names(self.directory)):
@@ -82,13 +82,13 @@ class LogWriter:
         else:
             self._segment = 0
 
-    def _pending(self, source: NearTaskDir) -> list[int]:
+    def _pending(self, source: TaskDir) -> list[int]:
         if self._offset == 0 and self._segment == 0:
             return _segments(source.list(layout.LOG))
         newer = [number for number in _segments(source.list(layout.LOG)) if number > self._segment]
         return [self._segment, *newer]
 
-    def _copy(self, source: NearTaskDir, number: int, most: int, *, whole_lines: bool) -> int:
+    def _copy(self, source: TaskDir, number: int, most: int, *, whole_lines: bool) -> int:
         taken = 0
         target: int | None = None
         try:

@@ -12,15 +12,17 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control import secrets, why
+from stoker.control import keeping, resizing, secrets, why
+from stoker.control.clusters import Backend, Clusters
+from stoker.control.fleet import Fleet, Member, Wait, attempt_of, plan_of
 from stoker.control.hub import Hub
-from stoker.control.live import TASK, ask_of
+from stoker.control.live import TASK
 from stoker.control.loop import Loop
-from stoker.engine.base import Drills, Engine, Node
+from stoker.engine.base import Drills, Engine, Node, Shows
 from stoker.errors import Conflict, Refused, StokerError
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
-from stoker.spec import Job, override_job, refuse_unsupported
+from stoker.spec import Job, override_job
 from stoker.spec.words import HOLDING, RunState
 from stoker.store import Store
 from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
@@ -33,13 +35,24 @@ DRILLS = ("process", "launcher", "preempt")
 class Controller:
     """Turns wishes into recorded intent and wakes the loop. What it acknowledged is durable."""
 
-    def __init__(self, settings: Settings, store: Store, blobs: BlobStore, engine: Engine) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        blobs: BlobStore,
+        engine: Engine,
+        backend: Backend | None = None,
+    ) -> None:
+        """`engine`: this machine's. `backend`: makes those of the clusters; without it there are none."""
         self._settings = settings
         self._store = store
         self._blobs = blobs
-        self._engine = engine
         self._hub = Hub()
-        self._loop = Loop(settings, store, blobs, engine, self._hub)
+        self._fleet = Fleet([engine], settings.server.cluster or None)
+        self._loop = Loop(settings, store, blobs, self._fleet, self._hub)
+        self.clusters = Clusters(store, self._loop, backend)
+        for one in self.clusters.engines():
+            self._fleet.add(one)
 
     def start(self) -> None:
         self._loop.start()
@@ -93,7 +106,8 @@ class Controller:
         """What a submit would do. Records nothing."""
         understood = self._understand(job, code)
         self._check_secrets(understood, secrets)
-        ask = ask_of(understood)
+        ask = self._fleet.ask(understood)
+        members = self._fleet.candidates(understood)
         notes = []
         if understood.resources.cpu is None:
             notes.append("no cpu asked for: holds one CPU's place, may use more when the machine is idle")
@@ -101,7 +115,7 @@ class Controller:
             notes.append("no memory asked for: not limited")
         environment = {**(record.get("environment") or {}), **understood.env}
         plan = {
-            "engine": self._engine.name,
+            "engine": members[0].name,
             "command": understood.argv(),
             "tasks": [{"name": TASK, "cpu": ask.cpu, "memory": ask.memory, "gpu": ask.gpu}],
             "environment": sorted(environment),
@@ -111,10 +125,25 @@ class Controller:
             "timeout": understood.timeout,
             "retries": understood.retries,
         }
+        manifest = self._manifest(members[0].engine, understood, record)
+        if manifest is not None:
+            plan["manifest"] = manifest
         return {"job": understood.to_json(), "fits": True, "plan": plan, "notes": notes}
 
+    def _manifest(self, engine: Engine, job: Job, record: Mapping[str, Any]) -> str | None:
+        """What the engine would send, where it sends anything. No run exists, so its id is one that could be."""
+        if not isinstance(engine, Shows):
+            return None
+        row = _imagined(job, record)
+        plan = plan_of(job, TASK, 0, "", (), self._settings)
+        hidden = dict.fromkeys(job.secrets, "REDACTED")
+        return engine.manifest(attempt_of(row, job, 1, (plan,), hidden))
+
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
-        return self._want(run_id, "kill" if kill else "stop", by)
+        row = self._want(run_id, "kill" if kill else "stop", by)
+        if RunState(row.state).terminal:
+            self._loop.ask(lambda: keeping.let_go(self._loop, run_id))
+        return row
 
     def suspend(self, run_id: str, *, by: str) -> RunRow:
         return self._want(run_id, "suspend", by)
@@ -161,6 +190,7 @@ class Controller:
             checkpoints=self._store.checkpoints(run_id),
             now=time.time(),
             trouble=self._loop.trouble,
+            wait=self._wait(run_id) if run.state == RunState.STARTING else None,
         )
         return {
             "run": run.id,
@@ -169,6 +199,23 @@ class Controller:
             "hint": answer.hint,
             "facts": dict(answer.facts),
         }
+
+    def _wait(self, run_id: str) -> Wait | None:
+        async def ask() -> Wait | None:
+            live = self._loop.runs.get(run_id)
+            return live.wait if live is not None else None
+
+        return self._loop.ask(ask)
+
+    def resize(self, run_id: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
+        """Give a run more or less. Says how: in place, or by checkpoint and restart."""
+        return self._loop.ask(
+            lambda: resizing.resize(self._loop, run_id, cpu=cpu, memory=memory), timeout=60.0
+        )
+
+    def shell(self, run_id: str) -> dict[str, Any]:
+        """How a person on the server's machine gets into the run's task, where there still is one."""
+        return self._loop.ask(lambda: keeping.shell(self._loop, run_id), timeout=60.0)
 
     def place(self, run_id: str) -> int | None:
         return self.places([run_id]).get(run_id)
@@ -199,45 +246,51 @@ class Controller:
         return self._loop.ask(self._nodes)
 
     async def _nodes(self) -> list[dict[str, Any]]:
-        return [self._node(node) for node in self._loop.nodes]
+        return [self._node(member, node) for member in self._fleet for node in member.nodes]
 
-    def _node(self, node: Node) -> dict[str, Any]:
+    def _node(self, member: Member, node: Node) -> dict[str, Any]:
+        name = self._fleet.full(member.name, node.name)
         here = []
         used: dict[str, Any] = {"cpu": 0.0, "memory": 0, "gpus": 0}
         for live in self._loop.runs.values():
             if live.state not in HOLDING or live.attempt is None:
                 continue
             for place in live.attempt.placement.values():
-                if place["node"] == node.name:
+                if place["node"] == name:
                     used["cpu"] += place.get("cpu") or 0.0
                     used["memory"] += place.get("memory") or 0
                     used["gpus"] += len(place["gpus"])
                     here.append(
                         {
                             "id": live.id,
+                            "name": live.row.name,
+                            "user": live.row.user,
+                            "state": live.row.state,
+                            "usage": live.usage,
                             "cpu": place.get("cpu"),
                             "memory": place.get("memory"),
                             "gpus": place["gpus"],
                         }
                     )
         view = asdict(node)
-        view.update(used=used, runs=here)
+        view.update(name=name, cluster=member.name, tags=sorted(node.tags), used=used, runs=here)
         return view
 
     # -- how -------------------------------------------------------------------------------------------------
 
     def _understand(self, raw: Mapping[str, Any], code: str | None) -> Job:
         job = Job.from_json(dict(raw))
-        refuse_unsupported(job, self._engine.name)
+        self._fleet.candidates(job)
         self._fit(job)
         if code is not None and not self._blobs.has_tree(code):
             raise Conflict("the code of this submission is not here yet", details={"missing": "code"})
         return job
 
     def _fit(self, job: Job) -> None:
-        if not self._loop.nodes:
-            return  # the engine has not answered yet: nothing can be said to be impossible
-        verdict = self._loop.scheduler.can_ever_fit((ask_of(job),))
+        members = self._fleet.candidates(job)
+        if not all(member.known for member in members):
+            return  # an engine has not answered yet: nothing can be said to be impossible
+        verdict = self._loop.scheduler.can_ever_fit((self._fleet.ask(job),))
         if not verdict.ok:
             raise Refused(
                 f"this can never start here: it {verdict.reason}",
@@ -311,11 +364,33 @@ class Controller:
             live.preempt = True
             self._loop.kick(live)
             return "preempted: asked to checkpoint and let go"
-        if not isinstance(self._engine, Drills):
-            raise Refused(f"the {self._engine.name} engine has no drill {how!r}")
-        done = await self._engine.hurt(live.handle, TASK, how)
+        engine = self._fleet.engine(live.engine)
+        if not isinstance(engine, Drills):
+            raise Refused(f"the {engine.name} engine has no drill {how!r}")
+        done = await engine.hurt(live.handle, TASK, how)
         self._loop.observe_soon()
         return done
+
+
+def _imagined(job: Job, record: Mapping[str, Any]) -> RunRow:
+    """A run of this job that was never submitted."""
+    return RunRow(
+        id=f"{job.name}-0000",
+        seq=0,
+        key="",
+        name=job.name,
+        project=job.project,
+        user="",
+        state=RunState.QUEUED,
+        desired="run",
+        priority=job.priority,
+        tags=tuple(job.tags),
+        job=job.to_json(),
+        command=job.argv(),
+        code=None,
+        record=dict(record),
+        created_at=0.0,
+    )
 
 
 def _private(path: str, flags: int) -> int:

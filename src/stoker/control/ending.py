@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.engine.base import Observation
 from stoker.spec.words import Cause, RunState
 from stoker.task.formats import Ending
 
@@ -31,7 +32,7 @@ def judge(ending: Ending, *, desired: str) -> Verdict:
     if ending.kind == "exit" and ending.code == 0:
         return Verdict(Cause.COMPLETED, 0, "completed", evidence)
     if ending.kind == "stopped":
-        return _stopped(code, desired, evidence)
+        return stopped(code, desired, evidence)
     if ending.kind == "oom":
         return Verdict(Cause.OOM, code, _oom_text(ending), evidence)
     if ending.kind == "setup":
@@ -56,12 +57,26 @@ def judge(ending: Ending, *, desired: str) -> Verdict:
 
 def lost(proof: str, *, desired: str, last_lines: list[str]) -> Verdict:
     """The cause of an attempt that vanished without an ending."""
-    evidence: dict[str, Any] = {"proof": proof}
+    return gone(proof, None, desired=desired, last_lines=last_lines)
+
+
+def gone(proof: str, seen: Observation | None, *, desired: str, last_lines: list[str]) -> Verdict:
+    """The cause of an attempt that vanished without an ending, where the engine may know how it went."""
+    evidence: dict[str, Any] = {"proof": proof, **(seen.evidence if seen else {})}
     if last_lines:
         evidence["last_lines"] = last_lines
     if desired in ("stop", "kill"):
         return Verdict(Cause.STOPPED, None, "stopped", evidence)
-    return Verdict(Cause.LOST, None, proof, evidence)
+    cause = Cause(seen.cause) if seen is not None and seen.cause in list(Cause) else Cause.LOST
+    code = evidence.get("exit_code")
+    return Verdict(cause, code if type(code) is int else None, proof, evidence)
+
+
+def hopeless(cause: str, text: str, patience: float, seen: Observation | None) -> Verdict:
+    """The cause of an attempt that was not able to start in the time it had."""
+    evidence: dict[str, Any] = {"message": text, **(seen.evidence if seen else {})}
+    known = Cause(cause) if cause in list(Cause) else Cause.ENGINE_ERROR
+    return Verdict(known, None, f"{text} (given up after {patience:.0f} s)", evidence)
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,8 @@ def _delay(rounds: int, first: float, most: float) -> float:
     return 0.0 if rounds <= 0 else min(most, first * 2.0 ** min(rounds - 1, 30))
 
 
-def _stopped(code: int | None, desired: str, evidence: Mapping[str, Any]) -> Verdict:
+def stopped(code: int | None, desired: str, evidence: Mapping[str, Any]) -> Verdict:
+    """The cause of an attempt that was told to end."""
     if desired in ("stop", "kill"):
         return Verdict(Cause.STOPPED, code, "stopped", evidence)
     return Verdict(Cause.PREEMPTED, code, "suspended" if desired == "suspend" else "preempted", evidence)

@@ -12,21 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.blobs import BlobStore
-from stoker.control import orders, retention, secrets
-from stoker.control.live import TASK, LiveRun, attempt_of
+from stoker.control import fleet, orders, retention, secrets
+from stoker.control.live import TASK, LiveRun
 from stoker.courier import bring_code, bring_outputs, restore_checkpoint
-from stoker.engine.base import Engine, Handle
+from stoker.engine.base import Engine, Handle, Surroundings, TaskDir
 from stoker.errors import StokerError
 from stoker.settings import Settings
 from stoker.store import Store
 from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
-from stoker.task.near import NearTaskDir
 
 
 @dataclass(frozen=True)
 class Launched:
     handle: Handle
-    directory: NearTaskDir
+    directory: TaskDir
     resumed_from: CheckpointRow | None
     changes: tuple[Change, ...]
 
@@ -34,21 +33,34 @@ class Launched:
 class Launcher:
     """Makes attempts run. Used by the control loop only."""
 
-    def __init__(self, settings: Settings, store: Store, blobs: BlobStore, engine: Engine) -> None:
+    def __init__(self, settings: Settings, store: Store, blobs: BlobStore) -> None:
         self._settings = settings
         self._store = store
         self._blobs = blobs
-        self._engine = engine
 
-    async def launch(self, live: LiveRun) -> Launched:
-        handle = await self._engine.submit(attempt_of(live, self._settings))
-        directory = await self._engine.reach(handle, TASK)
+    async def submit(self, live: LiveRun, engine: Engine, bare: str) -> Handle:
+        """Ask the engine for the attempt's tasks. `bare`: its own name of the node. May be repeated."""
+        assert live.attempt is not None
+        values = secrets.load(self._settings.home, live.row.key) if live.job.secrets else {}
+        gpus = live.places[0].gpus
+        plan = fleet.plan_of(live.job, TASK, 0, bare, gpus, self._settings)
+        attempt = fleet.attempt_of(live.row, live.job, live.attempt.number, (plan,), values)
+        return await engine.submit(attempt)
+
+    async def launch(self, live: LiveRun, engine: Engine, handle: Handle) -> Launched | None:
+        """Bring everything in and give the order; None while the directory is not there yet."""
+        directory = await engine.reach(handle, TASK)
+        if not directory.exists():
+            return None
         if directory.order() is not None:
             return Launched(handle, directory, None, ())
-        resumed, changes = await asyncio.to_thread(self._prepare, live, directory)
+        around = engine.surroundings(live.job)
+        resumed, changes = await asyncio.to_thread(self._prepare, live, directory, around)
         return Launched(handle, directory, resumed, tuple(changes))
 
-    def _prepare(self, live: LiveRun, directory: NearTaskDir) -> tuple[CheckpointRow | None, list[Change]]:
+    def _prepare(
+        self, live: LiveRun, directory: TaskDir, around: Surroundings
+    ) -> tuple[CheckpointRow | None, list[Change]]:
         assert live.attempt is not None
         run, job = live.row, live.job
         generation = live.attempt.generation
@@ -67,14 +79,15 @@ class Launcher:
             job,
             seq=1,
             generation=generation,
-            setup=orders.setup_plan(self._settings.home, job, run, tree),
+            around=around,
+            setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
             resume_from=resumed.name if resumed else None,
         )
         directory.write_order(order)
         return resumed, changes
 
     def _restore(
-        self, live: LiveRun, directory: NearTaskDir, generation: int
+        self, live: LiveRun, directory: TaskDir, generation: int
     ) -> tuple[CheckpointRow | None, list[Change]]:
         """The newest checkpoint whose bytes are still what they were; the damaged ones are let go, aloud."""
         changes: list[Change] = []

@@ -7,19 +7,16 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stoker.control.fleet import Wait
 from stoker.control.pump import Pump
-from stoker.engine.base import Attempt, Handle, TaskPlan
-from stoker.scheduling import Ask, Place, Request
-from stoker.settings import Settings
+from stoker.engine.base import Handle, Observation
+from stoker.scheduling import Place
 from stoker.spec import Job
 from stoker.spec.words import RunState
 from stoker.store.rows import AttemptRow, RunRow
 
 TASK = "worker-0"
 """The one task of an attempt until the distributed work gives it company."""
-
-DEFAULT_CPU = 1.0
-"""A run that names no CPU holds one place but is not limited to it: alone on a laptop it may use every core."""
 
 
 @dataclass
@@ -31,10 +28,16 @@ class LiveRun:
     job: Job
     attempt: AttemptRow | None = None
     pump: Pump | None = None
+    submitted: bool = False
+    """The engine has been asked for its tasks."""
     launched: bool = False
-    launching: bool = False
+    """Its directory was reached and it has its order."""
     gone: str | None = None
     """Proof that the current attempt's launcher is dead."""
+    seen: Observation | None = None
+    """How the engine last showed it."""
+    wait: Wait | None = None
+    """Why it is not up yet."""
     missing: int = 0
     """How many looks in a row the engine did not list the current attempt."""
     preempt: bool = False
@@ -61,12 +64,10 @@ class LiveRun:
         return RunState(self.row.state)
 
     @property
-    def ask(self) -> Ask:
-        return ask_of(self.job)
-
-    @property
-    def request(self) -> Request:
-        return Request(id=self.row.id, priority=self.row.priority, seq=self.row.seq, asks=(self.ask,))
+    def engine(self) -> str:
+        """Name of the engine that has the current attempt."""
+        assert self.attempt is not None
+        return self.attempt.engine
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -85,38 +86,12 @@ class LiveRun:
     def begin(self, attempt: AttemptRow) -> None:
         self.attempt = attempt
         self.pump = None
-        self.launched = self.launching = self.preempt = self.progressed = False
+        self.submitted = self.launched = self.preempt = self.progressed = False
         self.gone = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
+        self.seen = self.wait = None
         self.missing = 0
         self.usage = {}
         self.phase = ""
 
     def update(self, **values: Any) -> None:
         self.row = replace(self.row, **values)
-
-
-def ask_of(job: Job) -> Ask:
-    resources = job.resources
-    return Ask(
-        cpu=DEFAULT_CPU if resources.cpu is None else resources.cpu,
-        memory=resources.memory or 0,
-        gpu=resources.gpu or 0,
-    )
-
-
-def plan_of(job: Job, place: Place, settings: Settings) -> TaskPlan:
-    return TaskPlan(
-        name=TASK,
-        node=place.node,
-        cpu=job.resources.cpu,
-        memory=job.resources.memory,
-        gpus=place.gpus,
-        log_budget=settings.logs.budget,
-        log_segment=settings.logs.segment,
-    )
-
-
-def attempt_of(live: LiveRun, settings: Settings) -> Attempt:
-    assert live.attempt is not None
-    tasks = tuple(plan_of(live.job, place, settings) for place in live.places)
-    return Attempt(run=live.id, number=live.attempt.number, tasks=tasks)

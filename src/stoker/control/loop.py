@@ -13,38 +13,46 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control import chores
+from stoker.control import chores, keeping
 from stoker.control.archive import LogArchive
 from stoker.control.commits import Committer
+from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun
 from stoker.control.packages import Packages
 from stoker.control.steps import Steps
-from stoker.engine.base import Engine, Node, Observation, Presence, Watches
-from stoker.errors import EngineError, EngineUnavailable, StoreError
-from stoker.scheduling import NodeShape, Scheduler, Start
+from stoker.control.watching import Attendant
+from stoker.engine.base import Engine, Handle, Observation
+from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
+from stoker.scheduling import Scheduler, Start
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.words import RunState
 from stoker.store import Store
-from stoker.store.rows import AddAttempt, AddEvent, AttemptRow, Change, EventRow, RunRow, UpdateRun
+from stoker.store.rows import (
+    AddAttempt,
+    AddEvent,
+    AttemptRow,
+    Change,
+    EventRow,
+    RunRow,
+    UpdateAttempt,
+    UpdateRun,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_UNLISTED = 3
-"""Looks in a row that must not list an attempt before it counts as gone: a directory being made is not there yet."""
 _START = 15.0
 """Seconds that `start` waits for the first look at engine and database; both may come later."""
 _LAST_STEPS = 5.0
 """Seconds that steps under way have at the end. What they leave undone the next server does."""
-_SAFETY_NET = 10.0
-"""Seconds between unprompted looks at a running task when the engine watches by itself."""
 _FIRST_DELAY = 0.2
 _WELL = 60.0
 """Seconds without trouble after which the next one is the first again."""
@@ -52,8 +60,6 @@ _STUCK = 60.0
 """Seconds until a task that the engine could not end (it waits inside the kernel) is tried again."""
 _THREADS = 32
 """For looks at tasks and for the store: a few slow ones (a huge checkpoint, a dead disk) hold up nobody else."""
-_AT_ONCE = 10
-"""How many tasks are looked at together, unprompted."""
 
 
 class _Over(Exception):
@@ -64,15 +70,14 @@ class Loop:
     """Runs in its own thread. `notify`, `preempt` and `ask` may be called from any thread; everything else belongs
     to the loop's."""
 
-    def __init__(self, settings: Settings, store: Store, blobs: BlobStore, engine: Engine, hub: Hub) -> None:
+    def __init__(self, settings: Settings, store: Store, blobs: BlobStore, fleet: Fleet, hub: Hub) -> None:
         self.settings = settings
         self.store = store
         self.blobs = blobs
-        self.engine = engine
+        self.fleet = fleet
         self.hub = hub
         self.trouble: str | None = None
         """Why nothing is being decided at the moment; None when all is well."""
-        self.nodes: Sequence[Node] = ()
         self.runs: dict[str, LiveRun] = {}
         self.scheduler = Scheduler()
         self.committer = Committer(store)
@@ -82,11 +87,12 @@ class Loop:
         self._stopping: asyncio.Event | None = None
         self._session: asyncio.TaskGroup | None = None
         self._schedule = asyncio.Event()
-        self._observe = asyncio.Event()
-        self._capacity_known = asyncio.Event()
+        self._attendants: dict[str, Attendant] = {}
         self._notices: list[RunRow] = []
-        self._steps = Steps(self, Launcher(settings, store, blobs, engine))
+        self._steps = Steps(self, Launcher(settings, store, blobs))
         self.cleaning: set[tuple[str, int]] = set()
+        self.kept: dict[str, AttemptRow] = {}
+        """By run: attempts that failed and are left for a look."""
         self.archive = LogArchive(settings.home)
         self.packages = Packages(store)
         self.sweeper = chores.Sweeper(store, blobs)
@@ -132,7 +138,8 @@ class Loop:
             except* Exception as group:  # whatever it is: a server that decides nothing any more helps nobody
                 log.exception("unexpected trouble")
                 delay = await self._begin_again(f"unexpected trouble: {_first(group)}", delay, began)
-        await self.engine.close()
+        for member in self.fleet:
+            await member.engine.close()
 
     async def _begin_again(self, trouble: str, delay: float, began: float) -> float:
         """Wait before the next session; how long to wait before the one after it."""
@@ -155,15 +162,16 @@ class Loop:
         async with asyncio.TaskGroup() as group:
             self._session = group
             group.create_task(self.committer.run())
-            group.create_task(self._watch_capacity())
+            for member in self.fleet:
+                self._attendants[member.name] = Attendant(self, member)
+                self._attendants[member.name].begin(group)
             group.create_task(self._watch_schedule())
             await self._load()
             self.trouble = None
             self._ready.set()
-            group.create_task(self._watch_presence())
-            group.create_task(self._watch_changes())
+            for attendant in self._attendants.values():
+                attendant.attend(group)
             group.create_task(self._tick())
-            group.create_task(self._look_again())
             group.create_task(chores.backups(self.settings, self.store))
             group.create_task(self.sweeper.run())
             await self._stopping.wait()
@@ -178,22 +186,21 @@ class Loop:
                 live.timer.cancel()
         self.runs.clear()
         self.cleaning.clear()
+        self.kept.clear()
         self.scheduler = Scheduler()
-        self.scheduler.set_nodes([_shape(node) for node in self.nodes])
+        self.scheduler.set_nodes(self.fleet.shapes())
         self.committer = Committer(self.store)
-        self._schedule, self._observe, self._capacity_known = (
-            asyncio.Event(),
-            asyncio.Event(),
-            asyncio.Event(),
-        )
+        self._schedule = asyncio.Event()
+        self._attendants = {}
 
     async def _load(self) -> None:
-        await self._capacity_known.wait()
+        # The machine itself always answers; a cluster may be away for hours, and its runs are loaded all the same.
+        await self._attendants[self.fleet.home].known.wait()
         for row in await asyncio.to_thread(self.store.live):
             await self._adopt(row)
         for attempt in await asyncio.to_thread(self.store.unfinished_attempts):
             if attempt.state == "ended" and not attempt.removed:
-                self.clean(attempt)
+                await self._left(attempt)
         notices, self._notices = self._notices, []
         for row in notices:
             self._take_notice(row)
@@ -204,8 +211,16 @@ class Loop:
         self.runs[row.id] = live
         if live.state.holds:
             live.begin(await asyncio.to_thread(self.store.attempt, row.id, row.attempt))
-            self.scheduler.adopt(live.request, live.places)
+            self.scheduler.adopt(self.fleet.request(row, live.job), live.places)
         self.kick(live)
+
+    async def _left(self, attempt: AttemptRow) -> None:
+        """An ended attempt whose tasks are still there."""
+        if keeping.is_kept(attempt):
+            row = await asyncio.to_thread(self.store.run, attempt.run)
+            keeping.keep(self, row, Job.from_json(row.job), attempt)
+        else:
+            self.clean(attempt)
 
     def _take_notice(self, row: RunRow) -> None:
         if self._session is None or self.trouble is not None:
@@ -267,7 +282,12 @@ class Loop:
         self._schedule.set()
 
     def observe_soon(self) -> None:
-        self._observe.set()
+        for attendant in self._attendants.values():
+            attendant.observe.set()
+
+    def nodes_changed(self) -> None:
+        self.scheduler.set_nodes(self.fleet.shapes())
+        self.schedule_soon()
 
     async def _watch_schedule(self) -> None:
         while True:
@@ -282,22 +302,23 @@ class Loop:
         now = time.time()
         changes: list[Change] = []
         begun: list[tuple[LiveRun, AttemptRow]] = []
-        isolation = {node.name: dict(node.isolation) for node in self.nodes}
         for start in starts:
             live = self.runs[start.id]
+            engine = self.fleet.engine_of(start.places)
+            ask = self.fleet.ask(live.job)
             placement = {
                 f"worker-{index}": {
                     "node": place.node,
                     "gpus": list(place.gpus),
-                    "cpu": live.ask.cpu,
-                    "memory": live.ask.memory,
-                    "isolation": isolation.get(place.node, {}),
+                    "cpu": ask.cpu,
+                    "memory": ask.memory,
+                    "isolation": self.fleet.isolation(engine, place.node),
                 }
                 for index, place in enumerate(start.places)
             }
             number = live.row.attempt + 1
             attempt = AttemptRow(
-                run=live.id, number=number, created_at=now, engine=self.engine.name, placement=placement
+                run=live.id, number=number, created_at=now, engine=engine, placement=placement
             )
             changes.append(AddAttempt(attempt))
             changes.append(UpdateRun(live.id, {"state": RunState.STARTING, "attempt": number, "reason": ""}))
@@ -310,67 +331,67 @@ class Loop:
             self.hub.publish(live.id)
             self.kick(live)
 
-    # -- watching --------------------------------------------------------------------------------------------
+    # -- engines ---------------------------------------------------------------------------------------------
 
-    async def _watch_capacity(self) -> None:
-        while True:
-            try:
-                nodes = await self.engine.capacity()
-            except EngineUnavailable as exc:
-                log.warning("capacity unknown: %s", exc)
-            else:
-                if nodes != self.nodes or not self._capacity_known.is_set():
-                    self.nodes = nodes
-                    self.scheduler.set_nodes([_shape(node) for node in nodes])
-                    self.schedule_soon()
-                self._capacity_known.set()
-            await asyncio.sleep(5.0)
+    async def join(self, engine: Engine) -> None:
+        """An engine more, or the same one set up anew."""
+        await self._leave(engine.name)
+        member = self.fleet.add(engine)
+        if self._session is not None and self.trouble is None:
+            attendant = self._attendants[engine.name] = Attendant(self, member)
+            attendant.begin(self._session)
+            attendant.attend(self._session)
+        self._requeue()
 
-    async def _watch_changes(self) -> None:
-        if not isinstance(self.engine, Watches):
+    async def part(self, name: str) -> None:
+        """An engine less. Conflict while runs are on it."""
+        here = [live.id for live in self.runs.values() if live.attempt is not None and live.engine == name]
+        if here:
+            raise Conflict(
+                f"{len(here)} run(s) are on cluster {name}: {', '.join(sorted(here)[:5])}",
+                hint="Wait for them, or stop them first.",
+            )
+        await self._leave(name)
+        self.nodes_changed()
+        self._requeue()
+
+    async def _leave(self, name: str) -> None:
+        attendant = self._attendants.pop(name, None)
+        if attendant is not None:
+            attendant.leave()
+        member = self.fleet.discard(name)
+        if member is not None:
+            await member.engine.close()
+
+    def _requeue(self) -> None:
+        """Where runs may go has changed."""
+        for live in self.runs.values():
+            if live.state is RunState.QUEUED and not self.scheduler.holds(live.id):
+                self.kick(live)
+
+    def placed(self, live: LiveRun, seen: Observation) -> None:
+        """The engine put it where it saw fit: the queue's books follow."""
+        assert live.attempt is not None
+        node = self.fleet.full(live.engine, seen.node)
+        if not seen.node or [place.node for place in live.places] == [node]:
             return
-        async for run, attempt, _task in self.engine.changes():
-            live = self.runs.get(run)
-            if live is not None and live.attempt is not None and live.attempt.number == attempt:
-                self.kick(live)
+        placement = {task: {**place, "node": node} for task, place in live.attempt.placement.items()}
+        live.attempt = replace(live.attempt, placement=placement)
+        self.scheduler.move(live.id, live.places)
+        change = UpdateAttempt(live.id, live.attempt.number, {"placement": placement})
+        self.spawn(self._note([change]))
 
-    async def _watch_presence(self) -> None:
-        while True:
-            try:
-                await asyncio.wait_for(self._observe.wait(), self.settings.control.poll)
-            except TimeoutError:
-                pass
-            self._observe.clear()
-            try:
-                before = {
-                    (live.id, live.attempt.number)
-                    for live in self.runs.values()
-                    if live.launched and live.attempt
-                }
-                seen = await self.engine.observe()
-            except EngineUnavailable as exc:
-                log.warning("cannot observe: %s", exc)
-                continue
-            self._compare(before, seen)
+    def say_waiting(self, live: LiveRun, text: str) -> None:
+        self.spawn(self._note([AddEvent(EventRow(live.id, time.time(), "waiting", text))]))
+        self.hub.publish(live.id)
 
-    def _compare(self, before: set[tuple[str, int]], seen: Sequence[Observation]) -> None:
-        listed = set()
-        for observation in seen:
-            listed.add((observation.run, observation.attempt))
-            live = self.runs.get(observation.run)
-            if live is None or live.attempt is None or live.attempt.number != observation.attempt:
-                self._steps.orphan(observation)
-            elif observation.presence is Presence.GONE and live.launched and live.gone is None:
-                live.gone = observation.proof or "its launcher is gone"
-                self.kick(live)
-        for run, number in before - listed:
-            live = self.runs.get(run)
-            if live is None or live.attempt is None or live.attempt.number != number:
-                continue
-            live.missing += 1
-            if live.missing >= _UNLISTED and live.gone is None:
-                live.gone = "its task directory is gone"
-                self.kick(live)
+    async def _note(self, changes: list[Change]) -> None:
+        await self.committer.commit(changes)
+
+    def orphan(self, member: Member, observation: Observation) -> None:
+        self._steps.orphan(member, observation)
+
+    # -- time ------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         """What no event announces: a launcher that does not stop."""
@@ -380,21 +401,11 @@ class Loop:
             for live in list(self.runs.values()):
                 if live.stop_deadline is not None and now > live.stop_deadline and live.launched:
                     live.stop_deadline = now + _STUCK
-                    self.spawn(self.engine.stop(live.handle, grace=timedelta(0)))
+                    self.spawn(self._end(live.engine, live.handle))
                     self.observe_soon()
 
-    async def _look_again(self) -> None:
-        """A change that nobody noticed: every task is looked at now and then, a few at a time. All at once would
-        hold up everybody who waits for an answer."""
-        interval = _SAFETY_NET if isinstance(self.engine, Watches) else self.settings.control.poll
-        while True:
-            holding = [live for live in self.runs.values() if live.state.holds]
-            slices = [holding[at : at + _AT_ONCE] for at in range(0, len(holding), _AT_ONCE)] or [[]]
-            for part in slices:
-                await asyncio.sleep(interval / len(slices))
-                for live in part:
-                    if self.runs.get(live.id) is live and live.state.holds:
-                        self.kick(live)
+    async def _end(self, engine: str, handle: Handle) -> None:
+        await self.fleet.engine(engine).stop(handle, grace=timedelta(0))
 
     def clean(self, attempt: AttemptRow) -> None:
         """Remove what the engine still holds of an ended attempt."""
@@ -407,8 +418,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What went wrong, out of its wrappings."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
-
-
-def _shape(node: Node) -> NodeShape:
-    gpus = tuple(gpu.id for gpu in node.gpus if gpu.healthy)
-    return NodeShape(name=node.name, cpu=node.cpu, memory=node.memory, gpus=gpus, ready=node.ready)

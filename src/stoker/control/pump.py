@@ -30,8 +30,9 @@ from stoker.store.rows import (
     Point,
 )
 from stoker.task import fence, layout
+from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.near import UnsafePath
 
 LOOK_BYTES = 4 << 20
 """Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
@@ -43,6 +44,8 @@ OURS = frozenset(
 """What the machine lacks for a while. Everything else that goes wrong with a file is the task's doing."""
 METRIC_FILES = 1000
 """Files of metrics that are read: one for each process that reports."""
+_CATCH_UP = 15.0
+"""Seconds that the last lines of a far task have to arrive. A courier that is gone brings nothing any more."""
 _NAME = 200
 _LINE = 4000
 _LINES = 50
@@ -73,7 +76,7 @@ class Pump:
         self,
         home: Home,
         blobs: BlobStore,
-        directory: NearTaskDir,
+        directory: TaskDir,
         *,
         run: str,
         attempt: int,
@@ -111,6 +114,8 @@ class Pump:
 
     def _rest(self, found: Intake, *, final: bool) -> None:
         """What was written between the reads above and the ending is there now, and it is the last of it."""
+        if isinstance(self.directory, FarTaskDir):
+            self.directory.catch_up(_CATCH_UP)
         before = -1, -1
         while before != (len(found.points), found.log_bytes):
             before = len(found.points), found.log_bytes

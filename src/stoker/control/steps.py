@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, orders, retention, secrets
+from stoker.control import ending, keeping, orders, retention, secrets
+from stoker.control.fleet import Member
 from stoker.control.launch import Launcher
 from stoker.control.live import TASK, LiveRun
 from stoker.control.pump import OURS, Intake, Pump
 from stoker.courier import carry_outputs
-from stoker.engine.base import Observation
+from stoker.engine.base import Observation, Presence, TaskDir
 from stoker.errors import EngineError, EngineUnavailable, NotFound, StokerError, StoreError
 from stoker.launcher.collect import collect
 from stoker.spec.words import Cause, RunState
@@ -30,8 +31,8 @@ from stoker.store.rows import (
     UpdateCheckpoint,
     UpdateRun,
 )
+from stoker.task.access import FarTaskDir
 from stoker.task.formats import Ending, Status
-from stoker.task.near import NearTaskDir
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace that a launcher has for its ladder, its last scan and its last lines."""
+_CLEAN_AGAIN = 10.0
+"""Seconds before an attempt that the engine still shows is cleaned up again: a pod on a lost node stays for long."""
 _JOURNAL_WAIT = 30.0
 """Seconds that a launcher has to write to its journal what its status says already."""
 
@@ -74,7 +77,7 @@ class Steps:
         if wait > 0:
             self._loop.kick_later(live, wait)
             return
-        self._loop.scheduler.enqueue(live.request)
+        self._loop.scheduler.enqueue(self._loop.fleet.request(live.row, live.job))
         self._loop.schedule_soon()
 
     async def _leave_queue(self, live: LiveRun, state: RunState) -> None:
@@ -103,7 +106,7 @@ class Steps:
         if found.more:
             live.dirty = True  # recorded piece by piece; nothing ends before all of it is
         elif found.ending is not None:
-            verdict = ending.judge(found.ending, desired=live.row.desired)
+            verdict = self._judge(live, found.ending)
         elif live.gone is not None:
             verdict = await self._collect(live, found)
         elif found.status is not None and found.status.phase == "ended":
@@ -117,14 +120,24 @@ class Steps:
             self._loop.hub.publish(live.id)
 
     async def _launch(self, live: LiveRun) -> bool:
-        """Bring the attempt up, or find it where an earlier server left it. False: it ended before it began."""
+        """Bring the attempt up, or find it where an earlier server left it. False: it is not up yet, or ended before
+        it began."""
         assert live.attempt is not None
         try:
-            launched = await self._launcher.launch(live)
+            engine = self._loop.fleet.engine(live.engine)
+            if not live.submitted:
+                bare = self._loop.fleet.bare(live.engine, live.places[0].node)
+                handle = await self._launcher.submit(live, engine, bare)
+                live.attempt = replace(live.attempt, handle=dict(handle))
+                live.submitted = True
+            launched = await self._launcher.launch(live, engine, live.handle)
         except (EngineUnavailable, StoreError):
             raise
         except (StokerError, OSError) as exc:
             await self._failed_to_launch(live, exc)
+            return False
+        if launched is None:
+            await self._not_up(live)
             return False
         cursors = await asyncio.to_thread(self._loop.store.cursors, live.id, live.attempt.number)
         latest = (
@@ -147,11 +160,39 @@ class Steps:
             values["resumed_from"] = launched.resumed_from.id
         live.attempt = replace(live.attempt, **values)
         live.launched = True
+        live.wait = None
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
         await self._loop.committer.commit(
             [*launched.changes, UpdateAttempt(live.id, live.attempt.number, values)]
         )
         return True
+
+    async def _not_up(self, live: LiveRun) -> None:
+        """Its tasks are asked for and not there yet: a pod that waits for its place or its image. That may end before
+        it begins."""
+        verdict: ending.Verdict | None = None
+        if live.gone is not None:
+            verdict = ending.gone(live.gone, live.seen, desired=live.row.desired, last_lines=[])
+        elif live.row.desired != "run" or live.preempt:
+            evidence = {"message": "it had not started yet"}
+            verdict = ending.stopped(None, live.row.desired, evidence)
+        elif live.wait is not None and live.wait.over:
+            verdict = ending.hopeless(live.wait.cause, live.wait.text, live.wait.patience, live.seen)
+        if verdict is None:
+            self._loop.kick_later(live, 1.0)
+            return
+        if live.gone is None:
+            engine = self._loop.fleet.engine(live.engine)
+            await engine.stop(live.handle, grace=timedelta(0))
+        await self._finish(live, Intake(), verdict, [])
+
+    def _judge(self, live: LiveRun, found: Ending) -> ending.Verdict:
+        """The launcher's word; where it could not know better, the engine's."""
+        seen = live.seen
+        if found.kind == "lost" and seen is not None and seen.cause:
+            lines = list(found.last_lines)
+            return ending.gone(found.message, seen, desired=live.row.desired, last_lines=lines)
+        return ending.judge(found, desired=live.row.desired)
 
     async def _failed_to_launch(self, live: LiveRun, exc: Exception) -> None:
         log.warning("run %s: attempt could not be brought up: %s", live.id, exc)
@@ -174,7 +215,7 @@ class Steps:
                 live.job, seq=seq + 1, generation=live.attempt.generation, kill=kind == "kill"
             )
             try:
-                directory.write_order(order)
+                await asyncio.to_thread(directory.write_order, order)
             except OSError as exc:
                 # The directory is gone, then presence will say so; or something is in the way (a full disk, a
                 # link), then the engine ends the task when its time is over.
@@ -215,9 +256,10 @@ class Steps:
     async def _collect(self, live: LiveRun, found: Intake) -> ending.Verdict:
         """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
         assert live.pump is not None and live.attempt is not None and live.gone is not None
-        if live.pump.directory.exists():
+        directory = live.pump.directory
+        if directory.exists():
             try:
-                await asyncio.to_thread(collect, live.pump.directory.root, live.attempt.generation)
+                await asyncio.to_thread(self._settle, live, directory)
             except OSError as exc:
                 if exc.errno in OURS:
                     raise  # tried again: what was complete must not be lost to a full disk
@@ -230,7 +272,16 @@ class Steps:
             if rest.ending is not None and rest.ending.kind != "lost":
                 return ending.judge(rest.ending, desired=live.row.desired)
         lines = await asyncio.to_thread(self._loop.archive.last_lines, live.id, live.attempt.number, 20)
-        return ending.lost(live.gone, desired=live.row.desired, last_lines=lines)
+        return ending.gone(live.gone, live.seen, desired=live.row.desired, last_lines=lines)
+
+    def _settle(self, live: LiveRun, directory: TaskDir) -> None:
+        """Have it journalled what the dead launcher had complete. What cannot be reached any more is lost."""
+        assert live.attempt is not None
+        if isinstance(directory, FarTaskDir):
+            if live.seen is None or live.seen.presence is Presence.GONE:
+                directory.settle(live.attempt.generation)
+        else:
+            collect(directory.root, live.attempt.generation)
 
     def _take_in(self, live: LiveRun, found: Intake) -> list[Change]:
         """What a look means for the rows."""
@@ -253,8 +304,12 @@ class Steps:
             live.update(state=RunState.RUNNING, started_at=first)
             live.attempt = replace(live.attempt, state="running", started_at=found.started_at)
             order = live.pump.directory.order() if live.pump is not None and live.job.setup else None
-            record = self._loop.packages.record(
-                live.row, order.setup["directory"] if order and order.setup else None
+            record = (
+                self._loop.packages.record(
+                    live.row, order.setup["directory"] if order and order.setup else None
+                )
+                if live.engine == self._loop.fleet.home
+                else None
             )
             if record is not None:
                 changes.append(UpdateRun(live.id, {"record": record}))
@@ -331,14 +386,23 @@ class Steps:
             UpdateRun(live.id, values),
             AddEvent(EventRow(live.id, now, kind, following.reason, {"cause": verdict.cause})),
         ]
+        kept = (
+            keeping.until(live.job, verdict, following, now) if live.launched and live.gone is None else 0.0
+        )
+        if kept:
+            ended["evidence"]["kept_until"] = kept
+            changes.append(AddEvent(EventRow(live.id, now, "kept", keeping.say(live.id, live.job))))
         await self._loop.committer.commit(changes)
         live.update(**values)
         finished = replace(live.attempt, **ended)
         live.attempt, live.pump = None, None
         self._loop.scheduler.release(live.id)
-        self._loop.schedule_soon()
         self._retire(live)
-        self._loop.clean(finished)
+        if kept:
+            keeping.keep(self._loop, live.row, live.job, finished)
+        else:
+            self._loop.clean(finished)
+        self._loop.schedule_soon()
 
     async def _outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
         if live.pump is None:
@@ -372,19 +436,25 @@ class Steps:
 
     async def clean(self, attempt: AttemptRow) -> None:
         """Release the launcher and delete what the engine holds; everything worth keeping has been carried."""
-        engine = self._loop.engine
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
         try:
-            self._release(await engine.reach(handle, TASK))
+            engine = self._loop.fleet.engine(attempt.engine)
+            directory = await engine.reach(handle, TASK)
+            if directory.exists():
+                await asyncio.to_thread(self._release, directory)
             await engine.stop(handle, grace=timedelta(seconds=2))
             await engine.remove(handle)
             await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
+            self._loop.scheduler.release(keeping.name(attempt))
+            self._loop.schedule_soon()
         except (EngineError, OSError) as exc:
             log.warning("attempt %s of %s is not cleaned up yet: %s", attempt.number, attempt.run, exc)
         finally:
-            self._loop.cleaning.discard((attempt.run, attempt.number))
+            asyncio.get_running_loop().call_later(
+                _CLEAN_AGAIN, self._loop.cleaning.discard, (attempt.run, attempt.number)
+            )
 
-    def _release(self, directory: NearTaskDir) -> None:
+    def _release(self, directory: TaskDir) -> None:
         """Let the launcher go by itself. Where user code is in the way the engine ends it."""
         try:
             order = directory.order()
@@ -394,7 +464,7 @@ class Steps:
         except OSError as exc:
             log.info("%s: cannot be released: %s", directory.root, exc)
 
-    def orphan(self, observation: Observation) -> None:
+    def orphan(self, member: Member, observation: Observation) -> None:
         """A task that belongs to no live attempt: one that has ended, or one this database never knew."""
         key = (observation.run, observation.attempt)
         if key in self._loop.cleaning or key in self._unknown:
@@ -405,7 +475,7 @@ class Steps:
             # Its row is lost (a restored backup): end it, but keep its directory, which is all there is of it.
             self._unknown.add(key)
             log.warning("attempt %s of %s is unknown here: ended, its directory is kept", key[1], key[0])
-            self._loop.spawn(self._loop.engine.stop(observation.handle, grace=timedelta(seconds=10)))
+            self._loop.spawn(member.engine.stop(observation.handle, grace=timedelta(seconds=10)))
             return
-        if attempt.state == "ended":
+        if attempt.state == "ended" and not keeping.is_kept(attempt):
             self._loop.clean(attempt)

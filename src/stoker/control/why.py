@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.control.fleet import Wait
 from stoker.scheduling import Explanation
 from stoker.spec.words import Cause, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, RunRow
@@ -26,6 +28,7 @@ def explain(
     checkpoints: Sequence[CheckpointRow],
     now: float,
     trouble: str | None,
+    wait: Wait | None = None,
 ) -> Answer:
     state = RunState(run.state)
     if trouble is not None and not state.terminal:
@@ -37,6 +40,8 @@ def explain(
         return _queued(run, explanation, now)
     if state is RunState.FAILED:
         return _failed(run, attempts, checkpoints)
+    if state is RunState.STARTING and wait is not None:
+        return _waiting(run, wait)
     if state is RunState.STARTING:
         return Answer(
             f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs"
@@ -56,6 +61,24 @@ def explain(
     if state is RunState.STOPPED:
         return Answer("it was stopped by request", f"`stoker resume {run.id}` {_goes_on(checkpoints)}.")
     return Answer("it completed", f"`stoker pull {run.id}` brings its outputs.")
+
+
+_WAIT_HINTS = {
+    Cause.IMAGE: "Check the image's name, and that the cluster may pull it (`stoker cluster check`).",
+    Cause.ENGINE_ERROR: "`stoker nodes` shows what the cluster has; ask for less, or wait for a node.",
+}
+
+
+def _waiting(run: RunRow, wait: Wait) -> Answer:
+    """The engine has it and says why it is not up."""
+    text = f"attempt {run.attempt} is not up yet: {wait.text}"
+    facts: dict[str, Any] = {"waiting": wait.text, "since": round(time.monotonic() - wait.since, 1)}
+    if not wait.cause:
+        return Answer(text, None, facts)
+    left = max(0.0, wait.patience - facts["since"])
+    facts |= {"cause": wait.cause, "gives_up_in": round(left, 1)}
+    hint = _WAIT_HINTS.get(Cause(wait.cause)) if wait.cause in list(Cause) else None
+    return Answer(f"{text}; if that does not change it ends in {left:.0f} s as `{wait.cause}`", hint, facts)
 
 
 def _queued(run: RunRow, explanation: Explanation | None, now: float) -> Answer:
@@ -106,6 +129,7 @@ _FAILURE_HINTS = {
     Cause.OOM: "Ask for more memory (`--set resources.memory=...`), or use a smaller batch.",
     Cause.SETUP: "The setup command failed; its output is in `stoker logs {id}`. Fix it and `stoker rerun {id}`.",
     Cause.TIMEOUT: "Raise it: `stoker resume {id} --set timeout=...` {goes_on}.",
+    Cause.IMAGE: "Fix the image's name or its login (`stoker cluster check`), then `stoker rerun {id}`.",
     Cause.LOST: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
     Cause.ENGINE_ERROR: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
     Cause.DISK: "Free some space (`stoker doctor` names the disk), then `stoker resume {id}`.",

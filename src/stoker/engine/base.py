@@ -25,8 +25,8 @@ __all__ = [
     "Node",
     "Observation",
     "Presence",
-    "Renders",
     "Resizes",
+    "Shows",
     "Surroundings",
     "TaskDir",
     "TaskPlan",
@@ -236,9 +236,18 @@ class Resizes(Protocol):
 
 
 @runtime_checkable
-class Renders(Protocol):
-    """An engine that can show what it would send."""
+class Shows(Protocol):
+    """An engine that lets people look behind it."""
 
-    def manifest(self, attempt: Attempt) -> str:
-        """For people and for `kubectl apply --dry-run=server`: YAML, nothing secret in it. Pure."""
+    def manifest(self, attempt: Attempt) -> str | None:
+        """What it would send: YAML, nothing secret in it, as `kubectl apply --dry-run=server` accepts it. None where
+        nothing is sent. Pure."""
+        ...
+
+    async def check(self) -> Sequence[Mapping[str, Any]]:
+        """What of it works, one entry each: name, ok (True, False, or None: a warning), text, hint."""
+        ...
+
+    async def shell(self, handle: Handle, task: str) -> Mapping[str, Any]:
+        """How a person on the server's machine gets into a task that is there: argv, and where they matter env, cwd."""
         ...

@@ -46,16 +46,34 @@ class Submission(Body):
         return record
 
 
+Changes = Annotated[
+    list[Annotated[str, StringConstraints(max_length=4096)]], Field(alias="set", max_length=100)
+]
+
+
+class Cluster(Body):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    config: dict[str, Any] = Field(default_factory=dict)
+    changes: Changes = []
+
+
+class ClusterChange(Body):
+    changes: Changes
+
+
 class Stop(Body):
     kill: bool = False
+
+
+class Resize(Body):
+    cpu: float | str | None = None
+    memory: int | str | None = None
 
 
 class Resume(Body):
     key: Key
     secrets: Secrets = Field(default_factory=dict)
-    changes: Annotated[
-        list[Annotated[str, StringConstraints(max_length=4096)]], Field(alias="set", max_length=100)
-    ] = []
+    changes: Changes = []
 
 
 class Drill(Body):

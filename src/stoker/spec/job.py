@@ -219,6 +219,7 @@ class Job(_Part):
     idle: Idle | None = None
     secrets: Annotated[tuple[Secret, ...], AfterValidator(_unique)] = ()
     grace: Annotated[float, PlainValidator(partial(quantities.duration, zero=True))] = 60.0
+    keep_on_failure: Annotated[float, PlainValidator(partial(quantities.duration, zero=True))] = 0.0
     lost_after: Duration = 120.0
     lease: Duration = 86400.0
     exclusive: Annotated[bool, PlainValidator(_switch)] = False

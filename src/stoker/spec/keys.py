@@ -251,6 +251,7 @@ KEYS: tuple[Key, ...] = (
     Key("idle.then", "choice", "What happens then.", "suspend", "suspend", "--idle-then"),
     Key("secrets", "secrets", "Names of variables whose values are read at submit, from the environment or a file, and shown nowhere.", ["HF_TOKEN"], None, "--secret", "none"),
     Key("grace", "duration", "Time between SIGTERM and SIGKILL.", "60s", "60s", "--grace"),
+    Key("keep_on_failure", "duration", "How long a task that failed for good is left as it is, with all it holds, for a look with `stoker shell`.", "30m", "0s", "--keep-on-failure"),
     Key("lost_after", "duration", "How long a task on a node that is not ready may be silent before it is replaced. No effect on one machine, where a loss is always proven.", "2m", "2m", "--lost-after"),
     Key("lease", "duration", "How long a task in a cluster goes on without its server. No effect on one machine, where a task goes on for as long as its directory is there.", "24h", "24h", "--lease"),
     Key("exclusive", "switch", "Wait for the lease instead of replacing a silent task.", True, False, "--exclusive"),

@@ -251,8 +251,8 @@ def test_nodes(fake: Any, invoke: Any) -> None:
             "memory": 16 << 30,
             "gpus": [gpu],
             "isolation": {"memory": "cgroup v2", "cpu": "affinity"},
-            "used": {"cpu": 1.5, "memory": 500 << 20, "gpus": []},
-            "runs": ["a-1", "b-2"],
+            "used": {"cpu": 1.5, "memory": 500 << 20, "gpus": 0},
+            "runs": [{"id": "a-1", "gpus": []}, {"id": "b-2", "gpus": []}],
         }
     ]
     assert invoke("nodes").out == (

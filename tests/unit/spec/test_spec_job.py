@@ -77,6 +77,7 @@ def test_every_key_is_read_and_normalised() -> None:
         "idle": {"gpu_below": "5%", "for": 1800.0, "then": "suspend"},
         "secrets": ["HF_TOKEN"],
         "grace": 60.0,
+        "keep_on_failure": 0.0,
         "lost_after": 120.0,
         "lease": 86400.0,
         "exclusive": False,

@@ -28,8 +28,8 @@ def nodes(ctx: Context, *, as_json: bool) -> int:
     for line in table(columns, rows, fit=ctx.columns, color=ctx.out_color):
         ctx.print(line)
     for node in answer["nodes"]:
-        for gpu in node.get("gpus") or []:
-            ctx.print(_gpu(node, gpu))
+        for line in _gpus(node):
+            ctx.print(line)
     return 0
 
 
@@ -53,12 +53,27 @@ def _count(value: Any) -> int:
     return len(value) if isinstance(value, list | tuple | dict) else int(value or 0)
 
 
-def _gpu(node: dict[str, Any], gpu: Any) -> str:
-    if not isinstance(gpu, dict):
-        return f"  gpu {term.safe(gpu)}"
+def _gpus(node: dict[str, Any]) -> list[str]:
+    """One line per GPU of a machine; of a cluster's node, whose GPUs have no names, one line per run."""
+    gpus = [gpu for gpu in node.get("gpus") or [] if isinstance(gpu, dict)]
+    owners = {gpu: run["id"] for run in node.get("runs") or [] for gpu in run.get("gpus") or []}
+    if any(gpu.get("memory") for gpu in gpus) or node.get("cluster") in (None, "local"):
+        return [_gpu(gpu, owners.get(gpu.get("id"))) for gpu in gpus]
+    name = term.safe(node["name"])
+    lines = []
+    for run in node.get("runs") or []:
+        held = len(run.get("gpus") or [])
+        if held:
+            model = term.safe(gpus[0].get("model") or "") if gpus else ""
+            lines.append(f"  {name}  {human.plural(held, 'GPU')}  {model}  {term.safe(run['id'])}".rstrip())
+    return lines
+
+
+def _gpu(gpu: dict[str, Any], owner: str | None) -> str:
     state = "" if gpu.get("healthy", True) else f"  set aside: {term.safe(gpu.get('reason') or 'unhealthy')}"
+    held = f"  {term.safe(owner)}" if owner else ""
     model = term.safe(gpu.get("model") or "")
-    return f"  gpu {term.safe(gpu.get('index', '?'))}  {model}  {human.size(gpu.get('memory'))}{state}"
+    return f"  gpu {term.safe(gpu.get('index', '?'))}  {model}  {human.size(gpu.get('memory'))}{held}{state}"
 
 
 COMMANDS = {

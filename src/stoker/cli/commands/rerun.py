@@ -30,7 +30,7 @@ def rerun(
     names = [*secret, *(name for name in job.get("secrets") or [] if name not in given)]
     secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
     if dry_run:
-        return submitting.dry_run(ctx, job=job, secrets=secrets)
+        return submitting.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
     answer = ctx.client.submit(
         key=key or submitting.new_key(),
         job=job,

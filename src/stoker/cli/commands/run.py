@@ -45,7 +45,7 @@ def run(
         job = _checked(found, words, base, sets)
     try:
         if dry_run:
-            return submitting.dry_run(ctx, job=job, secrets=secrets)
+            return submitting.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
         answer = submitting.submit(ctx, job=job, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
     except SpecError:
         # The server names keys; people typed flags. Where the mistake is in them, say it in their words.

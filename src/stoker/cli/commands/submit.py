@@ -35,7 +35,7 @@ def submit(
         tree["secrets"] = [*job.secrets, *sorted(given - set(job.secrets))]
     workdir = submitting.workdir_of(Path(file).absolute().parent, tree)
     if dry_run:
-        return submitting.dry_run(ctx, job=tree, secrets=secrets)
+        return submitting.dry_run(ctx, job=tree, secrets=secrets, as_json=as_json)
     answer = submitting.submit(ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
     return submitting.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 

@@ -11,10 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from stoker.errors import SpecError
 from stoker.server import views
 from stoker.server.answers import JsonAnswer
-from stoker.server.bodies import Drill, Nothing, Resume, Stop, Submission
+from stoker.server.bodies import Drill, Nothing, Resize, Resume, Stop, Submission
 from stoker.server.follow import OVER
 from stoker.server.redact import redactor
 from stoker.server.routes import run_of, services_of
+from stoker.spec import quantities
 from stoker.spec.words import RunState
 from stoker.store.rows import RunFilter
 
@@ -112,6 +113,22 @@ def suspend(request: Request, run: str, body: Nothing) -> JsonAnswer:
 def drill(request: Request, run: str, body: Drill) -> JsonAnswer:
     did = services_of(request).controller.drill(run_of(request, run).id, body.how)
     return JsonAnswer({"did": did})
+
+
+@router.post("/{run}/resize")
+def resize(request: Request, run: str, body: Resize) -> JsonAnswer:
+    try:
+        cpu = quantities.cpu(body.cpu) if body.cpu is not None else None
+        memory = quantities.memory(body.memory) if body.memory is not None else None
+    except quantities.Bad as exc:
+        raise SpecError(exc.message, hint=exc.hint) from exc
+    found = services_of(request).controller.resize(run_of(request, run).id, cpu=cpu, memory=memory)
+    return JsonAnswer(found)
+
+
+@router.post("/{run}/shell")
+def shell(request: Request, run: str, body: Nothing) -> JsonAnswer:
+    return JsonAnswer(services_of(request).controller.shell(run_of(request, run).id))
 
 
 @router.get("/{run}/events")

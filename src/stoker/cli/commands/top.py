@@ -1,0 +1,105 @@
+"""`stoker top`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from stoker.cli import human, term
+from stoker.cli.context import Context
+from stoker.cli.params import JSON, Command, Option
+from stoker.cli.render import Cell, Column, table
+
+Json = dict[str, Any]
+_BAR = 10
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def top(ctx: Context, *, watch: bool, every: float, as_json: bool) -> int:
+    if as_json:
+        ctx.json(ctx.client.nodes()["nodes"])
+        return 0
+    while True:
+        lines = _lines(ctx, ctx.client.nodes()["nodes"])
+        if watch and term.is_terminal(ctx.out):
+            ctx.out.write(_CLEAR)
+        for line in lines:
+            ctx.print(line)
+        ctx.out.flush()
+        if not watch:
+            return 0
+        time.sleep(max(0.5, every))
+
+
+def _lines(ctx: Context, nodes: list[Json]) -> list[str]:
+    columns = (
+        Column("NODE / RUN"),
+        Column("CPU"),
+        Column("MEMORY"),
+        Column("GPU"),
+        Column("USED", shrink=True),
+        Column("USER", spare=True),
+    )
+    rows: list[list[Cell | str]] = []
+    for node in nodes:
+        rows.append(_node(node))
+        rows += [_run(run) for run in sorted(node.get("runs") or [], key=lambda run: str(run["id"]))]
+    return table(columns, rows, fit=ctx.columns, color=ctx.out_color)
+
+
+def _node(node: Json) -> list[Cell | str]:
+    used = node.get("used") or {}
+    gpus = len(node.get("gpus") or [])
+    style = ("bold",) if node.get("ready") else ("red", "bold")
+    return [
+        Cell(term.safe(node["name"]) + ("" if node.get("ready") else " (not ready)"), style),
+        f"{bar(used.get('cpu') or 0, node.get('cpu') or 0)} {human.number(used.get('cpu') or 0)}/{human.number(node.get('cpu'))}",
+        f"{bar(used.get('memory') or 0, node.get('memory') or 0)} {human.size(used.get('memory') or 0)}/{human.size(node.get('memory'))}",
+        f"{bar(used.get('gpus') or 0, gpus)} {used.get('gpus') or 0}/{gpus}" if gpus else "-",
+        "",
+        "",
+    ]
+
+
+def _run(run: Json) -> list[Cell | str]:
+    usage = run.get("usage") or {}
+    parts = []
+    if usage.get("cpu") is not None:
+        parts.append(f"{human.number(round(usage['cpu'], 1))} CPU")
+    if usage.get("memory"):
+        parts.append(human.size(usage["memory"]))
+    if usage.get("gpu_peak") is not None:
+        parts.append(f"GPU up to {usage['gpu_peak']:.0f}%")
+    return [
+        f"  {term.safe(run['id'])}",
+        human.number(run.get("cpu") or 0),
+        human.size(run["memory"]) if run.get("memory") else "-",
+        str(len(run.get("gpus") or [])) if run.get("gpus") else "-",
+        term.safe(", ".join(parts)),
+        term.safe(run.get("user") or ""),
+    ]
+
+
+def bar(used: float, total: float) -> str:
+    """`####......`: how much of it is taken."""
+    share = min(1.0, used / total) if total else 0.0
+    full = round(share * _BAR)
+    return "#" * full + "." * (_BAR - full)
+
+
+COMMANDS = {
+    "top": Command(
+        "top",
+        top,
+        summary="who uses what on which node, as it happens",
+        help="Every node with its CPUs, memory and GPUs, how much of each is taken and by which run, and what each run "
+        "really uses of it. `--watch` goes on until interrupted.",
+        options=[
+            Option("--watch", "-w", flag=True, help="Look again and again."),
+            Option("--every", kind=float, default=2.0, metavar="SECONDS", help="How often, with --watch."),
+            JSON,
+        ],
+        examples=[("stoker top", ""), ("stoker top -w", "")],
+        shapes="a list of nodes, as `GET /api/v1/nodes` gives them",
+    )
+}

@@ -1,0 +1,244 @@
+"""The engines of one server: this machine, and the clusters people added.
+
+The queue sees the nodes of all of them under one name each: `local`, and `CLUSTER/NODE`. Everything here belongs
+to the control loop's thread but for `of_job`, `names` and the pure questions about jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker.engine.base import Attempt, Engine, Node, Observation, Presence, TaskPlan
+from stoker.errors import EngineUnavailable, NotFound, Refused
+from stoker.scheduling import Ask, NodeShape, Place, Request
+from stoker.settings import Settings
+from stoker.spec import Job
+from stoker.store.rows import RunRow
+from stoker.task.fence import Sight, Vigil
+
+LOCAL = "local"
+ANY = "any"
+
+
+@dataclass
+class Member:
+    """One engine and what was last heard of it."""
+
+    engine: Engine
+    nodes: Sequence[Node] = ()
+    known: bool = False
+    """Its capacity has been heard since the server started."""
+    trouble: str | None = None
+    """Why it cannot be reached now."""
+    vigil: Vigil = field(default_factory=Vigil)
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    def node(self, name: str) -> Node | None:
+        return next((node for node in self.nodes if node.name == name), None)
+
+
+class Fleet:
+    """Engines by name. The first one given is the server's own machine."""
+
+    def __init__(self, engines: Iterable[Engine], default: str | None = None) -> None:
+        self._members: dict[str, Member] = {}
+        for engine in engines:
+            self._members[engine.name] = Member(engine)
+        self.home = next(iter(self._members))
+        self.default = default or self.home
+        """Where a job goes that names no cluster."""
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def add(self, engine: Engine) -> Member:
+        member = self._members[engine.name] = Member(engine)
+        return member
+
+    def discard(self, name: str) -> Member | None:
+        return self._members.pop(name, None)
+
+    def member(self, name: str) -> Member:
+        try:
+            return self._members[name]
+        except KeyError:
+            raise NotFound(
+                f"no cluster {name!r} here",
+                hint=f"There are: {', '.join(self._members)}. `stoker cluster add` adds one.",
+            ) from None
+
+    def engine(self, name: str) -> Engine:
+        """The engine of an attempt that exists. One that was taken away may be added again."""
+        try:
+            return self._members[name].engine
+        except KeyError:
+            raise EngineUnavailable(f"the cluster {name!r} is not configured any more") from None
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    def candidates(self, job: Job) -> list[Member]:
+        """Where the job may go, the first choice first. Refused, with the reasons, when it may go nowhere."""
+        wanted = job.cluster or self.default
+        if wanted != ANY:
+            member = self.member(wanted)
+            member.engine.refuse(job)
+            return [member]
+        fitting: list[Member] = []
+        reasons: list[str] = []
+        for member in self:
+            try:
+                member.engine.refuse(job)
+            except Refused as exc:
+                reasons.append(f"{member.name}: {exc.message}")
+            else:
+                fitting.append(member)
+        if not fitting:
+            raise Refused("no engine here can run this:\n  " + "\n  ".join(reasons))
+        return fitting
+
+    def ask(self, job: Job) -> Ask:
+        """What one task of the job asks of the queue: enough for wherever it may go."""
+        needs = [member.engine.needs(job) for member in self._possible(job)]
+        if not needs:
+            return Ask(gpu=job.resources.gpu, among=frozenset({job.cluster or self.default}))
+        anywhere = any(not need.among for need in needs)
+        return Ask(
+            cpu=max(need.cpu for need in needs),
+            memory=max(need.memory for need in needs),
+            gpu=max(need.gpu for need in needs),
+            among=frozenset() if anywhere else frozenset().union(*(need.among for need in needs)),
+        )
+
+    def request(self, row: RunRow, job: Job) -> Request:
+        return Request(
+            id=row.id,
+            priority=row.priority,
+            seq=row.seq,
+            asks=(self.ask(job),),
+            domains=tuple(member.name for member in self._possible(job)),
+        )
+
+    def _possible(self, job: Job) -> list[Member]:
+        try:
+            return self.candidates(job)
+        except (Refused, NotFound):
+            # Its cluster is gone, or was set up anew: it waits for one that takes it.
+            return []
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    def shapes(self) -> list[NodeShape]:
+        return [self._shape(member, node) for member in self for node in member.nodes]
+
+    def _shape(self, member: Member, node: Node) -> NodeShape:
+        return NodeShape(
+            name=self.full(member.name, node.name),
+            cpu=node.cpu,
+            memory=node.memory,
+            gpus=tuple(gpu.id for gpu in node.gpus if gpu.healthy),
+            ready=node.ready and member.trouble is None,
+            tags=node.tags,
+            domain=member.name,
+        )
+
+    def full(self, engine: str, node: str) -> str:
+        return node if engine == self.home else f"{engine}/{node}"
+
+    def bare(self, engine: str, node: str) -> str:
+        """The engine's own name of a node the queue knows."""
+        return node.removeprefix(f"{engine}/")
+
+    def engine_of(self, places: Sequence[Place]) -> str:
+        """Whose nodes these are. No cluster and no machine has a slash in its name."""
+        head, slash, _ = places[0].node.partition("/")
+        return head if slash else self.home
+
+    def isolation(self, engine: str, node: str) -> dict[str, str]:
+        found = self._members[engine].node(self.bare(engine, node)) if engine in self._members else None
+        return dict(found.isolation) if found else {}
+
+
+# -- attempts --------------------------------------------------------------------------------------------------
+
+
+def attempt_of(
+    run: RunRow,
+    job: Job,
+    number: int,
+    plans: Sequence[TaskPlan],
+    secrets: Mapping[str, str],
+) -> Attempt:
+    return Attempt(
+        run=run.id,
+        number=number,
+        tasks=tuple(plans),
+        job=job,
+        secrets=dict(secrets),
+        image=run.record.get("image") or {},
+        labels={"name": run.name, "project": run.project, "user": run.user},
+    )
+
+
+def plan_of(job: Job, task: str, index: int, node: str, gpus: Sequence[str], settings: Settings) -> TaskPlan:
+    return TaskPlan(
+        name=task,
+        index=index,
+        node=node,
+        cpu=job.resources.cpu,
+        memory=job.resources.memory,
+        gpus=tuple(gpus),
+        log_budget=settings.logs.budget,
+        log_segment=settings.logs.segment,
+    )
+
+
+def sight(seen: Observation, job: Job) -> Sight:
+    """An observation as the vigil sees it."""
+    return Sight(
+        task=f"{seen.run}/{seen.attempt}/{seen.task}/{seen.incarnation}",
+        presence=str(seen.presence),
+        node=seen.node,
+        node_ready=seen.node_ready,
+        lost_after=job.lost_after,
+        lease=job.lease,
+        exclusive=job.exclusive,
+    )
+
+
+@dataclass
+class Wait:
+    """Why an attempt's task is not up yet, as the engine says, and since when it says so."""
+
+    text: str
+    cause: str = ""
+    patience: float = 600.0
+    since: float = field(default_factory=time.monotonic)
+
+    def follow(self, seen: Observation) -> Wait:
+        """The same hopeless cause keeps its clock, whatever its words."""
+        since = self.since if seen.hopeless == self.cause else time.monotonic()
+        return replace(self, text=seen.waiting, cause=seen.hopeless, patience=seen.patience, since=since)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.cause) and time.monotonic() - self.since > self.patience
+
+
+def said(observation: Observation) -> dict[str, Any]:
+    """What is kept of an observation as evidence."""
+    found = dict(observation.evidence)
+    if observation.proof:
+        found.setdefault("proof", observation.proof)
+    if observation.presence is not Presence.ALIVE and observation.node:
+        found.setdefault("node", observation.node)
+    return found

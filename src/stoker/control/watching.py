@@ -1,0 +1,195 @@
+"""Watching one engine for the loop: what its nodes can take, which of its tasks are there, what may have changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from stoker.control.fleet import Member, Wait, sight
+from stoker.engine.base import Observation, Presence, Watches
+from stoker.errors import EngineUnavailable
+from stoker.task import fence
+
+if TYPE_CHECKING:
+    from stoker.control.live import LiveRun
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_UNLISTED = 3
+"""Looks in a row that must not list an attempt before it counts as gone: a directory being made is not there yet."""
+_CAPACITY_EVERY = 5.0
+_SAFETY_NET = 10.0
+"""Seconds between unprompted looks at a running task when the engine watches by itself."""
+_AT_ONCE = 10
+"""How many tasks are looked at together, unprompted."""
+
+
+class Attendant:
+    """Belongs to one session of the loop and one engine."""
+
+    def __init__(self, loop: Loop, member: Member) -> None:
+        self._loop = loop
+        self._member = member
+        self.known = asyncio.Event()
+        """Set once its capacity was heard."""
+        self.observe = asyncio.Event()
+        """Set to have its tasks looked at now."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended: set[tuple[str, int]] = set()
+        """Silent on a ready node: told to end, once."""
+
+    def begin(self, group: asyncio.TaskGroup) -> None:
+        """Before the runs are loaded: what there is to run on."""
+        self._tasks.append(group.create_task(self._capacity()))
+
+    def attend(self, group: asyncio.TaskGroup) -> None:
+        """After that: everything else."""
+        for work in (self._presence(), self._changes(), self._look_again()):
+            self._tasks.append(group.create_task(work))
+
+    def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    async def _capacity(self) -> None:
+        member = self._member
+        while True:
+            try:
+                nodes = await member.engine.capacity()
+            except EngineUnavailable as exc:
+                self._trouble(str(exc))
+            else:
+                if nodes != member.nodes or member.trouble is not None or not self.known.is_set():
+                    member.nodes, member.trouble, member.known = nodes, None, True
+                    self._loop.nodes_changed()
+                self.known.set()
+            await asyncio.sleep(_CAPACITY_EVERY)
+
+    def _trouble(self, text: str) -> None:
+        if self._member.trouble is None:
+            log.warning("%s: cannot be reached: %s", self._member.name, text)
+            self._member.trouble = text
+            self._loop.nodes_changed()
+
+    # -- tasks -----------------------------------------------------------------------------------------------
+
+    async def _changes(self) -> None:
+        engine = self._member.engine
+        if not isinstance(engine, Watches):
+            return
+        async for run, attempt, _task in engine.changes():
+            live = self._loop.runs.get(run)
+            if live is not None and live.attempt is not None and live.attempt.number == attempt:
+                self._loop.kick(live)
+                if not live.launched:
+                    self.observe.set()
+
+    async def _presence(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self.observe.wait(), self._loop.settings.control.poll)
+            except TimeoutError:
+                pass
+            self.observe.clear()
+            before = {
+                (live.id, live.attempt.number) for live in self._ours() if live.submitted and live.attempt
+            }
+            try:
+                seen = await self._member.engine.observe()
+            except EngineUnavailable as exc:
+                log.debug("%s: cannot observe: %s", self._member.name, exc)
+                self._member.vigil.look(time.monotonic(), None)
+                continue
+            self._compare(before, seen)
+
+    def _ours(self) -> list[LiveRun]:
+        return [
+            live
+            for live in self._loop.runs.values()
+            if live.attempt is not None and live.attempt.engine == self._member.name
+        ]
+
+    def _compare(self, before: set[tuple[str, int]], seen: Sequence[Observation]) -> None:
+        listed = set()
+        watched: dict[str, tuple[LiveRun, Observation]] = {}
+        sights = []
+        for observation in seen:
+            listed.add((observation.run, observation.attempt))
+            live = self._loop.runs.get(observation.run)
+            if (
+                live is None
+                or live.attempt is None
+                or (live.attempt.number, live.engine) != (observation.attempt, self._member.name)
+            ):
+                self._loop.orphan(self._member, observation)
+                continue
+            self._take_in(live, observation)
+            found = sight(observation, live.job)
+            watched[found.task] = live, observation
+            sights.append(found)
+        for task, verdict in self._member.vigil.look(time.monotonic(), sights).items():
+            self._act(*watched[task], verdict)
+        for run, number in before - listed:
+            self._unlisted(run, number)
+
+    def _take_in(self, live: LiveRun, seen: Observation) -> None:
+        before, live.seen = live.seen, seen
+        live.missing = 0
+        if live.launched or not seen.waiting:
+            if live.wait is not None:
+                live.wait = None
+        else:
+            known = live.wait
+            live.wait = (known or Wait(seen.waiting, seen.hopeless, seen.patience)).follow(seen)
+            if known is None or known.text != seen.waiting:
+                self._loop.say_waiting(live, seen.waiting)
+            if live.wait.over:
+                self._loop.kick(live)
+        if before is None or before.node != seen.node:
+            self._loop.placed(live, seen)
+
+    def _act(self, live: LiveRun, seen: Observation, verdict: str) -> None:
+        if not live.submitted or live.gone is not None:
+            return
+        if seen.presence is Presence.GONE:
+            live.gone = seen.proof or "its launcher is gone"
+            self._loop.kick(live)
+        elif verdict == fence.REPLACE:
+            live.gone = (
+                f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
+            )
+            self._loop.kick(live)
+        elif verdict == fence.END and (live.id, seen.attempt) not in self._ended:
+            self._ended.add((live.id, seen.attempt))
+            log.warning("run %s does not answer on node %s, which is ready: ended", live.id, seen.node)
+            self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0)))
+
+    def _unlisted(self, run: str, number: int) -> None:
+        live = self._loop.runs.get(run)
+        if live is None or live.attempt is None or live.attempt.number != number:
+            return
+        live.missing += 1
+        if live.missing >= _UNLISTED and live.gone is None:
+            live.gone = "its task directory is gone"
+            self._loop.kick(live)
+
+    async def _look_again(self) -> None:
+        """A change that nobody noticed: every task is looked at now and then, a few at a time. All at once would
+        hold up everybody who waits for an answer."""
+        watches = isinstance(self._member.engine, Watches)
+        interval = _SAFETY_NET if watches else self._loop.settings.control.poll
+        while True:
+            holding = [live for live in self._ours() if live.state.holds]
+            slices = [holding[at : at + _AT_ONCE] for at in range(0, len(holding), _AT_ONCE)] or [[]]
+            for part in slices:
+                await asyncio.sleep(interval / len(slices))
+                for live in part:
+                    if self._loop.runs.get(live.id) is live and live.state.holds:
+                        self._loop.kick(live)
