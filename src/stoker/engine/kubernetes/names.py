@@ -1,0 +1,138 @@
+"""What our objects in a cluster are called, and the labels by which we find them again.
+
+Names are deterministic: whoever submits the same attempt again, after a crash too, meets what is there already.
+What an object belongs to stands in its labels, never read out of its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.hints import Key
+from stoker.errors import EngineError
+from stoker.settings import Home
+
+LONGEST = 63
+"""Of a DNS label, and of a label's value."""
+
+PREFIX = "stoker.dev/"
+HOME = f"{PREFIX}home"
+"""Which server's it is: two servers that share a namespace never touch each other's objects."""
+CLUSTER = f"{PREFIX}cluster"
+RUN = f"{PREFIX}run"
+ATTEMPT = f"{PREFIX}attempt"
+TASK = f"{PREFIX}task"
+INCARNATION = f"{PREFIX}incarnation"
+MANAGED = "app.kubernetes.io/managed-by"
+
+TASKS = f"{PREFIX}tasks"
+"""Annotation of the Secret: {task: incarnation} that were asked for."""
+SUBMITTED = f"{PREFIX}submitted"
+"""Annotation of the Secret: {task: incarnation} whose pods were made. Where a pod named here is not there, it was."""
+PLAIN = f"{PREFIX}launcher"
+"""Annotation `none` of an attempt without a launcher."""
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+
+
+def checked(run: str, *tasks: str) -> None:
+    """Refuse names that are none: they become paths and labels."""
+    for name in (run, *tasks):
+        if not _NAME.fullmatch(name):
+            raise EngineError(
+                f"{name[:80]!r} cannot name a run or a task",
+                hint="Use letters, digits, '-' and '_', at most 63 of them.",
+            )
+
+
+def secret_name(run: str, attempt: int) -> str:
+    return _label(f"stoker-{run}-{attempt}")
+
+
+def pod_name(run: str, attempt: int, task: str, incarnation: int) -> str:
+    again = f"-r{incarnation}" if incarnation > 1 else ""
+    return _label(f"{run}-{attempt}-{task}{again}")
+
+
+def bundle_name(digest: str) -> str:
+    return _label(f"stoker-bundle-{digest}")
+
+
+def labels(home: str, cluster: str, run: str, attempt: int) -> dict[str, str]:
+    """Of everything that belongs to an attempt."""
+    return {
+        MANAGED: "stoker",
+        HOME: home,
+        CLUSTER: cluster,
+        RUN: run,
+        ATTEMPT: str(attempt),
+    }
+
+
+def label_value(text: str) -> str:
+    """The nearest value a label may have, for people to search by."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:LONGEST].strip("-_.")
+
+
+def key_of(obj: Mapping[str, Any]) -> Key | None:
+    """(run, attempt, task) of a pod of ours; None where somebody else's hand was at its labels."""
+    found = attempt_of(obj)
+    task = _labels(obj).get(TASK, "")
+    return None if found is None or not _NAME.fullmatch(task) else (*found, task)
+
+
+def attempt_of(obj: Mapping[str, Any]) -> tuple[str, int] | None:
+    """(run, attempt) of an object of ours."""
+    found = _labels(obj)
+    run, attempt = found.get(RUN, ""), found.get(ATTEMPT, "")
+    if not _NAME.fullmatch(run) or not re.fullmatch(r"[0-9]{1,9}", attempt):
+        return None
+    return run, int(attempt)
+
+
+def incarnation_of(obj: Mapping[str, Any]) -> int:
+    text = _labels(obj).get(INCARNATION, "1")
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 1
+
+
+def _labels(obj: Mapping[str, Any]) -> Mapping[str, str]:
+    return (obj.get("metadata") or {}).get("labels") or {}
+
+
+def home_id(home: Home) -> str:
+    """Names this home in labels. Random, kept in the home: paths and machines may be alike."""
+    path = home.engine / "home-id"
+    try:
+        found = path.read_text().strip()
+    except FileNotFoundError:
+        found = ""
+    if re.fullmatch(r"[a-z0-9]{12}", found):
+        return found
+    return _made(path)
+
+
+def _made(path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(12))
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        file.write(found + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return found
+
+
+def _label(wanted: str) -> str:
+    """A DNS label: as it is where it is one, else the nearest with something of its own at the end."""
+    name = re.sub(r"[^a-z0-9-]+", "-", wanted.lower())
+    if name == wanted and len(name) <= LONGEST:
+        return name
+    mark = hashlib.sha256(wanted.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST - 9].rstrip('-')}-{mark}"

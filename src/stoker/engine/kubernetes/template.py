@@ -1,0 +1,171 @@
+"""Additions to a pod that an admin wrote down: which are let through, and how they are merged. Pure.
+
+What is harmless passes (node selectors, tolerations, annotations, claims, environment). What could reach beyond the
+pod (the host, its network, privileges, other people's secrets) has to be granted by name in the cluster's `allow`.
+What Stoker itself relies on cannot be changed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MAIN = "main"
+"""The container the training runs in; the only one a template may speak of."""
+
+GRANTS: dict[str, tuple[str, ...]] = {
+    "hostNetwork": ("spec.hostNetwork",),
+    "hostPID": ("spec.hostPID",),
+    "hostIPC": ("spec.hostIPC",),
+    "hostPath": ("spec.volumes.hostPath",),
+    "hostPort": ("spec.containers.ports",),
+    "privileged": (
+        "spec.containers.securityContext.privileged",
+        "spec.containers.securityContext.allowPrivilegeEscalation",
+    ),
+    "capabilities": ("spec.containers.securityContext.capabilities",),
+    "serviceAccount": ("spec.serviceAccountName", "spec.automountServiceAccountToken"),
+    "secrets": (
+        "spec.volumes.secret",
+        "spec.volumes.projected",
+        "spec.containers.env.valueFrom",
+        "spec.containers.envFrom",
+    ),
+}
+"""Words for `allow`, and the paths each opens. A path itself may be allowed as well."""
+
+SAFE: tuple[str, ...] = (
+    "metadata.annotations",
+    "metadata.labels",
+    "spec.affinity",
+    "spec.containers.env.name",
+    "spec.containers.env.value",
+    "spec.containers.env.valueFrom.fieldRef",
+    "spec.containers.env.valueFrom.resourceFieldRef",
+    "spec.containers.name",
+    "spec.containers.resources",
+    "spec.containers.volumeMounts",
+    "spec.dnsConfig",
+    "spec.dnsPolicy",
+    "spec.hostAliases",
+    "spec.imagePullSecrets",
+    "spec.nodeSelector",
+    "spec.priorityClassName",
+    "spec.runtimeClassName",
+    "spec.schedulerName",
+    "spec.schedulingGates",
+    "spec.tolerations",
+    "spec.topologySpreadConstraints",
+    "spec.volumes.configMap",
+    "spec.volumes.csi",
+    "spec.volumes.downwardAPI",
+    "spec.volumes.emptyDir",
+    "spec.volumes.ephemeral",
+    "spec.volumes.name",
+    "spec.volumes.nfs",
+    "spec.volumes.persistentVolumeClaim",
+)
+OUR_MOUNTS = ("/stoker", "/dev/shm", "/tmp")
+OUR_VOLUMES = frozenset(
+    {"task", "bin", "setup", "home", "tmp", "shm", "key", "order", "secrets", "bundle", "checkpoints"}
+)
+OUR_LABELS = "stoker.dev/"
+_BY_KEY = {"containers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
+"""Lists whose items are known by one of their keys; items of other lists are added."""
+
+
+def mistakes(template: Mapping[str, Any], allow: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+    """What of a template is not let through: (path, what is wrong with it, what to do)."""
+    granted = [path for word in allow for path in GRANTS.get(word, (word,))]
+    for path, _ in _leaves(template, ""):
+        if path and not any(_under(path, safe) for safe in (*SAFE, *granted)):
+            yield path, "is not allowed in a pod here", _grant_hint(path)
+    yield from _ours(template)
+
+
+def merge(pod: dict[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod with the template's additions. Where both say something, the template does: it is the admin's word,
+    and what is ours was refused before."""
+    return _merged(pod, template, "")
+
+
+def _merged(ours: Any, theirs: Any, key: str) -> Any:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        found = dict(ours)
+        for name, value in theirs.items():
+            found[name] = _merged(found[name], value, name) if name in found else value
+        return found
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return _merged_lists(ours, theirs, _BY_KEY.get(key))
+    return theirs
+
+
+def _merged_lists(ours: list[Any], theirs: list[Any], by: str | None) -> list[Any]:
+    found = list(ours)
+    for item in theirs:
+        if by is None:
+            if item not in found:
+                found.append(item)
+            continue
+        at = next((n for n, mine in enumerate(found) if mine.get(by) == item.get(by)), None)
+        if at is None:
+            found.append(item)
+        else:
+            found[at] = _merged(found[at], item, "")
+    return found
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every value that is not a mapping or a list, with its path; positions in lists are left out."""
+    if isinstance(value, Mapping) and value:
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and value:
+        for child in value:
+            yield from _leaves(child, path)
+    else:
+        yield path, value
+
+
+def _under(path: str, allowed: str) -> bool:
+    return path == allowed or path.startswith(f"{allowed}.")
+
+
+def _grant_hint(path: str) -> str:
+    word = next((word for word, paths in GRANTS.items() if any(_under(path, one) for one in paths)), path)
+    return f"An admin of the cluster can allow it: add `{word}` to the cluster's `allow`."
+
+
+def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
+    """What no grant can change, because Stoker would no longer find its way."""
+    metadata, spec = _mapping(template.get("metadata")), _mapping(template.get("spec"))
+    for kind in ("labels", "annotations"):
+        for name in _mapping(metadata.get(kind)):
+            if str(name).startswith(OUR_LABELS):
+                yield f"metadata.{kind}.{name}", "is Stoker's own", "Choose another name."
+    for volume in _items(spec.get("volumes")):
+        if volume.get("name") in OUR_VOLUMES or str(volume.get("name", "")).startswith("input-"):
+            yield f"spec.volumes.{volume.get('name')}", "is Stoker's own", "Choose another name."
+    for container in _items(spec.get("containers")):
+        if container.get("name") != MAIN:
+            name = container.get("name")
+            yield "spec.containers", f"has {name!r}; only `{MAIN}` can be added to", f"Write `name: {MAIN}`."
+        for mount in _items(container.get("volumeMounts")):
+            where = str(mount.get("mountPath", ""))
+            if any(where == one or where.startswith(f"{one}/") for one in OUR_MOUNTS):
+                yield (
+                    "spec.containers.volumeMounts",
+                    f"has {where}, which is Stoker's own",
+                    "Mount it elsewhere.",
+                )
+        for variable in _items(container.get("env")):
+            if str(variable.get("name", "")).startswith("STOKER_") or variable.get("name") == "HOME":
+                yield "spec.containers.env", f"sets {variable['name']}, which Stoker sets", "Leave it out."
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,145 @@
+"""The volumes of a pod and who mounts which. Pure.
+
+The courier's key is mounted in the courier only, the user's secrets in main only, the task's identity in init only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.engine.base import Attempt, TaskPlan
+from stoker.engine.kubernetes import names, security
+from stoker.engine.kubernetes.config import ClusterConfig
+from stoker.spec import Job
+from stoker.task import container, layout
+
+Object = dict[str, Any]
+
+INPUTS = "/stoker/inputs"
+ORDER = "/stoker/order"
+TASK_JSON = f"{ORDER}/task.json"
+_BUNDLE = "/stoker/bundle"
+_CHECKPOINTS = f"{container.TASK}/{layout.CHECKPOINTS}"
+
+
+def secret_key(name: str) -> str:
+    """Where a user's secret is in the attempt's Secret."""
+    return f"secret.{name}"
+
+
+def task_key(plan: TaskPlan) -> str:
+    return f"task.{plan.name}.{plan.incarnation}.json"
+
+
+def claim_of(uri: str) -> tuple[str, str]:
+    """`pvc://claim/path` as (claim, path)."""
+    claim, _, path = uri.removeprefix("pvc://").partition("/")
+    return claim, path.strip("/")
+
+
+def of_pod(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig, bundle: str) -> list[Object]:
+    found: list[Object] = [_empty("home"), _shm(job)]
+    if config.read_only_root:
+        found.append(_empty("tmp"))
+    if job.launcher != "none":
+        found += [_empty("task"), _empty("bin"), _empty("setup")]
+        found += _secrets(attempt, plan, security.secret_mode(security.user_of(attempt.image, config)))
+        if not config.stoker_image:
+            found.append({"name": "bundle", "configMap": {"name": names.bundle_name(bundle)}})
+        if config.checkpoints:
+            claim = {"claimName": config.checkpoints}
+            found.append({"name": "checkpoints", "persistentVolumeClaim": claim})
+    for number, (_, uri) in enumerate(_claims(job)):
+        claim = {"claimName": claim_of(uri)[0], "readOnly": True}
+        found.append({"name": f"input-{number}", "persistentVolumeClaim": claim})
+    return found
+
+
+def of_init(config: ClusterConfig) -> list[Object]:
+    found = [
+        _mount("task", container.TASK),
+        _mount("bin", container.BIN),
+        _mount("order", ORDER, write=False),
+    ]
+    return found + _bundle_mount(config)
+
+
+def of_courier(config: ClusterConfig, part: str) -> list[Object]:
+    """`part`: this pod's own directory on the claim for checkpoints."""
+    found = [_mount("task", container.TASK), _mount("key", container.KEY, write=False)]
+    return found + _bundle_mount(config) + _checkpoints_mount(config, part)
+
+
+def of_main(attempt: Attempt, job: Job, config: ClusterConfig, part: str) -> list[Object]:
+    found = [_mount("home", container.HOME), _mount("shm", "/dev/shm")]
+    if config.read_only_root:
+        found.append(_mount("tmp", "/tmp"))
+    if job.launcher != "none":
+        found += [
+            _mount("task", container.TASK),
+            _mount("bin", container.BIN, write=False),
+            _mount("setup", container.SETUPS),
+        ]
+        if attempt.secrets:
+            found.append(_mount("secrets", container.SECRETS, write=False))
+        found += _checkpoints_mount(config, part)
+    for number, (name, uri) in enumerate(_claims(job)):
+        mount = _mount(f"input-{number}", f"{INPUTS}/{name}", write=False)
+        if path := claim_of(uri)[1]:
+            mount["subPath"] = path
+        found.append(mount)
+    return found
+
+
+def _claims(job: Job) -> list[tuple[str, str]]:
+    return [(name, uri) for name, uri in job.inputs.items() if uri.startswith("pvc://")]
+
+
+def _secrets(attempt: Attempt, plan: TaskPlan, mode: int) -> list[Object]:
+    name = names.secret_name(attempt.run, attempt.number)
+    parts = {
+        "key": {key: key for key in ("courier.key", "tls.crt", "tls.key")},
+        "order": {task_key(plan): "task.json"},
+        "secrets": {secret_key(one): one for one in attempt.secrets},
+    }
+    return [
+        {
+            "name": volume,
+            "secret": {
+                "secretName": name,
+                "defaultMode": mode,
+                "items": [{"key": key, "path": path} for key, path in items.items()],
+            },
+        }
+        for volume, items in parts.items()
+        if items
+    ]
+
+
+def _shm(job: Job) -> Object:
+    """The runtime's own 64 MiB are too few for data loaders; what is in it counts as the task's memory."""
+    medium: Object = {"medium": "Memory"}
+    if job.resources.shm is not None:
+        medium["sizeLimit"] = str(job.resources.shm)
+    return {"name": "shm", "emptyDir": medium}
+
+
+def _empty(name: str) -> Object:
+    return {"name": name, "emptyDir": {}}
+
+
+def _mount(name: str, path: str, *, write: bool = True) -> Object:
+    found: Object = {"name": name, "mountPath": path}
+    if not write:
+        found["readOnly"] = True
+    return found
+
+
+def _bundle_mount(config: ClusterConfig) -> list[Object]:
+    return [] if config.stoker_image else [_mount("bundle", _BUNDLE, write=False)]
+
+
+def _checkpoints_mount(config: ClusterConfig, part: str) -> list[Object]:
+    if not config.checkpoints:
+        return []
+    return [{"name": "checkpoints", "mountPath": _CHECKPOINTS, "subPath": f"stoker/{part}"}]
