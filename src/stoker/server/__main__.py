@@ -19,6 +19,7 @@ from stoker.control.controller import Controller
 from stoker.engine.local import LocalEngine
 from stoker.errors import StokerError, StoreDamaged
 from stoker.server import startup
+from stoker.server.clusters import Kubernetes
 from stoker.server.services import Services
 from stoker.server.serving import Server
 from stoker.settings import Home, Settings
@@ -119,7 +120,7 @@ def _services(settings: Settings, token: str, url: str) -> Services:
         log.error("%s", exc)
         services.damage = exc.message
         return services
-    services.parts = (store, Controller(settings, store, blobs, LocalEngine(settings)))
+    services.parts = (store, Controller(settings, store, blobs, LocalEngine(settings), Kubernetes(settings)))
     return services
 
 
