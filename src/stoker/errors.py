@@ -9,10 +9,15 @@
     ├── TooLarge                 over a cap on bytes, entries, depth
     ├── ServerUnreachable        no server answers (client side)
     ├── BlobDamaged              stored or carried bytes do not have the hash they should have
+    ├── ImageError               an image cannot be read, built or pushed: damaged, too large, for another platform
+    │   ├── ImageMissing         the registry says there is no such image
+    │   ├── RegistryDenied       the registry wants another login, or one at all
+    │   └── RegistryUnreachable  the registry does not answer; says nothing about the image
     ├── EngineError
     │   └── EngineUnavailable    the backend cannot be reached; says nothing about its tasks
     └── StoreError
         ├── StoreBusy            locked or connection lost; the caller may try again
+        ├── NotLeading           another server leads; this one writes nothing
         ├── StoreDamaged         the database fails its checks; writes are refused
         └── DiskFull             names the disk and what is left on it
 
@@ -84,6 +89,24 @@ class BlobDamaged(StokerError):
     code = "blob-damaged"
 
 
+class ImageError(StokerError):
+    code = "image"
+    http_status = 422
+
+
+class ImageMissing(ImageError):
+    code = "image-missing"
+
+
+class RegistryDenied(ImageError):
+    code = "registry-denied"
+
+
+class RegistryUnreachable(ImageError):
+    code = "registry-unreachable"
+    http_status = 503
+
+
 class EngineError(StokerError):
     code = "engine"
 
@@ -99,6 +122,11 @@ class StoreError(StokerError):
 
 class StoreBusy(StoreError):
     code = "store-busy"
+    http_status = 503
+
+
+class NotLeading(StoreError):
+    code = "not-leading"
     http_status = 503
 
 

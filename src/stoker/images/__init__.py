@@ -1,0 +1,43 @@
+"""Registries and images: reading what an image says of itself, and making images without a daemon.
+
+    reference    names of images
+    logins       config.json, credential helpers
+    rules        which hosts may be spoken to
+    connection, wire, auth, session    HTTP, redirects, tokens
+    manifest     the documents of an image
+    registry     Registry: config, account, push
+    accounts, tarscan    the numbers behind USER
+    layers, build, pushing    Tree, Layer, Image, archives
+
+Everything is synchronous: call it from a worker thread.
+"""
+
+from stoker.images.accounts import Account
+from stoker.images.build import Cache, Image, Settings, assemble, cache_home, write_archive
+from stoker.images.layers import Entry, Layer, Tree, write_layer
+from stoker.images.logins import Login, Logins
+from stoker.images.manifest import Blob, ImageConfig
+from stoker.images.reference import Reference
+from stoker.images.registry import Registry
+from stoker.images.rules import Rules
+
+__all__ = [
+    "Account",
+    "Blob",
+    "Cache",
+    "Entry",
+    "Image",
+    "ImageConfig",
+    "Layer",
+    "Login",
+    "Logins",
+    "Reference",
+    "Registry",
+    "Rules",
+    "Settings",
+    "Tree",
+    "assemble",
+    "cache_home",
+    "write_archive",
+    "write_layer",
+]

@@ -1,0 +1,116 @@
+"""Sending an image: the blobs that are missing, then the manifest that makes them an image."""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stoker.errors import ImageError, RegistryUnreachable
+from stoker.images.build import Image
+from stoker.images.connection import Body, Origin
+from stoker.images.manifest import OCI_MANIFEST
+from stoker.images.reference import Reference
+from stoker.images.session import Ask, Session, check
+from stoker.images.wire import Answer
+
+CHUNK = 256 << 20
+"""Bytes per request. Larger layers go in several: proxies in front of registries limit what one may carry."""
+_PAUSES = (0.5, 2.0)
+_PUSH = "pull,push"
+
+
+def push(session: Session, image: Image, reference: Reference, mount_from: Sequence[str]) -> Reference:
+    if reference.digest and reference.digest != image.digest:
+        raise ImageError(f"{reference} names another image than the one to be pushed, {image.digest}")
+    for layer in image.layers:
+        _send(session, reference, layer.digest, Body(layer.path, 0, layer.size), mount_from)
+    blob = image.config_blob
+    _send(session, reference, blob.digest, image.config, ())
+    ask = Ask(
+        reference,
+        "PUT",
+        f"manifests/{reference.tag or image.digest}",
+        _PUSH,
+        {"Content-Type": OCI_MANIFEST},
+        image.manifest,
+    )
+    with session.open(ask) as answer:
+        check(answer, reference, 201)
+    return replace(reference, digest=image.digest)
+
+
+def _send(
+    session: Session, reference: Reference, digest: str, body: bytes | Body, mount_from: Sequence[str]
+) -> None:
+    """One blob, from the start again when the way to the registry breaks."""
+    if _has(session, reference, digest):
+        return
+    if any(_mounted(session, reference, digest, source) for source in mount_from):
+        return
+    for pause in (*_PAUSES, None):
+        try:
+            _upload(session, reference, digest, body)
+        except ImageError as exc:
+            passing = isinstance(exc, RegistryUnreachable) or exc.details.get("status", 0) >= 500
+            if pause is None or not passing:
+                raise
+            time.sleep(pause)
+        else:
+            return
+
+
+def _has(session: Session, reference: Reference, digest: str) -> bool:
+    with session.open(Ask(reference, "HEAD", f"blobs/{digest}", _PUSH)) as answer:
+        check(answer, reference, 200, 404)
+        return answer.status == 200
+
+
+def _mounted(session: Session, reference: Reference, digest: str, source: str) -> bool:
+    """Whether the registry could take the blob from another of its repositories."""
+    if source == reference.path:
+        return False
+    path = f"blobs/uploads/?{urllib.parse.urlencode({'mount': digest, 'from': source})}"
+    with session.open(Ask(reference, "POST", path, _PUSH, {"Content-Length": "0"}, source=source)) as answer:
+        check(answer, reference, 201, 202)
+        if answer.status == 201:
+            return True
+        leftover = _location(session, reference, answer)
+    with session.open(Ask(reference, "DELETE", leftover, _PUSH)) as answer:
+        check(answer, reference, 204, 202, 200, 404, 405)
+    return False
+
+
+def _upload(session: Session, reference: Reference, digest: str, body: bytes | Body) -> None:
+    with session.open(Ask(reference, "POST", "blobs/uploads/", _PUSH, {"Content-Length": "0"})) as answer:
+        check(answer, reference, 202)
+        where = _location(session, reference, answer)
+    headers = {"Content-Type": "application/octet-stream"}
+    last = body
+    if isinstance(body, Body) and body.size > CHUNK:
+        for start in range(0, body.size - CHUNK, CHUNK):
+            part = Body(body.path, start, CHUNK)
+            where = _patch(session, reference, where, part, headers)
+        start += CHUNK
+        last = Body(body.path, start, body.size - start)
+    url = f"{where}{'&' if '?' in where else '?'}{urllib.parse.urlencode({'digest': digest})}"
+    with session.open(Ask(reference, "PUT", url, _PUSH, headers, last)) as answer:
+        check(answer, reference, 201)
+
+
+def _patch(session: Session, reference: Reference, where: str, part: Body, headers: dict[str, str]) -> str:
+    range_ = {**headers, "Content-Range": f"{part.offset}-{part.offset + part.size - 1}"}
+    with session.open(Ask(reference, "PATCH", where, _PUSH, range_, part)) as answer:
+        check(answer, reference, 202)
+        return _location(session, reference, answer)
+
+
+def _location(session: Session, reference: Reference, answer: Answer) -> str:
+    """Where to go on. A registry behind a TLS proxy may think that it is spoken to in plain: it is not."""
+    base = session.base(reference)
+    where = urllib.parse.urljoin(answer.url, answer.headers.get("location", ""))
+    home, there = Origin.of(base), Origin.of(where)
+    if home.scheme == "https" and there == Origin("http", home.host, 80):
+        where = base + where[where.index("/", len("http://")) :]
+    return where
