@@ -18,7 +18,7 @@ from stoker.engine.kubernetes.kube.kinds import Kind
 if TYPE_CHECKING:
     from stoker.engine.kubernetes.kube.cache import Cache, Change, Select
     from stoker.engine.kubernetes.kube.client import Kube
-    from stoker.engine.kubernetes.kube.http import Answer
+    from stoker.engine.kubernetes.kube.session import Answer
     from stoker.engine.kubernetes.kube.streams import Ended
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "http",
+    "Answer": "session",
     "Cache": "cache",
     "Change": "cache",
     "Ended": "streams",

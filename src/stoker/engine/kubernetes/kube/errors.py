@@ -65,3 +65,11 @@ class KubeUnavailable(EngineUnavailable):
     ) -> None:
         super().__init__(message, hint=hint, details=details)
         self.status = status
+
+
+class Cut(KubeUnavailable):
+    """No connection, or it was lost: asking again may well work."""
+
+
+class Stalled(Cut):
+    """The connection is there, and nothing comes."""

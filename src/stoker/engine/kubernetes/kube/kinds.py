@@ -52,3 +52,15 @@ ROLE_BINDINGS = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebinding
 ACCESS_REVIEWS = Kind(
     "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
+
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def counted(method: str, path: str) -> tuple[str, str]:
+    """What a raw request counts as: `/api/v1/namespaces/x/pods/y/proxy/z` is ("proxy", "pods")."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else parts
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    subresource = parts[2] if len(parts) > 2 else ""
+    return subresource or _VERBS.get(method, method.lower()), parts[0] if parts else ""
