@@ -71,6 +71,10 @@ def submit(connection: Connection, new: NewRun, now: float) -> tuple[RunRow, boo
     return codec.run_row([values[name] for name in codec.RUN_COLUMNS], record), True
 
 
+def submit_many(connection: Connection, new: Sequence[NewRun], now: float) -> list[tuple[RunRow, bool]]:
+    return [submit(connection, one, now) for one in new]
+
+
 def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
     row = connection.execute(reading.RUN_BY_KEY, {"key": key}).one()
     if row.fingerprint != codec.text(new.fingerprint):

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from stoker.errors import NotFound
 from stoker.store import asking, codec
 from stoker.store.dialect import Dialect
-from stoker.store.metrics import MetricWriter
+from stoker.store.metrics import KeyIds, MetricWriter
 from stoker.store.rows import (
     AddAttempt,
     AddCheckpoint,
@@ -56,7 +56,9 @@ class Changes:
         self._move_cursor = _upsert(dialect, cursors, ["run", "attempt", "task", "file"])
         self._add_checkpoint = dialect.insert(checkpoints).on_conflict_do_nothing(index_elements=["id"])
         # In this order parents come before their children.
-        self._tables: tuple[tuple[tuple[type, ...], Callable[[Connection, list[Any]], None]], ...] = (
+        self._tables: tuple[
+            tuple[tuple[type, ...], Callable[[Connection, list[Any]], KeyIds | None]], ...
+        ] = (
             ((UpdateRun,), self._runs),
             ((AddAttempt, UpdateAttempt), self._attempts),
             ((PutTask,), self._tasks),
@@ -67,7 +69,9 @@ class Changes:
         )
         self._place = {kind: place for place, (kinds, _) in enumerate(self._tables) for kind in kinds}
 
-    def apply(self, connection: Connection, changes: Sequence[Change]) -> None:
+    def apply(self, connection: Connection, changes: Sequence[Change]) -> KeyIds:
+        """What the metrics learnt, to be remembered once it is committed."""
+        learnt: KeyIds = {}
         sorted_by_table: list[list[Any]] = [[] for _ in self._tables]
         for change in changes:
             place = self._place.get(type(change))
@@ -76,7 +80,8 @@ class Changes:
             sorted_by_table[place].append(change)
         for (_, write), found in zip(self._tables, sorted_by_table, strict=True):
             if found:
-                write(connection, found)
+                learnt.update(write(connection, found) or {})
+        return learnt
 
     def _runs(self, connection: Connection, changes: list[UpdateRun]) -> None:
         rows: Rows = []

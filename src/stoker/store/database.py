@@ -3,88 +3,90 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from stoker.errors import StoreBusy, StoreDamaged, StoreError
+from stoker.errors import NotLeading, StoreBusy, StoreDamaged, StoreError
 from stoker.store.codec import RESTORE_HINT
 from stoker.store.dialect import Dialect
+from stoker.store.patience import patiently
 
 WRITER_WAIT = 60.0
 """Seconds a writer waits for the others of this process. Transactions take milliseconds, so more than this
-means a hanging disk."""
-TRIES = 3
-"""How often the start of a transaction is tried while another process holds the database."""
+means a hanging disk or a database that is away."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Database:
     """One writer, several readers. Safe from any thread.
 
-    `write()` holds the process-wide lock and a transaction that excludes other writers from its start; it is
-    committed when the block ends and rolled back when the block raises. `read()` is a snapshot. Only errors
-    of `stoker.errors` leave the blocks for anything the database does wrong.
+    `write(work, ...)` holds the process-wide lock and a transaction that excludes other writers from its start,
+    and calls `work(connection, ...)` in it; it is committed when `work` returns and rolled back when it raises.
+    `read` is the same on a snapshot, without the lock. Work that a lock or a lost connection kept from being
+    done is done again from its beginning, so it must have no effect but on its connection. Only errors of
+    `stoker.errors` come out for anything the database does wrong.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.damaged: str | None = None
         """Why nothing is written any more; None while all is well."""
+        self.on_fenced: Callable[[], None] = lambda: None
+        """Called when another server has taken over, before NotLeading is raised."""
         self._closed = False
         self._lock = threading.Lock()
         self._errors: tuple[type[Exception], ...] = (SQLAlchemyError, *dialect.errors)
         self.writer = dialect.writer()
         self.readers = dialect.readers()
 
-    @contextmanager
-    def read(self) -> Iterator[Connection]:
-        self._ensure_open()
-        try:
+    def read(self, work: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def once() -> T:
             with self.readers.connect() as connection:
-                yield connection
-        except self._errors as exc:
-            self._fail(exc)
-        except StoreDamaged as exc:
-            self._remember(exc)
-            raise
+                return work(connection, *args, **kwargs)
 
-    @contextmanager
-    def write(self) -> Iterator[Connection]:
+        self._ensure_open()
+        return self._guarded(once)
+
+    def write(self, work: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def once() -> T:
+            self.dialect.still_there()
+            with self.writer.connect() as connection:
+                connection.begin()
+                result = work(connection, *args, **kwargs)
+                self._commit(connection)
+                return result
+
         self._ensure_open()
         if self.damaged is not None:
             raise StoreDamaged(f"{self.damaged}; nothing more is written", hint=RESTORE_HINT)
         if not self._lock.acquire(timeout=WRITER_WAIT):
             raise StoreBusy(f"writing to {self.dialect.where} has been stuck for {WRITER_WAIT:g} s")
         try:
-            self.dialect.still_there()
-            connection = self._begin()
-            try:
-                yield connection
-                connection.commit()
-            finally:
-                connection.close()
-        except self._errors as exc:
-            self._fail(exc)
-        except StoreDamaged as exc:
-            self._remember(exc)
-            raise
+            return self._guarded(once)
         finally:
             self._lock.release()
 
-    def verify(self) -> None:
+    def _commit(self, connection: Connection) -> None:
+        mark = self.dialect.mark()
         try:
-            self.dialect.verify(self.writer)
-        except self._errors as exc:
-            self._fail(exc)
+            connection.commit()
+        except self._errors:
+            # Whether it took place is not known here when the connection was lost on the way.
+            if mark is None or not self.dialect.committed(mark):
+                raise
+
+    def verify(self) -> None:
+        self._guarded(lambda: self.dialect.verify(self.writer))
 
     def check(self) -> list[str]:
         try:
-            with self.read() as connection:
-                found = self.dialect.check(connection)
+            found = self.read(self.dialect.check)
         except StoreDamaged as exc:
             return [exc.message]
         if found and self.damaged is None:
@@ -94,12 +96,10 @@ class Database:
     def copy(self, target: Path) -> None:
         self._ensure_open()
         try:
-            self.dialect.copy(target)
+            self._translated(lambda: self.dialect.copy(target))
         except StoreDamaged:
             self.check()  # the copy may have been spoilt on its own disk; only our damage stops writing
             raise
-        except self._errors as exc:
-            self._fail(exc)
 
     def close(self) -> None:
         self._closed = True
@@ -107,29 +107,24 @@ class Database:
             self.readers.dispose()
             self.writer.dispose()
 
-    def _begin(self) -> Connection:
-        for left in reversed(range(TRIES)):
-            connection = self.writer.connect()
-            try:
-                connection.begin()
-            except self._errors as exc:
-                connection.close()
-                if left and isinstance(self.dialect.translate(exc), StoreBusy):
-                    continue
-                raise
-            return connection
-        raise AssertionError("unreachable")
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """Tried again while that helps; damage and the loss of the lead are remembered."""
+        try:
+            return self._translated(lambda: patiently(work, self.dialect.transient, self.dialect.patience))
+        except StoreDamaged as exc:
+            if self.damaged is None:
+                self.damaged = exc.message
+            raise
+        except NotLeading:
+            self.on_fenced()
+            raise
+
+    def _translated(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except self._errors as exc:
+            raise self.dialect.translate(exc) from exc
 
     def _ensure_open(self) -> None:
         if self._closed:
             raise StoreError(f"the store {self.dialect.where} is closed")
-
-    def _fail(self, exc: Exception) -> NoReturn:
-        translated = self.dialect.translate(exc)
-        if isinstance(translated, StoreDamaged):
-            self._remember(translated)
-        raise translated from exc
-
-    def _remember(self, exc: StoreDamaged) -> None:
-        if self.damaged is None:
-            self.damaged = exc.message

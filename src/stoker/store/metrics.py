@@ -56,12 +56,15 @@ TOTALS_OF_NEWEST = select(func.count(), func.min(_ranked.c.value), func.max(_ran
 )
 
 
+KeyIds = dict[tuple[str, str], int]
+"""(run, key) -> id"""
+
+
 class MetricWriter:
-    """Adds points. Remembers the ids of keys; what a transaction learnt is kept only by `committed`."""
+    """Adds points. Remembers the ids of keys, once they are committed."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self._known: dict[tuple[str, str], int] = {}
-        self._learnt: dict[tuple[str, str], int] = {}
+        self._known: KeyIds = {}
         self._add_key = dialect.insert(metric_keys).on_conflict_do_nothing(index_elements=["run", "key"])
         add = dialect.insert(metrics)
         self._add_point = add.on_conflict_do_update(
@@ -69,10 +72,12 @@ class MetricWriter:
             set_={"value": add.excluded.value, "t": add.excluded.t},
         )
 
-    def add(self, connection: Connection, changes: Sequence[AddMetrics]) -> None:
+    def add(self, connection: Connection, changes: Sequence[AddMetrics]) -> KeyIds:
+        """The ids that were looked up for it; to be handed to `remember` when all of it is committed."""
+        learnt: KeyIds = {}
         rows: list[dict[str, Any]] = []
         for change in changes:
-            ids = self._ids(connection, change.run, {point.key for point in change.points})
+            ids = self._ids(connection, change.run, {point.key for point in change.points}, learnt)
             rows.extend(
                 {
                     "key_id": ids[point.key],
@@ -85,20 +90,18 @@ class MetricWriter:
             )
         if rows:
             connection.execute(self._add_point, rows)
+        return learnt
 
-    def committed(self) -> None:
-        if len(self._known) + len(self._learnt) > KNOWN_KEYS:
-            self._known.clear()
-        self._known.update(self._learnt)
-        self._learnt.clear()
+    def remember(self, learnt: KeyIds) -> None:
+        """Any thread."""
+        if len(self._known) + len(learnt) > KNOWN_KEYS:
+            self._known = {}
+        self._known.update(learnt)
 
-    def rolled_back(self) -> None:
-        self._learnt.clear()
-
-    def _ids(self, connection: Connection, run: str, keys: set[str]) -> dict[str, int]:
+    def _ids(self, connection: Connection, run: str, keys: set[str], learnt: KeyIds) -> dict[str, int]:
         ids = {}
         for key in keys:
-            found = self._known.get((run, key)) or self._learnt.get((run, key))
+            found = self._known.get((run, key)) or learnt.get((run, key))
             if found is not None:
                 ids[key] = found
         unknown = sorted(keys - set(ids))
@@ -108,7 +111,7 @@ class MetricWriter:
             for row in connection.execute(KEY_IDS, {"run": run}):
                 if row.key in stored:
                     ids[stored[row.key]] = row.id
-                    self._learnt[run, stored[row.key]] = row.id
+                    learnt[run, stored[row.key]] = row.id
         return ids
 
 

@@ -9,28 +9,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, insert, inspect, select
+from sqlalchemy import Connection, insert, inspect, select
 
 from stoker.errors import StoreDamaged, StoreError
 from stoker.store import schema
 from stoker.store.codec import RESTORE_HINT
 from stoker.store.database import Database
+from stoker.store.dialect import Dialect
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
 
-def create(engine: Engine) -> None:
+def create(connection: Connection) -> None:
     """Today's tables in an empty database."""
-    with engine.begin() as connection:
-        schema.metadata.create_all(connection, checkfirst=False)
-        connection.execute(insert(schema.schema_version).values(version_num=revision(schema.VERSION)))
-        connection.execute(insert(schema.leadership).values(schema.NOBODY))
+    schema.metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(schema.schema_version).values(version_num=revision(schema.VERSION)))
+    connection.execute(insert(schema.leadership).values(schema.NOBODY))
 
 
 def bring_up_to_date(database: Database) -> None:
     """Nothing when the schema is current. Otherwise all of the way or nothing, after taking a copy."""
-    with database.read() as connection:
-        found = version(connection)
+    found = database.read(version)
     if found == schema.VERSION:
         return
     where = database.dialect.where
@@ -40,8 +39,14 @@ def bring_up_to_date(database: Database) -> None:
             hint="Use the stoker that wrote it, or a newer one: pip install --upgrade stoker",
         )
     if found:
-        database.dialect.copy(Path(f"{where}.schema-{found}"))
-    with database.write() as connection:
+        database.dialect.keep_before_migration(found)
+    database.write(_upgrade_once, database.dialect)
+
+
+def _upgrade_once(connection: Connection, dialect: Dialect) -> None:
+    """Another server may have done it while we waited for our turn."""
+    if version(connection) < schema.VERSION:
+        dialect.unhurried(connection)
         upgrade(connection)
 
 
@@ -54,7 +59,7 @@ def version(connection: Connection) -> int:
         raise StoreError(
             f"{connection.engine.url.database or 'the database'} holds other tables, not stoker's: "
             f"{', '.join(sorted(tables)[:5])}",
-            hint="Choose another file.",
+            hint="Choose another database.",
         )
     found = connection.execute(select(schema.schema_version.c.version_num)).scalars().all()
     try:

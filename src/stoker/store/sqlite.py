@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
-import secrets
 import shutil
 import sqlite3
 import time
@@ -36,16 +34,17 @@ COPY_PAGES = 512
 """Pages copied at a time by a backup: 2 MiB, a few milliseconds of one lock on one page cache."""
 WHOLE_CHECK = 64 << 20
 """Up to this size the whole file is verified on opening, beyond it the tables that matter most first."""
-STALE = 3600.0
-"""Seconds after which nobody works on an unfinished file any more."""
 FEW_BYTES = 1 << 20
 """With less than this free an I/O error is taken for a full disk."""
 
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _IN_ORDER = ("runs", "attempts", "tasks", "checkpoints", "cursors", "run_records", "run_tags", "events")
 
 
 class SqliteDialect:
     kind = "sqlite"
+    shared = False
+    patience = 0.0  # the driver waits, each time it is tried
     # The driver takes SQLite's messages for UTF-8, and those about a damaged schema quote what they found.
     errors: tuple[type[Exception], ...] = (sqlite3.Error, UnicodeDecodeError)
     insert: Any = staticmethod(insert)
@@ -72,25 +71,33 @@ class SqliteDialect:
             raise self._damage(problem)
         return True
 
-    def create(self, build: Callable[[Engine], None]) -> None:
-        temporary = _temporary(self.path)
+    def create(self, build: Callable[[Connection], None]) -> None:
+        self._make(build, files.name_once)
+
+    def replace(self, build: Callable[[Connection], None]) -> None:
+        """Make one in place of what is there, which nobody may have open."""
+        self._make(build, Path.replace)
+
+    def _make(self, build: Callable[[Connection], None], give_name: Callable[[Path, Path], object]) -> None:
+        temporary = files.temporary(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _make_empty(temporary)
+            files.make_empty(temporary)
             engine = SqliteDialect(temporary, busy_timeout=self._busy_timeout).writer()
             try:
-                build(engine)
+                with engine.begin() as connection:
+                    build(connection)
             finally:
                 engine.dispose()
             files.sync(temporary)
-            _name_once(temporary, self.path)
+            give_name(temporary, self.path)
             files.sync_name(self.path)
         except OSError as exc:
             raise self._os_error(exc) from exc
         except (sqlite3.Error, UnicodeDecodeError, sa_exc.DBAPIError) as problem:
             raise self.translate(problem) from problem
         finally:
-            _forget(temporary)
+            files.forget(temporary)
 
     def writer(self) -> Engine:
         return self._engine("BEGIN IMMEDIATE", size=1)
@@ -146,6 +153,12 @@ class SqliteDialect:
         finally:
             connection.set_progress_handler(None, 0)
 
+    def mark(self) -> None:
+        """A commit that raises has not taken place: the log decides, and we alone write it."""
+
+    def committed(self, mark: Any) -> bool:
+        return False
+
     # -- looking after it ------------------------------------------------------------------------------------
 
     def check(self, connection: Connection) -> list[str]:
@@ -157,10 +170,10 @@ class SqliteDialect:
 
     def copy(self, target: Path) -> None:
         target = target.expanduser().absolute()
-        temporary = _temporary(target)
+        temporary = files.temporary(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            _make_empty(temporary)
+            files.make_empty(temporary)
             self._copy_pages(temporary)
             if problem := _problem_of_copy(temporary):
                 raise self._damage(f"the copy {target} made of it fails its check: {problem}")
@@ -172,7 +185,7 @@ class SqliteDialect:
         except self.errors as exc:
             raise self._translate_driver(exc, target) from exc
         finally:
-            _forget(temporary)
+            files.forget(temporary)
 
     def _copy_pages(self, temporary: Path) -> None:
         with (
@@ -185,7 +198,20 @@ class SqliteDialect:
             source.backup(copy, pages=COPY_PAGES, sleep=0)
             source.execute("ROLLBACK")
 
+    def keep_before_migration(self, found: int) -> None:
+        self.copy(Path(f"{self.where}.schema-{found}"))
+
+    def unhurried(self, connection: Connection) -> None:
+        """It always is."""
+
+    def loaded(self, connection: Connection) -> None:
+        """It counts on from the highest number."""
+
     # -- errors ----------------------------------------------------------------------------------------------
+
+    def transient(self, problem: Exception) -> bool:
+        original = problem.orig if isinstance(problem, sa_exc.DBAPIError) else problem
+        return _primary_code(original) in _BUSY
 
     def translate(self, problem: Exception) -> StokerError:
         if isinstance(problem, sa_exc.TimeoutError):
@@ -196,9 +222,8 @@ class SqliteDialect:
         return StoreError(f"{self.where}: {problem}")
 
     def _translate_driver(self, error: BaseException, path: Path) -> StokerError:
-        code = getattr(error, "sqlite_errorcode", None)
-        primary = None if code is None else code & 0xFF
-        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
+        primary = _primary_code(error)
+        if primary in _BUSY:
             return StoreBusy(
                 f"{path} is locked by another process", hint="Try again; only one server may use a home."
             )
@@ -290,21 +315,15 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
     returned. Raises StoreDamaged when the copy fails its check."""
     dialect = SqliteDialect(path, busy_timeout=1.0)
     path = dialect.path
-    temporary = _temporary(path)
+    temporary = files.temporary(path)
     aside: Path | None = None
     try:
-        _make_empty(temporary)
+        files.make_empty(temporary)
         shutil.copyfile(copy, temporary)
         if problem := _problem_of_copy(temporary):
             raise StoreDamaged(f"the copy {copy} fails its check: {problem}", hint="Choose another copy.")
         files.sync(temporary)
-        old = [found for found in (path, *files.companions(path)) if found.exists()]
-        if old:
-            aside = path.with_name(f"{path.name}.replaced-{time.time_ns()}")
-            aside.mkdir(mode=0o700)
-            # The main file first: a log that is left alone is noticed, a database without its log is not.
-            for found in old:
-                found.rename(aside / found.name)
+        aside = files.move_aside(path)
         temporary.replace(path)
         files.sync_name(path)
     except OSError as error:
@@ -312,41 +331,8 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
     except dialect.errors as error:
         raise dialect._translate_driver(error, Path(copy)) from error
     finally:
-        _forget(temporary)
+        files.forget(temporary)
     return aside
-
-
-def _temporary(path: Path) -> Path:
-    """A name to work under. What a process that was killed left under such a name goes at this opportunity."""
-    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
-        with contextlib.suppress(OSError):
-            if time.time() - stale.stat().st_mtime > STALE:
-                stale.unlink()
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-def _make_empty(path: Path) -> None:
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-
-
-def _forget(temporary: Path) -> None:
-    for leftover in [temporary, *files.companions(temporary)]:
-        # Cleaning up after an error must not hide the error: the directory may be gone or forbidden.
-        with contextlib.suppress(OSError):
-            leftover.unlink(missing_ok=True)
-
-
-def _name_once(temporary: Path, path: Path) -> None:
-    """Give a file its name unless another one has it."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
-            raise
-        if not path.exists():  # a file system without hard links
-            temporary.rename(path)
 
 
 def _problem_of_copy(path: Path) -> str | None:
@@ -371,6 +357,11 @@ def _raw(engine: Engine) -> Iterator[sqlite3.Connection]:
         yield driver
     finally:
         proxied.close()
+
+
+def _primary_code(error: BaseException | None) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _driver(connection: Connection) -> sqlite3.Connection:

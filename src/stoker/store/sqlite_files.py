@@ -8,12 +8,20 @@ told apart here from the harmless leftovers of a crash.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import os
+import secrets
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+SCHEME = "sqlite"
 MAGIC = b"SQLite format 3\0"
+STALE = 3600.0
+"""Seconds after which nobody works on an unfinished file any more."""
 _WAL_HEADER = 32
 _FRAME_HEADER = 24
 _WAL_MAGIC = (0x377F0682, 0x377F0683)
@@ -140,3 +148,49 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def temporary(path: Path) -> Path:
+    """A name to work under. What a process that was killed left under such a name goes at this opportunity."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
+        with contextlib.suppress(OSError):
+            if time.time() - stale.stat().st_mtime > STALE:
+                stale.unlink()
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def make_empty(path: Path) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def forget(path: Path) -> None:
+    for leftover in [path, *companions(path)]:
+        # Cleaning up after an error must not hide the error: the directory may be gone or forbidden.
+        with contextlib.suppress(OSError):
+            leftover.unlink(missing_ok=True)
+
+
+def name_once(unnamed: Path, path: Path) -> None:
+    """Give a file its name unless another one has it."""
+    try:
+        os.link(unnamed, path)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise
+        if not path.exists():  # a file system without hard links
+            unnamed.rename(path)
+
+
+def move_aside(path: Path) -> Path | None:
+    """Into a directory beside it, log included; None when there is nothing."""
+    old = [found for found in (path, *companions(path)) if found.exists()]
+    if not old:
+        return None
+    aside = path.with_name(f"{path.name}.replaced-{time.time_ns()}")
+    aside.mkdir(mode=0o700)
+    # The main file first: a log that is left alone is noticed, a database without its log is not.
+    for found in old:
+        found.rename(aside / found.name)
+    return aside

@@ -47,11 +47,23 @@ class Store:
         self._changes = Changes(database.dialect)
 
     @classmethod
-    def open(cls, url_or_path: str | Path, *, create: bool = True, busy_timeout: float = 5.0) -> Self:
+    def open(
+        cls,
+        url_or_path: str | Path,
+        *,
+        create: bool = True,
+        busy_timeout: float = 5.0,
+        epoch: int | None = None,
+    ) -> Self:
         """Check it, bring its schema up to date and use it. `busy_timeout`: seconds to wait, a few times, for
-        another process to let go of it."""
-        dialect = dialect_for(url_or_path, busy_timeout=busy_timeout)
-        if not dialect.exists():
+        another process to let go of it, or for a database that is away. `epoch`: what a Seat gave to who leads;
+        every write is refused with NotLeading once there is a newer one."""
+        dialect = dialect_for(url_or_path, busy_timeout=busy_timeout, epoch=epoch)
+        try:
+            there = dialect.exists()
+        except dialect.errors as exc:
+            raise dialect.translate(exc) from exc
+        if not there:
             if not create:
                 raise NotFound(
                     f"no database at {dialect.where}", hint="stoker backup restore brings one back."
@@ -92,25 +104,21 @@ class Store:
     def submit(self, new: NewRun, *, now: float) -> tuple[RunRow, bool]:
         """The run and whether it is new. The same key again gives the same run; with another fingerprint
         Conflict."""
-        with self._database.write() as connection:
-            return asking.submit(connection, new, now)
+        return self._database.write(asking.submit, new, now)
 
     def submit_many(self, new: Sequence[NewRun], *, now: float) -> list[tuple[RunRow, bool]]:
         """All or none of them, in this order."""
-        with self._database.write() as connection:
-            return [asking.submit(connection, one, now) for one in new]
+        return self._database.write(asking.submit_many, new, now)
 
     def set_desired(self, run_id: str, desired: str, now: float, *, by: str) -> RunRow:
         """run | stop | kill | suspend. A terminal run stays as it is, and a wish never weakens an earlier
         one: stop after kill stays kill, suspend after stop stays stop."""
-        with self._database.write() as connection:
-            return asking.set_desired(connection, run_id, desired, now, by)
+        return self._database.write(asking.set_desired, run_id, desired, now, by)
 
     def resume(self, run_id: str, *, key: str, now: float, job: Json | None = None) -> tuple[RunRow, bool]:
         """Queue a terminal or suspended run again; Conflict in any other state. The same key again does
         nothing (False)."""
-        with self._database.write() as connection:
-            return asking.resume(connection, run_id, key, now, job)
+        return self._database.write(asking.resume, run_id, key, now, job)
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -119,134 +127,103 @@ class Store:
         of what is not there, Conflict for adding what is there already."""
         if not changes:
             return
-        writer = self._changes.metrics
-        with self._database.write() as connection:
-            try:
-                self._changes.apply(connection, changes)
-                connection.commit()
-            except BaseException:  # raised again: what is remembered must follow what is stored
-                writer.rolled_back()
-                raise
-            writer.committed()
+        learnt = self._database.write(self._changes.apply, changes)
+        self._changes.metrics.remember(learnt)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunRow:
-        with self._database.read() as connection:
-            return reading.run(connection, run_id)
+        return self._database.read(reading.run, run_id)
 
     def resolve(self, ref: str, project: str | None = None) -> RunRow:
         """An id, else the newest run of that name, else the only id that begins so."""
-        with self._database.read() as connection:
-            return reading.resolve(connection, ref, project)
+        return self._database.read(reading.resolve, ref, project)
 
     def runs(self, wanted: RunFilter | None = None, *, records: bool = True) -> list[RunRow]:
         """Newest first. Without `records` the rows' `record` is empty, and much less is read."""
-        with self._database.read() as connection:
-            return reading.list_runs(connection, wanted or RunFilter(), records=records)
+        return self._database.read(reading.list_runs, wanted or RunFilter(), records=records)
 
     def live(self, *, records: bool = True) -> list[RunRow]:
         """Queued, starting, running or stopping, oldest first."""
-        with self._database.read() as connection:
-            return reading.live(connection, records=records)
+        return self._database.read(reading.live, records=records)
 
     def counts(self) -> dict[str, int]:
-        with self._database.read() as connection:
-            return reading.counts(connection)
+        return self._database.read(reading.counts)
 
     def unfinished_attempts(self) -> list[AttemptRow]:
         """Not ended, or ended and not yet removed from its engine."""
-        with self._database.read() as connection:
-            return reading.unfinished_attempts(connection)
+        return self._database.read(reading.unfinished_attempts)
 
     def attempts(self, run_id: str) -> list[AttemptRow]:
-        with self._database.read() as connection:
-            return reading.attempts_of(connection, run_id)
+        return self._database.read(reading.attempts_of, run_id)
 
     def attempt(self, run_id: str, number: int) -> AttemptRow:
-        with self._database.read() as connection:
-            return reading.attempt(connection, run_id, number)
+        return self._database.read(reading.attempt, run_id, number)
 
     def latest_attempts(self, run_ids: Iterable[str]) -> dict[str, AttemptRow]:
         """Runs without an attempt are left out."""
-        with self._database.read() as connection:
-            return reading.latest_attempts(connection, run_ids)
+        return self._database.read(reading.latest_attempts, list(run_ids))
 
     def tasks(self, run_id: str, attempt: int) -> list[TaskRow]:
-        with self._database.read() as connection:
-            return reading.tasks_of(connection, run_id, attempt)
+        return self._database.read(reading.tasks_of, run_id, attempt)
 
     def checkpoints(self, run_id: str, kept_only: bool = False) -> list[CheckpointRow]:
         """Oldest first."""
-        with self._database.read() as connection:
-            return reading.checkpoints_of(connection, run_id, kept_only=kept_only)
+        return self._database.read(reading.checkpoints_of, run_id, kept_only=kept_only)
 
     def checkpoint(self, checkpoint_id: str) -> CheckpointRow:
-        with self._database.read() as connection:
-            return reading.checkpoint(connection, checkpoint_id)
+        return self._database.read(reading.checkpoint, checkpoint_id)
 
     def events(self, run_id: str) -> list[EventRow]:
-        with self._database.read() as connection:
-            return reading.events_of(connection, run_id)
+        return self._database.read(reading.events_of, run_id)
 
     def cursors(self, run_id: str, attempt: int) -> dict[tuple[str, str], int]:
         """(task, file) -> offset."""
-        with self._database.read() as connection:
-            return reading.cursors_of(connection, run_id, attempt)
+        return self._database.read(reading.cursors_of, run_id, attempt)
 
     def metric_keys(self, run_id: str) -> list[dict[str, Any]]:
         """key, count, last, min, max, last_step; by key. NaN counts, but is neither lowest nor highest."""
-        with self._database.read() as connection:
-            return metrics.summary(connection, run_id)
+        return self._database.read(metrics.summary, run_id)
 
     def metric_points(self, run_id: str, key: str, max_points: int | None = None) -> list[MetricPoint]:
         """(step, value, t, attempt) by step; the newest attempt's value of each. Thinned, it keeps the first,
         the last and every extreme."""
-        with self._database.read() as connection:
-            return metrics.points(connection, run_id, key, max_points)
+        return self._database.read(metrics.points, run_id, key, max_points)
 
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """What was reported last of each key."""
-        with self._database.read() as connection:
-            return metrics.latest(connection, run_id)
+        return self._database.read(metrics.latest, run_id)
 
     def metrics_at(self, run_id: str, step: int) -> dict[str, float]:
         """What each key stood at when the training was at this step."""
-        with self._database.read() as connection:
-            return metrics.latest(connection, run_id, up_to=step)
+        return self._database.read(metrics.latest, run_id, up_to=step)
 
     # -- where things can run --------------------------------------------------------------------------------
 
     def clusters(self) -> list[ClusterRow]:
         """By name."""
-        with self._database.read() as connection:
-            return clusters.every(connection)
+        return self._database.read(clusters.every)
 
     def put_cluster(self, name: str, config: Json, now: float) -> None:
         """Add it, or give it another configuration."""
-        with self._database.write() as connection:
-            clusters.put(connection, name, config, now)
+        self._database.write(clusters.put, name, config, now)
 
     def remove_cluster(self, name: str) -> None:
         """NotFound, with those there are, when there is none of that name."""
-        with self._database.write() as connection:
-            clusters.remove(connection, name)
+        self._database.write(clusters.remove, name)
 
     # -- keeping it ------------------------------------------------------------------------------------------
 
     def code_digests(self) -> set[str]:
         """The code trees that runs refer to."""
-        with self._database.read() as connection:
-            return _digests(connection, reading.CODES)
+        return self._database.read(_digests, reading.CODES)
 
     def blob_roots(self) -> set[str]:
         """Every tree that must be kept: code, kept checkpoints, outputs."""
-        with self._database.read() as connection:
-            return _digests(connection, reading.ROOTS)
+        return self._database.read(_digests, reading.ROOTS)
 
     def schema_version(self) -> int:
-        with self._database.read() as connection:
-            return migrate.version(connection)
+        return self._database.read(migrate.version)
 
     def check(self) -> list[str]:
         """Read everything and say what is wrong. Findings make the store refuse writes."""
@@ -260,8 +237,7 @@ class Store:
     def missing_runs(self, ledger_lines: Iterable[str | bytes | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Which acknowledged runs are not here, from lines {"id", "name", "t"}; torn lines are passed over."""
         acknowledged = {entry["id"]: entry for entry in map(_ledger_entry, ledger_lines) if entry is not None}
-        with self._database.read() as connection:
-            known = reading.known_ids(connection, list(acknowledged))
+        known = self._database.read(reading.known_ids, list(acknowledged))
         return [entry for run_id, entry in acknowledged.items() if run_id not in known]
 
 

@@ -141,21 +141,22 @@ def test_migrations_are_loaded_only_when_needed(tmp_path: Path) -> None:
     assert done.stdout.strip() == "False"
 
 
-OWN_WORDS = re.compile(
-    r"pragma|insert or|rowid|autoincrement\b(?!=False)|sqlite|glob\(|strftime|julianday|ifnull", re.I
-)
+OWN_WORDS = {
+    "sqlite": r"pragma|insert or|rowid|autoincrement\b(?!=False)|sqlite|glob\(|strftime|julianday|ifnull",
+    "postgres": r"postgres|psycopg|\bpg_|advisory|setval|nextval|\bserial\b|::|ilike|jsonb|for update|isolation level",
+}
 
 
+@pytest.mark.parametrize("database", OWN_WORDS)
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
 )
-def test_one_databases_words_stay_in_its_file(path: Path) -> None:
-    if path.name.startswith("sqlite"):
-        pytest.skip("this is its file")
+def test_one_databases_words_stay_in_its_files(path: Path, database: str) -> None:
+    if path.name.startswith(database):
+        return
+    own_files = re.compile(rf"from stoker\.store\.{database}\w* import|{database}Dialect", re.I)
     for number, line in enumerate(_without_docstrings(path).splitlines(), 1):
-        if "import" in line and "stoker.store.sqlite import" in line:
-            continue
-        found = OWN_WORDS.search(line.replace("SqliteDialect", ""))
+        found = re.search(OWN_WORDS[database], own_files.sub("", line), re.I)
         assert not found, f"{path.name}:{number}: {line.strip()}"
 
 

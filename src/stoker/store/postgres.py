@@ -1,0 +1,258 @@
+"""PostgreSQL: everything about it that another database would do differently.
+
+Writers exclude each other from the start of their transactions by updating one row, `leadership`, in the very
+statement that begins them. So they run one after the other, as with a database that has one writer: nothing a
+transaction read can have changed when it writes, and no conflict is found only at its end. The same row carries
+the fence (a writer that no longer leads finds no row) and tells, after a connection was lost in the middle of a
+commit, whether that commit took place. Readers get a snapshot and wait for nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import exc as sa_exc
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.pool import QueuePool
+
+from stoker.errors import NotLeading, StokerError, StoreBusy, StoreError
+from stoker.store import postgres_errors, postgres_url, schema, transfer
+from stoker.store.patience import patiently
+from stoker.store.postgres_types import DRIVER, PostgresTypes, Storable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+READERS = 8
+"""Read connections at most; each is a process of the database server."""
+OLDEST = 130000
+"""The oldest server that is tried: 13."""
+STATEMENT_SECONDS = 60
+IDLE_SECONDS = 5
+"""Seconds that the database waits for us in the middle of a transaction. Longer, and we are stopped or cut off:
+the transaction ends, so that others are not held up by a lock that nobody will let go of."""
+_MAKING = 0x53746F6B6572  # "Stoker"
+"""The lock of whoever makes or changes the tables."""
+
+_SESSION = f"""
+SET statement_timeout = '{STATEMENT_SECONDS}s';
+SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s';
+SET lock_timeout = '%dms';
+SET standard_conforming_strings = on;
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+"""
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_PLAIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_TURN = "UPDATE leadership SET turn = turn + 1, writer = '%s' WHERE id = 1%s RETURNING epoch, turn"
+_LAST = "SELECT epoch, turn, writer FROM leadership WHERE id = 1 FOR UPDATE"
+_UNHURRIED = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+_TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()"
+_READ_ALL = "SELECT count(*), coalesce(sum(length(t::text)), 0) FROM {} t"
+
+
+class Turn(NamedTuple):
+    """One writing transaction."""
+
+    epoch: int
+    number: int
+
+
+class PostgresDialect:
+    kind = "postgresql"
+    shared = True
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    insert: Any = staticmethod(insert)
+
+    def __init__(self, url: str, *, busy_timeout: float, epoch: int | None = None) -> None:
+        self._conninfo = postgres_url.parsed(url)
+        self.where = postgres_url.shown(self._conninfo)
+        self.patience = 3 * busy_timeout
+        self._lock_ms = max(1, round(busy_timeout * 1000))
+        self._epoch = epoch
+        self._writer = secrets.token_hex(8)
+        self._turn: Turn | None = None
+
+    # -- opening ---------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        return self._apart(_count_tables) > 0
+
+    def create(self, build: Callable[[Connection], None]) -> None:
+        def make(connection: Connection) -> None:
+            self.unhurried(connection)
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_MAKING})"))
+            if not _count_tables(connection):
+                build(connection)
+                connection.commit()
+
+        self._apart(make)
+
+    def writer(self) -> Engine:
+        return self._engine(self._begin_turn, size=1)
+
+    def readers(self) -> Engine:
+        return self._engine(lambda driver: _execute(driver, _READ), size=READERS)
+
+    def still_there(self) -> None:
+        """Beginning a transaction says so."""
+
+    def verify(self, engine: Engine) -> None:
+        self._apart(self._look_at_server)
+
+    def _look_at_server(self, connection: Connection) -> None:
+        info = _driver(connection).info
+        encoding = info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise StoreError(
+                f"{self.where} keeps text as {encoding}, not as UTF8",
+                hint="Create a database with ENCODING 'UTF8' and use that one.",
+            )
+        if info.server_version < OLDEST:
+            raise StoreError(
+                f"{self.where} is served by version {info.server_version // 10000}",
+                hint=f"Version {OLDEST // 10000} or newer is needed.",
+            )
+        if connection.execute(text("SELECT current_setting('fsync')")).scalar_one() != "on":
+            log.warning("%s does not sync to its disk: a power cut loses what was acknowledged", self.where)
+
+    def keep_before_migration(self, found: int) -> None:
+        """Nothing: a migration that fails leaves no trace, and older states are in the server's own backups."""
+
+    def unhurried(self, connection: Connection) -> None:
+        _execute(_driver(connection), _UNHURRIED)
+
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    def mark(self) -> Turn | None:
+        return self._turn
+
+    def committed(self, mark: Any) -> bool:
+        epoch, turn, writer = self._apart(_last_turn)
+        if writer == self._writer:
+            return bool(turn >= mark.number)
+        self._check_epoch(epoch)
+        if turn <= mark.number:
+            return False
+        raise StoreError(
+            f"the connection to {self.where} was lost while a change was committed, and others have written since",
+            hint="Look whether the change is there before making it again.",
+        )
+
+    def _begin_turn(self, driver: psycopg.Connection[Any]) -> None:
+        self._turn = None
+        fence = "" if self._epoch is None else f" AND epoch = {self._epoch}"
+        try:
+            cursor = _execute(driver, f"{_PLAIN}; {_TURN % (self._writer, fence)}")
+        except psycopg.errors.ReadOnlySqlTransaction:
+            driver.close()  # it has become a replica: connect again, to the one that is none
+            raise
+        cursor.nextset()
+        row = cursor.fetchone()
+        if row is None:
+            driver.rollback()
+            self._check_epoch(None)
+            raise postgres_errors.damaged(self.where, "the row that orders its writers is gone")
+        self._turn = Turn(*row)
+
+    def _check_epoch(self, found: int | None) -> None:
+        if self._epoch is not None and found != self._epoch:
+            raise NotLeading(
+                f"another server leads on {self.where} now; nothing more is written by this one",
+                hint="Ask again; the server that leads answers.",
+            )
+
+    # -- looking after it ------------------------------------------------------------------------------------
+
+    def transient(self, problem: Exception) -> bool:
+        return postgres_errors.transient(problem)
+
+    def translate(self, problem: Exception) -> StokerError:
+        if isinstance(problem, sa_exc.TimeoutError):
+            return StoreBusy(f"all {READERS} read connections to {self.where} are in use", hint="Try again.")
+        return postgres_errors.translate(problem, self.where)
+
+    def check(self, connection: Connection) -> list[str]:
+        """Reads every value there is. What hangs on what is held by the database itself."""
+        _execute(_driver(connection), _UNHURRIED)
+        for table in schema.metadata.sorted_tables:
+            connection.execute(text(_READ_ALL.format(table.name))).one()
+        return []
+
+    def copy(self, target: Path) -> None:
+        self._apart(transfer.to_file, target, begin=f"{_READ}; {_UNHURRIED}")
+
+    def loaded(self, connection: Connection) -> None:
+        """Rows were added with their numbers: go on counting after them."""
+        for table in schema.metadata.sorted_tables:
+            counted = table.autoincrement_column
+            if counted is not None:
+                name = counted.name
+                connection.execute(
+                    text(
+                        f"SELECT setval(pg_get_serial_sequence('{table.name}', '{name}'), "
+                        f"greatest((SELECT max({name}) FROM {table.name}), 1), "
+                        f"(SELECT max({name}) FROM {table.name}) IS NOT NULL)"
+                    )
+                )
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def _apart(self, work: Callable[..., T], *args: Any, begin: str = _PLAIN) -> T:
+        """On a connection for one occasion, outside the order of writers. Not committed unless `work` does."""
+
+        def once() -> T:
+            engine = self._engine(lambda driver: _execute(driver, begin), size=1)
+            try:
+                with engine.connect() as connection:
+                    return work(connection, *args)
+            finally:
+                engine.dispose()
+
+        return patiently(once, self.transient, self.patience)
+
+    def _engine(self, begin: Callable[[psycopg.Connection[Any]], Any], *, size: int) -> Engine:
+        engine = create_engine(
+            DRIVER,
+            creator=self._connect,
+            poolclass=QueuePool,
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=30,
+            use_native_hstore=False,
+        )
+        assert isinstance(engine.dialect, PostgresTypes)
+        engine.dialect.begin = begin
+        return engine
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(**self._conninfo, autocommit=True)
+        connection.adapters.register_dumper(str, Storable)
+        _execute(connection, _SESSION % self._lock_ms)
+        return connection
+
+
+def _count_tables(connection: Connection) -> int:
+    return int(connection.execute(text(_TABLES)).scalar_one())
+
+
+def _last_turn(connection: Connection) -> tuple[int, int, str]:
+    """Waits for a transaction of ours that the server has not finished yet."""
+    epoch, turn, writer = connection.execute(text(_LAST)).one()
+    return epoch, turn, writer
+
+
+def _execute(driver: psycopg.Connection[Any], statements: str) -> psycopg.Cursor[Any]:
+    """Several statements in one round trip."""
+    return driver.execute(statements.encode(), prepare=False)
+
+
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver

@@ -1,0 +1,89 @@
+"""What PostgreSQL's errors mean to the caller.
+
+By SQLSTATE; the few that a refused connection comes without are told by their words. Only the first line of a
+message is passed on: the details quote rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+from sqlalchemy import exc as sa_exc
+
+from stoker.errors import Conflict, DiskFull, StokerError, StoreBusy, StoreDamaged, StoreError
+
+RESTORE_HINT = "Restore it from the database server's backups, or the last copy: stoker backup restore"
+
+_CONNECTION = ("08", "57P", "25P03", "25006")
+"""Connection lost, server ending or starting, our transaction ended for standing still, server became a replica."""
+_CROWDED = ("40001", "40P01", "55P03", "57014", "53200", "53300", "53400")
+"""Somebody else was first, or everything is in use."""
+_DAMAGE = ("XX001", "XX002", "58030", "42P01", "42703")
+"""Pages that cannot be read; tables that are not there although the schema is the right one."""
+_FINAL = ("authentication failed", "does not exist", "no pg_hba.conf entry", "is not permitted to log in")
+"""Refusals that waiting does not change."""
+
+
+def driver_error(problem: Exception) -> psycopg.Error | None:
+    found = problem.orig if isinstance(problem, sa_exc.DBAPIError) else problem
+    return found if isinstance(found, psycopg.Error) else None
+
+
+def transient(problem: Exception) -> bool:
+    error = driver_error(problem)
+    if error is None or error.sqlstate == "57014":  # a statement that took too long would do so again
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError) and not _is_final(error)
+    return error.sqlstate.startswith((*_CONNECTION, *_CROWDED))
+
+
+def translate(problem: Exception, where: str) -> StokerError:
+    error = driver_error(problem)
+    if error is None:
+        return StoreError(f"{where}: {type(problem).__name__}")
+    return next(_meanings(error, where), StoreError(f"{where}: {_first_line(error)}"))
+
+
+def damaged(where: str, what: str) -> StoreDamaged:
+    return StoreDamaged(f"the database {where} is damaged: {what}", hint=RESTORE_HINT)
+
+
+def _meanings(error: psycopg.Error, where: str) -> Iterator[StokerError]:
+    state, line = error.sqlstate or "", _first_line(error)
+    if _is_final(error) and not state:
+        yield StoreError(
+            f"cannot use {where}: {line}", hint="Check the user, the password and the name in its url."
+        )
+    if state.startswith(_CONNECTION) or (not state and isinstance(error, psycopg.OperationalError)):
+        yield StoreBusy(
+            f"the connection to {where} was lost or refused: {line}",
+            hint="Check that it runs; then try again.",
+        )
+    if state.startswith(_CROWDED):
+        yield StoreBusy(f"{where} is busy: {line}", hint="Try again.")
+    if state.startswith("23"):
+        yield Conflict(f"the database refused a change: {line}")
+    if state == "53100":
+        yield DiskFull(
+            f"no space left on the disk of {where}",
+            hint="Free some space there; nothing that was acknowledged is lost, and work goes on as soon as there is room.",
+            details={"file_system": where, "free": 0},
+        )
+    if state.startswith(_DAMAGE):
+        yield damaged(where, line)
+    if state == "42501":
+        yield StoreError(
+            f"{where}: {line}", hint="The user must own the database, or the schema it works in."
+        )
+
+
+def _is_final(error: psycopg.Error) -> bool:
+    return any(words in str(error) for words in _FINAL)
+
+
+def _first_line(error: psycopg.Error) -> str:
+    lines = (error.diag.message_primary or str(error)).strip().splitlines()
+    # Of several refusals, one per address that was tried, the last says most.
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,46 @@
+"""The url of a PostgreSQL database: how it is recognised, read, and shown without what lets people in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.errors import StoreError
+
+SCHEMES = ("postgresql", "postgres")
+CONNECT_SECONDS = 10
+
+
+def parsed(url: str) -> dict[str, Any]:
+    """What the driver needs, with our defaults. Its own complaints quote the url, password included."""
+    import psycopg  # slow to import, and commands that only ask what a url means do not need it
+    from psycopg import conninfo
+
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        raise StoreError(
+            "the url of the database cannot be understood",
+            hint="It looks like postgresql://user:password@host:5432/name; in a password write @ / : as %40 %2F %3A.",
+        ) from None
+    return {
+        "connect_timeout": CONNECT_SECONDS,
+        "application_name": "stoker",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+        "target_session_attrs": "read-write",
+        **{name: value for name, value in given.items() if value is not None},
+        "client_encoding": "UTF8",
+    }
+
+
+def shown(given: dict[str, Any]) -> str:
+    """Where it is, for messages."""
+    user = f"{given['user']}@" if given.get("user") else ""
+    host = str(given.get("host") or given.get("hostaddr") or "")
+    name = given.get("dbname") or ""
+    if host.startswith("/"):
+        return f"{SCHEMES[0]}://{user}/{name}?host={host}"
+    port = f":{given['port']}" if given.get("port") else ""
+    return f"{SCHEMES[0]}://{user}{host}{port}/{name}"

@@ -1,0 +1,166 @@
+"""A PostgreSQL server of one's own, from the installed programs: for tests and benchmarks.
+
+It listens on a socket in its own directory only, trusts whoever can reach it, and ends with the process that
+started it. As root it runs as somebody else, as PostgreSQL demands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+import psycopg
+
+START_LIMIT = 120.0
+_SETTINGS = """
+listen_addresses = ''
+unix_socket_directories = '{root}'
+max_connections = 60
+shared_buffers = 32MB
+dynamic_shared_memory_type = posix
+log_min_messages = warning
+fsync = {fsync}
+full_page_writes = {fsync}
+"""
+
+
+class PostgresServer:
+    """Use as a context manager, or `start` and `close` it. Raises FileNotFoundError where there are no programs."""
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        self._programs = programs()
+        self._fsync = fsync
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names = itertools.count()
+        self.root = Path()
+
+    def start(self) -> None:
+        """Make it and start it."""
+        self.root = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
+        if os.geteuid() == 0:
+            user = _somebody()
+            os.chown(self.root, user.pw_uid, user.pw_gid)
+        # Another order than that of bytes, as most servers have: the store must not notice.
+        made = ["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"]
+        command = [
+            self._program("initdb"),
+            "-D",
+            self._data,
+            "-U",
+            "stoker",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "-N",
+        ]
+        subprocess.run(_as_somebody([*command, *made]), check=True, capture_output=True, cwd="/")
+        with open(f"{self._data}/postgresql.conf", "a") as file:
+            file.write(_SETTINGS.format(root=self.root, fsync="on" if self._fsync else "off"))
+        self.resume()
+
+    def resume(self) -> None:
+        """Start what was made before."""
+        with open(self.root / "log", "ab") as log_file:
+            command = _as_somebody([self._program("postgres"), "-D", self._data])
+            self._process = subprocess.Popen(command, stdout=log_file, stderr=log_file, cwd="/")
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            try:
+                psycopg.connect(self.url("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                log = (self.root / "log").read_text()[-2000:]
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL does not start: {log}") from None
+            time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends it in order, SIGQUIT at once, as a crash would."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=START_LIMIT)
+            self._process = None
+
+    def crash(self) -> None:
+        """Everybody is cut off, nothing under way is finished; it has to recover."""
+        self.stop(signal.SIGQUIT)
+        self.resume()
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://stoker@/{database}?host={self.root}"
+
+    def fresh(self) -> str:
+        """The url of a new, empty database."""
+        name = f"test_{os.getpid()}_{next(self._names)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def execute(self, statement: str, url: str | None = None) -> list[tuple[object, ...]]:
+        """As an administrator."""
+        with contextlib.closing(psycopg.connect(url or self.url("postgres"), autocommit=True)) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def backends(self, url: str, *, state: str = "%") -> list[int]:
+        """Process ids of those who are connected to a database of ours."""
+        name = url.rsplit("/", 1)[1].split("?")[0]
+        found = self.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = '%s' AND state LIKE '%s' AND application_name = 'stoker'"
+            % (name, state)
+        )
+        return [int(str(pid)) for (pid,) in found]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _data(self) -> str:
+        return f"{self.root}/data"
+
+    def _program(self, name: str) -> str:
+        return str(self._programs / name)
+
+
+def programs() -> Path:
+    """Where the server's programs are."""
+    on_path = shutil.which("postgres")
+    if on_path:
+        return Path(on_path).parent
+    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"), key=lambda path: int(path.split("/")[4]))
+    if not found:
+        raise FileNotFoundError("no PostgreSQL server is installed: apt-get install postgresql")
+    return Path(found[-1]).parent
+
+
+def _somebody() -> pwd.struct_passwd:
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    return pwd.getpwuid(os.geteuid())
+
+
+def _as_somebody(command: list[str]) -> list[str]:
+    ours = ["setpriv", "--pdeathsig", "INT"]
+    if os.geteuid() == 0:
+        user = _somebody()
+        ours += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    return [*ours, *command]
