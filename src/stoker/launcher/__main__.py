@@ -1,4 +1,9 @@
-"""`python -m stoker.launcher DIRECTORY [--bundle PATH]`: run a launcher on a prepared task directory."""
+"""Run a launcher on a prepared task directory.
+
+    python -m stoker.launcher DIRECTORY [--bundle PATH] [--container]
+
+`--container`: the container it runs in is the task's, with its limits and its environment.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import List
 from stoker.launcher import bundle, linux
 from stoker.launcher.launcher import launch
 
-USAGE = "usage: python -m stoker.launcher DIRECTORY [--bundle PATH]"
+USAGE = "usage: python -m stoker.launcher DIRECTORY [--bundle PATH] [--container]"
 
 
 def main(argv: List[str]) -> int:
@@ -22,6 +27,9 @@ def main(argv: List[str]) -> int:
             return 64
         path = words[at + 1]
         del words[at : at + 2]
+    contained = "--container" in words
+    if contained:
+        words.remove("--container")
     if len(words) != 1 or words[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         return 64
@@ -30,7 +38,7 @@ def main(argv: List[str]) -> int:
         return 66
     linux.close_fds()
     linux.set_name("stoker-launcher")
-    return launch(words[0], path)
+    return launch(words[0], path, contained=contained)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ import resource
 import shutil
 import signal
 import zlib
-from typing import Dict, Mapping, NoReturn, Optional, Sequence, Set
+from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Set
 
-from stoker.launcher import linux, tree
+from stoker.launcher import container, files, linux, tree
 from stoker.task import layout
 from stoker.task.formats import Order, TaskInfo
-
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class CannotStart(Exception):
@@ -36,7 +34,8 @@ def environment(
     directory: str, info: TaskInfo, order: Order, secrets: Mapping[str, str], bundle: Optional[str]
 ) -> Dict[str, str]:
     """What the body finds in its environment: the order's, the secrets, and what only the launcher knows."""
-    env = dict(order.env)
+    env = container.inherited(container.environ(), info.home) if order.inherit else {}
+    env.update(order.env)
     env.update(secrets)
     env.setdefault("PYTHONUNBUFFERED", "1")
     checkpoint_directory = os.path.join(directory, layout.checkpoints(order.generation))
@@ -49,8 +48,9 @@ def environment(
         STOKER_TASK_DIR=directory,
         STOKER_CHECKPOINT_DIR=checkpoint_directory,
         STOKER_OUTPUT_DIR=os.path.join(directory, layout.OUTPUT),
-        CUDA_VISIBLE_DEVICES=",".join(info.gpus),
     )
+    if info.gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(info.gpus)
     env.pop("STOKER_RESUME_FROM", None)
     if order.resume_from:
         env["STOKER_RESUME_FROM"] = os.path.join(checkpoint_directory, order.resume_from)
@@ -58,6 +58,42 @@ def environment(
         # Last: a stoker that the user's own PYTHONPATH names comes first.
         env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH"), bundle) if part)
     return env
+
+
+def working_directory(code: str, info: TaskInfo) -> str:
+    """Where the body runs: among its code; where none was brought, where the image wants it."""
+    try:
+        empty = not os.listdir(code)
+    except OSError:
+        return code
+    return os.path.abspath(info.workdir) if empty and info.workdir is not None else code
+
+
+def setup_directory(setup: Mapping[str, Any], info: TaskInfo) -> str:
+    """Where the environment of an order's setup is made."""
+    directory = str(setup["directory"])
+    if info.setups is not None:
+        directory = os.path.join(info.setups, os.path.basename(directory))
+    return os.path.abspath(directory)
+
+
+def read_secrets(directory: str, info: TaskInfo) -> Dict[str, str]:
+    """Name -> value, from the one file or the files they came in. Raises OSError for one that cannot be read."""
+    if info.secrets_dir is None:
+        known = files.read_json(os.path.join(directory, layout.SECRETS)) or {}
+        return {str(name): str(value) for name, value in known.items()}
+    try:
+        names = os.listdir(info.secrets_dir)
+    except FileNotFoundError:
+        return {}
+    # A mounted Secret keeps its own versions in names that begin with two dots.
+    paths = {name: os.path.join(info.secrets_dir, name) for name in names if not name.startswith(".")}
+    return {name: _content(path) for name, path in paths.items() if os.path.isfile(path)}
+
+
+def _content(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return file.read()
 
 
 def affinity(info: TaskInfo) -> Optional[Set[int]]:
@@ -85,10 +121,11 @@ def spawn(
     stderr: int,
     info: TaskInfo,
     keep: Sequence[int] = (),
+    victim: Optional[int] = None,
 ) -> int:
     """Start a process in its own session and return its pid. Raises CannotStart.
 
-    `keep`: further descriptors it shall inherit.
+    `keep`: further descriptors it shall inherit. `victim`: the memory limit that it shares with the launcher.
     """
     if not argv or not argv[0]:
         raise CannotStart(errno.EINVAL, "the command is empty", 127)
@@ -102,7 +139,7 @@ def spawn(
         os.close(writer)
         raise CannotStart(exc.errno or 0, f"cannot start {argv[0]!r}: fork: {exc.strerror}", 126) from exc
     if pid == 0:
-        _child(argv, env, directory, stdout, stderr, writer, info, cores, keep, launcher)
+        _child(argv, env, directory, stdout, stderr, writer, info, cores, keep, launcher, victim)
     os.close(writer)
     with open(reader, "rb") as report:
         said = report.read()
@@ -125,6 +162,7 @@ def _child(
     cores: Optional[Set[int]],
     keep: Sequence[int],
     launcher: int,
+    victim: Optional[int],
 ) -> NoReturn:
     stage, what = "prepare", ""
     try:
@@ -142,10 +180,11 @@ def _child(
             os.set_inheritable(fd, True)
         stage = "cgroup"
         for what in (info.cgroup or {}).get("procs", []):
-            _join(what)
+            join(what)
         stage, what = "prepare", ""
         if cores:
             os.sched_setaffinity(0, cores)
+        container.prefer_body(victim)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
@@ -155,7 +194,7 @@ def _child(
         stage, what = "directory", directory
         os.chdir(directory)
         stage, what = "exec", argv[0]
-        _exec(argv, env)
+        execute(argv, env)
     except OSError as exc:
         os.write(report, f"{stage} {exc.errno or 0} {what}".encode("utf-8", "replace"))
     except BaseException as exc:  # noqa: BLE001 - whatever it is, the child must not run the launcher's code
@@ -164,7 +203,7 @@ def _child(
         os._exit(127)
 
 
-def _join(path: str) -> None:
+def join(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, b"0")
@@ -172,12 +211,12 @@ def _join(path: str) -> None:
         os.close(fd)
 
 
-def _exec(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+def execute(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     name = argv[0]
     if "/" in name:
         os.execve(name, list(argv), env)
     problem = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for folder in env.get("PATH", DEFAULT_PATH).split(os.pathsep):
+    for folder in env.get("PATH", container.DEFAULT_PATH).split(os.pathsep):
         try:
             os.execve(os.path.join(folder or ".", name), list(argv), env)
         except (FileNotFoundError, NotADirectoryError):
@@ -217,7 +256,7 @@ def _found(command: str, env: Mapping[str, str], directory: str) -> Optional[str
     if "/" in command:
         path = os.path.join(directory, command)
         return path if os.path.lexists(path) else None
-    return shutil.which(command, mode=os.F_OK, path=env.get("PATH", DEFAULT_PATH))
+    return shutil.which(command, mode=os.F_OK, path=env.get("PATH", container.DEFAULT_PATH))
 
 
 def _nearby(command: str, directory: str) -> str:

@@ -1,17 +1,24 @@
-"""A portable copy of what training code and launchers need: `python -m stoker.launcher.bundle DEST`.
+"""A portable copy of what training code, launchers and couriers need.
 
-The body's Python is often not the one Stoker is installed in. It finds `stoker.report` and the others in a
-bundle: the package's `__init__`, `task`, `launcher` and `sdk`, standard library only. A bundle lies in a
-directory named by its content, so making it again costs nothing and a new version never disturbs the
-processes that still use an old one.
+    python -m stoker.launcher.bundle DEST          unpacked, beneath DEST in a directory named by its content
+    python -m stoker.launcher.bundle --zip PATH    one file, which Python runs as it is
+
+The body's Python is often not the one Stoker is installed in, and a container has none of Stoker at all. The
+bundle is the package's `__init__`, `task`, `launcher` and `sdk`, and aside, where training code does not find
+it, the courier's sidecar; standard library only. Whatever form it has, it can be copied on from there, and its
+digest is that of its content: making it again costs nothing and a new version never disturbs processes that
+still use an old one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import sys
+import zipfile
+from functools import lru_cache
 from typing import Dict, List, Optional
 
 from stoker.launcher import files
@@ -19,6 +26,18 @@ from stoker.task import formats
 
 PACKAGES = ("task", "launcher", "sdk")
 MARKER = "bundle.txt"
+MAIN = "__main__.py"
+ASIDE = "more/stoker"
+"""Modules for Stoker's own processes only. Beside the rest, a part of `stoker.courier` would hide the whole of it
+from training code that runs where Stoker is installed."""
+
+_MAIN = """\
+import sys
+
+from stoker.launcher.verbs import main
+
+sys.exit(main(sys.argv[1:]))
+"""
 
 _MORE = """
 
@@ -37,20 +56,40 @@ _find_installed()
 """
 
 
+@lru_cache(maxsize=None)
+def digest() -> str:
+    """Names the bundle by its content, in whatever form it is."""
+    found = hashlib.sha256()
+    content = _files()
+    for name in sorted(content):
+        found.update(f"{name}\0{len(content[name])}\0".encode() + content[name])
+    return found.hexdigest()[:16]
+
+
+@lru_cache(maxsize=None)
+def zip_bytes() -> bytes:
+    """The bundle as a zip. The same content gives the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in sorted(_files().items()):
+            entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is made
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
 def write(destination: str) -> str:
     """Make the bundle beneath `destination` if it is not there, and return its path (for PYTHONPATH)."""
-    content = _files()
-    digest = hashlib.sha256()
-    for name in sorted(content):
-        digest.update(f"{name}\0{len(content[name])}\0".encode() + content[name])
-    path = os.path.join(os.path.abspath(destination), digest.hexdigest()[:16])
+    path = os.path.join(os.path.abspath(destination), digest())
     if os.path.exists(os.path.join(path, MARKER)):
         return path
     os.makedirs(destination, exist_ok=True)
     temporary = f"{path}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _write_files(temporary, content)
+        _write_files(temporary, _files())
         os.rename(temporary, path)
         formats.sync_directory(os.path.dirname(path))
     except OSError:
@@ -62,27 +101,63 @@ def write(destination: str) -> str:
     return path
 
 
+def write_zip(path: str) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(zip_bytes())
+    os.replace(temporary, path)
+
+
 def own() -> Optional[str]:
-    """The bundle that this code itself runs from, if it does."""
-    root = os.path.dirname(_package())
+    """The unpacked bundle that this code itself runs from, if it does."""
+    root = _root()
     return root if os.path.exists(os.path.join(root, MARKER)) else None
 
 
-def _package() -> str:
-    return os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__)))
+def aside() -> str:
+    """Where the modules for Stoker's own processes are, in the bundle this code runs from."""
+    return os.path.join(_root(), *ASIDE.split("/"))
 
 
+def _root() -> str:
+    """What contains the package: a directory, or a zip."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__))))
+
+
+@lru_cache(maxsize=None)
 def _files() -> Dict[str, bytes]:
-    source = _package()
-    content = {"stoker/__init__.py": _read(os.path.join(source, "__init__.py"))}
-    if own() is None:
-        content["stoker/__init__.py"] += _MORE.encode()
+    root = _root()
+    if os.path.isfile(root):
+        with zipfile.ZipFile(root) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+    if own() is not None:
+        return {name: _read(os.path.join(root, name)) for name in [MARKER, *_modules(root)]}
+    return _gathered(os.path.join(root, "stoker"))
+
+
+def _gathered(source: str) -> Dict[str, bytes]:
+    """From an installed Stoker, or its checkout."""
+    content = {MAIN: _MAIN.encode()}
+    content["stoker/__init__.py"] = _read(os.path.join(source, "__init__.py")) + _MORE.encode()
     for package in PACKAGES:
-        for name in sorted(os.listdir(os.path.join(source, package))):
-            if name.endswith(".py"):
-                content[f"stoker/{package}/{name}"] = _read(os.path.join(source, package, name))
+        for name in _modules(os.path.join(source, package)):
+            content[f"stoker/{package}/{name}"] = _read(os.path.join(source, package, name))
+    content[f"{ASIDE}/courier/__init__.py"] = b""
+    sidecar = os.path.join(source, "courier", "sidecar")
+    for name in _modules(sidecar):
+        content[f"{ASIDE}/courier/sidecar/{name}"] = _read(os.path.join(sidecar, name))
     content[MARKER] = f"stoker {files.version()}: for processes whose Python has no Stoker\n".encode()
     return content
+
+
+def _modules(folder: str) -> List[str]:
+    """Paths of the Python files beneath it, sorted."""
+    found = []
+    for place, _, names in os.walk(folder):
+        found += [
+            os.path.relpath(os.path.join(place, name), folder) for name in names if name.endswith(".py")
+        ]
+    return sorted(found)
 
 
 def _read(path: str) -> bytes:
@@ -90,8 +165,8 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _write_files(root: str, files: Dict[str, bytes]) -> None:
-    for name, data in files.items():
+def _write_files(root: str, content: Dict[str, bytes]) -> None:
+    for name, data in content.items():
         path = os.path.join(root, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
@@ -101,10 +176,14 @@ def _write_files(root: str, files: Dict[str, bytes]) -> None:
 
 
 def main(argv: List[str]) -> int:
-    if len(argv) != 1:
-        print("usage: python -m stoker.launcher.bundle DEST", file=sys.stderr)
+    if len(argv) == 2 and argv[0] == "--zip":
+        write_zip(argv[1])
+        print(digest())
+    elif len(argv) == 1 and not argv[0].startswith("-"):
+        print(write(argv[0]))
+    else:
+        print("usage: python -m stoker.launcher.bundle DEST | --zip PATH", file=sys.stderr)
         return 64
-    print(write(argv[0]))
     return 0
 
 

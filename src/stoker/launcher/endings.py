@@ -25,8 +25,12 @@ class Facts:
     """Wait status of the main process."""
     why: Optional[str] = None
     """Why the launcher ended it: stop | timeout | memory | pids; None: it ended by itself."""
+    reason: str = ""
+    """Why it was stopped, where that is not plain."""
     timeout: Optional[float] = None
     oom_kills: int = 0
+    squeezed: bool = False
+    """It was at its memory limit, on a kernel that does not say whether it killed for it."""
     limit: Optional[int] = None
     pids: Optional[int] = None
     peak: Optional[int] = None
@@ -35,6 +39,17 @@ class Facts:
     last_lines: List[str] = field(default_factory=list)
     full: List[str] = field(default_factory=list)
     """Disks that have no room left, for a body that complained of one."""
+
+
+@dataclass
+class Memory:
+    """What is known of the memory of a body that is gone."""
+
+    group: str = ""
+    """Names the control group for good."""
+    kills: int = 0
+    limit: Optional[int] = None
+    peak: Optional[int] = None
 
 
 def ending(order: Order, facts: Facts) -> Ending:
@@ -49,10 +64,11 @@ def ending(order: Order, facts: Facts) -> Ending:
         _failed_to_start(result, facts, facts.failure)
     elif facts.why == "stop":
         result.kind = "stopped"
+        result.message = facts.reason
     elif facts.why == "timeout":
         result.kind = "timeout"
         result.message = f"ran longer than its timeout of {facts.timeout:g} s"
-    elif facts.why == "memory" or (facts.oom_kills and (result.code or result.signal == signal.SIGKILL)):
+    elif facts.why == "memory" or _out_of_memory(result, facts):
         result.kind = "oom"
         result.limit, result.peak = facts.limit, facts.peak
         result.message = f"{stage} used more memory than its limit of {_bytes(facts.limit)}"
@@ -75,15 +91,37 @@ def ending(order: Order, facts: Facts) -> Ending:
     return result
 
 
-def lost(started: Mapping[str, Any], at: float) -> Ending:
-    """For a body whose launcher is gone: nobody saw how it ended, so it is not started again."""
-    return Ending(
+def lost(started: Mapping[str, Any], at: float, memory: Optional[Memory] = None) -> Ending:
+    """For a body whose launcher is gone: nobody saw how it ended, so it is not started again.
+
+    `memory`: what the next launcher finds of it. Where they are in one control group, the kernel's count of those
+    it killed tells; in a container that was started anew only the backend knows, and what was used last helps.
+    """
+    result = Ending(
         seq=int(started["seq"]),
         generation=int(started.get("generation", 0)),
         kind="lost",
         message="the launcher ended before the body did",
         at=at,
     )
+    if memory is not None:
+        result.limit, result.peak = memory.limit, memory.peak
+        if _killed_since(started.get("memory"), memory):
+            result.kind = "oom"
+            result.message = f"the task used more memory than its limit of {_bytes(memory.limit)}"
+    return result
+
+
+def _killed_since(before: Any, memory: Memory) -> bool:
+    """Whether the kernel has killed in the same group since. User code can write the journal."""
+    if not isinstance(before, dict) or not isinstance(before.get("kills"), int):
+        return False
+    return before.get("group") == memory.group != "" and memory.kills > before["kills"]
+
+
+def _out_of_memory(result: Ending, facts: Facts) -> bool:
+    killed = result.signal == signal.SIGKILL
+    return bool(facts.oom_kills and (result.code or killed)) or (facts.squeezed and killed)
 
 
 def complains_of_disk(lines: Iterable[str]) -> bool:

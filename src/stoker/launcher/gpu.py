@@ -22,8 +22,9 @@ class _Memory(ctypes.Structure):
 class Gpus:
     """Never raises and never blocks; without NVML or GPUs it simply knows nothing."""
 
-    def __init__(self, ids: Sequence[str], every: float) -> None:
-        self.ids = list(ids)
+    def __init__(self, ids: Optional[Sequence[str]], every: float) -> None:
+        """`ids` None: whichever there are to be seen from here."""
+        self.ids = None if ids is None else list(ids)
         self.every = every
         self.latest: List[Dict[str, Any]] = []
         """[{"id", "use" (percent), "memory" (bytes)}]"""
@@ -31,7 +32,7 @@ class Gpus:
         self._thread: Optional[threading.Thread] = None
 
     def begin(self) -> None:
-        if self.ids and self._thread is None:
+        if (self.ids is None or self.ids) and self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="gpus", daemon=True)
             self._thread.start()
 
@@ -45,12 +46,26 @@ class Gpus:
             return
         if library.nvmlInit_v2() != 0:
             return
+        ids = _all(library) if self.ids is None else self.ids
         handles = {
-            name: handle for name, handle in ((name, _handle(library, name)) for name in self.ids) if handle
+            name: handle for name, handle in ((name, _handle(library, name)) for name in ids) if handle
         }
         while handles and not self._stop.is_set():
             self.latest = [_ask(library, name, handle) for name, handle in handles.items()]
             self._stop.wait(self.every)
+
+
+def _all(library: Any) -> List[str]:
+    """Every GPU that NVML shows: in a container those it was given."""
+    count = ctypes.c_uint()
+    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return []
+    found = []
+    for index in range(count.value):
+        handle, name = _handle(library, str(index)), ctypes.create_string_buffer(96)
+        if handle is not None and library.nvmlDeviceGetUUID(handle, name, ctypes.c_uint(len(name))) == 0:
+            found.append(name.value.decode("ascii", "replace"))
+    return found
 
 
 def _handle(library: Any, name: str) -> Optional[ctypes.c_void_p]:

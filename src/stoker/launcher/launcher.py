@@ -11,11 +11,14 @@ import os
 import sys
 import time
 import traceback
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from stoker.launcher import endings, files, linux
+from stoker.launcher import container, endings, files, lease, linux
+from stoker.launcher.body import read_secrets
 from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.journal import Journal
+from stoker.launcher.lease import Lease
+from stoker.launcher.limits import Cgroup
 from stoker.launcher.logs import Log
 from stoker.launcher.loop import Loop
 from stoker.launcher.running import Running
@@ -36,11 +39,14 @@ EXIT_GONE = 74
 EXIT_BROKEN = 70
 
 
-def launch(directory: str, bundle: Optional[str] = None, lock: Optional[int] = None) -> int:
+def launch(
+    directory: str, bundle: Optional[str] = None, lock: Optional[int] = None, *, contained: bool = False
+) -> int:
     """Run a launcher on a prepared directory until it is released. Returns the exit status.
 
     Takes over signal handling of this process; everything that the process has forked is the body's.
-    `lock`: the directory's lock, where somebody else holds it together with this process.
+    `lock`: the directory's lock, where somebody else holds it together with this process. `contained`: the
+    container this runs in is the task's.
     """
     directory = os.path.abspath(directory)
     lock = files.take_lock(directory) if lock is None else lock
@@ -49,7 +55,7 @@ def launch(directory: str, bundle: Optional[str] = None, lock: Optional[int] = N
         return EXIT_TAKEN
     launcher = None
     try:
-        launcher = Launcher(directory, bundle)
+        launcher = Launcher(directory, bundle, contained=contained)
         return launcher.run()
     except files.DirectoryGone:
         return EXIT_GONE
@@ -65,8 +71,9 @@ def launch(directory: str, bundle: Optional[str] = None, lock: Optional[int] = N
 class Launcher:
     """Made once per process, with the directory's lock held. `run` returns when released."""
 
-    def __init__(self, directory: str, bundle: Optional[str]) -> None:
+    def __init__(self, directory: str, bundle: Optional[str], *, contained: bool = False) -> None:
         self.directory = directory
+        self.contained = contained
         self.bundle = bundle
         self._identity = files.identity(directory)
         raw = files.read_json(os.path.join(directory, layout.TASK))
@@ -74,13 +81,17 @@ class Launcher:
             raise FileNotFoundError(
                 f"no task.json in {directory}: the engine writes it before it starts a launcher"
             )
-        self.info = TaskInfo.from_json(raw)
+        info = TaskInfo.from_json(raw)
+        self.info = container.adapted(info) if contained else info
         for name in layout.DIRECTORIES:
             os.makedirs(os.path.join(directory, name), exist_ok=True)
         self.journal = Journal(directory)
         self.log = Log(directory, self.info.log_budget, self.info.log_segment)
         linux.subreaper()
-        self.tree = Tree(self.info.cgroup)
+        self.tree = Tree(self.info.cgroup, contained)
+        self._lease: Optional[Lease] = None
+        if self.info.lease is not None:
+            self._lease = Lease(self.info.lease, lease.clock(), exclusive=self.info.exclusive)
         self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=linux.boot_id())
         self.status.version = files.version()
         self.running: Optional[Running] = None
@@ -147,6 +158,8 @@ class Launcher:
             waits.append(self.log.rest_until - now)
         if self._unwritten or self._status_failed:
             waits.append(RETRY)
+        if self._lease is not None:
+            waits.append(self._lease.due - lease.clock())
         return max(0.0, min(waits))
 
     def _handle(self, source: Any) -> None:
@@ -168,6 +181,8 @@ class Launcher:
             self._loop.look_again()
             self._check_directory()
             self._read_order()
+        if self._lease is not None:
+            self._keep_lease(self._lease)
         self.log.flush(now)
         for pid, status, rusage in self.tree.reap():
             if self.running is not None:
@@ -225,11 +240,24 @@ class Launcher:
         if unfinished is not None:
             self._scanner.begin(int(unfinished.get("generation", 0)))
             self._finish_scan(True)
-            self._record(endings.lost(unfinished, time.time()))
+            memory = self._memory(files.read_json(os.path.join(self.directory, layout.STATUS)) or {})
+            self._record(endings.lost(unfinished, time.time(), memory))
         elif self.journal.ended is not None:
             self._show(Ending.from_json(self.journal.ended))
         else:
             self._write_status()
+
+    def _memory(self, status: Mapping[str, Any]) -> endings.Memory:
+        """The group as it is now, and the most that a launcher before us saw used."""
+        group = Cgroup(self.info.cgroup)
+        usage = status.get("usage")
+        peak = usage.get("memory_peak") if isinstance(usage, dict) else None
+        return endings.Memory(
+            group=group.identity(),
+            kills=group.oom_kills() or 0,
+            limit=group.memory_limit() or self.info.memory,
+            peak=int(peak) if isinstance(peak, (int, float)) else None,
+        )
 
     def _read_order(self) -> None:
         path = os.path.join(self.directory, layout.ORDER)
@@ -275,7 +303,11 @@ class Launcher:
         if self.terminated:
             self._record(_unstarted(order, "the launcher was told to end"))
             return
-        entry = {"k": "starting", "seq": order.seq, "generation": order.generation, "at": time.time()}
+        entry: Dict[str, Any] = {"k": "starting", "seq": order.seq, "generation": order.generation}
+        entry["at"] = time.time()
+        if self.contained:
+            memory = self._memory({})
+            entry["memory"] = {"group": memory.group, "kills": memory.kills}
         try:
             self._scanner.begin(order.generation)
             self.journal.append(entry)
@@ -290,7 +322,11 @@ class Launcher:
         self._begin(order)
 
     def _begin(self, order: Order) -> None:
-        secrets = files.read_json(os.path.join(self.directory, layout.SECRETS)) or {}
+        try:
+            secrets = read_secrets(self.directory, self.info)
+        except OSError as exc:
+            self._record(_unstarted(order, f"cannot read a secret: {exc}", "start-failed"))
+            return
         self.log.forget()
         running = self.running = Running(
             self.directory,
@@ -300,7 +336,8 @@ class Launcher:
             log=self.log,
             journal=lambda entry: self._append(entry, durable=False),
             bundle=self.bundle,
-            secrets={str(name): str(value) for name, value in secrets.items()},
+            secrets=secrets,
+            contained=self.contained,
         )
         self.status.ending, self.status.usage, self.status.pid = None, {}, None
         self.status.seq, self.status.generation = order.seq, order.generation
@@ -346,6 +383,21 @@ class Launcher:
             self._record(
                 Ending(self.seq, 0, "stopped", message="the launcher was told to end", at=time.time())
             )
+
+    def _keep_lease(self, kept: Lease) -> None:
+        """Nobody has asked for this task for so long that nobody will, or somebody else has its place."""
+        now = lease.clock()
+        if now < kept.due or not kept.look(now, lease.contact(os.path.join(self.directory, layout.CONTACT))):
+            return
+        self._lease = None
+        self._released = self.terminated = True
+        message = f"no contact with the server for its lease of {kept.seconds:g} s"
+        self.log.say(message)
+        if self.running is not None:
+            self.running.reason = message
+            self._stop(self.running.order.grace)
+        elif self.journal.ended is None:
+            self._record(Ending(self.seq, 0, "stopped", message=message, at=time.time()))
 
     # -- endings ---------------------------------------------------------------------------------------------
 
@@ -414,5 +466,5 @@ class Launcher:
             raise files.DirectoryGone(self.directory)
 
 
-def _unstarted(order: Order, message: str) -> Ending:
-    return Ending(order.seq, order.generation, "stopped", message=message, at=time.time())
+def _unstarted(order: Order, message: str, kind: str = "stopped") -> Ending:
+    return Ending(order.seq, order.generation, kind, message=message, at=time.time())

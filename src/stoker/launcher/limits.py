@@ -51,11 +51,33 @@ class Cgroup:
             finally:
                 os.close(fd)
 
-    def oom_kills(self) -> int:
+    def oom_kills(self) -> Optional[int]:
+        """Processes the kernel has killed here for want of memory."""
         if not self._memory:
-            return 0
+            return None
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        return self._table(self._memory, name).get("oom_kill", 0)
+        return self._table(self._memory, name).get("oom_kill")
+
+    def memory_hits(self) -> int:
+        """How often the limit was reached: all that kernels before 4.13 say. Giving up file cache may have helped."""
+        return (self._number(self._memory, "memory.failcnt") or 0) if self._memory else 0
+
+    def memory_limit(self) -> Optional[int]:
+        """As it is now: it may have been changed since the task began."""
+        if not self._memory:
+            return None
+        name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+        limit = self._number(self._memory, name)
+        # Version 1 says "no limit" with a number near 2^63.
+        return limit if limit is not None and limit < 1 << 60 else None
+
+    def identity(self) -> str:
+        """Another one for every group there ever was on this machine; empty when it is not known."""
+        try:
+            info = os.stat(self._memory) if self._memory else None
+        except OSError:
+            return ""
+        return "" if info is None else f"{linux.boot_id()} {info.st_dev} {info.st_ino}"
 
     def memory(self) -> Optional[int]:
         """Bytes in use, without the file cache that the kernel would give up first."""

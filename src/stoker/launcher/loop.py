@@ -29,6 +29,8 @@ class Loop:
         ignore: Callable[[int, Any], None] = lambda number, frame: None  # noqa: E731
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
             signal.signal(number, ignore)
+        # Those that were held back until somebody listens.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._watched: List[int] = []

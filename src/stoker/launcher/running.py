@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
 
 from stoker.launcher import endings
-from stoker.launcher.body import CannotStart, environment, spawn
+from stoker.launcher.body import CannotStart, environment, setup_directory, spawn, working_directory
 from stoker.launcher.framing import Redactor
 from stoker.launcher.logs import Log, pipe
 from stoker.launcher.sample import Sampler
@@ -46,6 +46,7 @@ class Running:
         journal: Callable[[Mapping[str, Any]], None],
         bundle: Optional[str],
         secrets: Mapping[str, str],
+        contained: bool = False,
     ) -> None:
         self.directory = directory
         self.info = info
@@ -53,11 +54,15 @@ class Running:
         self.tree = tree
         self.log = log
         self.journal = journal
+        self.contained = contained
+        """The body shares its container and its limits with the launcher."""
         self.code = os.path.join(directory, layout.CODE)
+        self.workdir = working_directory(self.code, info)
+        self.argv = order.argv or info.command
         self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
         self.redact = Redactor(secrets.items())
         self.sampler = Sampler(directory, info, tree)
-        self.setup = _setup(order.setup, self.code) if order.setup else None
+        self.setup = self._setup(order.setup) if order.setup else None
         self.stage = "waiting"
         self.pid: Optional[int] = None
         self.ending: Optional[Ending] = None
@@ -68,6 +73,8 @@ class Running:
         self.rusage: Any = None
         self._in_setup = False
         self._why: Optional[str] = None
+        self.reason = ""
+        """Said of a body that was stopped, where there is more to say."""
         self._status: Optional[int] = None
         self._began = time.monotonic()
         self._kill_at: Optional[float] = None
@@ -181,7 +188,7 @@ class Running:
                 self._after_setup()
                 return
             self.setup.cached = found == "cached"
-            self._spawn(self.setup.argv(), self.env, keep=self.setup.kept)
+            self._spawn(self.setup.argv(), self.env, self.code, keep=self.setup.kept)
             self.stage = "setup"
         except CannotStart as exc:
             self._cannot(exc)
@@ -198,7 +205,7 @@ class Running:
     def _start_body(self) -> None:
         self.log.forget()
         try:
-            self._spawn(self.order.argv, self.env)
+            self._spawn(self.argv, self.env, self.workdir)
         except CannotStart as exc:
             self._cannot(exc)
             return
@@ -213,7 +220,7 @@ class Running:
             }
         )
 
-    def _spawn(self, argv: Any, env: Mapping[str, str], keep: Any = ()) -> None:
+    def _spawn(self, argv: Any, env: Mapping[str, str], directory: str, keep: Any = ()) -> None:
         try:
             out, out_writer = pipe()
             err, err_writer = pipe()
@@ -226,11 +233,12 @@ class Running:
             self.pid = spawn(
                 argv,
                 env,
-                directory=self.code,
+                directory=directory,
                 stdout=out_writer,
                 stderr=err_writer,
                 info=self.info,
                 keep=keep,
+                victim=self.sampler.memory_limit if self.contained else None,
             )
             self.started_at = time.time()
         except CannotStart:
@@ -265,9 +273,11 @@ class Running:
             failure=failure,
             status=status,
             why=self._why,
+            reason=self.reason,
             timeout=self.order.timeout,
             oom_kills=self.sampler.oom_kills,
-            limit=self.info.memory,
+            squeezed=self.sampler.squeezed,
+            limit=self.sampler.memory_limit,
             pids=self.info.pids,
             peak=self.sampler.memory_peak,
             seconds=seconds,
@@ -292,8 +302,9 @@ class Running:
         }
         self.journal(entry)
 
+    def _setup(self, order: Mapping[str, Any]) -> Setup:
+        from stoker.launcher.setups import (
+            Setup,
+        )  # most tasks have none, and it loads a good deal: start-up time
 
-def _setup(order: Mapping[str, Any], code: str) -> Setup:
-    from stoker.launcher.setups import Setup  # most tasks have none, and it loads a good deal: start-up time
-
-    return Setup(order, code)
+        return Setup(str(order["command"]), setup_directory(order, self.info), self.code)

@@ -45,7 +45,8 @@ class Sampler:
         self._last_cpu = (now, 0.0)
         self._cpu_before = self.cgroup.cpu_seconds() or 0.0
         self._skipped = 0
-        self._oom_before = self.cgroup.oom_kills()
+        self._oom_before = self.cgroup.oom_kills() or 0
+        self._hits_before = self.cgroup.memory_hits()
 
     def begin(self) -> None:
         self.cgroup.begin()
@@ -66,7 +67,16 @@ class Sampler:
 
     @property
     def oom_kills(self) -> int:
-        return self.cgroup.oom_kills() - self._oom_before
+        return (self.cgroup.oom_kills() or 0) - self._oom_before
+
+    @property
+    def squeezed(self) -> bool:
+        """The memory limit was reached, and the kernel does not say whether it killed for it."""
+        return self.cgroup.oom_kills() is None and self.cgroup.memory_hits() > self._hits_before
+
+    @property
+    def memory_limit(self) -> Optional[int]:
+        return self.cgroup.memory_limit() or self.info.memory
 
     @property
     def memory_peak(self) -> Optional[int]:

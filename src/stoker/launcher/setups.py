@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import sys
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 from stoker.launcher import makeenv
 
@@ -20,9 +20,9 @@ class Setup:
     """The lock is an flock on `DIRECTORY.lock`, shared with the processes that build: it is free again only
     when no builder is left, or when the launcher, having ended them all, says so (`finish`)."""
 
-    def __init__(self, order: Mapping[str, Any], code: str) -> None:
-        self.command = str(order["command"])
-        self.directory = os.path.abspath(str(order["directory"]))
+    def __init__(self, command: str, directory: str, code: str) -> None:
+        self.command = command
+        self.directory = directory
         self.code = code
         self.lock = -1
         self.cached = False

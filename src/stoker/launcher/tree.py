@@ -22,8 +22,9 @@ _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 class Tree:
     """One per launcher. Everything that the launcher's process forks and that is still there belongs to it."""
 
-    def __init__(self, cgroup: Optional[Mapping[str, Any]] = None) -> None:
-        self.namespace = os.getpid() == 1
+    def __init__(self, cgroup: Optional[Mapping[str, Any]] = None, contained: bool = False) -> None:
+        """`contained`: in a container that others may enter (a shell), who are not ours to kill."""
+        self.namespace = os.getpid() == 1 and not contained
         self.cgroup = cgroup
         self.empty = True
         """No process was left when last looked (`reap`)."""

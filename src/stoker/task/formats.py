@@ -54,8 +54,9 @@ class TaskInfo(Record):
     memory: Optional[int] = None
     """Bytes; None: no limit."""
     pids: Optional[int] = None
-    gpus: List[str] = field(default_factory=list)
-    """UUIDs (or indexes) of the GPUs this task owns."""
+    gpus: Optional[List[str]] = field(default_factory=list)
+    """UUIDs (or indexes) of the GPUs this task owns. None: not ours to say, the container's runtime gives them
+    and CUDA_VISIBLE_DEVICES is left as it is."""
     cgroup: Optional[Dict[str, Any]] = None
     """{"version": 1|2, "procs": [files the body writes its pid to], "memory": dir, "cpu": dir, "pids": dir,
     "freezer": dir}; None: the launcher limits by affinity, rlimits and a watchdog."""
@@ -64,6 +65,22 @@ class TaskInfo(Record):
     log_budget: int = 1 << 30
     log_segment: int = 8 << 20
     sample_every: float = 5.0
+    secrets_dir: Optional[str] = None
+    """A directory with one file per secret, named by it; None: they are in secrets.json."""
+    setups: Optional[str] = None
+    """The directory in which setups are made, whatever the order says: KEY beneath it."""
+    workdir: Optional[str] = None
+    """Where the body runs when no code was brought; a relative path counts from where the launcher was started
+    (`.`: the image's own WORKDIR). None: always in `code/`."""
+    home: Optional[str] = None
+    """HOME for a body whose environment has none, or one that cannot be written."""
+    command: List[str] = field(default_factory=list)
+    """What runs when an order names no command: the image's own."""
+    lease: Optional[float] = None
+    """Seconds without contact (see launcher/lease.py) after which the launcher ends the body and itself; None:
+    it never does."""
+    exclusive: bool = False
+    """Whoever is silent longer than its lease may have been replaced: no moment beyond it."""
     format: int = FORMAT
 
 
@@ -79,6 +96,8 @@ class Order(Record):
     argv: List[str] = field(default_factory=list)
     env: Dict[str, str] = field(default_factory=dict)
     """The whole environment of the body but for secrets and what only the launcher knows."""
+    inherit: bool = False
+    """The environment begins with the launcher's own (in a container: the image's), and `env` goes on top."""
     grace: float = 60.0
     timeout: Optional[float] = None
     """Seconds the body may run; the launcher counts them, so the limit holds while the server is away."""

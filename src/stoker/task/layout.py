@@ -4,6 +4,7 @@ task.json         engine      once, before the launcher starts: identity, limits
 order.json        server      atomically replaced: what to do now (Order)
 secrets.json      server      0600; name -> value; deleted when the run is terminal
 journal.jsonl     launcher    append-only: starts, ends, checkpoints. fsync'ed where it must survive power loss
+contact           courier     replaced on authenticated requests, at most every 10 s: keeps the lease (a counter)
 status.json       launcher    atomically replaced: phase, usage, log counters (Status)
 launcher.lock     launcher    flock'ed for as long as a launcher works on this directory
 engine.json       engine      the local engine's record of the launcher process (boot id, pid, start time)
@@ -23,6 +24,7 @@ from __future__ import annotations
 TASK = "task.json"
 ORDER = "order.json"
 SECRETS = "secrets.json"
+CONTACT = "contact"
 JOURNAL = "journal.jsonl"
 STATUS = "status.json"
 LOCK = "launcher.lock"

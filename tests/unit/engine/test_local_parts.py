@@ -57,6 +57,13 @@ def test_render_says_everything_that_will_be_written() -> None:
         "log_budget": 1 << 30,
         "log_segment": 8 << 20,
         "sample_every": 5.0,
+        "secrets_dir": None,
+        "setups": None,
+        "workdir": None,
+        "home": None,
+        "command": [],
+        "lease": None,
+        "exclusive": False,
         "format": 1,
     }
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from stoker.engine.local import processes
 from stoker.task import formats
+from stoker.task.groups import unescape
 
-V1_CONTROLLERS = ("memory", "cpu", "cpuacct", "pids", "freezer", "devices")
 V2_CONTROLLERS = ("cpu", "memory", "pids")
 PERIOD = 100_000
 """Microseconds over which a CPU quota counts: the kernel's own default."""
@@ -63,33 +63,13 @@ def home_name(home: Path) -> str:
     return "stoker-" + hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:12]
 
 
-def find(mountinfo: str, own: str) -> tuple[dict[str, str], str | None]:
-    """Our own directory for each v1 controller, and for v2, from /proc/self/mountinfo and /proc/self/cgroup. Pure."""
-    paths, unified = _own_paths(own)
-    first: dict[str, str] = {}
-    second: str | None = None
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        words, kinds = left.split(), right.split()
-        if len(words) < 5 or len(kinds) < 3:
-            continue
-        root, mount = _unescape(words[3]), _unescape(words[4])
-        if kinds[0] == "cgroup":
-            for controller in kinds[2].split(","):
-                if controller in paths and controller in V1_CONTROLLERS:
-                    first.setdefault(controller, _inside(mount, root, paths[controller]))
-        elif kinds[0] == "cgroup2" and unified is not None and second is None:
-            second = _inside(mount, root, unified)
-    return first, second
-
-
 def mounts(mountinfo: str) -> list[str]:
     """Every place where control groups are mounted. Pure."""
     found = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         if right.split(" ", 1)[0] in ("cgroup", "cgroup2"):
-            found.append(_unescape(left.split()[4]))
+            found.append(unescape(left.split()[4]))
     return found
 
 
@@ -98,7 +78,7 @@ def unified(mountinfo: str) -> str | None:
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         if right.split(" ", 1)[0] == "cgroup2":
-            return _unescape(left.split()[4])
+            return unescape(left.split()[4])
     return None
 
 
@@ -273,34 +253,6 @@ def _settings_v2(limits: Limits) -> list[tuple[str, str, str]]:
 def quota(cpu: float) -> int:
     """Microseconds of CPU per period; the kernel refuses less than a millisecond."""
     return max(1_000, round(cpu * PERIOD))
-
-
-def _own_paths(own: str) -> tuple[dict[str, str], str | None]:
-    paths: dict[str, str] = {}
-    unified: str | None = None
-    for line in own.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            unified = path
-        for controller in controllers.split(","):
-            paths[controller] = path
-    return paths, unified
-
-
-def _inside(mount: str, root: str, path: str) -> str:
-    """Where a group lies in the file system. In a container the mount may show only a part of the hierarchy."""
-    relative = posixpath.relpath(path, root)
-    if relative == "." or relative.startswith(".."):
-        return mount
-    return f"{mount}/{relative}"
-
-
-def _unescape(word: str) -> str:
-    """mountinfo writes blanks and the like as octal."""
-    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        word = word.replace(code, char)
-    return word
 
 
 def _try(path: str, value: str) -> bool:

@@ -78,7 +78,9 @@ class LocalEngine:
     async def capacity(self) -> Sequence[Node]:
         await self._ready()
         self._look()
-        owned = {gpu for known in self._registry if self._registry.is_alive(known) for gpu in known.info.gpus}
+        owned = {
+            gpu for known in self._registry if self._registry.is_alive(known) for gpu in known.info.gpus or ()
+        }
         async with self._looking_at_gpus:
             gpus = await asyncio.to_thread(self._gpus.look, owned)
         node = Node(

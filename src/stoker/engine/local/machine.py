@@ -6,8 +6,9 @@ import os
 import posixpath
 from collections.abc import Iterator
 
-from stoker.engine.local import cgroups, processes
+from stoker.engine.local import processes
 from stoker.settings import LocalSettings
+from stoker.task import groups
 
 
 def cpus(settings: LocalSettings) -> float:
@@ -61,7 +62,7 @@ def own_quota() -> float | None:
 
 
 def _own() -> tuple[dict[str, str], str | None]:
-    return cgroups.find(processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup"))
+    return groups.find(processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup"))
 
 
 def _upwards(directory: str | None) -> Iterator[str]:

@@ -71,7 +71,7 @@ class Starter:
             ) from exc
 
     def _limits(self, info: TaskInfo) -> cgroups.Limits:
-        return cgroups.Limits(info.cpu, info.memory, info.pids, self._gpus.denied(info.gpus))
+        return cgroups.Limits(info.cpu, info.memory, info.pids, self._gpus.denied(info.gpus or ()))
 
     async def _launch(self, known: Known) -> Identity:
         for _ in range(TRIES):

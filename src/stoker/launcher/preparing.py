@@ -1,0 +1,65 @@
+"""`init`: a task directory and the launcher's code, made by a container that ends before the others begin.
+
+Its user need not own the directory it finds (a volume's mount point is root's), may have no name, and may come
+again: when a machine was restarted the volume is still there, with everything a launcher wrote into it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Any, Mapping
+
+from stoker.launcher import bundle, files
+from stoker.task import container, formats, layout
+
+BAD_INPUT = 65
+
+
+def main(task: str, directory: str, place: str) -> int:
+    try:
+        return prepare(task, directory, place)
+    except OSError as exc:
+        print(f"stoker init: {exc.strerror}: {exc.filename or directory}", file=sys.stderr)
+        return 74 if exc.errno == errno.ENOSPC else 73
+
+
+def prepare(task: str, directory: str, place: str) -> int:
+    """May be repeated, after it was cut short too. What is there already is not touched."""
+    raw = files.read_json(task) or {}
+    try:
+        formats.TaskInfo.from_json(raw)
+    except TypeError as exc:
+        print(f"stoker init: {task} is not a task: {exc}", file=sys.stderr)
+        return BAD_INPUT
+    _make_directory(directory, raw)
+    path = bundle.write(place)
+    _link(os.path.basename(path), os.path.join(place, os.path.basename(container.CURRENT)))
+    return 0
+
+
+def _make_directory(directory: str, task: Mapping[str, Any]) -> None:
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    try:
+        os.chmod(directory, 0o700)
+    except PermissionError:
+        # The mount point of a volume: its owner lets this user write, and nobody else is in the pod.
+        pass
+    for name in layout.DIRECTORIES:
+        os.makedirs(os.path.join(directory, name), mode=0o755, exist_ok=True)
+    path = os.path.join(directory, layout.TASK)
+    if files.read_json(path) != task:
+        formats.write_json(path, task, mode=0o600, durable=True)
+
+
+def _link(target: str, path: str) -> None:
+    try:
+        if os.readlink(path) == target:
+            return
+    except OSError:
+        pass
+    temporary = f"{path}.{os.getpid()}.tmp"
+    files.unlink(temporary)
+    os.symlink(target, temporary)
+    os.replace(temporary, path)
