@@ -34,8 +34,18 @@ test: setup  ## everything that runs in CI, under ten minutes
 	$(BIN)/python -m pytest -n 2 -m "not soak and not alone" $(ARGS)
 	$(BIN)/python -m pytest -m "alone and not soak" $(ARGS)
 
+test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it
+	$(BIN)/python -m pytest tests/cluster -m "not soak" $(ARGS)
+
+cluster-up: setup  ## leave that cluster running: test-cluster then uses it
+	@PYTHONPATH=tests/cluster $(BIN)/python -m harness up
+
+cluster-down: setup  ## end it, with all it left
+	@PYTHONPATH=tests/cluster $(BIN)/python -m harness down
+
 soak: setup  ## many seeds, long runs
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest -m "soak or not soak" --timeout 3600 $(ARGS)
+	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest tests/cluster -m "soak or not soak" --timeout 3600 $(ARGS)
 
 bench: setup  ## ours against peers and limits; writes bench/results.json
 	$(BIN)/python -m bench $(ARGS)
@@ -50,4 +60,4 @@ lock:  ## refresh requirements/lock.txt
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo lint test soak bench docs lock clean
+.PHONY: help setup demo lint test test-cluster cluster-up cluster-down soak bench docs lock clean

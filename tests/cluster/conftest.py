@@ -1,0 +1,44 @@
+"""The cluster that tests run against: one that is running (`make cluster-up`), one started for this run, or yours.
+
+With STOKER_TEST_KUBECONFIG set, the tests run against that cluster; what needs a part of it broken is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Cluster, HarnessError
+from harness.api import until
+from harness.foreign import ForeignCluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster | ForeignCluster]:
+    if named := os.environ.get("STOKER_TEST_KUBECONFIG"):
+        yield ForeignCluster(Path(named))
+        return
+    if running := Cluster.attach():
+        yield running
+        return
+    try:
+        started = Cluster.start(owner=os.getpid())
+    except HarnessError as error:
+        pytest.fail(str(error), pytrace=False)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster | ForeignCluster) -> Iterator[str]:
+    """A namespace of the test's own, with its default service account; gone, with all in it, after the test."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    until(
+        lambda: "default" in cluster.kubectl("-n", name, "get", "serviceaccounts"), f"the account of {name}"
+    )
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,3 @@
+module stoker.test/pause
+
+go 1.26.0

@@ -1,0 +1,73 @@
+"""`python -m harness up|down|status`: a cluster that stays, for use by hand and by many test runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from harness.cleanup import clean
+from harness.cluster import Cluster
+from harness.errors import HarnessError
+from harness.layout import Layout
+from harness.processes import Process
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="harness")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("up")
+    verbs.add_parser("down")
+    verbs.add_parser("status")
+    watch = verbs.add_parser("watch")
+    for name in ("slot", "pid", "start"):
+        watch.add_argument(name, type=int)
+    asked = parser.parse_args()
+    try:
+        return {"up": _up, "down": _down, "status": _status, "watch": _watch}[asked.verb](asked)
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _up(_: argparse.Namespace) -> int:
+    cluster = Cluster.attach()
+    if cluster is None:
+        started = time.monotonic()
+        cluster = Cluster.start()
+        print(f"started in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    _describe(cluster)
+    return 0
+
+
+def _down(_: argparse.Namespace) -> int:
+    clean(Layout())
+    return 0
+
+
+def _status(_: argparse.Namespace) -> int:
+    cluster = Cluster.attach()
+    if cluster is None:
+        print("no cluster is running")
+        return 1
+    _describe(cluster)
+    return 0
+
+
+def _describe(cluster: Cluster) -> None:
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+    print(f"# registry: {cluster.registry}")
+    for name, reference in sorted(cluster.images.items()):
+        print(f"# image {name}: {reference}")
+    print(f"# logs: {cluster.logs}")
+
+
+def _watch(asked: argparse.Namespace) -> int:
+    """Wait for the process, then end the cluster: also when that process had no chance to."""
+    Process(asked.pid, asked.start).wait(None)
+    clean(Layout(asked.slot))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The few requests the harness makes of the API server itself: JSON in, JSON out."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.errors import HarnessError
+from harness.layout import Layout
+
+__all__ = ["Api", "until"]
+
+
+def until(
+    condition: Callable[[], bool], what: str, limit: float = 120, evidence: Callable[[], str] = str
+) -> None:
+    """Wait for a condition; `limit` only ends what would never come."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            raise HarnessError(f"waited {limit:.0f} s for {what}\n{evidence()}".rstrip())
+        time.sleep(0.1)
+
+
+class Api:
+    """As the cluster's administrator; one short connection per request."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __call__(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Any:
+        """The answer's JSON; any status but 2xx is an error that says what the server said."""
+        status, said = self.raw(method, path, body, kind)
+        if not 200 <= status < 300:
+            raise HarnessError(f"the API server answers {status} to {method} {path}: {said[:1000].decode()}")
+        return json.loads(said)
+
+    def raw(
+        self, method: str, path: str, body: object = None, kind: str = "application/json", timeout: float = 30
+    ) -> tuple[int, bytes]:
+        target = urlsplit(self._layout.server)
+        connection = http.client.HTTPSConnection(
+            str(target.hostname), target.port, timeout=timeout, context=self._tls()
+        )
+        headers: Mapping[str, str] = {"Content-Type": kind} if body is not None else {}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def answers(self, path: str = "/readyz") -> bool:
+        try:
+            return self.raw("GET", path, timeout=5)[0] == 200
+        except OSError:
+            return False
+
+    def _tls(self) -> ssl.SSLContext:
+        pki = self._layout.pki
+        context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+        context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+        return context

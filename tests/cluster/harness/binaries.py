@@ -1,0 +1,211 @@
+"""The programs of a cluster, compiled once from pinned Go modules into the cache.
+
+The modules are under `tests/cluster/go`, each with the checksums of all it depends on. A build is used for as long
+as its module and the compiler are the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache as remember
+from pathlib import Path
+from urllib.request import urlopen
+
+from harness.errors import HarnessError, command
+from harness.layout import cache, kubernetes_version
+
+__all__ = ["binary"]
+
+GO = (1, 26, 6)
+"""The oldest compiler that takes all of the modules."""
+FETCHED_GO = "1.26.8"
+MODULES = Path(__file__).resolve().parents[1] / "go"
+
+
+@dataclass(frozen=True)
+class Build:
+    """What one `go build` makes: each of `packages` (program -> package), and other names for a program."""
+
+    name: str
+    version: str
+    module: str
+    packages: dict[str, str]
+    aliases: dict[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        return cache() / f"{self.name}-{self.version}"
+
+    @property
+    def source(self) -> Path:
+        return MODULES / self.module
+
+    def programs(self) -> set[str]:
+        return {*self.packages, *self.aliases}
+
+
+def binary(name: str) -> Path:
+    """The program called `name`, built if it is not in the cache; one builder at a time, others wait for it."""
+    for build in _builds(kubernetes_version()):
+        if name in build.programs():
+            _ensure(build)
+            return build.directory / name
+    raise HarnessError(f"no program called {name}")
+
+
+def _builds(kubernetes: str) -> list[Build]:
+    containerd = "github.com/containerd/containerd/v2/cmd"
+    shim = "containerd-shim-runc-v2"
+    return [
+        _kubernetes(kubernetes),
+        Build("etcd", "3.7.0", "kubernetes", {"etcd": "go.etcd.io/etcd/server/v3"}),
+        Build(
+            "containerd",
+            "2.4.2",
+            "containerd",
+            {name: f"{containerd}/{name}" for name in ("containerd", shim, "ctr")},
+        ),
+        Build("pause", "1", "pause", {"pause": "."}),
+    ]
+
+
+def _kubernetes(version: str) -> Build:
+    """One program under all the names of Kubernetes; it says the version it is, as clients and charts ask for it."""
+    major, minor, _ = version.split(".")
+    folder = "kubernetes" if (major, minor) == ("1", "37") else f"kubernetes-{major}.{minor}"
+    if not (MODULES / folder).is_dir():
+        raise HarnessError(
+            f"no module for Kubernetes {version}; there is one for each folder {MODULES}/kubernetes*"
+        )
+    facts = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    said = " ".join(f"-X {package}.{key}={value}" for package in packages for key, value in facts.items())
+    names = ("apiserver", "controller-manager", "scheduler", "proxy")
+    aliases = {f"kube-{name}": "kubernetes" for name in names} | {
+        "kubelet": "kubernetes",
+        "kubectl": "kubernetes",
+    }
+    return Build("kubernetes", version, folder, {"kubernetes": "."}, aliases, (f"-ldflags=-s -w {said}",))
+
+
+def _ensure(build: Build) -> None:
+    if _is_built(build):
+        return
+    with _locked(build):
+        if not _is_built(build):
+            _make(build)
+
+
+def _is_built(build: Build) -> bool:
+    stamp = build.directory / "stamp"
+    return stamp.exists() and stamp.read_text() == _stamp(build)
+
+
+def _stamp(build: Build) -> str:
+    digest = hashlib.sha256(repr((build.packages, build.flags)).encode())
+    for path in sorted(build.source.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(build: Build) -> Iterator[None]:
+    cache().mkdir(parents=True, exist_ok=True)
+    with open(cache() / f"{build.name}-{build.version}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make(build: Build) -> None:
+    """Compile beside the place and move it there, so that a half-made build is never found."""
+    started = time.monotonic()
+    _say(f"building {build.name} {build.version} (once; kept in {build.directory})")
+    fresh = build.directory.with_name(build.directory.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for name, package in build.packages.items():
+        _compile(build, fresh / name, package)
+    for name, target in build.aliases.items():
+        (fresh / name).symlink_to(target)
+    (fresh / "stamp").write_text(_stamp(build))
+    shutil.rmtree(build.directory, ignore_errors=True)
+    fresh.rename(build.directory)
+    _say(f"built {build.name} {build.version} in {time.monotonic() - started:.0f} s")
+
+
+def _compile(build: Build, target: Path, package: str) -> None:
+    flags = build.flags or ("-ldflags=-s -w",)
+    argv = [
+        str(_go()),
+        "build",
+        "-trimpath",
+        "-buildvcs=false",
+        "-mod=readonly",
+        *flags,
+        "-o",
+        str(target),
+        package,
+    ]
+    env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
+    done = subprocess.run(argv, cwd=build.source, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise HarnessError(f"{build.name} {build.version} does not build:\n{done.stderr.strip()[-4000:]}")
+
+
+@remember
+def _go() -> Path:
+    """A compiler that is new enough: the machine's, or one fetched as the module that Go publishes it as."""
+    if (found := shutil.which("go")) and _go_version(found) >= GO:
+        return Path(found)
+    home = cache() / f"go-{FETCHED_GO}"
+    if not (home / "bin" / "go").exists():
+        _fetch_go(home)
+    return home / "bin" / "go"
+
+
+def _go_version(go: str) -> tuple[int, ...]:
+    said = command([go, "env", "GOVERSION"], env={**os.environ, "GOTOOLCHAIN": "local"}).strip()
+    try:
+        return tuple(int(part) for part in said.removeprefix("go").split("."))
+    except ValueError:
+        return (0,)
+
+
+def _fetch_go(home: Path) -> None:
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    name = f"v0.0.1-go{FETCHED_GO}.linux-{machine}"
+    proxy = (os.environ.get("GOPROXY") or "https://proxy.golang.org").split(",")[0]
+    _say(f"fetching Go {FETCHED_GO}")
+    fresh = home.with_name(home.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    archive = fresh / "go.zip"
+    with (
+        urlopen(f"{proxy}/golang.org/toolchain/@v/{name}.zip", timeout=60) as answer,
+        open(archive, "wb") as target,
+    ):
+        shutil.copyfileobj(answer, target)
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(fresh)
+    tree = fresh / f"golang.org/toolchain@{name}"
+    for folder in ("bin", "pkg/tool"):
+        for path in (tree / folder).rglob("*"):
+            path.chmod(0o755)
+    shutil.rmtree(home, ignore_errors=True)
+    tree.rename(home)
+    shutil.rmtree(fresh)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,280 @@
+"""The cluster as tests see it: start, look, break, mend, end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import cgroups, network, registry
+from harness.api import Api, until
+from harness.binaries import binary
+from harness.cleanup import clean
+from harness.control import Control
+from harness.errors import HarnessError
+from harness.images import Image, busybox, push
+from harness.layout import Layout, kubernetes_version
+from harness.node import Node
+from harness.pki import Authority
+from harness.processes import Ledger, Process
+
+__all__ = ["Cluster"]
+
+_TOOLS = {
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "nft": "nftables",
+    "runc": "runc",
+    "busybox": "busybox-static",
+    "docker-registry": "docker-registry",
+}
+GPU = "nvidia.com/gpu"
+
+
+class Cluster:
+    """A running cluster. Only one program at a time may break and mend it; any number may use it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._ledger = Ledger(layout.state, layout.logs)
+        self._control = Control(layout, self._ledger)
+        self.api = Api(layout)
+
+    @classmethod
+    def start(cls, layout: Layout | None = None, *, nodes: int = 2, owner: int | None = None) -> Cluster:
+        """Build what is missing, end what an earlier cluster left, start a new one and wait until it is whole.
+
+        With `owner`, a process, the cluster is ended when that process ends, however it ends.
+        """
+        layout = layout or Layout()
+        _check_machine()
+        for name in ("kubelet", "etcd", "containerd", "pause"):
+            binary(name)
+        clean(layout)
+        layout.root.mkdir(parents=True)
+        cluster = cls(layout)
+        if owner is not None:
+            cluster._watch(owner)
+        try:
+            cluster._start(nodes)
+        except BaseException:
+            _keep_logs(layout)
+            clean(layout)
+            raise
+        return cluster
+
+    @classmethod
+    def attach(cls, layout: Layout | None = None) -> Cluster | None:
+        """The cluster that is running already, if there is one of the wanted version and it is whole."""
+        cluster = cls(layout or Layout())
+        noted = cluster._ledger.read()
+        if noted.get("kubernetes") != kubernetes_version() or not noted.get("whole"):
+            return None
+        alive = all(process.alive for process in cluster._ledger.all().values())
+        return cluster if alive and cluster.api.answers() else None
+
+    def stop(self) -> None:
+        clean(self._layout)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._layout.kubeconfig
+
+    @property
+    def registry(self) -> str:
+        """host:port, as the nodes and this machine see it."""
+        return str(self._ledger.read()["registry"])
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Name -> reference of what is in the registry for tests."""
+        images: Any = self._ledger.read()["images"]
+        return dict(images)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        names: Any = self._ledger.read()["nodes"]
+        return tuple(names)
+
+    @property
+    def logs(self) -> Path:
+        """What each process of the cluster says, in NAME.log."""
+        return self._layout.logs
+
+    def kubectl(self, *argv: str, input: str | None = None) -> str:
+        done = subprocess.run(
+            [binary("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv],
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode:
+            raise HarnessError(f"kubectl {' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def push(self, name: str, image: Image) -> str:
+        reference = push(self.registry, name, image)
+        self._ledger.note("images", {**self.images, name: reference})
+        return reference
+
+    def stop_api(self, *, freeze: bool = False) -> None:
+        """The API server is gone; with `freeze`, it takes connections and never answers."""
+        if freeze:
+            self._process("kube-apiserver").send(signal.SIGSTOP)
+        else:
+            self._ledger.end("kube-apiserver", signal.SIGKILL)
+
+    def start_api(self) -> None:
+        """Mend what `stop_api` did, and wait until the API server answers."""
+        process = self._ledger.find("kube-apiserver")
+        if process and process.alive:
+            process.send(signal.SIGCONT)
+            self._control.wait_api()
+        else:
+            self._control.start_api()
+
+    def compact(self) -> None:
+        """Forget the past: whoever asks for changes since a version it saw before this is told 410 Gone.
+
+        The API server keeps recent changes in memory, so it is started anew as well.
+        """
+        self.stop_api()
+        self._control.compact()
+        self._control.start_api()
+
+    def lose_node(self, name: str) -> None:
+        self._node(name).lose()
+
+    def orphan_node(self, name: str) -> None:
+        """The node's agents are gone, its pods run on."""
+        self._node(name).orphan()
+
+    def restore_node(self, name: str) -> None:
+        """The node is back, and Ready."""
+        node = self._node(name)
+        node.start()
+        self._offer_gpus()
+        node.wait()
+
+    def cut(self, address: str) -> None:
+        """Nothing reaches the pod at this address any more, nor comes from it; also not on open connections."""
+        network.cut(self._layout, address)
+
+    def heal(self, address: str) -> None:
+        network.heal(self._layout, address)
+
+    def freeze(self, pod: str, container: str, namespace: str = "default") -> None:
+        """Every process of the container stands still, as on a machine that hangs."""
+        cgroups.freeze(self._container(pod, container, namespace), True, self._layout.cgroup)
+
+    def thaw(self, pod: str, container: str, namespace: str = "default") -> None:
+        cgroups.freeze(self._container(pod, container, namespace), False, self._layout.cgroup)
+
+    def _start(self, nodes: int) -> None:
+        layout, parts = self._layout, [self._numbered(index + 1) for index in range(nodes)]
+        network.setup(layout, [layout.control, layout.dns, *(node.address for node in parts)])
+        authority = Authority(layout)
+        self._control.certify(authority)
+        where = registry.start(layout, self._ledger)
+        self._ledger.note("registry", where)
+        self._ledger.note("nodes", [node.name for node in parts])
+        self._ledger.note("kubernetes", kubernetes_version())
+        pause = push(where, "pause", Image({"pause": binary("pause")}, entrypoint=("/pause",)))
+        self._ledger.note("images", {"pause": pause, "busybox": push(where, "busybox", busybox())})
+        self._control.start()
+        for node in parts:
+            node.certify(authority)
+            node.configure(where, pause)
+            node.start()
+        for node in parts:
+            node.wait()
+        self._offer_gpus()
+        until(self._has_default_account, "the service account of the namespace default")
+        self._ledger.note("whole", True)
+
+    def _offer_gpus(self) -> None:
+        if len(self.nodes) > 1:
+            node = self._node(self.nodes[1])
+            until(
+                lambda: self.api.raw("GET", f"/api/v1/nodes/{node.name}")[0] == 200,
+                f"{node.name} to register",
+            )
+            node.resource(GPU, 4)
+
+    def _has_default_account(self) -> bool:
+        return self.api.raw("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == 200
+
+    def _watch(self, owner: int) -> None:
+        """A process of its own that ends the cluster when its owner has ended."""
+        process = Process.of(owner)
+        if process is None:
+            raise HarnessError(f"no process {owner} to watch")
+        argv = [
+            sys.executable,
+            "-m",
+            "harness",
+            "watch",
+            str(self._layout.slot),
+            str(process.pid),
+            str(process.start),
+        ]
+        # Not recorded and not marked: it outlives what it cleans up.
+        subprocess.Popen(
+            argv,
+            cwd=Path(__file__).resolve().parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ).returncode = 0
+
+    def _numbered(self, index: int) -> Node:
+        return Node(self._layout, self._ledger, index)
+
+    def _node(self, name: str) -> Node:
+        if name not in self.nodes:
+            raise HarnessError(f"no node called {name}; there are {', '.join(self.nodes)}")
+        return self._numbered(self.nodes.index(name) + 1)
+
+    def _process(self, name: str) -> Process:
+        process = self._ledger.find(name)
+        if process is None or not process.alive:
+            raise HarnessError(f"{name} is not running")
+        return process
+
+    def _container(self, pod: str, container: str, namespace: str) -> str:
+        status = self.api("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")["status"]
+        every = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
+        for each in every:
+            if each["name"] == container and each.get("containerID"):
+                return str(each["containerID"]).removeprefix("containerd://")
+        raise HarnessError(f"pod {pod} has no running container {container}: {json.dumps(every)}")
+
+
+def _check_machine() -> None:
+    if os.geteuid() != 0:
+        raise HarnessError(
+            "the test cluster needs root: nodes mount, make network interfaces and control groups"
+        )
+    missing = sorted({package for tool, package in _TOOLS.items() if shutil.which(tool) is None})
+    if not any(Path(folder, "ptp").exists() for folder in ("/usr/lib/cni", "/opt/cni/bin")):
+        missing.append("containernetworking-plugins")
+    if missing:
+        raise HarnessError(
+            f"the test cluster needs {', '.join(missing)}; apt-get install {' '.join(missing)}"
+        )
+
+
+def _keep_logs(layout: Layout) -> None:
+    """What a cluster that did not start said, for whoever looks into it."""
+    kept = layout.root.with_name(f"{layout.root.name}-failed-logs")
+    shutil.rmtree(kept, ignore_errors=True)
+    if layout.logs.exists():
+        shutil.copytree(layout.logs, kept)
+        print(f"the logs of the cluster that did not start are in {kept}", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""A cluster that somebody else runs, named by STOKER_TEST_KUBECONFIG: it is used, and nothing of it is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from harness.binaries import binary
+from harness.errors import HarnessError
+
+__all__ = ["ForeignCluster"]
+
+
+class ForeignCluster:
+    """Takes the place of `Cluster` in tests; what it cannot do skips the test and says why.
+
+    STOKER_TEST_REGISTRY is the registry its nodes pull from, and STOKER_TEST_IMAGES maps the names of test images to
+    references, as JSON.
+    """
+
+    def __init__(self, kubeconfig: Path) -> None:
+        if not kubeconfig.exists():
+            raise HarnessError(f"STOKER_TEST_KUBECONFIG names {kubeconfig}, which does not exist")
+        self.kubeconfig = kubeconfig
+
+    @property
+    def registry(self) -> str:
+        named = os.environ.get("STOKER_TEST_REGISTRY")
+        return named or _skip("set STOKER_TEST_REGISTRY to a registry that this cluster's nodes pull from")
+
+    @property
+    def images(self) -> dict[str, str]:
+        named = os.environ.get("STOKER_TEST_IMAGES")
+        images: dict[str, str] = (
+            json.loads(named) if named else _skip("set STOKER_TEST_IMAGES to the test images")
+        )
+        return images
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        listed = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        return tuple(sorted(each["metadata"]["name"] for each in listed))
+
+    def kubectl(self, *argv: str, input: str | None = None) -> str:
+        program = shutil.which("kubectl") or binary("kubectl")
+        done = subprocess.run(
+            [program, f"--kubeconfig={self.kubeconfig}", *argv],
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode:
+            raise HarnessError(f"kubectl {' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        _skip(f"`{name}` needs a cluster that the tests may break; unset STOKER_TEST_KUBECONFIG")
+
+
+def _skip(why: str) -> NoReturn:
+    pytest.skip(why)

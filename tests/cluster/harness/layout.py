@@ -1,0 +1,110 @@
+"""Where a cluster's files are, and which names and addresses it uses.
+
+A machine can hold several clusters, told apart by their slot; the one everybody shares has slot 0.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+__all__ = ["DEFAULT_VERSION", "Layout", "cache", "kubernetes_version"]
+
+DEFAULT_VERSION = "1.37.1"
+
+
+def kubernetes_version() -> str:
+    return os.environ.get("STOKER_TEST_KUBERNETES") or DEFAULT_VERSION
+
+
+def cache() -> Path:
+    """Binaries and running clusters: outside the checkout, so that it survives a fresh clone."""
+    if named := os.environ.get("STOKER_CLUSTER_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "stoker-cluster"
+
+
+@dataclass(frozen=True)
+class Layout:
+    slot: int = 0
+
+    @property
+    def root(self) -> Path:
+        path = cache() / ("run" if self.slot == 0 else f"run-{self.slot}")
+        if len(str(path)) > 60:
+            raise HarnessError(
+                f"{path} is too long for the sockets below it; set STOKER_CLUSTER_CACHE to a shorter path"
+            )
+        return path
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.root / "kubeconfig"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def pki(self) -> Path:
+        return self.root / "pki"
+
+    @property
+    def link(self) -> str:
+        """The interface that carries the cluster's addresses."""
+        return f"stoker{self.slot}"
+
+    @property
+    def table(self) -> str:
+        """The nft table with all of the cluster's rules."""
+        return f"stoker{self.slot}"
+
+    @property
+    def cgroup(self) -> str:
+        """The cgroup above all pods, without the leading slash."""
+        return f"stoker-cluster-{self.slot}"
+
+    @property
+    def network(self) -> str:
+        """Every address of the cluster but the services'."""
+        return f"{self._prefix}.0.0/17"
+
+    @property
+    def services(self) -> str:
+        return f"{self._prefix}.128.0/20"
+
+    @property
+    def first_service(self) -> str:
+        """The address of the service `kubernetes`."""
+        return f"{self._prefix}.128.1"
+
+    @property
+    def control(self) -> str:
+        """Where etcd and the API server listen."""
+        return f"{self._prefix}.0.1"
+
+    @property
+    def dns(self) -> str:
+        return f"{self._prefix}.0.53"
+
+    def node_address(self, index: int) -> str:
+        return f"{self._prefix}.0.{10 + index}"
+
+    def pods(self, index: int) -> str:
+        return f"{self._prefix}.{index}.0/24"
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.control}:6443"
+
+    @property
+    def _prefix(self) -> str:
+        return f"10.{189 + self.slot}"

@@ -1,0 +1,86 @@
+"""The machine's part of the cluster's network: addresses, forwarding, and the rules that cut a pod off.
+
+Pods are connected by a routed pair of interfaces each (`ptp`), so that everything between two pods passes the
+machine's rules, also on one node. All rules are in one nft table of the cluster's own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.errors import command
+from harness.layout import Layout
+
+__all__ = ["cut", "heal", "pod_network", "remove", "setup"]
+
+_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+def setup(layout: Layout, addresses: list[str]) -> None:
+    command(["ip", "link", "add", layout.link, "type", "bridge"])
+    for address in addresses:
+        command(["ip", "address", "add", f"{address}/32", "dev", layout.link])
+    command(["ip", "link", "set", layout.link, "up"])
+    _FORWARD.write_text("1")
+    command(["nft", "-f", "-"], input=_rules(layout))
+    for direction in ("-s", "-d"):
+        command(["iptables", "-w", "-I", "FORWARD", *_accept(layout, direction)])
+
+
+def remove(layout: Layout) -> None:
+    command(["ip", "link", "delete", layout.link], check=False)
+    command(["nft", "delete", "table", "ip", layout.table], check=False)
+    for direction in ("-s", "-d"):
+        command(["iptables", "-w", "-D", "FORWARD", *_accept(layout, direction)], check=False)
+
+
+def cut(layout: Layout, address: str) -> None:
+    """From now on nothing reaches the address and nothing comes from it, open connections included."""
+    command(["nft", "add", "element", "ip", layout.table, "cut", f"{{ {address} }}"])
+
+
+def heal(layout: Layout, address: str) -> None:
+    command(["nft", "delete", "element", "ip", layout.table, "cut", f"{{ {address} }}"])
+
+
+def pod_network(directory: Path, layout: Layout, index: int) -> None:
+    """How the runtime of node `index` connects its pods."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "cniVersion": "1.0.0",
+        "name": f"{layout.link}-{index}",
+        "plugins": [
+            {
+                "type": "ptp",
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": str(directory / "addresses"),
+                    "ranges": [[{"subnet": layout.pods(index)}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }
+        ],
+    }
+    (directory / "10-pods.conflist").write_text(json.dumps(config, indent=1))
+
+
+def _accept(layout: Layout, direction: str) -> list[str]:
+    """Machines with a container engine drop what they forward unless told otherwise."""
+    return [direction, layout.network, "-j", "ACCEPT", "-m", "comment", "--comment", layout.table]
+
+
+def _rules(layout: Layout) -> str:
+    cutting = "ip saddr @cut drop; ip daddr @cut drop"
+    return f"""
+table ip {layout.table} {{
+  set cut {{ type ipv4_addr; }}
+  chain cut_in {{ type filter hook input priority -20; {cutting}; }}
+  chain cut_through {{ type filter hook forward priority -20; {cutting}; }}
+  chain cut_out {{ type filter hook output priority -20; {cutting}; }}
+  chain leave {{
+    type nat hook postrouting priority 90;
+    ip saddr {layout.network} ip daddr != {{ {layout.network}, {layout.services} }} masquerade
+  }}
+}}
+"""

@@ -1,0 +1,217 @@
+"""One node: a containerd and a kubelet of its own, with everything they keep in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import yaml
+
+from harness import cgroups, mounts, network
+from harness.api import Api, until
+from harness.binaries import binary
+from harness.errors import HarnessError
+from harness.layout import Layout
+from harness.pki import Authority
+from harness.processes import Ledger, Process, marked
+
+__all__ = ["Node"]
+
+
+class Node:
+    """A node of the cluster, from 1. Whoever changes it is the only one who does."""
+
+    def __init__(self, layout: Layout, ledger: Ledger, index: int) -> None:
+        self._layout = layout
+        self._ledger = ledger
+        self._api = Api(layout)
+        self._index = index
+        self.name = f"node-{index}"
+        self.root = layout.root / self.name
+        self.address = layout.node_address(index)
+        self.group = f"{layout.cgroup}/{self.name}"
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "containerd.sock"
+
+    def certify(self, authority: Authority) -> None:
+        authority.issue(f"{self.name}-server", self.address, self.name, user=f"system:node:{self.name}")
+        authority.kubeconfig(self.name, user=f"system:node:{self.name}", group="system:nodes")
+
+    def configure(self, registry: str, pause: str) -> None:
+        for folder in ("root", "state", "kubelet", "logs"):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        network.pod_network(self.root / "cni", self._layout, self._index)
+        hosts = self.root / "registries" / registry
+        hosts.mkdir(parents=True, exist_ok=True)
+        (hosts / "hosts.toml").write_text(
+            f'[host."http://{registry}"]\n  capabilities = ["pull", "resolve"]\n'
+        )
+        (self.root / "containerd.toml").write_text(self._containerd(pause))
+        (self.root / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet()))
+
+    def start(self) -> None:
+        """Start what is not running; returns at once."""
+        cgroups.make(self.group)
+        if not self._runs("containerd"):
+            path = f"{binary('containerd-shim-runc-v2').parent}:{os.environ['PATH']}"
+            argv = [binary("containerd"), "--config", self.root / "containerd.toml"]
+            self._ledger.start(
+                f"{self.name}-containerd", argv, env={"PATH": path, "OTEL_SDK_DISABLED": "true"}
+            )
+            self._wait("containerd", self.socket.exists)
+        if not self._runs("kubelet"):
+            argv = [binary("kubelet"), f"--config={self.root / 'kubelet.yaml'}"]
+            argv += [f"--kubeconfig={self._layout.pki / f'{self.name}.kubeconfig'}"]
+            argv += [f"--root-dir={self.root / 'kubelet'}", f"--hostname-override={self.name}"]
+            argv += [f"--node-ip={self.address}", f"--cert-dir={self.root / 'kubelet'}", "--v=1"]
+            argv += [f"--node-labels=stoker.test/node={self.name}"]
+            self._ledger.start(f"{self.name}-kubelet", argv)
+
+    def wait(self, ready: bool = True) -> None:
+        """Until the control plane sees it so."""
+        self._wait("kubelet" if ready else None, lambda: self.ready() is ready)
+
+    def ready(self) -> bool:
+        status, _ = self._api.raw("GET", f"/api/v1/nodes/{self.name}")
+        if status != 200:
+            return False
+        seen = self._api("GET", f"/api/v1/nodes/{self.name}")["status"].get("conditions", [])
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in seen)
+
+    def orphan(self) -> None:
+        """End kubelet and containerd at once; what runs in the pods goes on, connected as before."""
+        for part in ("kubelet", "containerd"):
+            self._ledger.end(f"{self.name}-{part}", signal.SIGKILL)
+
+    def lose(self) -> None:
+        """The machine is gone, with all that ran on it; what was on its disk is still there afterwards."""
+        self.orphan()
+        self.end_pods()
+        mounts.unmount(self.root)
+        shutil.rmtree(self.root / "state", ignore_errors=True)
+        (self.root / "state").mkdir()
+
+    def end_pods(self) -> None:
+        """Shims first: one that sees its container end would clean up after it, which no lost machine does."""
+        cgroups.thaw_all(self.group)
+        socket = str(self.socket).encode()
+        shims = [each for each in marked(self._layout.root) if socket in _arguments(each)]
+        inside = [process for pid in cgroups.members(self.group) if (process := Process.of(pid))]
+        for process in [*shims, *inside]:
+            process.send(signal.SIGKILL)
+        for process in [*shims, *inside]:
+            process.wait(30)
+
+    def end(self) -> None:
+        for part in ("kubelet", "containerd"):
+            self._ledger.end(f"{self.name}-{part}", grace=3)
+        self.end_pods()
+
+    def resource(self, name: str, amount: int) -> None:
+        """Have the node offer an extended resource, as a device plugin would."""
+        path = f"/status/capacity/{name.replace('/', '~1')}"
+        patch = [{"op": "add", "path": path, "value": str(amount)}]
+        self._api("PATCH", f"/api/v1/nodes/{self.name}/status", patch, "application/json-patch+json")
+
+    def _runs(self, part: str) -> bool:
+        process = self._ledger.find(f"{self.name}-{part}")
+        return process is not None and process.alive
+
+    def _wait(self, part: str | None, condition: object) -> None:
+        def met() -> bool:
+            if part and not self._runs(part):
+                raise HarnessError(
+                    f"{part} of {self.name} ended:\n{self._ledger.tail(f'{self.name}-{part}')}"
+                )
+            return bool(condition())  # type: ignore[operator]
+
+        log = f"{self.name}-{part or 'kubelet'}"
+        until(met, f"{part or 'the state'} of {self.name}", evidence=lambda: self._ledger.tail(log))
+
+    def _containerd(self, pause: str) -> str:
+        unused = [
+            f"io.containerd.snapshotter.v1.{name}"
+            for name in ("btrfs", "zfs", "devmapper", "blockfile", "erofs")
+        ]
+        runtime = "plugins.'io.containerd.cri.v1.runtime'"
+        images = "plugins.'io.containerd.cri.v1.images'"
+        return f"""\
+version = 3
+root = "{self.root / "root"}"
+state = "{self.root / "state"}"
+disabled_plugins = {unused + ["io.containerd.nri.v1.nri"]}
+
+[grpc]
+  address = "{self.socket}"
+
+[{images}.pinned_images]
+  sandbox = "{pause}"
+
+[{images}.registry]
+  config_path = "{self.root / "registries"}"
+
+[{runtime}]
+  # Without CAP_SYS_RESOURCE nothing may ask to be spared by the kernel.
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+
+[{runtime}.cni]
+  bin_dirs = ["/usr/lib/cni", "/opt/cni/bin"]
+  conf_dir = "{self.root / "cni"}"
+
+[{runtime}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+
+[{runtime}.containerd.runtimes.runc.options]
+  SystemdCgroup = false
+"""
+
+    def _kubelet(self) -> dict[str, object]:
+        pki = self._layout.pki
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": self.address,
+            "healthzPort": 0,
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(pki / "ca.crt")},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": str(pki / f"{self.name}-server.crt"),
+            "tlsPrivateKeyFile": str(pki / f"{self.name}-server.key"),
+            "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "cgroupDriver": "cgroupfs",
+            # Each kubelet removes what it does not know below its own group only.
+            "cgroupRoot": f"/{self.group}",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "oomScoreAdj": 0,
+            "makeIPTablesUtilChains": False,
+            "podLogsDir": str(self.root / "logs"),
+            "clusterDNS": [self._layout.dns],
+            "clusterDomain": "cluster.local",
+            # A test machine is often full; its nodes must not be.
+            "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "serializeImagePulls": False,
+            "registryPullQPS": 0,
+            "eventRecordQPS": 0,
+            "kubeAPIQPS": 200,
+            "kubeAPIBurst": 400,
+            "nodeLeaseDurationSeconds": 12,
+            "nodeStatusUpdateFrequency": "3s",
+        }
+
+
+def _arguments(process: Process) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
