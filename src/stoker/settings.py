@@ -110,6 +110,8 @@ class ServerSettings:
     """0: a free one, remembered in server.json."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names accepted in the Host header, beyond loopback."""
+    cluster: str = ""
+    """Where runs go that name no cluster; empty: this machine."""
 
 
 @dataclass(frozen=True)
