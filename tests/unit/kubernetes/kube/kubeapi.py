@@ -199,6 +199,10 @@ class Api:
         plural, name = parts[0], parts[1] if len(parts) > 1 else ""
         if parts[2:] == ["log"]:
             return await self._log(request)
+        if parts[2:] == ["exec"]:
+            return await run(request)
+        if parts[2:] == ["portforward"]:
+            return await forward(request)
         if request.method == "GET" and not name:
             if request.query.get("watch") == "true":
                 return await self._watch(request, plural, namespace)
@@ -303,6 +307,81 @@ class Api:
         if request.query.get("follow") == "true":
             await asyncio.sleep(3600)
         return response
+
+
+async def run(request: web.Request) -> web.StreamResponse:
+    """A real process, as a kubelet would run it in a container."""
+    ws = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"))
+    await ws.prepare(request)
+    stdin = b""
+    if request.query.get("stdin") == "true":
+        async for message in ws:
+            if message.data[:1] == b"\xff":
+                break
+            stdin += message.data[1:]
+    argv = request.query.getall("command")
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as exc:
+        await _end(ws, {"status": "Failure", "code": 500, "message": f"cannot start: {exc}"})
+        return ws
+    try:
+        out, err = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    for channel, data in ((b"\x01", out), (b"\x02", err)):
+        for start in range(0, len(data), 1 << 15):
+            await ws.send_bytes(channel + data[start : start + (1 << 15)])
+    if process.returncode:
+        cause = {"reason": "ExitCode", "message": str(process.returncode)}
+        failure = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
+        await _end(ws, failure)
+    else:
+        await _end(ws, {"status": "Success"})
+    return ws
+
+
+async def _end(ws: web.WebSocketResponse, status: Object) -> None:
+    await ws.send_bytes(b"\x03" + json.dumps({"kind": "Status", **status}).encode())
+    await ws.close()
+
+
+async def forward(request: web.Request) -> web.StreamResponse:
+    """To a port of this machine."""
+    ws = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+    await ws.prepare(request)
+    port = int(request.query["ports"])
+    for channel in (b"\x00", b"\x01"):
+        await ws.send_bytes(channel + port.to_bytes(2, "little"))
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError as exc:
+        await ws.send_bytes(b"\x01" + f"cannot connect: {exc}".encode())
+        await ws.close()
+        return ws
+
+    async def back() -> None:
+        while data := await reader.read(1 << 15):
+            await ws.send_bytes(b"\x00" + data)
+        await ws.close()
+
+    task = asyncio.create_task(back())
+    try:
+        async for message in ws:
+            writer.write(message.data[1:])
+            await writer.drain()
+    finally:
+        writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return ws
 
 
 async def send(response: web.StreamResponse, event: str, obj: Object) -> None:

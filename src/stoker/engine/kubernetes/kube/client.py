@@ -39,7 +39,8 @@ class Kube:
     Every call raises KubeError when the API server said no, and KubeUnavailable when it did not say anything
     (after a bounded number of tries where trying again is harmless). `namespace=None` is the configured one, `""`
     (list and watch only) all of them. `timeout` is for the whole call, in seconds. Objects are the caller's to
-    keep or change. Nothing is done twice: a write is sent again only if the server said that it was not done.
+    keep or change. Nothing is created or patched twice: these are sent again only if the server said that they were
+    not done. (A replace or delete whose connection broke is, once: it says the same again.)
     """
 
     def __init__(self, session: Session) -> None:
@@ -235,16 +236,17 @@ class Kube:
         with `.expired` when `resource_version` is too old, KubeUnavailable when the connection is lost or nothing
         comes well beyond `timeout`. Close it (contextlib.aclosing) to be rid of the connection at once. For keeping
         up with something use `Cache`."""
+        seconds = max(1, int(timeout))
         params = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(1, round(timeout))),
+            "timeoutSeconds": str(seconds),
             **({"resourceVersion": resource_version} if resource_version else {}),
             **_selectors(labels, fields),
         }
         call = Call("watch", kind.plural, "GET", self._path(kind, namespace), params)
         async with (
-            self._session.stream(call, idle=timeout + min(5, timeout / 4)) as reader,
+            self._session.stream(call, idle=seconds + min(5, seconds / 4)) as reader,
             contextlib.aclosing(streams.events(reader, str(call))) as events,
         ):
             async for event in events:

@@ -80,11 +80,18 @@ class PluginLogin:
 
     async def _run(self) -> _Credential:
         if self._failure is not None and time.monotonic() < self._failed_at + PAUSE:
-            raise self._again(self._failure)
+            raise KubeUnavailable(self._failure.message, hint=self._failure.hint)
         if self._running is None:
             self._running = asyncio.create_task(self._ask())
             self._running.add_done_callback(self._ran)
-        return await asyncio.shield(self._running)
+        running = self._running
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if running.cancelled() and caller is not None and not caller.cancelling():
+                raise KubeUnavailable(f"the client of {self._config.server} was closed") from None
+            raise
 
     def _ran(self, task: asyncio.Task[_Credential]) -> None:
         self._running = None
@@ -95,10 +102,6 @@ class PluginLogin:
             self._credential, self._failure = task.result(), None
         elif isinstance(error, KubeUnavailable):
             self._failure, self._failed_at = error, time.monotonic()
-
-    @staticmethod
-    def _again(failure: KubeUnavailable) -> KubeUnavailable:
-        return KubeUnavailable(failure.message, hint=failure.hint)
 
     async def _ask(self) -> _Credential:
         plugin = self._plugin

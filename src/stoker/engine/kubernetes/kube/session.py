@@ -167,7 +167,7 @@ class Session:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request, and one more with new credentials if these are refused."""
         for last in (False, True):
-            identity = await self._login.identity()
+            identity = await self._identity()
             self.calls[call.verb, call.kind] += 1
             async with self._http.request(
                 call.method,
@@ -184,7 +184,7 @@ class Session:
 
     async def _upgrade(self, call: Call, protocols: tuple[str, ...]) -> aiohttp.ClientWebSocketResponse:
         for last in (False, True):
-            identity = await self._login.identity()
+            identity = await self._identity()
             self.calls[call.verb, call.kind] += 1
             try:
                 ws: aiohttp.ClientWebSocketResponse = await self._http.ws_connect(
@@ -199,6 +199,11 @@ class Session:
                 if exc.answer.status != 401 or last or not await self._login.renew(identity):
                     self._raise(call, exc.answer)
         raise AssertionError("the last try returns or raises")
+
+    async def _identity(self) -> Identity:
+        if self._http.closed:
+            raise KubeUnavailable(f"the client of {self.config.server} was closed")
+        return await self._login.identity()
 
     async def _refused_upgrade(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
