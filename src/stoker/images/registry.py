@@ -152,9 +152,12 @@ class Registry:
         except StokerError:
             tags = []  # the hint is a courtesy; that the image is missing is known already
         if not tags:
+            near = difflib.get_close_matches(reference.path, self._repositories(reference), n=1, cutoff=0.7)
             return ImageMissing(
                 f"there is no {reference}: {reference.host} has no repository {reference.path}",
-                hint="Check the spelling; an image that was only built and never pushed is on no registry.",
+                hint=f"Did you mean `{reference.host}/{near[0]}`?"
+                if near
+                else "Check the spelling; an image that was only built and never pushed is on no registry.",
                 details={"reference": str(reference)},
             )
         near = difflib.get_close_matches(reference.tag or "", tags, n=1, cutoff=0.5)
@@ -164,6 +167,17 @@ class Registry:
             hint=hint,
             details={"reference": str(reference), "tags": tags[:100]},
         )
+
+    def _repositories(self, reference: Reference) -> list[str]:
+        """What else the registry has, if it tells: many do not."""
+        ask = Ask(reference, "GET", f"{self._session.base(reference)}/v2/_catalog?n=1000")
+        try:
+            with self._session.open(ask) as answer:
+                check(answer, reference, 200)
+                found = documents.document(answer.read(_LARGEST_LIST, "the catalog"), "the catalog")
+        except StokerError:
+            return []  # a courtesy, as above
+        return [name for name in found.get("repositories") or [] if isinstance(name, str)]
 
 
 def _parsed(name: str | Reference) -> Reference:

@@ -1,0 +1,183 @@
+"""Python in an image: locked wheels, and bytecode made by the interpreter that will run it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recipe import debian
+from stoker.errors import ImageError
+from stoker.images import Tree, cache_home
+
+VERSION = "3.11"
+"""Of the suite in packages.toml."""
+PACKAGES = f"usr/local/lib/python{VERSION}/dist-packages"
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+_LOADERS = {"amd64": "usr/lib64/ld-linux-x86-64.so.2", "arm64": "usr/lib/ld-linux-aarch64.so.1"}
+_BLANK_LINE = re.compile(r"\n(?=\S)")
+
+
+def select(lock: str, names: set[str]) -> str:
+    """The entries of a lock, with their hashes, for these packages."""
+    chosen = {
+        name: entry for entry in _BLANK_LINE.split(lock.strip()) for name in [_name(entry)] if name in names
+    }
+    if missing := names - set(chosen):
+        raise ImageError(f"the lock has no {', '.join(sorted(missing))}", hint="Run `make lock`.")
+    return "".join(f"{chosen[name]}\n" for name in sorted(chosen))
+
+
+def closure(project: Path, lock: Path, architecture: str) -> set[str]:
+    """What the project needs at run time: names of the lock, without the tools of developers."""
+    mark = hashlib.sha256(f"{project.read_text()}\0{lock.read_text()}\0{architecture}".encode()).hexdigest()
+    known = cache_home() / "closures" / mark
+    if known.is_file():
+        return set(known.read_text().split())
+    said = _uv(
+        "compile",
+        *("--quiet", "--no-header", "--no-annotate", "--constraint", str(lock)),
+        *_platform(architecture),
+        str(project),
+    )
+    names = {_name(line) for line in said.splitlines() if "==" in line}
+    known.parent.mkdir(parents=True, exist_ok=True)
+    known.write_text("\n".join(sorted(names)))
+    return names
+
+
+def install(requirements: str, architecture: str) -> Tree:
+    """Wheels of these requirements, which must all have versions and hashes, where Debian's Python looks for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed, target = Path(folder) / "requirements.txt", Path(folder) / "target"
+        listed.write_text(requirements)
+        _uv(
+            "install",
+            *("--quiet", "--target", str(target), "--require-hashes", "--no-deps", "--only-binary", ":all:"),
+            *("--link-mode", "copy", "--no-config", "--requirements", str(listed)),
+            *_platform(architecture),
+        )
+        return _held(target)
+
+
+def compiled(tree: Tree, lock: Path) -> Tree:
+    """Bytecode for every module of a tree that is not too broken to compile. A read-only root cannot make its own.
+
+    Marked to be taken as it is: times in an image mean nothing.
+    """
+    result = Tree()
+    with interpreter(lock) as run, tempfile.TemporaryDirectory() as folder:
+        source = Path(folder)
+        sources = Tree()
+        for name, entry in tree:
+            if name.endswith(".py") and entry.data is not None:
+                sources.put(name, entry)
+        sources.unpack(source)
+        run("-c", _COMPILE, str(source))
+        for path in sorted(source.rglob("*.pyc")):
+            result.file(path.relative_to(source).as_posix(), path.read_bytes())
+    return result
+
+
+_COMPILE = """
+import os, py_compile, sys
+root = sys.argv[1]
+os.chdir(root)
+for folder, folders, files in os.walk("."):
+    folders.sort()
+    for name in sorted(files):
+        path = os.path.join(folder, name)[2:]
+        try:
+            py_compile.compile(path, dfile="/" + path, doraise=True, quiet=2,
+                               invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        except py_compile.PyCompileError:
+            pass  # templates and tests of other syntaxes lie among the modules of some packages
+"""
+
+
+@contextmanager
+def interpreter(lock: Path) -> Iterator[Run]:
+    """The image's Python, run on this machine with its own libraries: no root, no container."""
+    machine = {name: debian_name for debian_name, name in _ARCHITECTURES.items()}.get(platform.machine())
+    if machine is None:
+        raise ImageError(
+            f"cannot build on {platform.machine()}, only on {', '.join(_ARCHITECTURES.values())}"
+        )
+    sets = debian.read_lock(lock.with_name(f"packages.{machine}.lock"))
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        debian.unpack([*sets["base"], *sets["python"]], _needed).unpack(root)
+        yield Run(root, machine)
+
+
+class Run:
+    def __init__(self, root: Path, machine: str) -> None:
+        self._home = root / "usr"
+        libraries = f"{root}/usr/lib/{_ARCHITECTURES[machine]}-linux-gnu"
+        loader = root / _LOADERS[machine]
+        program = root / f"usr/bin/python{VERSION}"
+        self._argv = [str(loader), "--library-path", libraries, str(program), "-S", "-P"]
+
+    def __call__(self, *arguments: str) -> str:
+        environment = {"PYTHONHOME": str(self._home), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        done = subprocess.run(
+            [*self._argv, *arguments], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ImageError(f"the image's Python ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+
+def _needed(name: str) -> bool:
+    return name.startswith(("usr/lib", "usr/bin/python"))
+
+
+def _held(target: Path) -> Tree:
+    """An installed target as a tree that outlives it. Scripts name this machine's Python: they are left out."""
+    tree = Tree()
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target).as_posix()
+        if path.is_file() and not name.startswith("bin/") and not _LEFT_OUT.search(name):
+            tree.file(
+                f"{PACKAGES}/{name}", path.read_bytes(), 0o755 if path.stat().st_mode & 0o111 else 0o644
+            )
+    return tree
+
+
+_LEFT_OUT = re.compile(
+    r"(^|/)__pycache__/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json|uv_cache\.json)$|^\.lock$"
+)
+"""Notes of the installer about this machine."""
+
+
+def _platform(architecture: str) -> tuple[str, ...]:
+    return (
+        "--python-version",
+        VERSION,
+        "--python-platform",
+        f"{_ARCHITECTURES[architecture]}-manylinux_2_36",
+    )
+
+
+def _uv(command: str, *arguments: str) -> str:
+    program = Path(sys.executable).with_name("uv")
+    argv = [str(program) if program.exists() else "uv", "pip", command, "--system-certs", *arguments]
+    environment = {**os.environ, "UV_NO_PROGRESS": "1"}
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError:
+        raise ImageError("uv is not installed", hint="Run `make setup`, then use .venv/bin/python.") from None
+    if done.returncode:
+        raise ImageError(f"uv pip {command} failed: {done.stderr.strip()[-1000:]}")
+    return done.stdout
+
+
+def _name(entry: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[=<>;\[ ]", entry, maxsplit=1)[0]).lower()
