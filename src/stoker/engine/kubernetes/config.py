@@ -16,7 +16,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
     PlainValidator,
     ValidationError,
     field_validator,
@@ -87,7 +86,7 @@ def _user(value: Any) -> int | str:
 def _path(value: Any) -> str:
     found = names.line(value, longest=255, noun="path")
     if found not in template.GRANTS and not found.startswith(("spec.", "metadata.")):
-        near = nearest(found, template.GRANTS)
+        near = nearest(found, tuple(template.GRANTS))
         hint = (
             f"Did you mean `{near}`?"
             if near
@@ -171,10 +170,14 @@ class Pool(_Part):
 
 
 class Sidecar(_Part):
-    """What the courier beside each task gets: requests and limits. Counted wherever the task is counted."""
+    """What the courier beside each task gets. Counted wherever the task is counted."""
 
     cpu: Cpu = 0.05
+    """Reserved. What it uses beyond that is what nobody else wants: it sleeps but for its start and when it carries."""
+    cpu_limit: Cpu | None = None
+    """For namespaces where everything must have one. At 0.05 cores a courier takes seconds to start."""
     memory: Memory = 96 << 20
+    """Reserved, and its limit."""
 
 
 class Rdma(_Part):

@@ -44,7 +44,8 @@ def tags(cluster: str, pool: str | None, *, gpu: bool) -> list[str]:
 
 def gpu_resource(config: ClusterConfig, pool: str | None) -> str:
     """What a GPU is called there: whole ones, or the pool's kind of slices."""
-    profile = config.pools[pool].gpu_profile if pool in config.pools else None
+    known = config.pools.get(pool) if pool else None
+    profile = known.gpu_profile if known is not None else None
     return config.gpu_profiles[profile] if profile else config.gpu_resource
 
 

@@ -27,11 +27,10 @@ from stoker.errors import Refused
 from stoker.spec import Job
 from stoker.task import container
 from stoker.task.formats import TaskInfo
+from stoker.task.wire import PORT
 
 Object = dict[str, Any]
 
-PORT = 7447
-"""Where the courier listens."""
 NOT_SHOWN = "(not shown)"
 _NO_JOB = Job(name="task", run="true")
 _NO_GPUS = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
@@ -246,16 +245,19 @@ def _metadata(
 
 def _init(task: _Task) -> Object:
     """It has main's resources: it runs before main, so that they cost nothing, and as fast."""
-    found = _ours(task, "init", volumes.TASK_JSON, container.TASK, container.BIN)
+    program = container.IMAGE_BUNDLE if task.config.stoker_image else container.BUNDLE
+    found = _ours(task, program, "init", volumes.TASK_JSON, container.TASK, container.BIN)
     found["resources"] = placing.resources(task.plan, task.job, task.config, with_devices=False)
     found["volumeMounts"] = volumes.of_init(task.config)
     return found
 
 
 def _courier(task: _Task) -> Object:
-    size = placing.amounts(task.config.sidecar.cpu, task.config.sidecar.memory)
+    size = task.config.sidecar
     return {
-        **_ours(task, "courier", container.TASK, container.KEY, str(PORT)),
+        **_ours(
+            task, container.CURRENT, "courier", "--directory", container.TASK, "--key-dir", container.KEY
+        ),
         "restartPolicy": "Always",
         "ports": [{"name": "courier", "containerPort": PORT, "protocol": "TCP"}],
         "livenessProbe": {
@@ -264,25 +266,25 @@ def _courier(task: _Task) -> Object:
             "timeoutSeconds": 10,
             "failureThreshold": 4,
         },
-        "resources": {"requests": size, "limits": dict(size)},
+        "resources": {
+            "requests": placing.amounts(size.cpu, size.memory),
+            "limits": placing.amounts(size.cpu_limit, size.memory),
+        },
         "volumeMounts": volumes.of_courier(task.config, task.part),
     }
 
 
-def _ours(task: _Task, verb: str, *arguments: str) -> Object:
-    """A container that runs our code: from our image where the cluster has one, else from the user's."""
-    config = task.config
-    if config.stoker_image:
-        image, program, python = config.stoker_image, container.IMAGE_BUNDLE, "python3"
-    else:
-        image, program, python = task.image, container.BUNDLE, task.job.python
+def _ours(task: _Task, program: str, verb: str, *arguments: str) -> Object:
+    """A container that runs our code: in our image where the cluster has one, else in the user's."""
+    ours = task.config.stoker_image
+    python = "python3" if ours else task.job.python
     return {
         "name": verb,
-        "image": image,
+        "image": ours or task.image,
         "command": container.command(program, verb, *arguments, python=python),
         "env": [_NO_GPUS],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": security.of_ours(task.user, config),
+        "securityContext": security.of_ours(task.user, task.config),
     }
 
 
@@ -305,7 +307,7 @@ def _main(task: _Task) -> Object:
 
 
 def _environment(task: _Task) -> list[Object]:
-    found = [] if placing.gpus(task.plan, task.job) else [_NO_GPUS]
+    found: list[Object] = [] if placing.gpus(task.plan, task.job) else [_NO_GPUS]
     if not task.plain:
         return found  # the launcher makes the body's environment, by the order
     attempt, plan = task.attempt, task.plan

@@ -86,7 +86,8 @@ def mistakes(template: Mapping[str, Any], allow: Sequence[str]) -> Iterator[tupl
 def merge(pod: dict[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
     """The pod with the template's additions. Where both say something, the template does: it is the admin's word,
     and what is ours was refused before."""
-    return _merged(pod, template, "")
+    found: dict[str, Any] = _merged(pod, template, "")
+    return found
 
 
 def _merged(ours: Any, theirs: Any, key: str) -> Any:
@@ -148,8 +149,8 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
             yield f"spec.volumes.{volume.get('name')}", "is Stoker's own", "Choose another name."
     for container in _items(spec.get("containers")):
         if container.get("name") != MAIN:
-            name = container.get("name")
-            yield "spec.containers", f"has {name!r}; only `{MAIN}` can be added to", f"Write `name: {MAIN}`."
+            other = container.get("name")
+            yield "spec.containers", f"has {other!r}; only `{MAIN}` can be added to", f"Write `name: {MAIN}`."
         for mount in _items(container.get("volumeMounts")):
             where = str(mount.get("mountPath", ""))
             if any(where == one or where.startswith(f"{one}/") for one in OUR_MOUNTS):

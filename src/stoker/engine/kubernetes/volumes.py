@@ -47,11 +47,9 @@ def of_pod(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig, bu
         if not config.stoker_image:
             found.append({"name": "bundle", "configMap": {"name": names.bundle_name(bundle)}})
         if config.checkpoints:
-            claim = {"claimName": config.checkpoints}
-            found.append({"name": "checkpoints", "persistentVolumeClaim": claim})
+            found.append(_claim("checkpoints", {"claimName": config.checkpoints}))
     for number, (_, uri) in enumerate(_claims(job)):
-        claim = {"claimName": claim_of(uri)[0], "readOnly": True}
-        found.append({"name": f"input-{number}", "persistentVolumeClaim": claim})
+        found.append(_claim(f"input-{number}", {"claimName": claim_of(uri)[0], "readOnly": True}))
     return found
 
 
@@ -61,13 +59,13 @@ def of_init(config: ClusterConfig) -> list[Object]:
         _mount("bin", container.BIN),
         _mount("order", ORDER, write=False),
     ]
-    return found + _bundle_mount(config)
+    return found if config.stoker_image else [*found, _mount("bundle", _BUNDLE, write=False)]
 
 
 def of_courier(config: ClusterConfig, part: str) -> list[Object]:
     """`part`: this pod's own directory on the claim for checkpoints."""
-    found = [_mount("task", container.TASK), _mount("key", container.KEY, write=False)]
-    return found + _bundle_mount(config) + _checkpoints_mount(config, part)
+    found = [_mount("task", container.TASK), _mount("bin", container.BIN, write=False)]
+    return [*found, _mount("key", container.KEY, write=False), *_checkpoints_mount(config, part)]
 
 
 def of_main(attempt: Attempt, job: Job, config: ClusterConfig, part: str) -> list[Object]:
@@ -124,6 +122,10 @@ def _shm(job: Job) -> Object:
     return {"name": "shm", "emptyDir": medium}
 
 
+def _claim(name: str, claim: Object) -> Object:
+    return {"name": name, "persistentVolumeClaim": claim}
+
+
 def _empty(name: str) -> Object:
     return {"name": name, "emptyDir": {}}
 
@@ -133,10 +135,6 @@ def _mount(name: str, path: str, *, write: bool = True) -> Object:
     if not write:
         found["readOnly"] = True
     return found
-
-
-def _bundle_mount(config: ClusterConfig) -> list[Object]:
-    return [] if config.stoker_image else [_mount("bundle", _BUNDLE, write=False)]
 
 
 def _checkpoints_mount(config: ClusterConfig, part: str) -> list[Object]:

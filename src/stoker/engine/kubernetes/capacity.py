@@ -1,0 +1,182 @@
+"""What the nodes of a cluster have for our tasks. Pure.
+
+A node counts what it can allocate, less what other people's pods on it ask for. Its tags say who may go there:
+
+    C               a task of cluster C that names no pool
+    C:gpu           only one that asks for GPUs: the node is tainted for them
+    C:pool:P        a task that names the pool P;  C:pool:P:gpu  the same with GPUs
+
+A node whose taints nobody here tolerates, or that is cordoned, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoker.engine.base import Gpu, Node
+from stoker.engine.kubernetes import placing
+from stoker.engine.kubernetes.config import ClusterConfig, Pool, Toleration
+from stoker.engine.kubernetes.quantity import cores, number, size
+from stoker.engine.kubernetes.unschedulable import Ask, ask
+
+Object = Mapping[str, Any]
+
+ISOLATION = {"memory": "container", "cpu": "container", "processes": "pid namespace", "files": "container"}
+UNBOUNDED_CPU = 50_000.0
+UNBOUNDED_MEMORY = 1 << 55
+UNBOUNDED_GPUS = 4096
+"""Of a cluster whose nodes may not be listed and whose size nobody said."""
+_PRODUCT = "nvidia.com/gpu.product"
+_GPU_MEMORY = "nvidia.com/gpu.memory"
+
+
+def nodes(
+    cluster: str, config: ClusterConfig, listed: Sequence[Object] | None, others: Iterable[Object]
+) -> list[Node]:
+    """`listed` None: we may not know them; then one stands for the whole cluster."""
+    if listed is None:
+        return [_whole(cluster, config)]
+    taken = _taken(others)
+    found = []
+    for node in listed:
+        if (known := _node(cluster, config, node, taken.get(node["metadata"]["name"], []))) is not None:
+            found.append(known)
+    return found + _to_come(cluster, config, listed)
+
+
+def ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def pools_of(node: Object, config: ClusterConfig) -> list[str]:
+    labels = (node["metadata"].get("labels") or {}).items()
+    return [name for name, pool in config.pools.items() if pool.selector.items() <= labels]
+
+
+def _node(cluster: str, config: ClusterConfig, node: Object, taken: list[Ask]) -> Node | None:
+    name, status = node["metadata"]["name"], node.get("status") or {}
+    tags = _tags(cluster, config, node)
+    if not tags or (node.get("spec") or {}).get("unschedulable"):
+        return None
+    has = status.get("allocatable") or {}
+    resource = _gpu_resource(node, config)
+    gone = sum(dict(one.devices).get(resource, 0) for one in taken)
+    labels = node["metadata"].get("labels") or {}
+    return Node(
+        name=name,
+        cpu=max(0.0, round(cores(has.get("cpu", 0)) - sum(one.cpu for one in taken), 3)),
+        memory=max(0, size(has.get("memory", 0)) - sum(one.memory for one in taken)),
+        gpus=_gpus(name, max(0, int(number(has.get(resource, 0))) - gone), labels),
+        ready=ready(node),
+        labels=dict(labels),
+        isolation=ISOLATION,
+        boot_id=str((status.get("nodeInfo") or {}).get("bootID", "")),
+        tags=frozenset(tags),
+        zone=str(labels.get(placing.ZONE, "")),
+    )
+
+
+def _gpu_resource(node: Object, config: ClusterConfig) -> str:
+    """A node of a pool of slices has those; it has no whole ones to give."""
+    pool = next((one for one in pools_of(node, config) if config.pools[one].gpu_profile), None)
+    return placing.gpu_resource(config, pool)
+
+
+def _tags(cluster: str, config: ClusterConfig, node: Object) -> list[str]:
+    taints = [
+        taint
+        for taint in (node.get("spec") or {}).get("taints") or ()
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not _passing(taint)
+    ]
+    pools = pools_of(node, config)
+    found = (
+        [] if any(config.pools[one].gpu_profile for one in pools) else _welcome(cluster, None, config, taints)
+    )
+    for name in pools:
+        found += _welcome(f"{cluster}:pool:{name}", config.pools[name], config, taints)
+    return found
+
+
+def _welcome(tag: str, pool: Pool | None, config: ClusterConfig, taints: Sequence[Object]) -> list[str]:
+    tolerated = pool.tolerations if pool is not None else ()
+    left = [taint for taint in taints if not any(_tolerates(one, taint) for one in tolerated)]
+    if not left:
+        return [tag]
+    names = {config.gpu_resource, *config.gpu_profiles.values()}
+    return [f"{tag}:gpu"] if all(taint.get("key") in names for taint in left) else []
+
+
+def _passing(taint: Object) -> bool:
+    """What the node controller says of a node that does not answer: that is its readiness, not who may go there."""
+    return taint.get("key") in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def _tolerates(toleration: Toleration, taint: Object) -> bool:
+    if toleration.effect and toleration.effect != taint.get("effect"):
+        return False
+    if toleration.key and toleration.key != taint.get("key"):
+        return False
+    return toleration.operator == "Exists" or toleration.value == (taint.get("value") or "")
+
+
+def _taken(others: Iterable[Object]) -> dict[str, list[Ask]]:
+    found: dict[str, list[Ask]] = {}
+    for pod in others:
+        if (node := (pod.get("spec") or {}).get("nodeName")) and (pod.get("status") or {}).get(
+            "phase"
+        ) not in (
+            "Succeeded",
+            "Failed",
+        ):
+            found.setdefault(str(node), []).append(ask(pod))
+    return found
+
+
+def _gpus(node: str, count: int, labels: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """They have no names of their own before a pod gets them."""
+    model = str(labels.get(_PRODUCT, "GPU"))
+    memory = int(number(labels.get(_GPU_MEMORY, 0))) << 20
+    return tuple(Gpu(f"{node}:gpu-{index}", index, model, memory) for index in range(count))
+
+
+def _to_come(cluster: str, config: ClusterConfig, listed: Sequence[Object]) -> list[Node]:
+    """What the cluster's autoscaler would add. Their names are none that a node can have."""
+    found = []
+    for name, pool in config.pools.items():
+        if pool.autoscale is None:
+            continue
+        there = sum(name in pools_of(node, config) for node in listed)
+        found += [
+            _virtual(f"new:{name}:{number_}", cluster, name, pool)
+            for number_ in range(there, pool.autoscale.max_nodes)
+        ]
+    return found
+
+
+def _virtual(node: str, cluster: str, name: str, pool: Pool) -> Node:
+    assert pool.autoscale is not None
+    tag = f"{cluster}:pool:{name}"
+    return Node(
+        name=node,
+        cpu=pool.autoscale.cpu,
+        memory=pool.autoscale.memory,
+        gpus=_gpus(node, pool.autoscale.gpu, {}),
+        labels=dict(pool.selector),
+        isolation=ISOLATION,
+        tags=frozenset({tag, f"{tag}:gpu"}),
+    )
+
+
+def _whole(cluster: str, config: ClusterConfig) -> Node:
+    bound = config.capacity
+    tags = [cluster, *(f"{cluster}:pool:{name}" for name in config.pools)]
+    return Node(
+        name="anywhere:",
+        cpu=bound.cpu if bound else UNBOUNDED_CPU,
+        memory=bound.memory if bound else UNBOUNDED_MEMORY,
+        gpus=_gpus("anywhere", bound.gpu if bound else UNBOUNDED_GPUS, {}),
+        isolation=ISOLATION,
+        tags=frozenset({*tags, *(f"{tag}:gpu" for tag in tags)}),
+    )

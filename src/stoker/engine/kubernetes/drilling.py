@@ -1,0 +1,52 @@
+"""Hurting a task on purpose, and getting into one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.engine.kubernetes.cluster import Cluster
+from stoker.engine.kubernetes.config import IN_CLUSTER, ClusterConfig
+from stoker.engine.kubernetes.kube import KubeError, kinds
+from stoker.engine.kubernetes.template import MAIN
+from stoker.errors import EngineError, NotFound
+from stoker.task import container
+from stoker.task.access import TaskDir
+
+Object = Mapping[str, Any]
+
+
+async def hurt(cluster: Cluster, pod: Object, directory: TaskDir | None, how: str) -> str:
+    """`launcher`: it is init of its container, which nobody inside can kill; so its whole pod goes, which is worse."""
+    name = pod["metadata"]["name"]
+    if how == "launcher":
+        await cluster.kube.delete(kinds.PODS, name, grace=1, uid=pod["metadata"]["uid"])
+        return f"deleted pod {name} with its launcher"
+    if how != "process":
+        raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
+    status = directory.status() if directory is not None else None
+    if status is None or not status.pid or status.phase not in ("running", "stopping", "setup"):
+        raise NotFound(f"pod {name} has no training process")
+    ended = None
+    for argv in (["/bin/sh", "-c", 'kill -9 "$1"', "kill", str(status.pid)], ["kill", "-9", str(status.pid)]):
+        try:
+            ended = await cluster.kube.exec(cluster.namespace, name, MAIN, argv)
+        except KubeError as exc:
+            raise EngineError(f"cannot get into pod {name}: {exc.message}", hint=exc.hint) from exc
+        if ended.code == 0:
+            return f"killed process {status.pid} in pod {name}"
+    words = (ended.stderr if ended else b"").decode(errors="replace").strip()
+    raise EngineError(f"process {status.pid} in pod {name} cannot be killed: {words}")
+
+
+def shell(config: ClusterConfig, pod: Object) -> dict[str, Any]:
+    """kubectl's own way in: the terminal is its business."""
+    metadata = pod["metadata"]
+    argv = [shutil.which("kubectl") or "kubectl"]
+    if config.kubeconfig and config.kubeconfig != IN_CLUSTER:
+        argv += ["--kubeconfig", config.kubeconfig]
+    if config.context:
+        argv += ["--context", config.context]
+    argv += ["--namespace", metadata["namespace"], "exec", "-it", metadata["name"], "--container", MAIN, "--"]
+    return {"argv": argv + container.command(container.CURRENT, "shell", container.TASK)}

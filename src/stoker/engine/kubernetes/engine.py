@@ -1,0 +1,347 @@
+"""The Kubernetes engine: tasks are pods of a cluster, reached through their couriers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from weakref import WeakValueDictionary
+
+from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Surroundings, TaskDir
+from stoker.engine.hints import Hints, Key
+from stoker.engine.kubernetes import (
+    capacity,
+    causes,
+    checking,
+    drilling,
+    names,
+    observing,
+    placing,
+    refusing,
+    render,
+    resizing,
+    volumes,
+)
+from stoker.engine.kubernetes.cluster import Cluster
+from stoker.engine.kubernetes.config import ClusterConfig
+from stoker.engine.kubernetes.ending import Ender
+from stoker.engine.kubernetes.kube import Change, kinds
+from stoker.engine.kubernetes.links import Links, Nowhere
+from stoker.engine.kubernetes.submitting import Submitter, marks
+from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
+from stoker.settings import Settings
+from stoker.spec import Job
+from stoker.task import container
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+RETRY = 10.0
+"""Seconds between tries to make pods that the cluster did not take for now."""
+_TOMBS = 2000
+"""How many pods that are gone are remembered as they were last."""
+
+
+class KubernetesEngine:
+    """Implements Engine, Watches, Drills, Resizes and Shows. One per cluster and server; used from one event loop.
+
+    What the next server needs is in the cluster: labels say what an object belongs to, the Secret of an attempt says
+    which pods were made. In memory are only lines to couriers and what was last seen of pods that are gone.
+    """
+
+    def __init__(self, name: str, config: ClusterConfig, settings: Settings) -> None:
+        self.name = name
+        self.config = config
+        self.settings = settings
+        self._parts: _Parts | None = None
+        self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
+        self._readers: set[Hints] = set()
+        self._tombs: dict[str, Object] = {}
+        self._refusals: dict[Key, tuple[str, str]] = {}
+        self._trying: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self._removed: set[tuple[str, int]] = set()
+
+    # -- what it would do: pure ------------------------------------------------------------------------------
+
+    def needs(self, job: Job) -> Needs:
+        return placing.needs(job, self.config, self.name)
+
+    def refuse(self, job: Job) -> None:
+        refusing.refuse(job, self.config, self.name)
+
+    def surroundings(self, job: Job) -> Surroundings:
+        return Surroundings(inherit=True, setups=container.SETUPS, inputs=volumes.INPUTS)
+
+    def manifest(self, attempt: Attempt) -> str:
+        origin = render.Origin(
+            names.home_id(self.settings.home), self.name, self.config.namespace, bundle="digest"
+        )
+        return render.to_yaml(render.render(attempt, self.config, render.PLACEHOLDERS, origin))
+
+    # -- Engine ----------------------------------------------------------------------------------------------
+
+    async def capacity(self) -> Sequence[Node]:
+        cluster = (await self._ready()).cluster
+        return capacity.nodes(self.name, self.config, cluster.nodes(), cluster.others())
+
+    async def submit(self, attempt: Attempt) -> Handle:
+        names.checked(attempt.run, *(plan.name for plan in attempt.tasks))
+        key = attempt.run, attempt.number
+        parts = await self._ready()
+        async with self._lock(*key):
+            if key in self._removed:
+                raise Conflict(f"attempt {attempt.number} of {attempt.run} was removed")
+            await self._submit(parts, attempt)
+        return self._handle(*key)
+
+    async def observe(self) -> Sequence[Observation]:
+        parts = await self._ready()
+        cluster = parts.cluster
+        secrets = cluster.secrets()
+        there = {names.attempt_of(secret) for secret in secrets}
+        return observing.observe(
+            observing.Sight(
+                cluster=self.name,
+                config=self.config,
+                secrets=secrets,
+                pods=cluster.pods(),
+                nodes=cluster.nodes(),
+                events=cluster.events,
+                contact=parts.links.contact,
+                tombs=self._tombs,
+                ended=frozenset(self._ended),
+                refusals=self._refusals,
+                bereft=[key for key in parts.links.known() if key[:2] not in there and not self._busy(key)],
+            )
+        )
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        key = _parsed(handle)
+        parts = await self._ready()
+        await self._give_up_trying(key)
+        async with self._lock(*key):
+            self._ended.add(key)
+            await parts.ender.stop(key, grace.total_seconds())
+
+    async def reach(self, handle: Handle, task: str) -> TaskDir:
+        key = (*_parsed(handle), task)
+        names.checked(key[0], task)
+        parts = await self._ready()
+        secret = parts.cluster.secret(names.secret_name(*key[:2]))
+        made = marks(secret)[1].get(task) if secret is not None else None
+        if secret is None or made is None:
+            return parts.links.directory(key) or Nowhere(str(parts.links.path(key)))
+        pod = names.pod_name(*key, made[0])
+        return parts.links.take(key, pod, made[1], secret) or Nowhere(str(parts.links.path(key)))
+
+    async def remove(self, handle: Handle) -> None:
+        key = _parsed(handle)
+        parts = await self._ready()
+        await self._give_up_trying(key)
+        async with self._lock(*key):
+            await parts.ender.remove(key)
+            self._removed.add(key)
+            self._ended.discard(key)
+            await parts.links.drop(*key)
+
+    async def close(self) -> None:
+        """The server goes away; pods do not."""
+        for key in list(self._trying):
+            await self._give_up_trying(key)
+        if self._parts is not None:
+            await self._parts.links.close()
+            await self._parts.cluster.close()
+            self._parts = None
+        for reader in self._readers:
+            reader.close()
+
+    # -- Watches, Drills, Resizes, Shows ---------------------------------------------------------------------
+
+    async def changes(self) -> AsyncIterator[Key]:
+        hints = Hints()
+        self._readers.add(hints)
+        try:
+            async for key in hints:
+                yield key
+        finally:
+            self._readers.discard(hints)
+
+    async def hurt(self, handle: Handle, task: str, how: str) -> str:
+        pod = await self._pod(handle, task)
+        parts = await self._ready()
+        directory = parts.links.directory((*_parsed(handle), task))
+        return await drilling.hurt(parts.cluster, pod, directory, how)
+
+    async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
+        pod = await self._pod(handle, task)
+        return await resizing.resize((await self._ready()).cluster, pod, cpu=cpu, memory=memory)
+
+    async def check(self) -> Sequence[Mapping[str, Any]]:
+        return await checking.check(self.name, self.config, self._ready_cluster)
+
+    async def shell(self, handle: Handle, task: str) -> Mapping[str, Any]:
+        pod = await self._pod(handle, task)
+        return drilling.shell(self.config, pod)
+
+    async def _pod(self, handle: Handle, task: str) -> Object:
+        """The pod of a task that is there."""
+        key = (*_parsed(handle), task)
+        parts = await self._ready()
+        for pod in sorted(parts.cluster.pods(), key=names.incarnation_of, reverse=True):
+            if names.key_of(pod) == key and not causes.look(pod).proof:
+                return pod
+        raise NotFound(f"{task} of {key[0]} is not running")
+
+    # -- what it knows ---------------------------------------------------------------------------------------
+
+    async def _ready(self) -> _Parts:
+        """Connected, with everything listed and every courier called. A failure is tried again with the next call."""
+        if self._parts is None:
+            home = await asyncio.to_thread(names.home_id, self.settings.home)
+            if self._parts is None:
+                self._parts = _Parts(self, home)
+        parts = self._parts
+        await parts.cluster.connect()
+        if not parts.adopted:
+            parts.adopted = True
+            for pod in parts.cluster.pods():
+                self._take(pod)
+        return parts
+
+    async def _ready_cluster(self) -> Cluster:
+        return (await self._ready()).cluster
+
+    def heard(self, change: Change) -> None:
+        """Something in the cluster changed. Called for every change, in the event loop."""
+        if change.kind is kinds.PODS:
+            self._heard_pod(change)
+        elif change.kind is kinds.SECRETS and not change.deleted:
+            attempt = names.attempt_of(change.object)
+            for pod in self._pods_of(attempt) if attempt is not None else ():
+                self._take(pod)
+        elif change.kind is kinds.SECRETS and (attempt := names.attempt_of(change.object)) is not None:
+            self.hint((*attempt, ""))
+
+    def _heard_pod(self, change: Change) -> None:
+        key = names.key_of(change.object)
+        if key is None or (change.object["metadata"].get("labels") or {}).get(names.CLUSTER) != self.name:
+            return
+        if change.deleted:
+            self._bury(key, change.object)
+        else:
+            self._take(change.object)
+        self.hint(key)
+
+    def _bury(self, key: Key, pod: Object) -> None:
+        self._tombs[str(pod["metadata"].get("uid"))] = pod
+        while len(self._tombs) > _TOMBS:
+            del self._tombs[next(iter(self._tombs))]
+        if self._parts is not None and self._parts.links.is_of(key, str(pod["metadata"].get("uid"))):
+            self._parts.links.rest(key)
+
+    def _take(self, pod: Object) -> None:
+        """Have a line to a pod's courier for as long as there is one."""
+        key, parts = names.key_of(pod), self._parts
+        if key is None or parts is None:
+            return
+        try:
+            secret = parts.cluster.secret(names.secret_name(*key[:2]))
+        except EngineUnavailable:
+            return  # the next change, or the next look, finds it
+        if secret is None or names.incarnation_of(pod) < marks(secret)[1].get(key[2], (0, ""))[0]:
+            return
+        metadata = pod["metadata"]
+        if parts.links.take(key, metadata["name"], metadata["uid"], secret) is None:
+            return
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            parts.links.rest(key)
+        elif causes.courier_runs(pod):
+            parts.links.sail(key)
+
+    def hint(self, key: Key) -> None:
+        """Something about this task may have changed."""
+        for reader in self._readers:
+            reader.put(key)
+        if self._parts is not None:
+            self._parts.ender.wake(key[:2])
+
+    def _pods_of(self, attempt: tuple[str, int]) -> list[Object]:
+        if self._parts is None:
+            return []
+        try:
+            return [pod for pod in self._parts.cluster.pods() if names.attempt_of(pod) == attempt]
+        except EngineUnavailable:
+            return []
+
+    def _lock(self, run: str, attempt: int) -> asyncio.Lock:
+        return self._locks.setdefault((run, attempt), asyncio.Lock())
+
+    def _busy(self, key: Key) -> bool:
+        """Being made or removed just now."""
+        lock = self._locks.get(key[:2])
+        return lock is not None and lock.locked()
+
+    def _handle(self, run: str, attempt: int) -> Handle:
+        return {"engine": self.name, "run": run, "attempt": attempt}
+
+    # -- pods that are not taken for now ---------------------------------------------------------------------
+
+    async def _submit(self, parts: _Parts, attempt: Attempt) -> None:
+        key = attempt.run, attempt.number
+        refusals = await parts.submitter.submit(attempt)
+        for plan in attempt.tasks:
+            self._refusals.pop((*key, plan.name), None)
+        self._refusals.update({(*key, task): found for task, found in refusals.items()})
+        for pod in self._pods_of(key):
+            self._take(pod)
+        if refusals and key not in self._trying:
+            self._trying[key] = asyncio.create_task(self._try_again(attempt))
+
+    async def _try_again(self, attempt: Attempt) -> None:
+        """Others end, quotas are raised: until then it waits, and says why."""
+        key = attempt.run, attempt.number
+        try:
+            while any(found[:2] == key for found in self._refusals):
+                await asyncio.sleep(RETRY)
+                try:
+                    parts = await self._ready()
+                    async with self._lock(*key):
+                        await self._submit(parts, attempt)
+                except EngineError as exc:
+                    log.info("attempt %d of %s is not taken yet: %s", key[1], key[0], exc)
+        finally:
+            self._trying.pop(key, None)
+
+    async def _give_up_trying(self, key: tuple[str, int]) -> None:
+        task = self._trying.pop(key, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for found in [found for found in self._refusals if found[:2] == key]:
+            del self._refusals[found]
+
+
+class _Parts:
+    """What an engine has once it knows its home."""
+
+    def __init__(self, engine: KubernetesEngine, home: str) -> None:
+        settings = engine.settings
+        self.cluster = Cluster(engine.name, engine.config, home)
+        self.cluster.listen(engine.heard)
+        self.links = Links(self.cluster, settings.home.root / "mirror" / engine.name, engine.hint)
+        self.submitter = Submitter(self.cluster, settings.home)
+        self.ender = Ender(self.cluster, self.links)
+        self.adopted = False
+
+
+def _parsed(handle: Handle) -> tuple[str, int]:
+    try:
+        run, attempt = str(handle["run"]), int(handle["attempt"])
+    except (KeyError, TypeError, ValueError):
+        raise EngineError(f"not a handle of this engine: {dict(handle)!r}") from None
+    names.checked(run)
+    return run, attempt

@@ -1,0 +1,47 @@
+"""Kubernetes' quantities, both ways. Pure."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_SUFFIXES = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    "": Fraction(1),
+    **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", 1)},
+    **{f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", 1)},
+}
+_PATTERN = re.compile(r"([+-]?[0-9]*\.?[0-9]+)(?:[eE]([+-]?[0-9]{1,3})|([numkMGTPE]i?|Ki)?)")
+
+
+def number(text: object) -> Fraction:
+    """`500m`, `8Gi`, `1e3`. What is none counts as nothing: it came from somebody else's object."""
+    found = _PATTERN.fullmatch(str(text).strip())
+    if found is None:
+        return Fraction(0)
+    digits, exponent, suffix = found.groups()
+    scale = Fraction(10) ** int(exponent) if exponent else _SUFFIXES.get(suffix or "")
+    return Fraction(digits) * scale if scale is not None else Fraction(0)
+
+
+def cores(text: object) -> float:
+    return float(number(text))
+
+
+def size(text: object) -> int:
+    """Bytes, rounded down."""
+    return int(number(text))
+
+
+def show_size(value: int) -> str:
+    """For people: 8 GiB, 1.5 GiB, 96 MiB."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value} bytes"
+
+
+def show_cores(value: float) -> str:
+    return f"{value:.3g} CPU"
