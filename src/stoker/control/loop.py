@@ -196,11 +196,11 @@ class Loop:
     async def _load(self) -> None:
         # The machine itself always answers; a cluster may be away for hours, and its runs are loaded all the same.
         await self._attendants[self.fleet.home].known.wait()
-        for row in await asyncio.to_thread(self.store.live):
-            await self._adopt(row)
         for attempt in await asyncio.to_thread(self.store.unfinished_attempts):
             if attempt.state == "ended" and not attempt.removed:
                 await self._left(attempt)
+        for row in await asyncio.to_thread(self.store.live):
+            await self._adopt(row)
         notices, self._notices = self._notices, []
         for row in notices:
             self._take_notice(row)

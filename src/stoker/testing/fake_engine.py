@@ -34,9 +34,15 @@ __all__ = ["Behaviour", "FakeEngine", "FakeTaskDir", "Script", "at_once"]
 class FakeTaskDir(NearTaskDir):
     """A task directory whose launcher is simulated: an order is acted on as soon as it is written."""
 
-    def __init__(self, root: str, ordered: Callable[[], None]) -> None:
+    def __init__(
+        self, root: str, ordered: Callable[[], None], arrived: Callable[[], bool] = lambda: True
+    ) -> None:
         super().__init__(root)
         self._ordered = ordered
+        self._arrived = arrived
+
+    def exists(self) -> bool:
+        return self._arrived() and super().exists()
 
     def write_order(self, order: formats.Order) -> None:
         # Not fsync'ed: there is no power to lose here, and a benchmark of a thousand tasks must not wait for disks.
@@ -53,22 +59,30 @@ class FakeEngine:
     Used from one event loop; `advance`, `kill_launcher` and the other levers are plain calls.
     """
 
-    name = "fake"
-
     def __init__(
         self,
         home: Home,
         script: Script = at_once,
         *,
+        name: str = "fake",
         nodes: Sequence[Node] | None = None,
         stop_steps: int = 1,
     ) -> None:
+        self.name = name
         self.home = home
         self.nodes: list[Node] = list(nodes or [Node("local", cpu=8, memory=32 << 30)])
         self.unavailable = False
         """While True every call raises EngineUnavailable."""
         self.silent: set[tuple[str, int, str]] = set()
         """Tasks that are neither seen nor proven dead."""
+        self.waiting: tuple[str, str, float] | None = None
+        """(why, hopeless cause, patience): while set, what is submitted does not come up."""
+        self.node_ready: bool | None = None
+        """What is said of the nodes of silent tasks."""
+        self.on_nodes: dict[str, str] = {}
+        """By run: the node it is said to be on."""
+        self.grown = ""
+        """Why a task cannot be resized in place; empty: it can."""
         self.before: Callable[[str, Any], None] = _nothing
         self.after: Callable[[str, Any], None] = _nothing
         self.calls: dict[str, int] = {}
@@ -82,10 +96,12 @@ class FakeEngine:
     def needs(self, job: Job) -> Needs:
         resources = job.resources
         cpu = 1.0 if resources.cpu is None else resources.cpu
-        return Needs(cpu, resources.memory or 0, resources.gpu or 0)
+        tags = frozenset({self.name}) if any(node.tags for node in self.nodes) else frozenset[str]()
+        return Needs(cpu, resources.memory or 0, resources.gpu or 0, tags)
 
     def refuse(self, job: Job) -> None:
-        refuse_unsupported(job, "local")
+        if self.name in ("fake", "local"):
+            refuse_unsupported(job, "local")
 
     def surroundings(self, job: Job) -> Surroundings:
         return Surroundings()
@@ -97,6 +113,7 @@ class FakeEngine:
     async def submit(self, attempt: Attempt) -> Handle:
         with self._call("submit", attempt):
             for plan in attempt.tasks:
+                self.on_nodes[attempt.run] = plan.node
                 self._machine.submit(attempt, plan)
             return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
 
@@ -117,7 +134,7 @@ class FakeEngine:
         with self._call("reach", handle):
             place = Place(str(handle["run"]), int(handle["attempt"]), task)
             path = directories.path_of(self.home.tasks, place)
-            return FakeTaskDir(str(path), lambda: self._ordered(place))
+            return FakeTaskDir(str(path), lambda: self._ordered(place), lambda: self.waiting is None)
 
     async def remove(self, handle: Handle) -> None:
         with self._call("remove", handle):
@@ -161,6 +178,10 @@ class FakeEngine:
                 raise NotFound(f"{task} of {place.run} has no training process")
             self._machine.end_body(found, ended(found, "signal", signal_number=signal.SIGKILL))
             return f"killed process {found.pid + 1}"
+
+    async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
+        with self._call("resize", (cpu, memory)):
+            return self.grown or None
 
     # -- levers ----------------------------------------------------------------------------------------------
 
@@ -218,7 +239,13 @@ class FakeEngine:
         presence = Presence.ALIVE if task.alive else Presence.GONE
         if task.place.key() in self.silent:
             presence = Presence.SILENT
+        waiting, hopeless, patience = self.waiting or ("", "", 600.0)
         return Observation(
+            node=self.on_nodes.get(task.place.run, ""),
+            node_ready=self.node_ready,
+            waiting=waiting,
+            hopeless=hopeless,
+            patience=patience,
             run=task.place.run,
             attempt=task.place.attempt,
             task=task.place.task,
