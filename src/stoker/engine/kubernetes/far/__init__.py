@@ -1,10 +1,10 @@
 """Task directories in pods, seen from the server: the client of the courier (stoker.courier.sidecar).
 
-    transport   one call to a courier, however it is reached
-    courier     authenticated calls over a transport
-    mirror      what has arrived of a directory, on this machine
-    directory   FarDirectory: a task directory behind a courier
-    ferry       keeps a mirror up to date
+transport   one call to a courier, however it is reached
+courier     authenticated calls over a transport
+mirror      what has arrived of a directory, on this machine
+directory   FarDirectory: a task directory behind a courier
+ferry       keeps a mirror up to date
 """
 
 from stoker.engine.kubernetes.far.courier import Courier, CourierLost

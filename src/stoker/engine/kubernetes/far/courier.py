@@ -1,26 +1,123 @@
-"""Authenticated calls to one courier."""
+"""Authenticated calls to one courier.
+
+Signing and checking hash every byte, so both are separate from the sending: whoever moves much does them in a thread
+of its own (see FarDirectory), and only the bytes go through the event loop.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.engine.kubernetes.far.transport import Transport
+from stoker.errors import BlobDamaged, StokerError
+from stoker.task import wire
+from stoker.task.near import UnsafePath
+
+Answer = tuple[int, Mapping[str, str], bytes]
 
 
 class CourierLost(OSError):
     """No authentic answer: the pod, its node or the way there is gone, for now or for good. Says nothing about
     the task. Its errno is EIO, so that whoever carries something tries again."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EIO, f"the task's courier does not answer: {reason}")
+
+
+class CourierBusy(CourierLost):
+    """It has too much to do at the moment."""
+
+
+class Incomplete(Exception):
+    """A tree cannot be placed yet: something of it has not arrived, or not stayed."""
+
+
+class SignAnew(Exception):
+    """The request was for another boot of the courier. It was not obeyed."""
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A request that is ready to be sent, once."""
+
+    verb: str
+    nonce: str
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
 
 class Courier:
-    """The client of one courier. Used from one event loop, by several callers at once."""
+    """The client of one courier. `call` is used from one event loop, `sign` and `check` from any thread."""
 
     def __init__(self, key: bytes, transport: Transport) -> None:
-        raise NotImplementedError
+        if len(key) != wire.KEY_BYTES:
+            raise ValueError(f"a courier's key has {wire.KEY_BYTES} bytes, not {len(key)}")
+        self._key = key
+        self._transport = transport
+        self._boot = wire.UNKNOWN_BOOT
 
     async def call(
         self, verb: str, header: Mapping[str, Any], data: bytes = b"", *, timeout: float = 30.0
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[dict[str, Any], memoryview]:
         """What the courier answers. Raises CourierLost, or the OSError the courier met (FileNotFoundError, ...)."""
-        raise NotImplementedError
+        body = wire.pack(header, data)
+        for _ in range(3):
+            request = self.sign(verb, body)
+            try:
+                return self.check(request, await self.send(request, timeout))
+            except SignAnew:
+                continue
+        raise CourierLost("it begins anew all the time")
+
+    def sign(self, verb: str, body: bytes) -> Signed:
+        nonce = wire.new_nonce()
+        session = wire.sign_request(self._key, "POST", verb, nonce, self._boot, body)
+        return Signed(verb, nonce, {wire.SESSION: session, "Content-Type": "application/octet-stream"}, body)
+
+    async def send(self, request: Signed, timeout: float) -> Answer:
+        """Raises CourierLost."""
+        try:
+            return await self._transport.call(request.verb, request.headers, request.body, timeout)
+        except TimeoutError as exc:
+            raise CourierLost(f"nothing came within {timeout:.0f} s") from exc
+        except (OSError, StokerError) as exc:
+            raise CourierLost(str(exc)) from exc
+
+    def check(self, request: Signed, answer: Answer) -> tuple[dict[str, Any], memoryview]:
+        """What an answer says, once it is known to be the courier's. Raises what `call` raises, and SignAnew."""
+        status, headers, body = answer
+        try:
+            wire.check_answer(self._key, request.nonce, status, headers.get(wire.SESSION.lower(), ""), body)
+            header, data = wire.unpack(body)
+        except wire.Forged as exc:
+            said = bytes(body[:200]).decode("utf-8", "replace").strip()
+            raise CourierLost(f"{exc} (HTTP {status}{': ' if said else ''}{said})") from exc
+        except wire.Malformed as exc:
+            raise CourierLost(f"it talks nonsense: {exc}") from exc
+        if status == 409 and isinstance(header.get("boot"), str):
+            self._boot = header["boot"]
+            raise SignAnew
+        if status != 200:
+            raise _error(status, header)
+        return header, data
+
+
+def _error(status: int, header: Mapping[str, Any]) -> Exception:
+    text = str(header.get("error"))[:1000]
+    code = header.get("errno")
+    if header.get("damaged") is True:
+        return BlobDamaged(text)
+    if header.get("incomplete") is True:
+        return Incomplete(text)
+    if status == 413:
+        return ValueError(text)
+    if status == 503:
+        return CourierBusy(text)
+    if header.get("unsafe") is True:
+        return UnsafePath(errno.EPERM, text)
+    if type(code) is int and 0 < code < 4096:
+        return OSError(code, text)
+    return OSError(errno.EPROTO, f"the courier refuses: {text} (HTTP {status})")

@@ -1,22 +1,238 @@
-"""What has arrived of a far task directory."""
+"""What has arrived of a far task directory.
+
+Sizes are offsets: how much of a file has arrived is how long it is here, so a server that is killed at any point goes
+on where it was. Nothing is synced to the disk; after another boot of this machine a file may be longer than what was
+written, so all of it is dropped then. Records are replaced in one step.
+
+The other end may be anybody. Names are taken from a short list, sizes are counted, and what goes beyond the limits is
+not asked for any more.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from stoker.task import formats, layout, wire
+from stoker.task.wire import Malformed
+
+LARGEST_FILE = 1 << 30
+MOST_FILES = 3000
+"""Beyond twice what a courier offers at a time."""
+_MARKER = ".mirror"
+
+
+@dataclass
+class _Held:
+    size: int
+    tail: bytes
 
 
 class Mirror:
-    """The growing files of one far task directory, on this machine. A cache: dropped when it may be wrong."""
+    """The growing files of one far task directory, on this machine. A cache: dropped when it may be wrong.
+
+    May be used from any thread. Only one process at a time: the server.
+    """
 
     def __init__(self, root: Path, *, source: str, boot_id: str, limit: int = 4 << 30) -> None:
         """`source`: which directory this mirrors (the pod's UID); with another one, or after another boot of this
         machine, what is there is dropped. `limit`: bytes it may take."""
-        raise NotImplementedError
+        self._root = root
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._refused: set[str] = set()
+        self.synced = False
+        """Everything has arrived at least once since this object was made."""
+        self.trouble = ""
+        """Why something is not mirrored."""
+        self._open({"source": source, "boot_id": boot_id})
 
     @property
     def root(self) -> Path:
-        raise NotImplementedError
+        return self._root
 
     def drop(self) -> None:
         """Delete it. The object is of no use afterwards."""
-        raise NotImplementedError
+        with self._lock:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    # -- what to ask -----------------------------------------------------------------------------------------
+
+    def question(self, *, wait: float, final: bool = False, mark: Any = None) -> dict[str, Any]:
+        """The header of a sync."""
+        with self._lock:
+            have: dict[str, list[Any]] = {
+                path: [held.size, wire.tag(held.tail)] for path, held in self._held.items()
+            }
+            have.update({path: [-1, ""] for path in self._refused})
+        records = {}
+        for path in wire.RECORDS:
+            with contextlib.suppress(OSError):
+                records[path] = wire.tag((self._root / path).read_bytes())
+        return {"have": have, "records": records, "wait": wait, "final": final, "mark": mark}
+
+    # -- what came -------------------------------------------------------------------------------------------
+
+    def apply(self, header: Mapping[str, Any], data: memoryview) -> bool:
+        """Take in an answer; whether anything is new. Raises Malformed, before anything is written, for one that a
+        courier would not send, and OSError when there is no room.
+
+        What was written before the journal's entries is there before them, and the status comes last.
+        """
+        news = _parse(header, data)
+        with self._lock:
+            for path in news.resets:
+                self._truncate(path)
+            for path, offset, piece in sorted(news.deltas, key=lambda delta: delta[0] == layout.JOURNAL):
+                self._append(path, offset, piece)
+            for path, piece in news.records:
+                self._replace(path, bytes(piece))
+            for path in news.gone:
+                self._forget(path)
+        if news.whole:
+            self.synced = True
+        return bool(news.resets or news.deltas or news.records or news.gone)
+
+    def record(self, path: str, data: bytes) -> None:
+        """Replace a record of our own making: the courier has it already."""
+        with self._lock:
+            self._replace(path, data)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _open(self, identity: dict[str, str]) -> None:
+        marker = self._root / _MARKER
+        try:
+            known = json.loads(marker.read_bytes())
+        except (OSError, ValueError):
+            known = None
+        if known != identity:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.mkdir(parents=True, mode=0o700)
+            formats.write_json(str(marker), identity, mode=0o600)
+        for folder in (layout.LOG, layout.METRICS):
+            (self._root / folder).mkdir(exist_ok=True, mode=0o700)
+        found = [*wire.GROWING]
+        for folder in (layout.LOG, layout.METRICS):
+            found += [f"{folder}/{name}" for name in os.listdir(self._root / folder)]
+        for path in found:
+            if wire.grows(path):
+                self._look(path)
+
+    def _look(self, path: str) -> None:
+        """What is here of a file."""
+        self._held.pop(path, None)
+        try:
+            fd = os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            info = os.fstat(fd)
+            if stat.S_ISREG(info.st_mode) and info.st_size:
+                begin = max(0, info.st_size - wire.TAIL)
+                self._held[path] = _Held(info.st_size, os.pread(fd, wire.TAIL, begin))
+        finally:
+            os.close(fd)
+
+    def _append(self, path: str, offset: int, piece: memoryview) -> None:
+        held = self._held.get(path) or _Held(0, b"")
+        if path in self._refused or offset > held.size or offset + len(piece) <= held.size:
+            return  # not wanted; or an answer to an older question, which the next one makes good
+        piece = piece[held.size - offset :]
+        if not self._room(path, held.size, len(piece)):
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._root / path, flags, 0o600)
+        try:
+            at = held.size
+            rest = piece
+            while rest:
+                count = os.pwrite(fd, rest, at)
+                at, rest = at + count, rest[count:]
+        except OSError:
+            self._look(path)
+            raise
+        finally:
+            os.close(fd)
+        tail = held.tail + bytes(piece[-wire.TAIL :])
+        self._held[path] = _Held(at, tail[-wire.TAIL :])
+
+    def _room(self, path: str, size: int, more: int) -> bool:
+        taken = sum(held.size for name, held in self._held.items() if name != layout.JOURNAL)
+        full = path != layout.JOURNAL and (
+            taken + more > self._limit or (path not in self._held and len(self._held) >= MOST_FILES)
+        )
+        if full or size + more > LARGEST_FILE:
+            self._refused.add(path)
+            self.trouble = f"{path} is not mirrored beyond {size} bytes: it would be over the limits"
+            return False
+        return True
+
+    def _truncate(self, path: str) -> None:
+        self._held.pop(path, None)
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(self._root / path, 0)
+
+    def _replace(self, path: str, data: bytes) -> None:
+        temporary = self._root / f"{path}.tmp"
+        fd = formats.create(str(temporary), 0o600)
+        try:
+            formats.write_all(fd, data)
+        finally:
+            os.close(fd)
+        temporary.replace(self._root / path)
+
+    def _forget(self, path: str) -> None:
+        self._held.pop(path, None)
+        self._refused.discard(path)
+        (self._root / path).unlink(missing_ok=True)
+
+
+@dataclass
+class _News:
+    resets: list[str]
+    deltas: list[tuple[str, int, memoryview]]
+    records: list[tuple[str, memoryview]]
+    gone: list[str]
+    whole: bool
+
+
+def _parse(header: Mapping[str, Any], data: memoryview) -> _News:
+    resets = wire.strings(header.get("resets"), MOST_FILES)
+    gone = wire.strings(header.get("gone"), MOST_FILES)
+    deltas: list[tuple[str, int, memoryview]] = []
+    records: list[tuple[str, memoryview]] = []
+    at = 0
+    for path, offset, length in _triples(header.get("deltas")):
+        size = wire.number(length, len(data))
+        deltas.append((wire.text(path), wire.number(offset, LARGEST_FILE), data[at : at + size]))
+        at += size
+    for path, _, length in _triples(header.get("records")):
+        size = wire.number(length, wire.LARGEST_RECORD)
+        records.append((wire.text(path), data[at : at + size]))
+        at += size
+    if at != len(data):
+        raise Malformed("an answer whose parts are not as long as its bytes")
+    growing = [*resets, *(path for path, _, _ in deltas)]
+    if not all(wire.grows(path) for path in growing) or not all(path in wire.RECORDS for path, _ in records):
+        raise Malformed("an answer with files that are not mirrored")
+    if not all(wire.grows(path) or path in wire.RECORDS for path in gone):
+        raise Malformed("an answer about files that are not mirrored")
+    return _News(resets, deltas, records, gone, header.get("mark") is None)
+
+
+def _triples(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_FILES:
+        raise Malformed("not a list, or too long a one")
+    if not all(isinstance(item, list) and len(item) == 3 for item in value):
+        raise Malformed("a list of something else")
+    return value

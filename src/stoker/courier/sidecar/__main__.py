@@ -1,0 +1,113 @@
+"""`courier --directory DIR --port PORT --key-dir DIR`: serve a task directory until nobody needs it any more.
+
+Ends on SIGTERM once the task was released, or if it never had an order: before that there may be something in the
+directory that nobody has yet, and the pod's grace is for carrying it. The kubelet ends it in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import ssl
+import sys
+import threading
+import time
+from typing import List
+
+from stoker.courier.sidecar import server
+from stoker.courier.sidecar.verbs import Verbs
+from stoker.task import formats, layout, wire
+from stoker.task.beneath import open_beneath
+from stoker.task.near import NearTaskDir
+
+TOUCH = 10.0
+"""Seconds between two touches of the contact file."""
+_PR_SET_DUMPABLE = 4
+
+
+class Contact:
+    """The file by which the launcher sees that somebody asks for it. `touch` from any thread."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._last = -TOUCH
+        self._count = 0
+
+    def touch(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last < TOUCH:
+                return
+            try:
+                self._write()
+            except OSError:
+                return  # no room, or something is in the way: the next request tries again
+            self._last = now
+
+    def _write(self) -> None:
+        self._count += 1
+        root = open_beneath(self._directory, "")
+        try:
+            fd = formats.create(f"{layout.CONTACT}.tmp", 0o600, dir_fd=root)
+            try:
+                formats.write_all(fd, f"{os.getpid()} {time.time():.3f} {self._count}\n".encode())
+            finally:
+                os.close(fd)
+            os.replace(f"{layout.CONTACT}.tmp", layout.CONTACT, src_dir_fd=root, dst_dir_fd=root)
+        finally:
+            os.close(root)
+
+
+def main(argv: List[str]) -> int:
+    parser = argparse.ArgumentParser(prog="courier")
+    parser.add_argument("--directory", required=True)
+    parser.add_argument("--port", type=int, default=wire.PORT, help="0: a free one, printed")
+    parser.add_argument("--key-dir", required=True, help="holds courier.key, tls.crt, tls.key")
+    parser.add_argument("--host", help="default: every address")
+    given = parser.parse_args(argv)
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    _keep_to_oneself()
+    key = _key(os.path.join(given.key_dir, "courier.key"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(os.path.join(given.key_dir, "tls.crt"), os.path.join(given.key_dir, "tls.key"))
+    verbs = Verbs(given.directory)
+    verbs.recover()
+    listener = server.listen(given.port, given.host)
+    print(f"courier listens on port {listener.getsockname()[1]}", flush=True)
+    contact = Contact(given.directory)
+    near = NearTaskDir(given.directory)
+    server.Server(listener, context, key, verbs, contact.touch).serve(
+        lambda: ending.is_set() and released(near)
+    )
+    return 0
+
+
+def released(near: NearTaskDir) -> bool:
+    order = near.order()
+    return order is None or order.verb == "release"
+
+
+def _key(path: str) -> bytes:
+    with open(path, "rb") as file:
+        key = file.read(wire.KEY_BYTES + 1)
+    if len(key) != wire.KEY_BYTES:
+        raise SystemExit(f"courier: {path} must hold {wire.KEY_BYTES} bytes")
+    return key
+
+
+def _keep_to_oneself() -> None:
+    """No other process of this user may look into this one, which has the key."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # not Linux
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

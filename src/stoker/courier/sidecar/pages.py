@@ -1,0 +1,131 @@
+"""Listing a directory with the hashes of its files, a page at a time.
+
+Entries come in the order of their names, directory by directory, so a page goes on where the last one ended whoever
+made that. Between two pages nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from stoker.task.beneath import Found, TooMany, check_depth, look, open_beneath, reopen
+from stoker.task.near import NearTaskDir, UnsafePath
+
+PAGE = 512 << 10
+"""Bytes of JSON, about."""
+PAUSE = 5.0
+"""Seconds of hashing after which a page ends with the file it is at."""
+_BLOCK = 1 << 20
+
+
+def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, Any]:
+    """What comes after the entry `after` ("" for the beginning): {"entries", "seen", "after"}; `after` is None at
+    the end. Raises TooMany past `max_entries`, counted by page: whoever asks adds up `seen`."""
+    entries: List[Dict[str, Any]] = []
+    try:
+        root = open_beneath(directory, path)
+    except FileNotFoundError:
+        return {"entries": entries, "seen": 0, "after": None}
+    near = NearTaskDir(directory)
+    seen, size, end = 0, 0, time.monotonic() + PAUSE
+    try:
+        for found, name in _walk(root, after.split("/") if after else [], max_entries):
+            seen += 1
+            if seen > max_entries:
+                raise TooMany(f"more than {max_entries} entries")
+            entry = _describe(near, path, found) if found is not None else None
+            if entry is not None:
+                entries.append(entry)
+                size += len(name) + 150
+            if size >= PAGE or time.monotonic() >= end:
+                return {"entries": entries, "seen": seen, "after": name}
+    finally:
+        os.close(root)
+    return {"entries": entries, "seen": seen, "after": None}
+
+
+def _walk(root: int, after: List[str], most: int) -> Iterator[Tuple[Optional[Found], str]]:
+    """Everything after a path, with its own path; nothing for what is neither a file nor a link."""
+    waiting: List[Tuple[str, Iterator[str]]] = [("", iter(_names(root, "", after[:1], most)))]
+    while waiting:
+        prefix, names = waiting[-1]
+        name = next(names, None)
+        if name is None:
+            waiting.pop()
+            continue
+        path = f"{prefix}/{name}" if prefix else name
+        depth = len(waiting)
+        resumed = after[:depth] == path.split("/")
+        found, is_directory = _look(root, prefix, name, path)
+        if not resumed:
+            yield found, path
+        if is_directory:
+            check_depth(path)
+            from_here = after[depth : depth + 1] if resumed else []
+            waiting.append((path, iter(_names(root, path, from_here, most))))
+
+
+def _names(root: int, prefix: str, first: List[str], most: int) -> List[str]:
+    """Names in a directory, sorted, from `first` on (that one included: there may be more beneath it)."""
+    fd = reopen(root, prefix)
+    if fd is None:
+        return []
+    names = []
+    try:
+        with os.scandir(fd) as entries:
+            for count, entry in enumerate(entries, 1):
+                if count > most:
+                    raise TooMany(f"more than {most} entries")
+                if not first or entry.name >= first[0]:
+                    names.append(entry.name)
+    finally:
+        os.close(fd)
+    return sorted(names)
+
+
+def _look(root: int, prefix: str, name: str, path: str) -> Tuple[Optional[Found], bool]:
+    fd = reopen(root, prefix)
+    if fd is None:
+        return None, False
+    try:
+        found = look(fd, name, path)
+        return found, found is None and _is_directory(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _is_directory(fd: int, name: str) -> bool:
+    try:
+        child = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return False
+    os.close(child)
+    return True
+
+
+def _describe(near: NearTaskDir, folder: str, found: Found) -> Optional[Dict[str, Any]]:
+    if found.link is not None:
+        return {"path": found.path, "link": found.link}
+    try:
+        fd = near.open(f"{folder}/{found.path}" if folder else found.path)
+    except (FileNotFoundError, UnsafePath):
+        return None  # gone or swapped since it was seen
+    try:
+        digest, size = _hash(fd)
+        return {"path": found.path, "size": size, "mode": os.fstat(fd).st_mode & 0o7777, "sha256": digest}
+    finally:
+        os.close(fd)
+
+
+def _hash(fd: int) -> Tuple[str, int]:
+    digest = hashlib.sha256()
+    done = 0
+    while True:
+        data = os.pread(fd, _BLOCK, done)
+        if not data:
+            return digest.hexdigest(), done
+        digest.update(data)
+        done += len(data)

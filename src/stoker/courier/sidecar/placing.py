@@ -1,0 +1,188 @@
+"""Making a directory out of contents that have arrived.
+
+The tree is made of further names of the verified files, so it needs no room of its own, and it appears under its
+final name by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import threading
+from typing import Any, Dict, Iterator, Tuple
+
+from stoker.courier.sidecar import trees
+from stoker.courier.sidecar.staging import HOME, STAGE, TREE, Staging, slot_name, subdirectory
+from stoker.task import formats
+from stoker.task.beneath import OPEN_DIRECTORY, occupied
+from stoker.task.near import NearTaskDir, UnsafePath
+
+_PLACED = f"{HOME}/placed"
+_BLOCK = 1 << 20
+_NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class Incomplete(Exception):
+    """Content of the manifest is not here."""
+
+
+class Placing:
+    """May be used from any thread."""
+
+    def __init__(self, directory: str, staging: Staging) -> None:
+        self._near = NearTaskDir(directory)
+        self._staging = staging
+        self._lock = threading.Lock()
+
+    def settled(self, path: str, manifest: str, *, replace: bool) -> bool:
+        """Whether there is nothing to do: this tree was placed and nothing was ordered since, or the directory is
+        not empty and shall be left alone."""
+        folder, name = split(path)
+        with self._staging.open(folder) as parent:
+            return self._settled(parent, name, path, manifest, replace)
+
+    def place(self, path: str, manifest: str, *, replace: bool) -> None:
+        """Make the directory `path` hold exactly this tree, complete or not at all. Raises Incomplete, Malformed."""
+        folder, name = split(path)
+        with self._lock, self._staging.open(folder) as parent:
+            if self._settled(parent, name, path, manifest, replace):
+                return
+            with self._staging.slot(path, manifest) as here:
+                self._staging.trash.throw(here, TREE)
+                os.mkdir(TREE, 0o755, dir_fd=here)
+                with subdirectory(here, TREE) as root, _content(here, manifest) as source:
+                    _build(trees.entries(source), root, here)
+                if replace:
+                    self._staging.trash.throw(parent, name)
+                os.rename(TREE, name, src_dir_fd=here, dst_dir_fd=parent)
+            self._record(parent, name, path, manifest)
+            with self._staging.open(STAGE) as stage:
+                self._staging.trash.throw(stage, slot_name(path, manifest))
+            self._staging.trash.empty()
+
+    def _settled(self, parent: int, name: str, path: str, manifest: str, replace: bool) -> bool:
+        if not replace:
+            return occupied(parent, name)
+        return bool(self._recorded(path) == self._state(parent, name, manifest))
+
+    def _record(self, parent: int, name: str, path: str, manifest: str) -> None:
+        with self._staging.open(_PLACED) as placed:
+            fd = formats.create(slot_name(path, ""), 0o600, dir_fd=placed)
+            try:
+                formats.write_all(fd, json.dumps(self._state(parent, name, manifest)).encode())
+            finally:
+                os.close(fd)
+
+    def _recorded(self, path: str) -> Any:
+        try:
+            return json.loads(self._near.read(f"{_PLACED}/{slot_name(path, '')}"))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def _state(self, parent: int, name: str, manifest: str) -> Dict[str, Any]:
+        """What must be the same for a tree to be as it was placed: its directory, and nothing ordered since."""
+        try:
+            inode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_ino
+        except FileNotFoundError:
+            inode = -1
+        order = self._near.order()
+        return {"manifest": manifest, "inode": inode, "order": order.seq if order is not None else 0}
+
+
+def split(path: str) -> Tuple[str, str]:
+    """Directory and name of a path that may be placed or discarded."""
+    folder, _, name = path.rpartition("/")
+    if not trees.plain(path) or path.split("/")[0] == HOME:
+        raise UnsafePath(errno.EPERM, "not a path beneath the task directory", path)
+    return folder, name
+
+
+@contextlib.contextmanager
+def _content(here: int, digest: str) -> Iterator[int]:
+    try:
+        fd = os.open(digest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+    except OSError as exc:
+        raise Incomplete(f"the content {digest} is not here") from exc
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Incomplete(f"the content {digest} is not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _build(entries: Iterator[trees.Entry], root: int, contents: int) -> None:
+    """Entries come sorted, so those of one directory mostly come together: one directory is open at a time."""
+    current, here = "", os.dup(root)
+    try:
+        for entry in entries:
+            folder, _, name = entry.path.rpartition("/")
+            if folder != current:
+                os.close(here)
+                here = -1
+                here = _descend(root, folder)
+                current = folder
+            if entry.link is not None:
+                os.symlink(entry.link, name, dir_fd=here)
+            else:
+                _put(entry, name, here, contents)
+    finally:
+        if here >= 0:
+            os.close(here)
+
+
+def _descend(root: int, folder: str) -> int:
+    fd = os.dup(root)
+    for part in folder.split("/") if folder else ():
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=fd)
+            child = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = child
+    return fd
+
+
+def _put(entry: trees.Entry, name: str, here: int, contents: int) -> None:
+    """The verified file itself under another name, the first time it is wanted; a copy from then on, since what
+    training does to one of its files must not reach another."""
+    with _content(contents, entry.sha256) as source:
+        info = os.fstat(source)
+        if info.st_size != entry.size:
+            raise Incomplete(
+                f"the content of {entry.path!r} has {info.st_size} bytes instead of {entry.size}"
+            )
+        if info.st_nlink == 1 and _link(entry.sha256, name, contents, here):
+            os.fchmod(source, entry.mode)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        target = os.open(name, flags, 0o600, dir_fd=here)
+        try:
+            _copy(source, target)
+            os.fchmod(target, entry.mode)
+        finally:
+            os.close(target)
+
+
+def _link(digest: str, name: str, contents: int, here: int) -> bool:
+    try:
+        os.link(digest, name, src_dir_fd=contents, dst_dir_fd=here, follow_symlinks=False)
+    except OSError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
+
+
+def _copy(source: int, target: int) -> None:
+    done = 0
+    while True:
+        data = os.pread(source, _BLOCK, done)
+        if not data:
+            return
+        formats.write_all(target, data)
+        done += len(data)

@@ -1,0 +1,44 @@
+"""After a launcher's death: what it left is settled by the launcher's own code, in a process of its own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Dict
+
+from stoker.task import formats
+
+_COLLECT = """\
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from stoker.launcher.collect import StillHeld, collect
+try:
+    collect(sys.argv[2], int(sys.argv[3]))
+    answer = {}
+except StillHeld as exc:
+    answer = {"errno": 16, "error": str(exc)}
+except OSError as exc:
+    answer = {"errno": exc.errno or 5, "error": exc.strerror or str(exc)}
+print(json.dumps(answer))
+"""
+_LAST = 2000
+
+
+def settle(directory: str, generation: int) -> Dict[str, Any]:
+    """Raises OSError: what collecting met, EBUSY when a launcher lives after all."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__))))
+    argv = [sys.executable, "-I", "-S", "-c", _COLLECT, root, directory, str(generation)]
+    began = time.monotonic()
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        text = done.stderr[-_LAST:].decode("utf-8", "replace")
+        raise OSError(errno.EIO, f"collecting ended with {done.returncode}: {text}", directory) from None
+    if answer:
+        raise OSError(answer["errno"], answer["error"], directory)
+    return {"seconds": time.monotonic() - began}

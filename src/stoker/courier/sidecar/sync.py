@@ -1,0 +1,326 @@
+"""What is new in the files that are mirrored, and waiting for it.
+
+Whoever sees an entry of the journal shall also see every line of the log and every metric that was written before
+it. So how long the journal is, is looked at first; what has grown by then is sent first; the journal, up to there,
+goes with the last of it. Where that takes several answers the asker hands back the `mark` of the first one, so that
+a log which grows as fast as it is read holds nothing up.
+
+Only whole lines are sent, because a line that did not fit on the disk is taken back; `final` sends everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import stat
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from stoker.task import inotify, layout, wire
+from stoker.task.beneath import open_beneath
+from stoker.task.near import NearTaskDir, UnsafePath
+
+ANSWER = 4 << 20
+"""Bytes of deltas in one answer."""
+LONGEST_WAIT = 30.0
+FALLBACK = 1.0
+"""Seconds after which it looks by itself, whatever inotify says."""
+REST = 0.02
+"""Seconds between a change and looking: more may come with it."""
+LONG_LINE = 1 << 20
+"""A piece of a line this long is sent before its end is there."""
+ENTRIES = 20_000
+"""Entries of a directory that are looked at."""
+FILES = 1000
+"""Files of metrics, and segments of the log, that are mirrored."""
+
+_EVENTS = (
+    inotify.IN_MODIFY
+    | inotify.IN_CREATE
+    | inotify.IN_MOVED_TO
+    | inotify.IN_MOVED_FROM
+    | inotify.IN_DELETE
+    | inotify.IN_ONLYDIR
+    | inotify.IN_DONT_FOLLOW
+)
+
+
+class Gone(Exception):
+    """Whoever asked does not wait any more."""
+
+
+class Mark(NamedTuple):
+    journal: int
+    files: Dict[str, int]
+
+
+class Asked(NamedTuple):
+    """What the other side has, and what it wants."""
+
+    have: Dict[str, Tuple[int, str]]
+    """path -> size and the tag of its last bytes. Size -1: it does not want any more of this file."""
+    records: Dict[str, str]
+    """path -> tag of its content."""
+    wait: float
+    final: bool
+    mark: Optional[Mark]
+
+    @classmethod
+    def parse(cls, raw: Dict[str, Any]) -> Asked:
+        have, records, mark = raw.get("have"), raw.get("records"), raw.get("mark")
+        wait = raw.get("wait")
+        if not isinstance(have, dict) or not isinstance(records, dict) or type(wait) not in (int, float):
+            raise wire.Malformed("a sync without have, records and wait")
+        return cls(
+            {path: _held(value) for path, value in have.items()},
+            {path: wire.text(value) for path, value in records.items()},
+            min(max(float(wait or 0), 0.0), LONGEST_WAIT),
+            raw.get("final") is True,
+            _mark(mark) if mark is not None else None,
+        )
+
+
+class News:
+    """One answer in the making."""
+
+    def __init__(self) -> None:
+        self.deltas: List[Tuple[str, int, int]] = []
+        self.resets: List[str] = []
+        self.records: List[Tuple[str, str, int]] = []
+        self.gone: List[str] = []
+        self.data: List[bytes] = []
+        self.left = ANSWER
+        self.behind: Dict[str, int] = {}
+        """Files that go on after this answer, and up to where."""
+        self.mark: Optional[Mark] = None
+
+    def __bool__(self) -> bool:
+        return bool(self.deltas or self.resets or self.records or self.gone)
+
+    def add(self, path: str, offset: int, data: bytes) -> None:
+        self.deltas.append((path, offset, len(data)))
+        self.data.append(data)
+        self.left -= len(data)
+
+    def header(self) -> Dict[str, Any]:
+        mark = None if self.mark is None else {"journal": self.mark.journal, "files": self.mark.files}
+        return {
+            "deltas": self.deltas,
+            "resets": self.resets,
+            "records": self.records,
+            "gone": self.gone,
+            "mark": mark,
+        }
+
+
+class Sync:
+    """Answers what is new. May be used from any thread; remembers nothing between two questions."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._near = NearTaskDir(directory)
+
+    def wait(self, asked: Asked, other: Optional[int] = None) -> News:
+        """What is new, as soon as there is something; nothing after `asked.wait` seconds. `other`: a descriptor
+        that becomes readable when whoever asked is gone, which raises Gone."""
+        end = time.monotonic() + asked.wait
+        with _Watch(self._directory, other) as watch:
+            if asked.wait:
+                watch.begin()
+            news = self._look(asked, check=True)
+            while not news and news.mark is None and asked.mark is None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    break
+                watch.wait(min(left, FALLBACK))
+                news = self._look(asked, check=False)
+            return news
+
+    def _look(self, asked: Asked, *, check: bool) -> News:
+        """`check`: also that files which have not grown are still the same."""
+        news = News()
+        before = self._size(layout.JOURNAL) if asked.mark is None else asked.mark.journal
+        files = self._growing() if asked.mark is None else dict(asked.mark.files)
+        for path in sorted(files, key=_first):
+            self._grown(news, asked, path, files[path], check)
+        if asked.mark is None:
+            known = set(files) | {layout.JOURNAL}
+            news.gone = [path for path in asked.have if path not in known and not self._there(path)]
+        if not news.behind:
+            self._grown(news, asked, layout.JOURNAL, before, check)
+        if news.behind:
+            files_behind = {path: size for path, size in news.behind.items() if path != layout.JOURNAL}
+            news.mark = Mark(before, files_behind)
+        else:
+            self._records(news, asked)
+        return news
+
+    def _growing(self) -> Dict[str, int]:
+        """Sizes of the files that grow, without the journal."""
+        found: Dict[str, int] = {}
+        for folder in (layout.LOG, layout.METRICS):
+            found.update(self._sizes(folder))
+        size = self._size(layout.SAMPLES)
+        if size:
+            found[layout.SAMPLES] = size
+        return found
+
+    def _sizes(self, folder: str) -> Dict[str, int]:
+        try:
+            fd = open_beneath(self._directory, folder)
+        except (FileNotFoundError, UnsafePath):
+            return {}
+        try:
+            names = [name for name in _names(fd) if wire.grows(f"{folder}/{name}")]
+            found = {}
+            for name in sorted(names, key=_newest, reverse=True)[:FILES]:
+                with contextlib.suppress(FileNotFoundError):
+                    info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if stat.S_ISREG(info.st_mode):
+                        found[f"{folder}/{name}"] = info.st_size
+            return found
+        finally:
+            os.close(fd)
+
+    def _grown(self, news: News, asked: Asked, path: str, size: int, check: bool) -> None:
+        """Send what is new of a file up to `size`, as far as there is room."""
+        held, tail = asked.have.get(path, (0, ""))
+        if held < 0 or (held == size and not check):
+            return
+        try:
+            fd = self._near.open(path)
+        except (FileNotFoundError, UnsafePath, PermissionError):
+            return
+        try:
+            if held and not _continues(fd, held, tail):
+                news.resets.append(path)
+                held = 0
+            self._send(news, path, fd, held, size, whole=not asked.final)
+        finally:
+            os.close(fd)
+
+    def _send(self, news: News, path: str, fd: int, held: int, size: int, *, whole: bool) -> None:
+        if held >= size:
+            return
+        if news.left <= 0:
+            news.behind[path] = size
+            return
+        data = os.pread(fd, min(size - held, news.left), held)
+        reached = not data or held + len(data) >= size
+        if whole and (reached or b"\n" in data):
+            end = data.rfind(b"\n") + 1
+            data = data[:end] if end or len(data) < LONG_LINE else data
+        if data:
+            news.add(path, held, data)
+        if not reached:
+            news.behind[path] = size
+
+    def _records(self, news: News, asked: Asked) -> None:
+        for path in wire.RECORDS:
+            try:
+                data = self._near.read(path, 0, wire.LARGEST_RECORD)
+            except OSError:
+                data = b""  # user code put something else in its place
+            known = asked.records.get(path)
+            if not data:
+                if known is not None:
+                    news.gone.append(path)
+            elif wire.tag(data) != known:
+                news.records.append((path, wire.tag(data), len(data)))
+                news.data.append(data)
+
+    def _size(self, path: str) -> int:
+        try:
+            return self._near.size(path)
+        except OSError:
+            return 0
+
+    def _there(self, path: str) -> bool:
+        """A file beyond those that are looked at is not gone."""
+        try:
+            os.close(self._near.open(path))
+        except OSError:
+            return False
+        return True
+
+
+class _Watch:
+    """Wakes up when something changes. Where the kernel has no watches to give, after a while."""
+
+    def __init__(self, directory: str, other: Optional[int]) -> None:
+        self._directory = directory
+        self._other = other
+        self._inotify: Optional[inotify.Inotify] = None
+
+    def begin(self) -> None:
+        """From now on no change is missed."""
+        with contextlib.suppress(OSError):
+            self._inotify = inotify.Inotify()
+            for folder in ("", layout.LOG, layout.METRICS):
+                self._inotify.add(os.path.join(self._directory, folder), _EVENTS)
+
+    def wait(self, seconds: float) -> None:
+        poll = select.poll()
+        if self._inotify is not None:
+            poll.register(self._inotify.fileno(), select.POLLIN)
+        if self._other is not None:
+            poll.register(self._other, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(int(seconds * 1000))]
+        if self._other is not None and self._other in ready:
+            raise Gone
+        if ready and self._inotify is not None:
+            time.sleep(REST)
+            self._inotify.read()
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+
+
+def _held(value: Any) -> Tuple[int, str]:
+    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int:
+        raise wire.Malformed("a sync that does not say how much it has")
+    return value[0], wire.text(value[1])
+
+
+def _mark(value: Any) -> Mark:
+    files = value.get("files") if isinstance(value, dict) else None
+    if not isinstance(files, dict) or not all(wire.grows(path) for path in files):
+        raise wire.Malformed("a mark that is not one")
+    return Mark(wire.number(value.get("journal")), {path: wire.number(size) for path, size in files.items()})
+
+
+def _names(fd: int) -> Iterator[str]:
+    with os.scandir(fd) as entries:
+        for count, entry in enumerate(entries):
+            if count >= ENTRIES:
+                return
+            yield entry.name
+
+
+def _newest(name: str) -> Tuple[int, str]:
+    """Names begin with a number: of the segment, or of the generation."""
+    digits = name.split(".")[0].split("-")[0]
+    return (int(digits) if digits.isdigit() and len(digits) < 19 else -1), name
+
+
+def _first(path: str) -> Tuple[bool, str]:
+    """Metrics are few bytes and wanted before the log."""
+    return not path.startswith(layout.METRICS), path
+
+
+def _continues(fd: int, held: int, tail: str) -> bool:
+    """Whether what the other side has is still the beginning of this file."""
+    begin = max(0, held - wire.TAIL)
+    try:
+        data = os.pread(fd, held - begin, begin)
+    except OSError as exc:
+        if exc.errno in (errno.EINVAL, errno.EOVERFLOW):
+            return False
+        raise
+    return len(data) == held - begin and wire.tag(data) == tail

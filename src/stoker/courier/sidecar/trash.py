@@ -1,0 +1,95 @@
+"""Removing what belongs to somebody else.
+
+What is thrown away leaves its place by one rename and is taken apart afterwards; being killed in between leaves it in
+the trash. Taking apart never goes down: a directory inside is moved up beside the one it was found in. So neither
+depth nor number matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from typing import Iterator
+
+from stoker.task.beneath import OPEN_DIRECTORY, open_beneath
+
+
+class Trash:
+    """May be used from any thread."""
+
+    def __init__(self, directory: str, path: str) -> None:
+        """`path`: of the trash beneath the task directory, on the same file system as what is thrown."""
+        self._directory = directory
+        self._path = path
+        self._lock = threading.Lock()
+
+    def throw(self, parent: int, name: str) -> None:
+        """Take `name` out of the directory `parent` (a descriptor), whatever it is. Absent is success."""
+        with self._open() as here:
+            _move(parent, name, here)
+
+    def empty(self) -> None:
+        """Free the room. What user code keeps putting in the way stays where it is, which is out of the way."""
+        with self._lock, self._open() as here:
+            while _pass(here):
+                pass
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        fd = open_beneath(self._directory, self._path, create=True, mode=0o700)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _move(parent: int, name: str, trash: int) -> None:
+    target = os.urandom(12).hex()
+    try:
+        os.rename(name, target, src_dir_fd=parent, dst_dir_fd=trash)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        # A directory can be moved elsewhere only by who may write to it; its owner may allow that.
+        if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise
+        os.chmod(name, 0o700, dir_fd=parent)
+        os.rename(name, target, src_dir_fd=parent, dst_dir_fd=trash)
+
+
+def _pass(trash: int) -> int:
+    """Remove what can be removed; how much that was. What it moved up is for the next pass."""
+    with os.scandir(trash) as entries:
+        return sum(_remove(trash, entry.name) for entry in entries)
+
+
+def _remove(trash: int, name: str) -> bool:
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=trash, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=trash)
+            return True
+        os.chmod(name, 0o700, dir_fd=trash)
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=trash)
+    except OSError:
+        return False
+    try:
+        _take_apart(fd, trash)
+    finally:
+        os.close(fd)
+    try:
+        os.rmdir(name, dir_fd=trash)
+    except OSError:
+        return False
+    return True
+
+
+def _take_apart(fd: int, trash: int) -> None:
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    _move(fd, entry.name, trash)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)

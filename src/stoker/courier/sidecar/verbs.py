@@ -1,0 +1,219 @@
+"""What may be asked of a courier. Whoever asks has been authenticated; what user code left in the directory has not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from stoker.courier.sidecar import pages, settle, trees
+from stoker.courier.sidecar.buffers import Busy
+from stoker.courier.sidecar.jobs import Jobs
+from stoker.courier.sidecar.placing import Incomplete, Placing, split
+from stoker.courier.sidecar.staging import Damaged, Piece, Staging
+from stoker.courier.sidecar.sync import Asked, Gone, Sync
+from stoker.task import formats, wire
+from stoker.task.beneath import TooMany, open_beneath
+from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.wire import Bytes, Malformed
+
+MOST_PIECES = 10_000
+MOST_DIGESTS = 10_000
+MOST_ENTRIES = 1_000_000
+
+
+class Reply(NamedTuple):
+    header: Dict[str, Any]
+    data: Sequence[Bytes] = ()
+    status: int = 200
+
+
+class Call(NamedTuple):
+    """One request, while it is answered."""
+
+    header: Dict[str, Any]
+    data: memoryview
+    lend: Callable[[int], memoryview]
+    """A buffer, until the answer is sent."""
+    other: Optional[int] = None
+    """Readable when whoever asked is gone."""
+
+
+class Verbs:
+    """May be used from any thread."""
+
+    def __init__(self, directory: str, *, job_wait: float = 20.0) -> None:
+        self._directory = directory
+        self._near = NearTaskDir(directory)
+        self._sync = Sync(directory)
+        self._staging = Staging(directory)
+        self._placing = Placing(directory, self._staging)
+        self._jobs = Jobs(wait=job_wait)
+        self._order_lock = threading.Lock()
+        self._newest = -1
+        """The newest order given to this courier. One that was held up on the way does not undo a later one."""
+        self._verbs: Dict[str, Callable[[Call], Reply]] = {
+            wire.SYNC: self._news,
+            wire.ORDER: self._order,
+            wire.READ: self._read,
+            wire.MISSING: self._missing,
+            wire.BLOB: self._blob,
+            wire.PLACE: self._place,
+            wire.WALK: self._walk,
+            wire.DISCARD: self._discard,
+            wire.SETTLE: self._settle,
+        }
+
+    def recover(self) -> None:
+        self._staging.recover()
+
+    def obey(self, path: str, call: Call) -> Reply:
+        """What the server hears. Never raises but Gone (see sync)."""
+        verb = self._verbs.get(path)
+        if verb is None:
+            return Reply({"error": f"no such verb: {path[:40]}"}, status=404)
+        try:
+            return verb(call)
+        except Gone:
+            raise
+        except Malformed as exc:
+            return Reply({"error": str(exc)}, status=400)
+        except TooMany as exc:
+            return Reply({"error": str(exc)}, status=413)
+        except Damaged as exc:
+            return Reply({"error": str(exc), "damaged": True}, status=422)
+        except Incomplete as exc:
+            return Reply({"error": str(exc), "incomplete": True}, status=422)
+        except Busy as exc:
+            return Reply({"error": str(exc)}, status=503)
+        except OSError as exc:
+            unsafe = isinstance(exc, UnsafePath)
+            text = exc.strerror or str(exc)
+            return Reply({"error": text, "errno": exc.errno or errno.EIO, "unsafe": unsafe}, status=422)
+        except Exception as exc:  # noqa: BLE001 - a mistake in this program is said where it can be read
+            return Reply({"error": f"{type(exc).__name__}: {exc}"}, status=500)
+
+    # -- the small ones --------------------------------------------------------------------------------------
+
+    def _news(self, call: Call) -> Reply:
+        news = self._sync.wait(Asked.parse(call.header), call.other)
+        return Reply(news.header(), news.data)
+
+    def _order(self, call: Call) -> Reply:
+        raw = call.header.get("order")
+        try:
+            order = formats.Order.from_json(raw if isinstance(raw, dict) else {})
+        except TypeError as exc:
+            raise Malformed(f"not an order: {exc}") from exc
+        with self._order_lock:
+            if order.seq < self._newest:
+                return Reply({"stale": self._newest})
+            self._near.write_order(order)
+            self._newest = order.seq
+        return Reply({})
+
+    def _read(self, call: Call) -> Reply:
+        path = wire.text(call.header.get("path"))
+        offset = wire.number(call.header.get("offset"))
+        fd = self._near.open(path)
+        try:
+            size = os.fstat(fd).st_size
+            view = call.lend(min(wire.number(call.header.get("limit")), wire.RANGE, max(0, size - offset)))
+            done = 0
+            while done < len(view):
+                count = os.preadv(fd, [view[done:]], offset + done)
+                if count == 0:
+                    break
+                done += count
+        finally:
+            os.close(fd)
+        return Reply({"size": size}, [view[:done]])
+
+    def _discard(self, call: Call) -> Reply:
+        folder, name = split(wire.text(call.header.get("path")))
+        with contextlib.suppress(FileNotFoundError):
+            parent = open_beneath(self._directory, folder)
+            try:
+                self._staging.trash.throw(parent, name)
+            finally:
+                os.close(parent)
+            self._staging.trash.empty()
+        return Reply({})
+
+    # -- content ---------------------------------------------------------------------------------------------
+
+    def _missing(self, call: Call) -> Reply:
+        path, manifest = _target(call)
+        replace = call.header.get("replace") is True
+        if self._placing.settled(path, manifest, replace=replace):
+            return Reply({"settled": True})
+        digests = [_digest(raw) for raw in wire.strings(call.header.get("digests"), MOST_DIGESTS)]
+        complete, begun = self._staging.here(path, manifest, digests)
+        return Reply({"settled": False, "complete": complete, "begun": begun})
+
+    def _blob(self, call: Call) -> Reply:
+        path, manifest = _target(call)
+        split(path)
+        if "verify" in call.header:
+            digest, size = _digest(call.header["verify"]), wire.number(call.header.get("size"))
+            return self._job(call, lambda: self._verified(path, manifest, digest, size))
+        pieces = _pieces(call.header.get("pieces"))
+        if sum(piece.length for piece in pieces) != len(call.data):
+            raise Malformed("pieces that are not as long as their bytes")
+        complete, begun = self._staging.receive(path, manifest, pieces, call.data)
+        return Reply({"complete": complete, "begun": begun})
+
+    def _verified(self, path: str, manifest: str, digest: str, size: int) -> Dict[str, Any]:
+        self._staging.verify(path, manifest, digest, size)
+        return {}
+
+    def _place(self, call: Call) -> Reply:
+        path, manifest = _target(call)
+        replace = call.header.get("replace") is True
+
+        def work() -> Dict[str, Any]:
+            self._placing.place(path, manifest, replace=replace)
+            return {}
+
+        return self._job(call, work)
+
+    # -- what takes long -------------------------------------------------------------------------------------
+
+    def _walk(self, call: Call) -> Reply:
+        path, after = wire.text(call.header.get("path")), wire.text(call.header.get("after"))
+        most = wire.number(call.header.get("max_entries"), MOST_ENTRIES)
+        return self._job(call, lambda: pages.page(self._directory, path, after, most))
+
+    def _settle(self, call: Call) -> Reply:
+        generation = wire.number(call.header.get("generation"))
+        return self._job(call, lambda: settle.settle(self._directory, generation))
+
+    def _job(self, call: Call, work: Callable[[], Dict[str, Any]]) -> Reply:
+        result = self._jobs.result(wire.text(call.header.get("job"), 64), work)
+        return Reply({"running": True}) if result is None else Reply({"running": False, **result})
+
+
+def _target(call: Call) -> Tuple[str, str]:
+    return wire.text(call.header.get("path")), _digest(call.header.get("manifest"))
+
+
+def _digest(value: Any) -> str:
+    if not trees.is_digest(value):
+        raise Malformed(f"not a SHA-256 digest: {str(value)[:80]!r}")
+    return str(value)
+
+
+def _pieces(value: Any) -> List[Piece]:
+    if not isinstance(value, list) or len(value) > MOST_PIECES:
+        raise Malformed("not a list of pieces, or too long a one")
+    found = []
+    for raw in value:
+        if not isinstance(raw, list) or len(raw) != 4:
+            raise Malformed("a piece is a digest, a size, an offset and a length")
+        piece = Piece(_digest(raw[0]), wire.number(raw[1]), wire.number(raw[2]), wire.number(raw[3]))
+        if piece.offset + piece.length > piece.size:
+            raise Malformed("a piece that goes beyond its end")
+        found.append(piece)
+    return found
