@@ -3,6 +3,9 @@
     class TestMine(EngineSuite):
         def make_engine(self, home): return MyEngine(...)
 
+What differs between engines without meaning anything (what an attempt must say, how long things take, where a
+directory is) is asked of methods that a subclass may replace.
+
 The bodies are plain shell commands. An engine that only simulates (`FakeEngine`) uses `suite_script`, which knows
 what they would do.
 """
@@ -49,6 +52,8 @@ def suite_script(info: formats.TaskInfo, order: formats.Order) -> Behaviour:
 class EngineSuite:
     """Each test gets a home of its own and engines made by `make_engine`; what it started is ended after it."""
 
+    wait = WAIT
+
     def make_engine(self, home: Home) -> Engine:
         """An engine on this home. Called again for the same home, it is what a restarted server would make."""
         raise NotImplementedError
@@ -63,6 +68,26 @@ class EngineSuite:
         if closing is not None:
             await closing()
 
+    def attempt(self, run: str, number: int, tasks: tuple[TaskPlan, ...]) -> Attempt:
+        """An attempt this engine takes: one that runs containers wants an image."""
+        return Attempt(run, number, tasks)
+
+    async def order(
+        self, engine: Engine, handle: Handle, order: formats.Order, task: str = "worker-0"
+    ) -> None:
+        """Give an order as soon as there is somebody to take it."""
+        (await engine.reach(handle, task)).write_order(order)
+
+    async def directories(self, engine: Engine, handle: Handle, task: str) -> set[str]:
+        """What there is in a new task directory, which must be nobody else's to read."""
+        root = Path((await engine.reach(handle, task)).root)
+        assert root.stat().st_mode & 0o077 == 0
+        return {path.name for path in root.iterdir() if path.is_dir()}
+
+    def proof(self, engine: Engine, handle: Handle, status: formats.Status) -> str:
+        """How this engine says that the launcher with this status is dead."""
+        return f"launcher {status.launcher_pid} is gone"
+
     # -- the machinery ---------------------------------------------------------------------------------------
 
     @pytest.fixture(autouse=True)
@@ -76,7 +101,7 @@ class EngineSuite:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         async def work() -> T:
             try:
-                return await asyncio.wait_for(coroutine, WAIT * 2)
+                return await asyncio.wait_for(coroutine, self.wait * 2)
             finally:
                 for engine in self._engines:
                     await self.close(engine)
@@ -100,17 +125,18 @@ class EngineSuite:
         engine = self.make_engine(self.home)
         for seen in await engine.observe():
             await engine.stop(seen.handle, grace=timedelta(0))
+            await engine.remove(seen.handle)
         await self.close(engine)
 
     async def until(self, engine: Engine, probe: Callable[[], Awaitable[T | None]], what: str) -> T:
         """Wait for a condition, letting the engine's time pass."""
-        end = time.monotonic() + WAIT
+        end = time.monotonic() + self.wait
         while time.monotonic() < end:
             found = await probe()
             if found is not None:
                 return found
             await self.tick(engine)
-        raise AssertionError(f"waited {WAIT:.0f} s for {what}")
+        raise AssertionError(f"waited {self.wait:.0f} s for {what}")
 
     async def phase(self, engine: Engine, handle: Handle, task: str, *phases: str) -> formats.Status:
         directory = await engine.reach(handle, task)
@@ -135,9 +161,8 @@ class EngineSuite:
         self, engine: Engine, argv: list[str], run: str = "digits-7f3k", task: str = "worker-0"
     ) -> Handle:
         """A task with its body running."""
-        handle = await engine.submit(Attempt(run, 1, (TaskPlan(task),)))
-        directory = await engine.reach(handle, task)
-        directory.write_order(_order(1, argv))
+        handle = await engine.submit(self.attempt(run, 1, (TaskPlan(task),)))
+        await self.order(engine, handle, _order(1, argv), task)
         return handle
 
     # -- what must hold --------------------------------------------------------------------------------------
@@ -146,7 +171,7 @@ class EngineSuite:
         async def story() -> None:
             engine = await self.engine()
             plans = (TaskPlan("worker-0", cpu=1.0), TaskPlan("worker-1", index=1))
-            handle = await engine.submit(Attempt("digits-7f3k", 2, plans))
+            handle = await engine.submit(self.attempt("digits-7f3k", 2, plans))
             for plan in plans:
                 status = await self.phase(engine, handle, plan.name, "ready")
                 assert status.pid is None
@@ -169,10 +194,8 @@ class EngineSuite:
     def test_the_directories_are_there_before_the_first_order(self) -> None:
         async def story() -> None:
             engine = await self.engine()
-            handle = await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
-            root = Path((await engine.reach(handle, "worker-0")).root)
-            assert {name for name in layout.DIRECTORIES if (root / name).is_dir()} == set(layout.DIRECTORIES)
-            assert root.stat().st_mode & 0o077 == 0
+            handle = await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
+            assert await self.directories(engine, handle, "worker-0") >= set(layout.DIRECTORIES)
 
         self.run(story())
 
@@ -202,9 +225,9 @@ class EngineSuite:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             before = await self.phase(engine, handle, "worker-0", "running")
-            assert await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),))) == handle
+            assert await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),))) == handle
             engine = await self.restarted()
-            assert await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),))) == handle
+            assert await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),))) == handle
             after = (await engine.reach(handle, "worker-0")).status()
             assert after is not None
             assert (after.launcher_pid, after.pid, after.phase) == (
@@ -222,10 +245,10 @@ class EngineSuite:
             await self.phase(engine, handle, "worker-0", "running")
             await _drill(engine).hurt(handle, "worker-0", "launcher")
             await self.gone(engine, "digits-7f3k", "worker-0")
-            await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
+            await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             assert (await self.seen(engine, "digits-7f3k"))["worker-0"].presence is Presence.GONE
             engine = await self.restarted()
-            await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
+            await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             assert (await self.seen(engine, "digits-7f3k"))["worker-0"].presence is Presence.GONE
 
         self.run(story())
@@ -235,7 +258,7 @@ class EngineSuite:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
-            again = Attempt("digits-7f3k", 1, (TaskPlan("worker-0", incarnation=2),))
+            again = self.attempt("digits-7f3k", 1, (TaskPlan("worker-0", incarnation=2),))
             with pytest.raises(StokerError):
                 await engine.submit(again)
             await _drill(engine).hurt(handle, "worker-0", "launcher")
@@ -258,8 +281,7 @@ class EngineSuite:
             assert seen == {("hangs-1", "worker-0"): Presence.ALIVE, ("ends-1", "worker-0"): Presence.ALIVE}
             status = await self.phase(engine, ending, "worker-0", "ended")
             assert status.ending is not None and status.ending["code"] == 3
-            directory = await engine.reach(hanging, "worker-0")
-            directory.write_order(formats.Order(seq=2, generation=1, verb="stop", grace=5.0))
+            await self.order(engine, hanging, formats.Order(seq=2, generation=1, verb="stop", grace=5.0))
             assert (await self.phase(engine, hanging, "worker-0", "ended")).seq == 2
 
         self.run(story())
@@ -283,8 +305,7 @@ class EngineSuite:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
-            directory = await engine.reach(handle, "worker-0")
-            directory.write_order(formats.Order(seq=2, generation=1, verb="stop", grace=30.0))
+            await self.order(engine, handle, formats.Order(seq=2, generation=1, verb="stop", grace=30.0))
             status = await self.phase(engine, handle, "worker-0", "ended")
             assert status.ending is not None
             assert (status.ending["kind"], status.ending["signal"]) == ("stopped", signal.SIGTERM)
@@ -297,8 +318,7 @@ class EngineSuite:
             handle = await self.start(engine, STUBBORN)
             await self.phase(engine, handle, "worker-0", "running")
             await self.let_the_trap_be_set()
-            directory = await engine.reach(handle, "worker-0")
-            directory.write_order(formats.Order(seq=2, generation=1, verb="stop", grace=0.3))
+            await self.order(engine, handle, formats.Order(seq=2, generation=1, verb="stop", grace=0.3))
             status = await self.phase(engine, handle, "worker-0", "ended")
             assert status.ending is not None
             assert (status.ending["kind"], status.ending["signal"]) == ("stopped", signal.SIGKILL)
@@ -315,7 +335,7 @@ class EngineSuite:
             running = await self.start(engine, HANG, "running-1")
             stubborn = await self.start(engine, STUBBORN, "stubborn-1")
             waiting = await engine.submit(
-                Attempt("waiting-1", 1, (TaskPlan("worker-0"), TaskPlan("worker-1")))
+                self.attempt("waiting-1", 1, (TaskPlan("worker-0"), TaskPlan("worker-1")))
             )
             for handle in (running, stubborn):
                 await self.phase(engine, handle, "worker-0", "running")
@@ -331,7 +351,7 @@ class EngineSuite:
     def test_stopping_and_removing_what_is_absent_is_success(self) -> None:
         async def story() -> None:
             engine = await self.engine()
-            handle = await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
+            handle = await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             for _ in range(2):
                 await engine.stop(handle, grace=timedelta(0))
             root = Path((await engine.reach(handle, "worker-0")).root)
@@ -362,13 +382,9 @@ class EngineSuite:
             status = await self.phase(engine, handle, "worker-0", "running")
             await _drill(engine).hurt(handle, "worker-0", "launcher")
             found = await self.gone(engine, "digits-7f3k", "worker-0")
-            assert found.proof == f"launcher {self.launcher_of(engine, handle, status)} is gone"
+            assert found.proof == self.proof(engine, handle, status)
 
         self.run(story())
-
-    def launcher_of(self, engine: Engine, handle: Handle, status: formats.Status) -> int:
-        """The launcher's process number as the engine's proofs name it."""
-        return status.launcher_pid
 
     def test_a_killed_process_is_the_launchers_to_report(self) -> None:
         async def story() -> None:
@@ -387,8 +403,7 @@ class EngineSuite:
             engine = await self.engine()
             handle = await self.start(engine, exits(0))
             await self.phase(engine, handle, "worker-0", "ended")
-            directory = await engine.reach(handle, "worker-0")
-            directory.write_order(formats.Order(seq=2, generation=1, verb="release"))
+            await self.order(engine, handle, formats.Order(seq=2, generation=1, verb="release"))
             await self.gone(engine, "digits-7f3k", "worker-0")
 
         self.run(story())
@@ -398,7 +413,7 @@ class EngineSuite:
             engine = await self.engine()
             if not isinstance(engine, Watches):
                 pytest.skip("this engine does not watch")
-            handle = await engine.submit(Attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
+            handle = await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             await self.phase(engine, handle, "worker-0", "ready")
             await self._hinted(engine, engine, handle, self._order_hang)
             await self.phase(engine, handle, "worker-0", "running")
@@ -422,11 +437,11 @@ class EngineSuite:
             0.2
         )  # the watch is set up once the iterator runs; hints of the past may come first
         await act(engine, handle)
-        assert await asyncio.wait_for(first, WAIT) == ("digits-7f3k", 1, "worker-0")
+        assert await asyncio.wait_for(first, self.wait) == ("digits-7f3k", 1, "worker-0")
         await hints.aclose()  # type: ignore[attr-defined]
 
     async def _order_hang(self, engine: Engine, handle: Handle) -> None:
-        (await engine.reach(handle, "worker-0")).write_order(_order(1, HANG))
+        await self.order(engine, handle, _order(1, HANG))
 
     async def _kill(self, engine: Engine, handle: Handle) -> None:
         await _drill(engine).hurt(handle, "worker-0", "launcher")
@@ -449,8 +464,8 @@ class EngineSuite:
             engine = await self.engine()
             for name in ("../outside", "a/b", "", ".", "..", "a.1", "x\0y"):
                 for attempt in (
-                    Attempt(name, 1, (TaskPlan("worker-0"),)),
-                    Attempt("digits", 1, (TaskPlan(name),)),
+                    self.attempt(name, 1, (TaskPlan("worker-0"),)),
+                    self.attempt("digits", 1, (TaskPlan(name),)),
                 ):
                     with pytest.raises(StokerError):
                         await engine.submit(attempt)

@@ -16,12 +16,12 @@ class TestLocalEngine(EngineSuite):
     def make_engine(self, home: Home) -> Engine:
         return LocalEngine(Settings(home, local=LocalSettings(isolation=self.isolation)))
 
-    def launcher_of(self, engine: Engine, handle: Handle, status: Status) -> int:
+    def proof(self, engine: Engine, handle: Handle, status: Status) -> str:
         # In a PID namespace the launcher calls itself 1; the machine's number stands in engine.json.
         place = Place(str(handle["run"]), int(handle["attempt"]), "worker-0")
         record = directories.read_record(directories.path_of(self.home.tasks, place))
         assert record is not None
-        return int(record["pid"])
+        return f"launcher {record['pid']} is gone"
 
 
 class TestWithoutIsolation(TestLocalEngine):
