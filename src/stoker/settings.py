@@ -115,6 +115,18 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
+class ImageSettings:
+    """Registries the server may read images from."""
+
+    plain: tuple[str, ...] = ()
+    """Registries without TLS, as HOST or HOST:PORT. Loopback always may be."""
+    inside: tuple[str, ...] = ()
+    """Hosts that may be at loopback and link-local addresses."""
+    ca_files: tuple[str, ...] = ()
+    """Certificates to trust besides the system's."""
+
+
+@dataclass(frozen=True)
 class LocalSettings:
     """What of this machine runs may use. None: all that is there."""
 
@@ -157,6 +169,7 @@ class Settings:
     home: Home
     server: ServerSettings = field(default_factory=ServerSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
     logs: LogSettings = field(default_factory=LogSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
 
@@ -175,6 +188,7 @@ class Settings:
         groups = {
             "server": ServerSettings,
             "local": LocalSettings,
+            "images": ImageSettings,
             "logs": LogSettings,
             "control": ControlSettings,
         }

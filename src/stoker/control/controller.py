@@ -16,6 +16,7 @@ from stoker.control import keeping, resizing, secrets, why
 from stoker.control.clusters import Backend, Clusters
 from stoker.control.fleet import Fleet, Member, Wait, attempt_of, plan_of
 from stoker.control.hub import Hub
+from stoker.control.imaging import Imaging
 from stoker.control.live import TASK
 from stoker.control.loop import Loop
 from stoker.engine.base import Drills, Engine, Node, Shows
@@ -50,6 +51,7 @@ class Controller:
         self._hub = Hub()
         self._fleet = Fleet([engine], settings.server.cluster or None)
         self._loop = Loop(settings, store, blobs, self._fleet, self._hub)
+        self._imaging = Imaging(settings)
         self.clusters = Clusters(store, self._loop, backend)
         for one in self.clusters.engines():
             self._fleet.add(one)
@@ -75,6 +77,7 @@ class Controller:
         """The same key gives the same run, once. Returns when it is durable."""
         understood = self._understand(job, code)
         self._check_secrets(understood, secrets)
+        image = self._describe(understood)
         normal = understood.to_json()
         new = NewRun(
             key=key,
@@ -86,7 +89,7 @@ class Controller:
             user=user,
             tags=tuple(understood.tags),
             code=code,
-            record=dict(record),
+            record={**record, "image": image} if image else dict(record),
             fingerprint=_fingerprint(normal, code),
         )
         row, created = self._submit(new, secrets)
@@ -125,10 +128,16 @@ class Controller:
             "timeout": understood.timeout,
             "retries": understood.retries,
         }
-        manifest = self._manifest(members[0].engine, understood, record)
+        image = self._describe(understood)
+        if image.get("unread"):
+            notes.append(f"the image could not be read: {image['unread']}")
+        manifest = self._manifest(members[0].engine, understood, {**record, "image": image})
         if manifest is not None:
             plan["manifest"] = manifest
         return {"job": understood.to_json(), "fits": True, "plan": plan, "notes": notes}
+
+    def _describe(self, job: Job) -> dict[str, Any]:
+        return self._imaging.describe(job, [member.engine for member in self._fleet.candidates(job)])
 
     def _manifest(self, engine: Engine, job: Job, record: Mapping[str, Any]) -> str | None:
         """What the engine would send, where it sends anything. No run exists, so its id is one that could be."""

@@ -88,6 +88,8 @@ class Surroundings:
     """Directory of the environments that `setup` makes; empty: the home's."""
     inputs: str = ""
     """Directory in which inputs are mounted, each under its name."""
+    image: str = ""
+    """The image its tasks run in; empty: none."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""What a job's image says of itself, read from its registry at submit: wrapping a command in a launcher discards the
+image's own ENTRYPOINT, CMD, WORKDIR and USER, so they have to be known before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stoker.engine.base import Engine
+from stoker.errors import ImageError, Refused, StokerError
+from stoker.settings import Settings
+from stoker.spec import Job
+
+if TYPE_CHECKING:
+    from stoker.images import Registry
+
+log = logging.getLogger(__name__)
+
+
+class Imaging:
+    """Reads images. Any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings.images
+        self._registry: Registry | None = None
+
+    def describe(self, job: Job, engines: Sequence[Engine]) -> dict[str, Any]:
+        """For the run's record: {} without an image; else its reference pinned to a digest and what it says. Where it
+        cannot be read and the job names a command, only the reference and why."""
+        images = {engine.surroundings(job).image for engine in engines} - {""}
+        if not images:
+            return {}
+        if len(images) > 1:
+            return {}  # the clusters it may go to have different ones; each uses its own as it is
+        name = images.pop()
+        if job.launcher == "none":
+            return {"asked": name}
+        try:
+            with _said(name):
+                return {"asked": name, **self._read(name)}
+        except Refused:
+            raise
+        except StokerError as exc:
+            if not job.argv():
+                raise Refused(
+                    f"the image {name} cannot be read, and the job names no command: {exc.message}",
+                    hint="Write `run:` in the job; what the image would run is only known from its registry.",
+                ) from exc
+            log.info("image %s cannot be read: %s", name, exc)
+            return {"asked": name, "unread": exc.message}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        if self._registry is None:
+            from stoker.images import Registry, Rules  # lazy: most homes never read an image
+
+            given = self._settings
+            self._registry = Registry(
+                rules=Rules(
+                    plain=tuple(given.plain), inside=tuple(given.inside), ca_files=tuple(given.ca_files)
+                )
+            )
+        config = self._registry.config(name)
+        found: dict[str, Any] = {
+            "reference": config.reference,
+            "entrypoint": list(config.entrypoint),
+            "cmd": list(config.cmd),
+            "workdir": config.workdir,
+            "user": config.user,
+            "size": config.size,
+        }
+        if config.user and not config.user.partition(":")[0].isdigit():
+            account = self._registry.account(config)
+            found["user"] = f"{account.uid}:{account.gid}"
+        return found
+
+
+@contextmanager
+def _said(name: str) -> Iterator[None]:
+    """What is no StokerError is one all the same: an image's registry is nobody's to trust."""
+    try:
+        yield
+    except (OSError, ValueError) as exc:
+        raise ImageError(f"the image {name} cannot be read: {exc}") from exc
