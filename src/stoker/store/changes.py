@@ -91,7 +91,7 @@ class Changes:
                 _replace_record(connection, change.id, values.pop("record"))
             if "tags" in values:
                 _replace_tags(connection, change.id, values["tags"])
-            rows.append({"of_id": change.id, **codec.changed(values, codec.RUN, "a run")})
+            rows.append({"of_id": codec.text(change.id), **codec.changed(values, codec.RUN, "a run")})
         _update(connection, UPDATE_RUN, rows, "run", lambda row: str(row["of_id"]))
 
     def _attempts(self, connection: Connection, changes: list[AddAttempt | UpdateAttempt]) -> None:
@@ -102,7 +102,7 @@ class Changes:
                 continue
             rows = [
                 {
-                    "of_run": change.run,
+                    "of_run": codec.text(change.run),
                     "of_number": change.number,
                     **codec.changed(change.values, codec.ATTEMPT, "an attempt"),
                 }
@@ -120,9 +120,9 @@ class Changes:
     def _tasks(self, connection: Connection, changes: list[PutTask]) -> None:
         rows = [
             {
-                "run": change.row.run,
+                "run": codec.text(change.row.run),
                 "attempt": change.row.attempt,
-                "task": change.row.task,
+                "task": codec.text(change.row.task),
                 **codec.columns(change.row, codec.TASK),
             }
             for change in changes
@@ -134,27 +134,38 @@ class Changes:
             if kind is AddCheckpoint:
                 added = [change.row for change in group if isinstance(change, AddCheckpoint)]
                 rows = [
-                    {"id": row.id, "run": row.run, **codec.columns(row, codec.CHECKPOINT)} for row in added
+                    {
+                        "id": codec.text(row.id),
+                        "run": codec.text(row.run),
+                        **codec.columns(row, codec.CHECKPOINT),
+                    }
+                    for row in added
                 ]
                 connection.execute(self._add_checkpoint, rows)
                 continue
             rows = [
-                {"of_id": change.id, **codec.changed(change.values, codec.CHECKPOINT, "a checkpoint")}
+                {
+                    "of_id": codec.text(change.id),
+                    **codec.changed(change.values, codec.CHECKPOINT, "a checkpoint"),
+                }
                 for change in group
                 if isinstance(change, UpdateCheckpoint)
             ]
             _update(connection, UPDATE_CHECKPOINT, rows, "checkpoint", lambda row: str(row["of_id"]))
 
     def _events(self, connection: Connection, changes: list[AddEvent]) -> None:
-        rows = [{"run": change.row.run, **codec.columns(change.row, codec.EVENT)} for change in changes]
+        rows = [
+            {"run": codec.text(change.row.run), **codec.columns(change.row, codec.EVENT)}
+            for change in changes
+        ]
         connection.execute(ADD_EVENT, rows)
 
     def _cursors(self, connection: Connection, changes: list[MoveCursor]) -> None:
         rows = [
             {
-                "run": change.run,
+                "run": codec.text(change.run),
                 "attempt": change.attempt,
-                "task": change.task,
+                "task": codec.text(change.task),
                 "file": codec.exact(change.file),
                 "offset": codec.integer(change.offset),
             }
@@ -185,11 +196,12 @@ def _update(
 
 
 def _attempt_columns(change: AddAttempt) -> dict[str, Any]:
-    return {"run": change.row.run, "number": change.row.number, **codec.columns(change.row, codec.ATTEMPT)}
+    run = codec.text(change.row.run)
+    return {"run": run, "number": change.row.number, **codec.columns(change.row, codec.ATTEMPT)}
 
 
 def _seq(connection: Connection, run_id: str) -> int:
-    seq = connection.execute(SEQ_OF_RUN, {"id": run_id}).scalar()
+    seq = connection.execute(SEQ_OF_RUN, {"id": codec.text(run_id)}).scalar()
     if seq is None:
         raise NotFound(f"no run {run_id}")
     return int(seq)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -41,7 +42,6 @@ class Database:
         """Called when another server has taken over, before NotLeading is raised."""
         self._closed = False
         self._lock = threading.Lock()
-        self._errors: tuple[type[Exception], ...] = (SQLAlchemyError, *dialect.errors)
         self.writer = dialect.writer()
         self.readers = dialect.readers()
 
@@ -76,7 +76,7 @@ class Database:
         mark = self.dialect.mark()
         try:
             connection.commit()
-        except self._errors:
+        except (SQLAlchemyError, *self.dialect.errors):
             # Whether it took place is not known here when the connection was lost on the way.
             if mark is None or not self.dialect.committed(mark):
                 raise
@@ -96,7 +96,8 @@ class Database:
     def copy(self, target: Path) -> None:
         self._ensure_open()
         try:
-            self._translated(lambda: self.dialect.copy(target))
+            with translated(self.dialect):
+                self.dialect.copy(target)
         except StoreDamaged:
             self.check()  # the copy may have been spoilt on its own disk; only our damage stops writing
             raise
@@ -110,7 +111,8 @@ class Database:
     def _guarded(self, work: Callable[[], T]) -> T:
         """Tried again while that helps; damage and the loss of the lead are remembered."""
         try:
-            return self._translated(lambda: patiently(work, self.dialect.transient, self.dialect.patience))
+            with translated(self.dialect):
+                return patiently(work, self.dialect.transient, self.dialect.patience)
         except StoreDamaged as exc:
             if self.damaged is None:
                 self.damaged = exc.message
@@ -119,12 +121,15 @@ class Database:
             self.on_fenced()
             raise
 
-    def _translated(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except self._errors as exc:
-            raise self.dialect.translate(exc) from exc
-
     def _ensure_open(self) -> None:
         if self._closed:
             raise StoreError(f"the store {self.dialect.where} is closed")
+
+
+@contextmanager
+def translated(dialect: Dialect) -> Iterator[None]:
+    """Only errors of ours come out."""
+    try:
+        yield
+    except (SQLAlchemyError, *dialect.errors) as exc:
+        raise dialect.translate(exc) from exc

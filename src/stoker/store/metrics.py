@@ -77,7 +77,8 @@ class MetricWriter:
         learnt: KeyIds = {}
         rows: list[dict[str, Any]] = []
         for change in changes:
-            ids = self._ids(connection, change.run, {point.key for point in change.points}, learnt)
+            run = codec.text(change.run)
+            ids = self._ids(connection, run, {point.key for point in change.points}, learnt)
             rows.extend(
                 {
                     "key_id": ids[point.key],

@@ -40,10 +40,10 @@ the transaction ends, so that others are not held up by a lock that nobody will 
 _MAKING = 0x53746F6B6572  # "Stoker"
 """The lock of whoever makes or changes the tables."""
 
-_SESSION = f"""
-SET statement_timeout = '{STATEMENT_SECONDS}s';
-SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s';
-SET lock_timeout = '%dms';
+_SESSION = """
+SET statement_timeout = {statement:d};
+SET idle_in_transaction_session_timeout = {idle:d};
+SET lock_timeout = {lock:d};
 SET standard_conforming_strings = on;
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
@@ -73,7 +73,11 @@ class PostgresDialect:
         self._conninfo = postgres_url.parsed(url)
         self.where = postgres_url.shown(self._conninfo)
         self.patience = 3 * busy_timeout
-        self._lock_ms = max(1, round(busy_timeout * 1000))
+        self._session = _SESSION.format(
+            statement=STATEMENT_SECONDS * 1000,
+            idle=IDLE_SECONDS * 1000,
+            lock=max(1, int(busy_timeout * 1000)),
+        )
         self._epoch = epoch
         self._writer = secrets.token_hex(8)
         self._turn: Turn | None = None
@@ -233,7 +237,7 @@ class PostgresDialect:
     def _connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(**self._conninfo, autocommit=True)
         connection.adapters.register_dumper(str, Storable)
-        _execute(connection, _SESSION % self._lock_ms)
+        _execute(connection, self._session)
         return connection
 
 

@@ -14,7 +14,7 @@ from typing import Self
 from sqlalchemy import Connection, bindparam, select, update
 
 from stoker.store import migrate
-from stoker.store.database import Database
+from stoker.store.database import Database, translated
 from stoker.store.dialect import dialect_for
 from stoker.store.schema import leadership
 
@@ -50,8 +50,9 @@ class Seat:
     def open(cls, url: str, *, busy_timeout: float = 5.0) -> Self:
         """Makes the tables where there are none; changes none that are older or newer: that is for who leads."""
         dialect = dialect_for(url, busy_timeout=busy_timeout)
-        if not dialect.exists():
-            dialect.create(migrate.create)
+        with translated(dialect):
+            if not dialect.exists():
+                dialect.create(migrate.create)
         return cls(Database(dialect))
 
     def see(self) -> Leader:

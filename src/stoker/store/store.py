@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from stoker.errors import NotFound
 from stoker.store import asking, clusters, metrics, migrate, reading
 from stoker.store.changes import Changes
-from stoker.store.database import Database
+from stoker.store.database import Database, translated
 from stoker.store.dialect import dialect_for
 from stoker.store.metrics import MetricPoint
 from stoker.store.rows import (
@@ -59,16 +59,13 @@ class Store:
         another process to let go of it, or for a database that is away. `epoch`: what a Seat gave to who leads;
         every write is refused with NotLeading once there is a newer one."""
         dialect = dialect_for(url_or_path, busy_timeout=busy_timeout, epoch=epoch)
-        try:
-            there = dialect.exists()
-        except dialect.errors as exc:
-            raise dialect.translate(exc) from exc
-        if not there:
-            if not create:
-                raise NotFound(
-                    f"no database at {dialect.where}", hint="stoker backup restore brings one back."
-                )
-            dialect.create(migrate.create)
+        with translated(dialect):
+            if not dialect.exists():
+                if not create:
+                    raise NotFound(
+                        f"no database at {dialect.where}", hint="stoker backup restore brings one back."
+                    )
+                dialect.create(migrate.create)
         database = Database(dialect)
         try:
             database.verify()

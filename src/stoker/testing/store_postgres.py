@@ -7,7 +7,6 @@ started it. As root it runs as somebody else, as PostgreSQL demands.
 from __future__ import annotations
 
 import contextlib
-import glob
 import itertools
 import os
 import pwd
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 import psycopg
+from psycopg import conninfo
 
 START_LIMIT = 120.0
 _SETTINGS = """
@@ -74,6 +74,10 @@ class PostgresServer:
         with open(self.root / "log", "ab") as log_file:
             command = _as_somebody([self._program("postgres"), "-D", self._data])
             self._process = subprocess.Popen(command, stdout=log_file, stderr=log_file, cwd="/")
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it answers."""
         deadline = time.monotonic() + START_LIMIT
         while True:
             try:
@@ -81,7 +85,7 @@ class PostgresServer:
                 return
             except psycopg.OperationalError:
                 log = (self.root / "log").read_text()[-2000:]
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"PostgreSQL does not start: {log}") from None
             time.sleep(0.05)
 
@@ -111,17 +115,25 @@ class PostgresServer:
         return self.url(name)
 
     def execute(self, statement: str, url: str | None = None) -> list[tuple[object, ...]]:
-        """As an administrator."""
-        with contextlib.closing(psycopg.connect(url or self.url("postgres"), autocommit=True)) as connection:
-            cursor = connection.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
+        """As an administrator; again when the server was just recovering."""
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            try:
+                with contextlib.closing(
+                    psycopg.connect(url or self.url("postgres"), autocommit=True)
+                ) as found:
+                    cursor = found.execute(statement.encode())
+                    return cursor.fetchall() if cursor.description else []
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
-    def backends(self, url: str, *, state: str = "%") -> list[int]:
-        """Process ids of those who are connected to a database of ours."""
-        name = url.rsplit("/", 1)[1].split("?")[0]
+    def backends(self, url: str) -> list[int]:
+        """Process ids of those who work for stores on this database."""
+        name = conninfo.conninfo_to_dict(url)["dbname"]
         found = self.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = '%s' AND state LIKE '%s' AND application_name = 'stoker'"
-            % (name, state)
+            f"SELECT pid FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'stoker'"
         )
         return [int(str(pid)) for (pid,) in found]
 
@@ -145,10 +157,10 @@ def programs() -> Path:
     on_path = shutil.which("postgres")
     if on_path:
         return Path(on_path).parent
-    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"), key=lambda path: int(path.split("/")[4]))
+    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     if not found:
         raise FileNotFoundError("no PostgreSQL server is installed: apt-get install postgresql")
-    return Path(found[-1]).parent
+    return max(found, key=lambda path: int(path.parent.name))
 
 
 def _somebody() -> pwd.struct_passwd:

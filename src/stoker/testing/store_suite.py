@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -113,37 +114,49 @@ class StoreCrashSuite(StoreCase):
         chance = random.Random(seed)
         acknowledged: dict[str, str] = {}
         for round_ in range(self.kills):
-            lines = [line.split() for line in self.write_and_kill(url, round_, chance.uniform(0.0, 0.2))]
-            acknowledged.update((key, run_id) for _, key, run_id in lines)
-            with Store.open(url, create=False) as store:
-                assert store.check() == []
-                found = {run.key: run for run in store.runs(RunFilter(limit=10**6), records=False)}
-                assert {key: found[key].id for key in acknowledged} == acknowledged
-                applied = {key for verb, key, _ in lines if verb == "applied"}
-                self._check_whole(
-                    store, [run for key, run in found.items() if key.startswith(f"{round_}-")], applied
-                )
-                tagged = store.runs(RunFilter(tags=("t",), limit=10**6), records=False)
-                assert len(tagged) == len(found)
+            said = self.write_and_kill(url, round_, chance.uniform(0.0, 0.2))
+            acknowledged = self.check_all(url, round_, said, acknowledged)
         assert len(acknowledged) > self.kills
 
     def write_and_kill(self, url: str, round_: int, wait: float, *, after: str = "submitted") -> list[str]:
         """What it said before it was killed, some moment after it first said `after`."""
+        return self.write_during(url, round_, lambda: time.sleep(wait), after=after)
+
+    def write_during(
+        self, url: str, round_: int, happening: Callable[[], None], *, after: str = "submitted"
+    ) -> list[str]:
+        """What a writer said that wrote while something happened to it or to its database, from the moment it
+        first said `after`. It must not end by itself, and is killed in the end."""
         arguments = [sys.executable, "-c", WRITER, url, str(round_)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
-            timer = threading.Timer(wait, writer.send_signal, [signal.SIGKILL])
+            assert writer.stdout is not None
+            lines: list[str] = []
+            began = threading.Event()
+            reader = threading.Thread(target=_read_lines, args=(writer.stdout, lines, after, began))
+            reader.start()
             try:
-                assert writer.stdout is not None
-                lines = [writer.stdout.readline()]
-                while not lines[-1].startswith(after):
-                    assert lines[-1], "the writer ended by itself"
-                    lines.append(writer.stdout.readline())
-                timer.start()
-                lines.extend(writer.stdout)
-                timer.join()
+                assert began.wait(60), "the writer does not get anything done"
+                happening()
+                assert writer.poll() is None, "the writer ended by itself"
             finally:
                 writer.kill()
+                reader.join()
         return [line for line in lines if line.endswith("\n") and not line.startswith("opening")]
+
+    def check_all(self, url: str, round_: int, said: list[str], before: dict[str, str]) -> dict[str, str]:
+        """Nothing acknowledged is lost, nothing is there in part or twice. All that was ever acknowledged."""
+        lines = [line.split() for line in said]
+        acknowledged = {**before, **{key: run_id for _, key, run_id in lines}}
+        with Store.open(url, create=False) as store:
+            assert store.check() == []
+            found = {run.key: run for run in store.runs(RunFilter(limit=10**6), records=False)}
+            assert {key: found[key].id for key in acknowledged} == acknowledged
+            applied = {key for verb, key, _ in lines if verb == "applied"}
+            mine = [run for key, run in found.items() if key.startswith(f"{round_}-")]
+            self._check_whole(store, mine, applied)
+            tagged = store.runs(RunFilter(tags=("t",), limit=10**6), records=False)
+            assert len(tagged) == len(found)
+        return acknowledged
 
     def _check_whole(self, store: Store, runs: list[RunRow], applied: set[str]) -> None:
         for run in runs:
@@ -152,3 +165,10 @@ class StoreCrashSuite(StoreCase):
             whole = (run.state, kinds, count, len(store.run(run.id).record.get("filler", "")))
             assert whole in (("queued", ["queued"], 0, 3000), ("running", ["queued", "running"], 300, 3000))
             assert run.state == "running" or run.key not in applied
+
+
+def _read_lines(stream: Iterable[str], lines: list[str], after: str, began: threading.Event) -> None:
+    for line in stream:
+        lines.append(line)
+        if line.startswith(after):
+            began.set()

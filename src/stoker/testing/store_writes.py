@@ -245,6 +245,74 @@ class Changing(StoreCase):
         store.apply(good)
         assert store.latest_metrics(run.id) == {"loss": 1.0}
 
+    def test_numbers_and_text_that_not_every_database_takes(self, store: Store, run: RunRow) -> None:
+        most = 2**63 - 1
+        store.apply(
+            [
+                AddAttempt(
+                    AttemptRow(run.id, 1, exit_code=-(2**40), evidence={"big": 10**30, "nul": "a\0b"})
+                ),
+                UpdateRun(
+                    run.id, {"priority": 10**30, "exit_code": 2**31, "failures": most, "started_at": math.inf}
+                ),
+                AddCheckpoint(checkpoint(run, 1, size=10**20, name="nul\0 in it", how="re\0name")),
+                AddEvent(EventRow(run.id, 10**400, "warning", "\0\ud800", {"\0": "\ud800"})),
+                AddMetrics(run.id, 1, [Point("nul\0 \ud800", -(10**30), 10**400, 1.0)]),
+                PutTask(TaskRow(run.id, 1, "worker\0-0", exit_code=2**33)),
+                MoveCursor(run.id, 1, "worker\0-0", "nul\0", 10**30),
+            ]
+        )
+        now = store.run(run.id)
+        assert (now.priority, now.exit_code, now.failures, now.started_at) == (most, 2**31, most, math.inf)
+        attempt = store.attempt(run.id, 1)
+        assert (attempt.exit_code, attempt.evidence) == (-(2**40), {"big": 10**30, "nul": "a\0b"})
+        (stored,) = store.checkpoints(run.id)
+        assert (stored.size, stored.name, stored.how) == (most, "nul\0 in it", "re\ufffdname")
+        event = store.events(run.id)[-1]
+        assert (event.t, event.text, event.data) == (math.inf, "\ufffd?", {"\0": "\ud800"})
+        assert store.metric_points(run.id, "nul\0 \ud800") == [(-most, math.inf, 1.0, 1)]
+        assert store.tasks(run.id, 1)[0].task == "worker\ufffd-0"
+        assert store.cursors(run.id, 1) == {("worker\ufffd-0", "nul\0"): most}
+
+    @pytest.mark.parametrize("name", ["a\0b", "\0", "\ud800", "'; DROP TABLE runs; --", "%s %(id)s :id", ""])
+    def test_names_of_nobody_are_not_found(self, store: Store, run: RunRow, name: str) -> None:
+        for missing in (
+            lambda: store.run(name),
+            lambda: store.resolve(name),
+            lambda: store.attempt(name, 1),
+            lambda: store.checkpoint(name),
+            lambda: store.set_desired(name, "stop", 1.0, by=name),
+            lambda: store.resume(name, key=name, now=1.0),
+            lambda: store.apply([UpdateRun(name, {"state": name, "tags": (name,)})]),
+            lambda: store.apply([UpdateRun(name, {"record": {}})]),
+            lambda: store.apply([UpdateAttempt(name, 1, {"state": name})]),
+            lambda: store.apply([UpdateCheckpoint(name, {"kept": False})]),
+            lambda: store.remove_cluster(name),
+        ):
+            with pytest.raises(NotFound):
+                missing()
+        for refused in (
+            AddAttempt(AttemptRow(name, 1)),
+            AddEvent(EventRow(name, 1.0, name, name)),
+            MoveCursor(name, 1, name, name, 1),
+            AddMetrics(name, 1, [Point(name, 1, 1.0, 1.0)]),
+        ):
+            with pytest.raises(Conflict):
+                store.apply([refused])
+        wanted = RunFilter(states=(name,), tags=(name,), name=name, name_like=name, project=name)
+        assert store.runs(wanted) == [] and store.latest_attempts([name]) == {}
+        for found in (
+            store.attempts(name),
+            store.tasks(name, 1),
+            store.checkpoints(name),
+            store.events(name),
+        ):
+            assert found == []
+        assert store.cursors(name, 1) == {} and store.metric_keys(name) == [] == store.metric_points(
+            name, name
+        )
+        assert store.runs() == [run]
+
     def test_an_attempt_is_added_once(self, store: Store, run: RunRow) -> None:
         store.apply([AddAttempt(AttemptRow(run.id, 1, handle={"first": True}))])
         with pytest.raises(Conflict):
