@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 
 from stoker.errors import Conflict
-from stoker.scheduling.model import Amount, NodeShape, Place
+from stoker.scheduling.model import ANYWHERE, Amount, NodeShape, Place
 
 NOTHING = Amount(0, 0, 0)
 
@@ -27,6 +27,7 @@ class Node:
         "memory",
         "name",
         "shape",
+        "tags",
         "total",
         "used_cpu",
         "used_memory",
@@ -37,6 +38,7 @@ class Node:
         self.shape: NodeShape | None = None
         """None: holders remember a node that is no longer there."""
         self.total = NOTHING
+        self.tags = ANYWHERE
         self.used_cpu = 0
         self.used_memory = 0
         self.gpu_holders: dict[str, int] = {}
@@ -51,6 +53,7 @@ class Node:
     def offer(self, shape: NodeShape | None) -> None:
         self.shape = shape
         self.total = NOTHING if shape is None else shape.amount()
+        self.tags = ANYWHERE if shape is None else shape.tags
         offered = () if shape is None else shape.gpus
         self.free_gpus = sorted({gpu for gpu in offered if gpu not in self.gpu_holders}, key=gpu_order)
         self._settle()
@@ -95,6 +98,9 @@ class Ledger:
         self._held: dict[str, tuple[tuple[Amount, ...], tuple[Place, ...]]] = {}
         self._holders: dict[str, dict[str, Amount]] = {}
         self.open: list[Node] = []
+        self._open_in: dict[str, list[Node]] = {}
+        """The same by domain, in order of name."""
+        self._fields: list[list[Node]] = []
         self.growth = 0
         self.layout = 0
 
@@ -112,8 +118,19 @@ class Ledger:
         self.open = [
             node for _, node in sorted(self._nodes.items()) if node.shape is not None and node.shape.ready
         ]
+        self._open_in = {}
+        for shape in sorted(shapes, key=lambda shape: (shape.domain, shape.name)):
+            if shape.ready:
+                self._open_in.setdefault(shape.domain, []).append(self._nodes[shape.name])
+        self._fields = list(self._open_in.values())
         self.growth += 1
         self.layout += 1
+
+    def fields(self, domains: tuple[str, ...]) -> list[list[Node]]:
+        """The open nodes of each domain a request may choose from, the preferred first."""
+        if not domains:
+            return self._fields
+        return [self._open_in[domain] for domain in dict.fromkeys(domains) if domain in self._open_in]
 
     def shapes(self) -> tuple[NodeShape, ...]:
         return tuple(node.shape for _, node in sorted(self._nodes.items()) if node.shape is not None)
@@ -168,6 +185,28 @@ class Ledger:
             given[name] = first + task.gpu
             places.append(Place(name, tuple(self._nodes[name].free_gpus[first : first + task.gpu])))
         return tuple(places)
+
+    def name_gpus(self, tasks: tuple[Amount, ...], places: Sequence[Place]) -> tuple[Place, ...]:
+        """Give ids to the tasks that are known to have GPUs there but not which: free ones, the lowest first,
+        and then, because they are there all the same, ones that another holds."""
+        given: dict[str, set[str]] = {}
+        for place in places:
+            given.setdefault(place.node, set()).update(place.gpus)
+        named = []
+        for task, place in zip(tasks, places, strict=True):
+            if task.gpu and not place.gpus:
+                rest = [gpu for gpu in self._gpus_of(place.node) if gpu not in given[place.node]]
+                place = Place(place.node, tuple(rest[: task.gpu]))
+                given[place.node].update(place.gpus)
+            named.append(place)
+        return tuple(named)
+
+    def _gpus_of(self, name: str) -> list[str]:
+        """Free ones before held ones."""
+        node = self._nodes.get(name)
+        if node is None or node.shape is None:
+            return []
+        return node.free_gpus + sorted(set(node.shape.gpus).intersection(node.gpu_holders), key=gpu_order)
 
     def _forget_if_empty(self, node: Node) -> None:
         if node.shape is None and not self._holders.get(node.name):

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from stoker.errors import SpecError
 
+ANYWHERE: frozenset[str] = frozenset()
+"""The tags of a task that may go to any node."""
+
 RESOURCES = ("cpu", "memory", "gpu")
 """In the order of an `Amount`."""
 
@@ -37,6 +40,10 @@ class NodeShape:
     """Ids that may be handed out now. One that is missing while held stays with its owner."""
     ready: bool = True
     """A node that is not ready takes nothing new; what is on it stays on it."""
+    tags: frozenset[str] = frozenset()
+    """What tasks may ask for by name (`Ask.among`): the pools it belongs to."""
+    domain: str = ""
+    """The cluster it belongs to. All tasks of one request land in one domain."""
 
     def amount(self) -> Amount:
         return Amount(_floor_milli(self.cpu), self.memory, len(set(self.gpus)))
@@ -49,6 +56,9 @@ class Ask:
     cpu: float = 0
     memory: int = 0
     gpu: int = 0
+    among: frozenset[str] = frozenset()
+    """Only nodes with at least one of these tags; empty: any node. Engines write `CLUSTER`, `CLUSTER:pool:NAME`, and
+    `:gpu` after it for nodes that are kept for GPU tasks: only the words for people (see `verdict`) know that."""
 
     def __post_init__(self) -> None:
         for name, value in zip(RESOURCES, (self.cpu, self.memory, self.gpu), strict=True):
@@ -69,6 +79,8 @@ class Request:
     """Order of submission; the same priority starts in this order."""
     asks: tuple[Ask, ...]
     """One for each task."""
+    domains: tuple[str, ...] = ()
+    """Only in one of these, the first in which all tasks fit; empty: any, in order of name."""
 
     def __post_init__(self) -> None:
         if not self.asks:
@@ -166,23 +178,53 @@ class Explanation:
     places: tuple[Place, ...] = ()
 
 
+class Group(NamedTuple):
+    """Equal tasks of a request."""
+
+    task: Amount
+    among: frozenset[str]
+    indexes: tuple[int, ...]
+    """Their positions."""
+
+
+Form = tuple[tuple[Amount, ...], tuple[frozenset[str], ...], tuple[str, ...]]
+"""What makes two shapes equal: the amounts and tags of each task, and the domains. Where no task names a tag,
+the tags are left out."""
+
+
+def form_of(asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Form:
+    for ask in asks:
+        if ask.among:
+            return amounts(asks), tuple([ask.among for ask in asks]), domains
+    return amounts(asks), (), domains
+
+
 class Shape:
     """The asks of a request, in whole numbers and grouped. Requests of equal shape are interchangeable but
     for their order, so the queue and the decisions think in shapes."""
 
-    __slots__ = ("groups", "least", "size", "tasks")
+    __slots__ = ("domains", "groups", "least", "size", "tasks")
 
-    def __init__(self, tasks: tuple[Amount, ...]) -> None:
-        self.tasks = tasks
+    def __init__(self, form: Form) -> None:
+        self.tasks, tags, self.domains = tasks, _, _ = form
         self.size = len(tasks)
-        kinds: dict[Amount, list[int]] = {}
+        kinds: dict[tuple[Amount, frozenset[str]], list[int]] = {}
         for index, task in enumerate(tasks):
-            kinds.setdefault(task, []).append(index)
-        biggest_first = sorted(kinds, key=lambda kind: (-kind.gpu, -kind.cpu, -kind.memory))
-        self.groups = tuple((kind, tuple(kinds[kind])) for kind in biggest_first)
-        """Equal tasks and their positions, the hardest to place first."""
+            kinds.setdefault((task, tags[index] if tags else ANYWHERE), []).append(index)
+        groups = [Group(task, among, tuple(indexes)) for (task, among), indexes in kinds.items()]
+        self.groups = tuple(sorted(groups, key=_hardness))
+        """The hardest to place first."""
         self.least = Amount(*(min(column) for column in zip(*tasks, strict=True)))
         """No task of it asks for less of anything."""
+
+
+def _hardness(group: Group) -> tuple[int, int, int, bool]:
+    return (-group.task.gpu, -group.task.cpu, -group.task.memory, not group.among)
+
+
+def welcome(among: frozenset[str], tags: frozenset[str]) -> bool:
+    """Whether a task that may only go among these may go to a node with such tags."""
+    return not among or not among.isdisjoint(tags)
 
 
 def amounts(asks: Sequence[Ask]) -> tuple[Amount, ...]:

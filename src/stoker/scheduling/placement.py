@@ -2,7 +2,8 @@
 
 GPUs are the scarce thing, so a task with GPUs goes where the fewest are left over, and a task without goes
 to a node without where there is room. Equal tasks of a gang share one node where they can. Ties go to the
-first name.
+first name. A task that names tags goes only where one of them is. A gang stays within one domain: the first
+in which it fits.
 
 Equal tasks are placed exactly: if they fit at all, they are placed. Gangs of unequal tasks are bin packing;
 there a greedy pass comes first and, where it fails, a search with a bound on its steps.
@@ -10,10 +11,10 @@ there a greedy pass comes first and, where it fails, a search with a bound on it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
-from stoker.scheduling.model import Amount, Shape
+from stoker.scheduling.model import ANYWHERE, Amount, Shape, welcome
 
 SEARCH_STEPS = 2_000
 """How long to look for a packing of unequal tasks before calling it full: a few milliseconds."""
@@ -32,23 +33,31 @@ class Space(Protocol):
     def gpu(self) -> int: ...
     @property
     def total_gpu(self) -> int: ...
+    @property
+    def tags(self) -> frozenset[str]: ...
+
+
+S = TypeVar("S", bound=Space)
 
 
 class Room:
     """A scratch copy of what is free on one node."""
 
-    __slots__ = ("cpu", "gpu", "memory", "name", "total_gpu")
+    __slots__ = ("cpu", "gpu", "memory", "name", "tags", "total_gpu")
 
-    def __init__(self, name: str, cpu: int, memory: int, gpu: int, total_gpu: int) -> None:
+    def __init__(
+        self, name: str, cpu: int, memory: int, gpu: int, total_gpu: int, tags: frozenset[str] = ANYWHERE
+    ) -> None:
         self.name = name
         self.cpu = cpu
         self.memory = memory
         self.gpu = gpu
         self.total_gpu = total_gpu
+        self.tags = tags
 
     @classmethod
     def of(cls, space: Space) -> Room:
-        return cls(space.name, space.cpu, space.memory, space.gpu, space.total_gpu)
+        return cls(space.name, space.cpu, space.memory, space.gpu, space.total_gpu, space.tags)
 
     def take(self, task: Amount, times: int = 1) -> None:
         self.cpu -= task.cpu * times
@@ -56,15 +65,30 @@ class Room:
         self.gpu -= task.gpu * times
 
 
+def place_in_one(shape: Shape, fields: Iterable[Sequence[Space]]) -> list[str] | None:
+    """As `place`, in the first of these fields in which they all fit."""
+    for spaces in fields:
+        nodes = place(shape, spaces)
+        if nodes is not None:
+            return nodes
+    return None
+
+
 def place(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
     """The node of each task, or None when they do not all fit. `spaces` come in order of name."""
-    if shape.size == 1:
-        best = _best(shape.tasks[0], 1, spaces)
-        return None if best is None else [best.name]
     if len(shape.groups) == 1:
-        task, indexes = shape.groups[0]
-        return _equal(task, len(indexes), spaces)
+        task, among, indexes = shape.groups[0]
+        eligible = within(among, spaces)
+        if len(indexes) > 1:
+            return _equal(task, len(indexes), eligible)
+        best = _best(task, 1, eligible)
+        return None if best is None else [best.name]
     return _greedy(shape, spaces) or _search(shape, spaces)
+
+
+def within(among: frozenset[str], spaces: Sequence[S]) -> Sequence[S]:
+    """Those to which a task that may only go among these may go."""
+    return [space for space in spaces if welcome(among, space.tags)] if among else spaces
 
 
 def times(task: Amount, space: Space, limit: int) -> int:
@@ -115,8 +139,8 @@ def _greedy(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
     rooms = [Room.of(space) for space in spaces]
     by_name = {room.name: room for room in rooms}
     chosen = [""] * shape.size
-    for task, indexes in shape.groups:
-        names = _equal(task, len(indexes), rooms)
+    for task, among, indexes in shape.groups:
+        names = _equal(task, len(indexes), within(among, rooms))
         if names is None:
             return None
         for index, name in zip(indexes, names, strict=True):
@@ -128,7 +152,7 @@ def _greedy(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
 def _search(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
     """Depth first over tasks, the hardest first; nodes that look alike are tried once."""
     rooms = [Room.of(space) for space in spaces]
-    tasks = [(index, task) for task, indexes in shape.groups for index in indexes]
+    tasks = [(index, task, among) for task, among, indexes in shape.groups for index in indexes]
     chosen = [""] * shape.size
     steps = SEARCH_STEPS
 
@@ -136,10 +160,10 @@ def _search(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
         nonlocal steps
         if depth == len(tasks):
             return True
-        index, task = tasks[depth]
-        tried: set[tuple[int, int, int]] = set()
-        for room in rooms:
-            look = (room.cpu, room.memory, room.gpu)
+        index, task, among = tasks[depth]
+        tried: set[tuple[int, int, int, frozenset[str]]] = set()
+        for room in within(among, rooms):
+            look = (room.cpu, room.memory, room.gpu, room.tags)
             if look in tried or not times(task, room, 1):
                 continue
             tried.add(look)

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stoker.scheduling.model import Amount, Request, Shape, amounts
+from stoker.scheduling.model import Amount, Form, Request, Shape, form_of
 
 Key = tuple[int, int, str]
 """(-priority, seq, id): sorts in the order of starting."""
@@ -107,7 +107,7 @@ class Queue:
     def __init__(self) -> None:
         self._order = SortedKeys()
         self._requests: dict[str, Request] = {}
-        self.buckets: dict[tuple[Amount, ...], Bucket] = {}
+        self.buckets: dict[Form, Bucket] = {}
         self._least: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     def __len__(self) -> int:
@@ -125,16 +125,16 @@ class Queue:
         return self._requests.get(request)
 
     def bucket(self, request: Request) -> Bucket:
-        return self.buckets[amounts(request.asks)]
+        return self.buckets[form_of(request.asks, request.domains)]
 
     def position(self, request: Request) -> int:
         return self._order.rank(key_of(request)) + 1
 
     def add(self, request: Request) -> Bucket:
-        key, tasks = key_of(request), amounts(request.asks)
-        bucket = self.buckets.get(tasks)
+        key, form = key_of(request), form_of(request.asks, request.domains)
+        bucket = self.buckets.get(form)
         if bucket is None:
-            bucket = self.buckets[tasks] = Bucket(Shape(tasks))
+            bucket = self.buckets[form] = Bucket(Shape(form))
             for column, value in zip(self._least, bucket.shape.least, strict=True):
                 insort(column, value)
         bucket.keys.add(key)
@@ -146,12 +146,12 @@ class Queue:
         found = self._requests.pop(request, None)
         if found is None:
             return None
-        key, tasks = key_of(found), amounts(found.asks)
-        bucket = self.buckets[tasks]
+        key, form = key_of(found), form_of(found.asks, found.domains)
+        bucket = self.buckets[form]
         bucket.keys.remove(key)
         self._order.remove(key)
         if not bucket.keys:
-            del self.buckets[tasks]
+            del self.buckets[form]
             for column, value in zip(self._least, bucket.shape.least, strict=True):
                 del column[bisect_left(column, value)]
         return found

@@ -1,22 +1,23 @@
 """What is kept for those who wait, so that whoever overtakes them never delays them.
 
-A blocked shape could one day stand on every open node whose capacity takes one of its tasks, and there it
+A blocked shape could one day stand on every open node whose capacity and tags take one of its tasks, in every
+domain that would hold all of them, and there it
 could use at most so many tasks as wait, or as the node's capacity holds. That much of each resource it asks
 for is set aside on each such node; where less is free, all of it is. What a later request takes beyond that
 is never what the blocked one lacks: releases only add to what is free, so on that node and for that resource
 enough stays free until the blocked one starts.
 
-A shape that does not fit these nodes even when they are empty has nothing set aside: it waits for other
-nodes, and would only make these idle.
+In a domain that would not hold the shape even when it is empty nothing is set aside: there it would only make
+nodes idle. So one that waits for GPUs of one cluster keeps nothing from those that run in another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import Shape
-from stoker.scheduling.placement import Room, place, times
+from stoker.scheduling.placement import Room, place, times, within
 from stoker.scheduling.queue import Bucket, Key, Term
 
 MANY = 1 << 30
@@ -25,30 +26,31 @@ MANY = 1 << 30
 
 def whole(node: Node) -> Room:
     """A node as it would be with nothing on it."""
-    return Room(node.name, node.total.cpu, node.total.memory, node.total.gpu, node.total.gpu)
+    return Room(node.name, node.total.cpu, node.total.memory, node.total.gpu, node.total.gpu, node.tags)
 
 
-def feasible(bucket: Bucket, ledger: Ledger) -> bool:
-    """Whether the shape would fit the open nodes if nothing were held."""
-    return bool(_claim(bucket, ledger))
-
-
-def _claim(bucket: Bucket, ledger: Ledger) -> Sequence[Term]:
-    """What a shape may come to use, or nothing where it does not fit. Remembered until nodes change."""
+def claim(bucket: Bucket, ledger: Ledger) -> Sequence[Term]:
+    """What a shape may come to use; nothing where it would not fit if nothing were held. Remembered until nodes
+    change."""
     if bucket.terms_at != ledger.layout:
-        fits = place(bucket.shape, [whole(node) for node in ledger.open]) is not None
-        bucket.terms = _terms(bucket.shape, ledger) if fits else ()
+        shape = bucket.shape
+        bucket.terms = tuple(term for field in holding(shape, ledger) for term in _terms(shape, field))
         bucket.terms_at = ledger.layout
     return bucket.terms
 
 
-def _terms(shape: Shape, ledger: Ledger) -> tuple[Term, ...]:
-    return tuple(
-        Term(node.name, task, len(indexes), most)
-        for task, indexes in shape.groups
-        for node in ledger.open
-        if (most := times(task, whole(node), MANY))
-    )
+def holding(shape: Shape, ledger: Ledger) -> list[list[Node]]:
+    """The open nodes of each domain in which the shape would fit if nothing were held."""
+    fields = ledger.fields(shape.domains)
+    return [field for field in fields if place(shape, [whole(node) for node in field]) is not None]
+
+
+def _terms(shape: Shape, nodes: Sequence[Node]) -> Iterator[Term]:
+    for task, among, indexes in shape.groups:
+        for node in within(among, nodes):
+            most = times(task, whole(node), MANY)
+            if most:
+                yield Term(node.name, task, len(indexes), most)
 
 
 class Reserve:
@@ -64,16 +66,20 @@ class Reserve:
         return bool(self._blocked)
 
     def block(self, bucket: Bucket) -> None:
-        terms = _claim(bucket, self._ledger)
+        terms = claim(bucket, self._ledger)
         if terms:
             self._blocked.append(_Blocked(bucket, terms))
 
-    def rooms(self, before: Key) -> list[Room]:
-        """What is free to a request at this place in the queue, after everyone blocked before it."""
+    def fields(self, domains: tuple[str, ...], before: Key) -> Iterator[list[Room]]:
+        """What is free in each of these domains to a request at this place in the queue, after everyone blocked
+        before it."""
         for blocked in self._blocked:
             self._keep(blocked, before)
+        return map(self._rooms, self._ledger.fields(domains))
+
+    def _rooms(self, nodes: Sequence[Node]) -> list[Room]:
         rooms = []
-        for node in self._ledger.open:
+        for node in nodes:
             room = Room.of(node)
             kept = self._kept.get(node.name)
             if kept:

@@ -2,7 +2,8 @@
 
 The policy. Requests start in order of priority, then of submission; all tasks of one or none. One that does
 not fit is blocked, and those behind it may overtake as long as they take nothing that could delay it (see
-`reserve`). Where a task goes is best fit (see `placement`).
+`reserve`). All tasks of one request go into one domain, the first it prefers that has room for all of them; where
+a task goes there is best fit (see `placement`).
 
 What makes it incremental: a pass is needed only after something changed, and looks at one head per bucket of
 equal shapes. While nothing was given back, only what was enqueued since the last pass can start. None of what
@@ -29,9 +30,10 @@ from stoker.scheduling.model import (
     Verdict,
     amounts,
 )
-from stoker.scheduling.placement import place
+from stoker.scheduling.placement import place_in_one
 from stoker.scheduling.queue import Bucket, Key, Queue
 from stoker.scheduling.reserve import Reserve
+from stoker.scheduling.verdict import ever_fits
 
 
 class Scheduler:
@@ -73,14 +75,29 @@ class Scheduler:
 
     def adopt(self, request: Request, places: Sequence[Place]) -> None:
         """It already holds this (after a restart): recorded as it is, whether or not it fits."""
-        if len(places) != len(request.asks):
-            raise Conflict(
-                f"{request.id} has {len(request.asks)} tasks and holds {len(places)} places",
-                hint="Give one place for each task.",
-            )
+        _check_number(request, places)
         self.withdraw(request.id)
         self.release(request.id)
         self._hold(request, tuple(places))
+
+    def move(self, id: str, places: Sequence[Place]) -> tuple[Place, ...]:
+        """What it holds is really here, whatever was decided: another scheduler chose. Believed as it is, whether
+        or not it fits. A place that names no GPUs for a task that has some keeps those it had there, or is given
+        free ones (none on a node that is not known yet: repeat it then). Returns what it holds now; nothing when
+        it is not known to hold anything."""
+        request = self._requests.get(id)
+        if request is None:
+            return ()
+        _check_number(request, places)
+        before = self._ledger.places(id)
+        now = [old if new == Place(old.node) else new for old, new in zip(before, places, strict=True)]
+        counted = all(len(place.gpus) == ask.gpu for ask, place in zip(request.asks, now, strict=True))
+        if counted and before == tuple(now):
+            return before
+        self._ledger.release(id)
+        self._hold(request, self._ledger.name_gpus(amounts(request.asks), now))
+        self._stale = True
+        return self._ledger.places(id)
 
     def withdraw(self, id: str) -> None:
         """Out of the queue. Unknown is fine."""
@@ -119,9 +136,9 @@ class Scheduler:
                 heappop(heads)
         return starts
 
-    def can_ever_fit(self, asks: Sequence[Ask]) -> Verdict:
+    def can_ever_fit(self, asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Verdict:
         """Whether such a request could start if it were alone. Nodes that are not ready count: they return."""
-        return explaining.verdict(asks, self._ledger.shapes())
+        return ever_fits(asks, domains, self._ledger.shapes())
 
     def explain(self, id: str) -> Explanation:
         """Why it waits, as things stand after the last decision. Raises NotFound when it is not known."""
@@ -174,12 +191,12 @@ class Scheduler:
         nodes = self._nodes_in_free(bucket)
         if nodes is None or not reserve:
             return nodes
-        return place(bucket.shape, reserve.rooms(key))
+        return place_in_one(bucket.shape, reserve.fields(bucket.shape.domains, key))
 
     def _nodes_in_free(self, bucket: Bucket) -> list[str] | None:
         if bucket.unfit_at == self._ledger.growth:
             return None
-        nodes = place(bucket.shape, self._ledger.open)
+        nodes = place_in_one(bucket.shape, self._ledger.fields(bucket.shape.domains))
         if nodes is None:
             bucket.unfit_at = self._ledger.growth
         return nodes
@@ -194,3 +211,11 @@ class Scheduler:
     def _hold(self, request: Request, places: tuple[Place, ...]) -> None:
         self._ledger.hold(request.id, amounts(request.asks), places)
         self._requests[request.id] = request
+
+
+def _check_number(request: Request, places: Sequence[Place]) -> None:
+    if len(places) != len(request.asks):
+        raise Conflict(
+            f"{request.id} has {len(request.asks)} tasks and holds {len(places)} places",
+            hint="Give one place for each task.",
+        )

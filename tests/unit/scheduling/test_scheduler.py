@@ -176,8 +176,8 @@ def test_ten_thousand_that_wait_cost_one_look(monkeypatch):
         made.enqueue(Request(f"run-{n}", 0, n, (Ask(cpu=1),)))
     assert [start.id for start in made.decide()] == ["run-0", "run-1"]
     looks = []
-    place = machine.place
-    monkeypatch.setattr(machine, "place", lambda *args: looks.append(1) or place(*args))
+    place = machine.place_in_one
+    monkeypatch.setattr(machine, "place_in_one", lambda *args: looks.append(1) or place(*args))
     made.enqueue(Request("late", 0, 10_000, (Ask(cpu=1),)))
     assert made.decide() == []
     assert len(looks) <= 1

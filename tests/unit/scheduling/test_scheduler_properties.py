@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import hypothesis.strategies as st
@@ -15,7 +16,8 @@ from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Snapsho
 QUIET = settings(print_blob=True)
 
 GPUS = ("0", "1", "2", "10")
-NAMES = ("ant", "bee", "cat")
+NAMES = ("ant", "bee", "cat", "dog")
+RED, BLUE = frozenset({"red"}), frozenset({"blue"})
 
 # Few kinds of nodes and tasks, so that runs meet over the same resources instead of passing each other by.
 KINDS = [
@@ -35,14 +37,21 @@ ASKS = [
     Ask(cpu=0.3, memory=2),
     Ask(memory=3),
     Ask(),
+    Ask(cpu=1, among=RED),
+    Ask(cpu=1, gpu=1, among=BLUE),
+    Ask(cpu=1, memory=1, among=RED | BLUE),
 ]
+DOMAINS = [(), (), (), ("east",), ("west",), ("west", "east"), ("east", "nowhere")]
 shapes = st.builds(
-    lambda name, kind, ready: NodeShape(name, ready=ready, **kind),
+    lambda name, kind, ready, tags, domain: NodeShape(name, ready=ready, tags=tags, domain=domain, **kind),
     st.sampled_from(NAMES),
     st.sampled_from(KINDS),
     st.sampled_from([True, True, True, False]),
+    st.sampled_from([frozenset(), RED, BLUE, RED | BLUE]),
+    st.sampled_from(["east", "east", "west"]),
 )
-clusters = st.lists(shapes, min_size=1, max_size=3, unique_by=lambda node: node.name)
+clusters = st.lists(shapes, min_size=1, max_size=4, unique_by=lambda node: node.name)
+domains = st.sampled_from(DOMAINS)
 asks = st.sampled_from(ASKS)
 gangs = st.one_of(
     st.tuples(asks),
@@ -84,15 +93,29 @@ def wants(ask: Ask) -> list[Fraction]:
     return [exact(ask.cpu), Fraction(ask.memory), Fraction(ask.gpu)]
 
 
-def fits(asks: tuple[Ask, ...], rooms: list[list[Fraction]]) -> bool:
-    """Tries every assignment."""
-    for choice in itertools.product(range(len(rooms)), repeat=len(asks)):
+def may_go(ask: Ask, node: NodeShape) -> bool:
+    return not ask.among or bool(ask.among & node.tags)
+
+
+def fits(asks: tuple[Ask, ...], nodes: list[NodeShape], rooms: list[list[Fraction]]) -> bool:
+    """Tries every assignment that the tags allow."""
+    allowed = [[i for i, node in enumerate(nodes) if may_go(ask, node)] for ask in asks]
+    for choice in itertools.product(*allowed):
         left = [list(room) for room in rooms]
         for ask, index in zip(asks, choice, strict=True):
             left[index] = [a - b for a, b in zip(left[index], wants(ask), strict=True)]
         if all(value >= 0 for room in left for value in room):
             return True
     return False
+
+
+def choice_of_domains(request: Request, nodes: list[NodeShape]) -> list[str]:
+    return list(request.domains or sorted({node.domain for node in nodes}))
+
+
+def fits_in(request: Request, domain: str, nodes: list[NodeShape], rooms: list[list[Fraction]]) -> bool:
+    there = [i for i, node in enumerate(nodes) if node.domain == domain]
+    return fits(request.asks, [nodes[i] for i in there], [rooms[i] for i in there])
 
 
 def most_on(ask: Ask, node: NodeShape, limit: int) -> int:
@@ -102,17 +125,19 @@ def most_on(ask: Ask, node: NodeShape, limit: int) -> int:
 
 
 def kept_for(blocked: list[Request], nodes: list[NodeShape]) -> list[list[Fraction]]:
-    """What the blocked ones may come to use of each node: by kind of task as many as wait, or as it holds."""
+    """What the blocked ones may come to use of each node: by kind of task as many as wait, or as it holds; in
+    every domain that would hold all of it, and only there."""
     kept = [[Fraction(0)] * 3 for _ in nodes]
     empty = [[exact(node.cpu), Fraction(node.memory), Fraction(len(node.gpus))] for node in nodes]
-    for gang in {request.asks for request in blocked}:
-        if not fits(gang, empty):
-            continue
-        number = sum(request.asks == gang for request in blocked)
+    alike = {(request.asks, request.domains): request for request in blocked}
+    for (gang, wanted), request in alike.items():
+        number = sum((other.asks, other.domains) == (gang, wanted) for other in blocked)
+        open_to_it = [d for d in choice_of_domains(request, nodes) if fits_in(request, d, nodes, empty)]
         for ask in set(gang):
             for index, node in enumerate(nodes):
-                times = most_on(ask, node, number * gang.count(ask))
-                kept[index] = [a + times * b for a, b in zip(kept[index], wants(ask), strict=True)]
+                if node.domain in open_to_it and may_go(ask, node):
+                    times = most_on(ask, node, number * gang.count(ask))
+                    kept[index] = [a + times * b for a, b in zip(kept[index], wants(ask), strict=True)]
     return kept
 
 
@@ -130,12 +155,15 @@ def check_decision(before: Snapshot, starts: list[Start]) -> None:
             [max(Fraction(0), has - keeps) for has, keeps in zip(space.left, kept[index], strict=True)]
             for index, space in enumerate(free)
         ]
-        assert fits(request.asks, rooms) == (request.id in started), request
+        fitting = [d for d in choice_of_domains(request, nodes) if fits_in(request, d, nodes, rooms)]
+        assert bool(fitting) == (request.id in started), request
         if request.id not in started:
             blocked.append(request)
             continue
         for ask, place in zip(request.asks, started[request.id].places, strict=True):
             (space,) = [space for space in free if space.node.name == place.node]
+            assert space.node.domain == fitting[0], "not the domain it prefers"
+            assert may_go(ask, space.node), "not a node it may go to"
             assert len(place.gpus) == ask.gpu
             assert set(place.gpus) <= space.gpus, "a GPU that is not free"
             space.gpus -= set(place.gpus)
@@ -173,18 +201,18 @@ class Events(RuleBasedStateMachine):
         self.scheduler.set_nodes(nodes)
         self.changed()
 
-    @rule(gang=gangs, priority=priorities)
-    def enqueue(self, gang: tuple[Ask, ...], priority: int) -> None:
+    @rule(gang=gangs, priority=priorities, domains=domains)
+    def enqueue(self, gang: tuple[Ask, ...], priority: int, domains: tuple[str, ...]) -> None:
         self.number += 1
-        request = Request(f"run-{self.number}", priority, self.number, gang)
+        request = Request(f"run-{self.number}", priority, self.number, gang, domains)
         self.scheduler.enqueue(request)
         self.scheduler.enqueue(request)
         self.changed()
 
-    @rule(gang=gangs, count=st.integers(3, 8))
-    def enqueue_many(self, gang: tuple[Ask, ...], count: int) -> None:
+    @rule(gang=gangs, count=st.integers(3, 8), domains=domains)
+    def enqueue_many(self, gang: tuple[Ask, ...], count: int, domains: tuple[str, ...]) -> None:
         for _ in range(count):
-            self.enqueue(gang, 0)
+            self.enqueue(gang, 0, domains)
 
     @precondition(lambda self: self.scheduler.snapshot().queued)
     @rule(data=st.data())
@@ -209,7 +237,7 @@ class Events(RuleBasedStateMachine):
     @rule(data=st.data(), priority=priorities)
     def change_priority(self, data: st.DataObject, priority: int) -> None:
         chosen = data.draw(st.sampled_from(self.scheduler.snapshot().queued))
-        self.scheduler.enqueue(Request(chosen.id, priority, chosen.seq, chosen.asks))
+        self.scheduler.enqueue(Request(chosen.id, priority, chosen.seq, chosen.asks, chosen.domains))
         self.changed()
 
     @rule(ask=asks, node=st.sampled_from((*NAMES, "gone")), data=st.data())
@@ -228,6 +256,21 @@ class Events(RuleBasedStateMachine):
         self.scheduler.adopt(
             Request(f"run-{self.number}", 0, self.number, (ask,)), [Place(node, tuple(gpus))]
         )
+        self.changed()
+
+    @precondition(lambda self: self.scheduler.snapshot().held)
+    @rule(data=st.data(), node=st.sampled_from((*NAMES, "gone")))
+    def move(self, data: st.DataObject, node: str) -> None:
+        """All tasks are found on one node, wherever that is; it says nothing of which GPUs."""
+        snapshot = self.scheduler.snapshot()
+        chosen = data.draw(st.sampled_from(snapshot.held))
+        free = [Free(shape, snapshot).gpus for shape in snapshot.nodes if shape.name == node] or [set()]
+        back = {gpu for place in chosen.places if place.node == node for gpu in place.gpus}
+        assume(sum(ask.gpu for ask in chosen.request.asks) <= len(free[0] | back))
+        moved = self.scheduler.move(chosen.request.id, [Place(node)] * len(chosen.places))
+        assert [place.node for place in moved] == [node] * len(chosen.places)
+        assert [len(place.gpus) for place in moved] == [ask.gpu for ask in chosen.request.asks]
+        assert self.scheduler.move(chosen.request.id, [Place(node)] * len(chosen.places)) == moved
         self.changed()
 
     @rule()
@@ -280,14 +323,15 @@ TestEvents.settings = settings(QUIET, max_examples=60, stateful_step_count=25)
 
 # -- no one is delayed by whom overtakes him -------------------------------------------------------------------
 
-ready = clusters.map(lambda nodes: [NodeShape(n.name, n.cpu, n.memory, n.gpus) for n in nodes])
+ready = clusters.map(lambda nodes: [replace(node, ready=True) for node in nodes])
+wishes = st.tuples(gangs, domains)
 
 
 @settings(QUIET, max_examples=300)
 @given(
     nodes=ready,
-    early=st.lists(gangs, max_size=8),
-    late=st.lists(st.tuples(gangs, st.integers(-1, 0)), max_size=12),
+    early=st.lists(wishes, max_size=8),
+    late=st.lists(st.tuples(wishes, st.integers(-1, 0)), max_size=12),
     data=st.data(),
 )
 def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, data):
@@ -295,8 +339,8 @@ def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, da
     crowded, quiet = Scheduler(), Scheduler()
     for scheduler in (crowded, quiet):
         scheduler.set_nodes(nodes)
-        for number, gang in enumerate(early):
-            scheduler.enqueue(Request(f"early-{number}", 0, number, gang))
+        for number, (gang, wanted) in enumerate(early):
+            scheduler.enqueue(Request(f"early-{number}", 0, number, gang, wanted))
         scheduler.decide()
         for request in scheduler.snapshot().queued[1:]:
             scheduler.withdraw(request.id)
@@ -307,8 +351,8 @@ def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, da
     for end in data.draw(st.permutations(running)):
         for _ in range(data.draw(st.integers(0, 3))):
             if late:
-                gang, priority = late.pop()
-                crowded.enqueue(Request(f"late-{len(late)}", priority, 1000 - len(late), gang))
+                (gang, wanted), priority = late.pop()
+                crowded.enqueue(Request(f"late-{len(late)}", priority, 1000 - len(late), gang, wanted))
         crowded.decide()
         for scheduler in (crowded, quiet):
             scheduler.release(end)
@@ -322,16 +366,16 @@ def test_the_head_starts_when_it_would_have_started_alone(nodes, early, late, da
 @settings(QUIET, max_examples=300)
 @given(
     nodes=ready,
-    early=st.lists(gangs, max_size=10),
-    late=st.lists(st.tuples(gangs, st.integers(-1, 0)), max_size=12),
+    early=st.lists(wishes, max_size=10),
+    late=st.lists(st.tuples(wishes, st.integers(-1, 0)), max_size=12),
     data=st.data(),
 )
 def test_no_one_starves(nodes, early, late, data):
     """Once all that held or was before it when it was blocked is gone, it starts; whatever came later."""
     scheduler = Scheduler()
     scheduler.set_nodes(nodes)
-    for number, gang in enumerate(early):
-        scheduler.enqueue(Request(f"early-{number}", 0, number, gang))
+    for number, (gang, wanted) in enumerate(early):
+        scheduler.enqueue(Request(f"early-{number}", 0, number, gang, wanted))
     scheduler.decide()
     waiting = [r for r in scheduler.snapshot().queued if scheduler.explain(r.id).state != "impossible"]
     assume(waiting)
@@ -339,8 +383,8 @@ def test_no_one_starves(nodes, early, late, data):
     ahead = [f"early-{number}" for number in range(chosen.seq)] + [
         held.request.id for held in scheduler.snapshot().held
     ]
-    for number, (gang, priority) in enumerate(late):
-        scheduler.enqueue(Request(f"late-{number}", priority, 1000 + number, gang))
+    for number, ((gang, wanted), priority) in enumerate(late):
+        scheduler.enqueue(Request(f"late-{number}", priority, 1000 + number, gang, wanted))
         if data.draw(st.booleans()):
             scheduler.decide()
         if ahead and data.draw(st.booleans()):
@@ -356,15 +400,18 @@ def test_no_one_starves(nodes, early, late, data):
 
 
 @settings(QUIET, max_examples=100)
-@given(nodes=ready, gang=gangs, others=st.lists(gangs, max_size=6), count=st.integers(2, 12), data=st.data())
-def test_equal_shapes_start_in_order(nodes, gang, others, count, data):
+@given(
+    nodes=ready, wish=wishes, others=st.lists(wishes, max_size=6), count=st.integers(2, 12), data=st.data()
+)
+def test_equal_shapes_start_in_order(nodes, wish, others, count, data):
+    gang, wanted = wish
     scheduler = Scheduler()
     scheduler.set_nodes(nodes)
-    line = [Request(f"run-{number:02}", -(number // 4), number % 4, gang) for number in range(count)]
+    line = [Request(f"run-{number:02}", -(number // 4), number % 4, gang, wanted) for number in range(count)]
     for request in data.draw(st.permutations(line)):
         scheduler.enqueue(request)
     for number, other in enumerate(others):
-        scheduler.enqueue(Request(f"other-{number}", 0, 100 + number, other))
+        scheduler.enqueue(Request(f"other-{number}", 0, 100 + number, *other))
     seen: list[str] = []
     for _ in range(2 * count + len(others)):
         starts = scheduler.decide()
@@ -372,5 +419,5 @@ def test_equal_shapes_start_in_order(nodes, gang, others, count, data):
         for held in scheduler.snapshot().held:
             scheduler.release(held.request.id)
     assert seen == sorted(seen)
-    possible = scheduler.can_ever_fit(gang).ok
+    possible = scheduler.can_ever_fit(gang, wanted).ok
     assert len(seen) == (count if possible else 0)
