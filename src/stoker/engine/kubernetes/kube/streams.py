@@ -152,7 +152,10 @@ def _code(status: dict[str, Any]) -> int:
     for cause in (status.get("details") or {}).get("causes") or ():
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
-    raise _error("exec", status)
+    # The connection was there and the container's runtime said no, mostly because there is no such program.
+    raise KubeError(
+        f"exec: {status.get('message') or 'it could not be started'}", status=int(status.get("code") or 0)
+    )
 
 
 # -- port-forward
