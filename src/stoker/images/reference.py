@@ -47,7 +47,7 @@ class Reference:
         host = host.lower()
         if host in _HUB_NAMES:
             host = DOCKER_HUB
-            path = path if "/" in path else f"library/{path}"
+            path = path if "/" in path or not path else f"library/{path}"
         if not _PATH.fullmatch(path) or len(path) > _LONGEST_PATH:
             raise _wrong(text, _about_path(path))
         return cls(host, path, tag or (None if digest else "latest"), digest or None)
