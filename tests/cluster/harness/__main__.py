@@ -10,6 +10,7 @@ from harness.cleanup import clean
 from harness.cluster import Cluster
 from harness.errors import HarnessError
 from harness.layout import Layout
+from harness.policies import enforce
 from harness.processes import Process
 
 
@@ -19,12 +20,13 @@ def main() -> int:
     verbs.add_parser("up")
     verbs.add_parser("down")
     verbs.add_parser("status")
-    watch = verbs.add_parser("watch")
-    for name in ("slot", "pid", "start"):
-        watch.add_argument(name, type=int)
+    for verb, names in (("watch", ("slot", "pid", "start")), ("enforce", ("slot",))):
+        internal = verbs.add_parser(verb)
+        for name in names:
+            internal.add_argument(name, type=int)
     asked = parser.parse_args()
     try:
-        return {"up": _up, "down": _down, "status": _status, "watch": _watch}[asked.verb](asked)
+        return _VERBS[asked.verb](asked)
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -68,6 +70,13 @@ def _watch(asked: argparse.Namespace) -> int:
     clean(Layout(asked.slot))
     return 0
 
+
+def _enforce(asked: argparse.Namespace) -> int:
+    enforce(Layout(asked.slot))
+    return 0
+
+
+_VERBS = {"up": _up, "down": _down, "status": _status, "watch": _watch, "enforce": _enforce}
 
 if __name__ == "__main__":
     sys.exit(main())

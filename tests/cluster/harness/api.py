@@ -6,7 +6,7 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,10 +43,7 @@ class Api:
     def raw(
         self, method: str, path: str, body: object = None, kind: str = "application/json", timeout: float = 30
     ) -> tuple[int, bytes]:
-        target = urlsplit(self._layout.server)
-        connection = http.client.HTTPSConnection(
-            str(target.hostname), target.port, timeout=timeout, context=self._tls()
-        )
+        connection = self._connect(timeout)
         headers: Mapping[str, str] = {"Content-Type": kind} if body is not None else {}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), dict(headers))
@@ -55,11 +52,28 @@ class Api:
         finally:
             connection.close()
 
+    def lines(self, path: str) -> Iterator[bytes]:
+        """The lines of an answer that goes on, until the server ends it or is gone."""
+        connection = self._connect(timeout=400)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            while line := answer.readline():
+                yield line
+        finally:
+            connection.close()
+
     def answers(self, path: str = "/readyz") -> bool:
         try:
             return self.raw("GET", path, timeout=5)[0] == 200
         except OSError:
             return False
+
+    def _connect(self, timeout: float) -> http.client.HTTPSConnection:
+        target = urlsplit(self._layout.server)
+        return http.client.HTTPSConnection(
+            str(target.hostname), target.port, timeout=timeout, context=self._tls()
+        )
 
     def _tls(self) -> ssl.SSLContext:
         pki = self._layout.pki

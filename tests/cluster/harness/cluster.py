@@ -34,6 +34,7 @@ _TOOLS = {
     "docker-registry": "docker-registry",
 }
 GPU = "nvidia.com/gpu"
+_HERE = Path(__file__).resolve().parents[1]
 
 
 class Cluster:
@@ -188,6 +189,7 @@ class Cluster:
         pause = push(where, "pause", Image({"pause": binary("pause")}, entrypoint=("/pause",)))
         self._ledger.note("images", {"pause": pause, "busybox": push(where, "busybox", busybox())})
         self._control.start()
+        self._helper("enforce")
         for node in parts:
             node.certify(authority)
             node.configure(where, pause)
@@ -210,6 +212,10 @@ class Cluster:
     def _has_default_account(self) -> bool:
         return self.api.raw("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == 200
 
+    def _helper(self, verb: str) -> None:
+        argv = [sys.executable, "-m", "harness", verb, str(self._layout.slot)]
+        self._ledger.start(verb, argv, env={"PYTHONPATH": str(_HERE)})
+
     def _watch(self, owner: int) -> None:
         """A process of its own that ends the cluster when its owner has ended."""
         process = Process.of(owner)
@@ -227,7 +233,7 @@ class Cluster:
         # Not recorded and not marked: it outlives what it cleans up.
         subprocess.Popen(
             argv,
-            cwd=Path(__file__).resolve().parents[1],
+            env={**os.environ, "PYTHONPATH": str(_HERE)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

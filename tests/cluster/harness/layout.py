@@ -1,12 +1,12 @@
 """Where a cluster's files are, and which names and addresses it uses.
 
-A machine can hold several clusters, told apart by their slot; the one everybody shares has slot 0.
+A machine can hold several clusters at once, told apart by their slot: each has its own addresses, names and files.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import HarnessError
@@ -28,9 +28,14 @@ def cache() -> Path:
     return Path(base) / "stoker-cluster"
 
 
+def _default_slot() -> int:
+    return int(os.environ.get("STOKER_CLUSTER_SLOT") or 0)
+
+
 @dataclass(frozen=True)
 class Layout:
-    slot: int = 0
+    slot: int = field(default_factory=_default_slot)
+    """0 to 9; STOKER_CLUSTER_SLOT, or 0."""
 
     @property
     def root(self) -> Path:
@@ -64,8 +69,13 @@ class Layout:
 
     @property
     def table(self) -> str:
-        """The nft table with all of the cluster's rules."""
+        """The nft table with the cluster's own rules."""
         return f"stoker{self.slot}"
+
+    @property
+    def policies(self) -> str:
+        """The nft table made of the NetworkPolicies."""
+        return f"stoker{self.slot}-policies"
 
     @property
     def cgroup(self) -> str:

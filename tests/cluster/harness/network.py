@@ -1,7 +1,7 @@
 """The machine's part of the cluster's network: addresses, forwarding, and the rules that cut a pod off.
 
 Pods are connected by a routed pair of interfaces each (`ptp`), so that everything between two pods passes the
-machine's rules, also on one node. All rules are in one nft table of the cluster's own.
+machine's rules, also on one node. The rules are in nft tables of the cluster's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def setup(layout: Layout, addresses: list[str]) -> None:
 
 def remove(layout: Layout) -> None:
     command(["ip", "link", "delete", layout.link], check=False)
-    command(["nft", "delete", "table", "ip", layout.table], check=False)
+    for table in (layout.table, layout.policies):
+        command(["nft", "delete", "table", "ip", table], check=False)
     for direction in ("-s", "-d"):
         command(["iptables", "-w", "-D", "FORWARD", *_accept(layout, direction)], check=False)
 
