@@ -20,6 +20,8 @@ from stoker.task.formats import TaskInfo
 
 OURS = "STOKER_"
 """Variables that begin so are between Stoker's own containers, and not for the body."""
+_OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
+"""Set by the shell that looked for our Python."""
 SOMEBODY = "stoker"
 """The name of a user who has none."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,14 +33,14 @@ _SCORES = "/proc/self/oom_score_adj"
 
 def adapted(info: TaskInfo) -> TaskInfo:
     """The same task as its container holds it."""
-    return dataclasses.replace(info, cgroup=own_group(), cpu=None, pid_namespace=False)
+    group = own_group(linux.read_text("/proc/self/mountinfo"), linux.read_text("/proc/self/cgroup"))
+    return dataclasses.replace(info, cgroup=group, cpu=None, pid_namespace=False)
 
 
-def own_group() -> Optional[Dict[str, Any]]:
+def own_group(mountinfo: str, own: str) -> Optional[Dict[str, Any]]:
     """Our own control group, as TaskInfo has it but for `procs`: everything here is in it already. None where the
-    container does not show it."""
-    mountinfo = linux.read_text("/proc/self/mountinfo")
-    first, second = groups.find(mountinfo, linux.read_text("/proc/self/cgroup"))
+    container does not show it. The arguments are what /proc says of us."""
+    first, second = groups.find(mountinfo, own)
     if first:
         marks = {"memory": "memory.usage_in_bytes", "cpuacct": "cpuacct.usage", "pids": "pids.current"}
         found = {name: first[name] for name, mark in marks.items() if _has(first.get(name), mark)}
@@ -60,7 +62,11 @@ def environ() -> Dict[str, str]:
 
 def inherited(environ: Mapping[str, str], home: Optional[str]) -> Dict[str, str]:
     """What a body's environment begins with: the container's own, with what every user should have."""
-    env = {name: value for name, value in environ.items() if not name.startswith(OURS)}
+    env = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(OURS) and name not in _OF_THE_SHELL
+    }
     env.setdefault("PATH", DEFAULT_PATH)
     name, known = _user()
     env.setdefault("USER", name)

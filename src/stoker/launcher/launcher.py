@@ -14,7 +14,7 @@ import traceback
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from stoker.launcher import container, endings, files, lease, linux
-from stoker.launcher.body import read_secrets
+from stoker.launcher.body import read_secrets, working_directory
 from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.journal import Journal
 from stoker.launcher.lease import Lease
@@ -107,6 +107,8 @@ class Launcher:
         self._scanner = Scanner(directory, self.journal.append)
         self._scanner_due: Optional[float] = None
         self._complained = ""
+        self._workdir = ""
+        """Found at the first order: a setup may leave files where no code was brought."""
         self._loop = Loop(directory)
 
     def run(self) -> int:
@@ -327,6 +329,8 @@ class Launcher:
         except OSError as exc:
             self._record(_unstarted(order, f"cannot read a secret: {exc}", "start-failed"))
             return
+        if not self._workdir:
+            self._workdir = working_directory(os.path.join(self.directory, layout.CODE), self.info)
         self.log.forget()
         running = self.running = Running(
             self.directory,
@@ -337,6 +341,7 @@ class Launcher:
             journal=lambda entry: self._append(entry, durable=False),
             bundle=self.bundle,
             secrets=secrets,
+            workdir=self._workdir,
             contained=self.contained,
         )
         self.status.ending, self.status.usage, self.status.pid = None, {}, None

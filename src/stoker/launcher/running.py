@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
 
 from stoker.launcher import endings
-from stoker.launcher.body import CannotStart, environment, setup_directory, spawn, working_directory
+from stoker.launcher.body import CannotStart, environment, setup_directory, spawn
 from stoker.launcher.framing import Redactor
 from stoker.launcher.logs import Log, pipe
 from stoker.launcher.sample import Sampler
@@ -46,6 +46,7 @@ class Running:
         journal: Callable[[Mapping[str, Any]], None],
         bundle: Optional[str],
         secrets: Mapping[str, str],
+        workdir: str,
         contained: bool = False,
     ) -> None:
         self.directory = directory
@@ -57,7 +58,7 @@ class Running:
         self.contained = contained
         """The body shares its container and its limits with the launcher."""
         self.code = os.path.join(directory, layout.CODE)
-        self.workdir = working_directory(self.code, info)
+        self.workdir = workdir
         self.argv = order.argv or info.command
         self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
         self.redact = Redactor(secrets.items())

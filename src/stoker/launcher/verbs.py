@@ -46,10 +46,10 @@ def _init(argv: List[str]) -> int:
 def _courier(argv: List[str]) -> int:
     import runpy
 
-    import stoker
     from stoker.launcher import bundle
 
-    stoker.__path__.insert(0, bundle.aside())
+    # Not imported by name: the package offers the SDK, which the launcher does not know.
+    sys.modules["stoker"].__path__.insert(0, bundle.aside())
     sys.argv[1:] = argv
     runpy.run_module("stoker.courier.sidecar", run_name="__main__", alter_sys=True)
     return 0

@@ -17,8 +17,13 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import container_box
+from container_box import Pod, Shape
+
 from stoker.launcher.files import take_lock
-from stoker.task import formats, layout
+from stoker.task import container, formats, layout
 from stoker.task.near import NearTaskDir
 
 SOURCE = str(Path(__file__).parents[3] / "src")
@@ -38,6 +43,9 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
     raise AssertionError(f"waited {patience} s in vain for {what}")
 
 
+KNOWN: dict[str, Any] = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0", "sample_every": 0.2}
+
+
 class Task:
     """A prepared task directory, and what has become of it."""
 
@@ -47,9 +55,9 @@ class Task:
         self.seq = 0
         self.uid: int | None = None
         """Whose directory it is, when not ours."""
-        root.mkdir(parents=True)
-        known = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0", "sample_every": 0.2, **info}
-        formats.write_json(str(root / layout.TASK), known)
+        if not root.exists():
+            root.mkdir(parents=True)
+            formats.write_json(str(root / layout.TASK), {**KNOWN, **info})
 
     def run(self, *argv: str, generation: int = 1, env: dict[str, str] | None = None, **more: Any) -> int:
         return self.order(
@@ -290,6 +298,38 @@ def namespaces(user: bool) -> bool:
         shutil.which("unshare") is not None
         and subprocess.run(command, capture_output=True, **identity).returncode == 0
     )
+
+
+class InPod(Task):
+    """A task directory in a pod: what the container sees, and from outside."""
+
+    def __init__(self, pod: Pod) -> None:
+        super().__init__(pod.root)
+        self.pod = pod
+        self.uid = pod.shape.uid or None
+
+    def run(self, *argv: str, **more: Any) -> int:
+        return self.order("run", argv=list(argv), inherit=True, **more)
+
+
+@pytest.fixture
+def pod(place: Path) -> Iterator[Callable[..., InPod]]:
+    """Makes one pod with an initialised directory; its main container is started by the test."""
+    if why := container_box.missing():
+        pytest.skip(why)
+    made: list[Pod] = []
+
+    def make(shape: Shape | None = None, **info: Any) -> InPod:
+        known = {**KNOWN, "gpus": None, "workdir": ".", "home": container.HOME, "setups": container.SETUPS}
+        folder = place / f"pod-{len(made)}"
+        folder.mkdir()
+        made.append(Pod(folder, shape or Shape(), {**known, "secrets_dir": container.SECRETS, **info}))
+        made[-1].init()
+        return InPod(made[-1])
+
+    yield make
+    for each in made:
+        each.close()
 
 
 MODES = ("namespace", "user-namespace", "guardian")

@@ -1,0 +1,129 @@
+"""The lease by its rule (stoker/launcher/lease.py), on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.launcher.lease import AWAY, REPRIEVE, Lease
+from stoker.task.fence import LEASE_MARGIN
+
+LEASE = 1000.0
+EVERY = 5.0
+
+
+class Story:
+    """A launcher that looks, a server that asks or does not."""
+
+    def __init__(self, lease: float = LEASE, *, exclusive: bool = False) -> None:
+        self.now = 50.0
+        self.lease = Lease(lease, self.now, exclusive=exclusive)
+        self.contact = 0
+        self.ended: float | None = None
+
+    def look(self) -> None:
+        if self.ended is None and self.lease.look(self.now, self.contact):
+            self.ended = self.now
+
+    def goes_on(self, seconds: float, asked_every: float | None = None) -> None:
+        """Looks when due; the server asks meanwhile, or not."""
+        end = self.now + seconds
+        asked = self.now
+        while self.now < end and self.ended is None:
+            self.now = min(end, self.lease.due)
+            if asked_every is not None and self.now - asked >= asked_every:
+                self.contact += 1
+                asked = self.now
+            self.look()
+
+    def is_away(self, seconds: float, *, asked: bool = False) -> None:
+        """Stopped or frozen: it looks only afterwards."""
+        self.now += seconds
+        self.contact += asked
+        self.look()
+
+
+def test_silence_ends_it_after_its_lease() -> None:
+    story = Story()
+    story.goes_on(LEASE - EVERY)
+    assert story.ended is None
+    story.goes_on(LEASE)
+    assert story.ended == pytest.approx(50.0 + LEASE, abs=EVERY)
+
+
+def test_contact_keeps_it() -> None:
+    story = Story()
+    story.goes_on(20 * LEASE, asked_every=LEASE / 2)
+    assert story.ended is None
+    asked = story.now
+    story.goes_on(3 * LEASE)
+    assert story.ended is not None and story.ended - asked <= LEASE + EVERY
+
+
+def test_one_that_slept_gives_the_server_time_to_find_it() -> None:
+    story = Story()
+    story.is_away(30 * LEASE)
+    assert story.ended is None
+    story.goes_on(REPRIEVE / 2)
+    story.contact += 1
+    story.goes_on(LEASE / 2)
+    assert story.ended is None
+    story.goes_on(2 * LEASE)
+    assert story.ended is not None
+
+
+def test_one_that_slept_ends_when_nobody_comes() -> None:
+    story = Story()
+    story.is_away(30 * LEASE)
+    woke = story.now
+    story.goes_on(LEASE)
+    assert story.ended == pytest.approx(woke + REPRIEVE, abs=EVERY)
+
+
+def test_a_contact_before_it_slept_is_not_taken_for_a_new_one() -> None:
+    """The file changed just before everything froze, and was not looked at any more."""
+    story = Story()
+    story.is_away(30 * LEASE, asked=True)
+    woke = story.now
+    story.goes_on(LEASE)
+    assert story.ended == pytest.approx(woke + REPRIEVE, abs=EVERY)
+
+
+def test_a_short_nap_is_nothing() -> None:
+    story = Story()
+    story.goes_on(LEASE / 2)
+    story.is_away(AWAY * EVERY * 2)
+    story.goes_on(LEASE)
+    assert story.ended == pytest.approx(50.0 + LEASE, abs=AWAY * EVERY)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_exclusive_has_no_moment_more(asked: bool) -> None:
+    story = Story(exclusive=True)
+    story.is_away(LEASE + 1, asked=asked)
+    assert story.ended == story.now
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["goes on", "away"]), st.floats(0.1, 3000), st.booleans()), max_size=25
+    )
+)
+def test_exclusive_never_outlives_what_the_server_counts(steps: list[tuple[str, float, bool]]) -> None:
+    """Whoever looks at all, looks before the server gives its place away; frozen past that, it ends at once."""
+    story = Story(exclusive=True)
+    asked = story.now
+    for what, seconds, contact in steps:
+        if contact:
+            story.contact += 1
+            asked = story.now
+        alive = story.ended is None
+        if what == "away":
+            story.is_away(seconds)
+            if alive and story.now - asked > LEASE:
+                assert story.ended == story.now
+        else:
+            story.goes_on(seconds)
+        if story.ended is None:
+            assert story.now - asked <= LEASE * LEASE_MARGIN
