@@ -105,6 +105,9 @@ class _Watch:
             if run["state"] == "queued" and not run.get("reason"):
                 text = str(self.ctx.client.why(self.id).get("text") or "")
                 run["reason"] = text.partition(" in the queue: ")[2] or text
+            elif run["state"] == "starting":
+                waiting = (self.ctx.client.why(self.id).get("facts") or {}).get("waiting")
+                run["reason"] = str(waiting or "")
             self.status.show(run)
         except ServerUnreachable:
             # The reading thread brings the server back; until then the last known state stands.
