@@ -4,10 +4,11 @@ rows        what is kept, as dataclasses, and the changes that can be asked for
 store       the class everybody else uses
 asking      submit, stop, resume          changes   what the control loop decided
 reading     queries                       metrics   curves
-clusters    where things can run
+clusters    where things can run          seat      who leads, where several servers share a database
 schema      the tables                    migrate   from earlier schemas to this one
-database    connections and transactions  dialect   what a database has to offer
-sqlite      the one there is (and its files: sqlite_files)
+transfer    every row of a database       moving    from one database to another, and back from copies
+database    connections and transactions  patience  trying again
+dialect     what a database has to offer; sqlite and postgres offer it
 """
 
 from __future__ import annotations

@@ -54,6 +54,10 @@ class Dialect(Protocol):
         """An engine with a few connections, whose transactions see one consistent state and never wait."""
         ...
 
+    def apart(self) -> Engine:
+        """An engine with one connection, outside the order of writers. Only for databases that are shared."""
+        ...
+
     def still_there(self) -> None:
         """Cheap, before each write. Raises StoreDamaged when what we write to is no longer what others open."""
         ...

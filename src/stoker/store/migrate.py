@@ -32,15 +32,18 @@ def bring_up_to_date(database: Database) -> None:
     found = database.read(version)
     if found == schema.VERSION:
         return
-    where = database.dialect.where
+    refuse_newer(found, database.dialect.where)
+    if found:
+        database.dialect.keep_before_migration(found)
+    database.write(_upgrade_once, database.dialect)
+
+
+def refuse_newer(found: int, where: str) -> None:
     if found > schema.VERSION:
         raise StoreError(
             f"{where} has schema {found}, this stoker knows up to {schema.VERSION}",
             hint="Use the stoker that wrote it, or a newer one: pip install --upgrade stoker",
         )
-    if found:
-        database.dialect.keep_before_migration(found)
-    database.write(_upgrade_once, database.dialect)
 
 
 def _upgrade_once(connection: Connection, dialect: Dialect) -> None:

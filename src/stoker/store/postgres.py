@@ -103,6 +103,9 @@ class PostgresDialect:
     def readers(self) -> Engine:
         return self._engine(lambda driver: _execute(driver, _READ), size=READERS)
 
+    def apart(self) -> Engine:
+        return self._engine(lambda driver: _execute(driver, _PLAIN), size=1)
+
     def still_there(self) -> None:
         """Beginning a transaction says so."""
 

@@ -226,5 +226,6 @@ leadership = Table(
     Column("url", Text, nullable=False),
     Column("turn", BigInteger, nullable=False),
     Column("writer", Text, nullable=False),
+    Column("beat", BigInteger, nullable=False),
 )
-NOBODY = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": ""}
+NOBODY = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": "", "beat": 0}

@@ -105,6 +105,9 @@ class SqliteDialect:
     def readers(self) -> Engine:
         return self._engine("BEGIN", size=READERS)
 
+    def apart(self) -> Engine:
+        raise ValueError(f"{self.where} is not shared; its lock decides who may use it")
+
     def still_there(self) -> None:
         try:
             found = self.path.stat()

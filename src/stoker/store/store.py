@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -86,6 +86,10 @@ class Store:
     @property
     def where(self) -> str:
         return self._database.dialect.where
+
+    def when_fenced(self, call: Callable[[], None]) -> None:
+        """Called, in the thread that meant to write, when another server has taken over."""
+        self._database.on_fenced = call
 
     def close(self) -> None:
         self._database.close()

@@ -84,9 +84,10 @@ CREATE TABLE leadership (
 	url TEXT NOT NULL, 
 	turn BIGINT NOT NULL, 
 	writer TEXT NOT NULL, 
+	beat BIGINT NOT NULL, 
 	CONSTRAINT pk_leadership PRIMARY KEY (id)
 );
-INSERT INTO "leadership" VALUES(1,0,'','',0,'');
+INSERT INTO "leadership" VALUES(1,0,'','',0,'',0);
 CREATE TABLE metric_keys (
 	id INTEGER NOT NULL, 
 	run TEXT NOT NULL, 

@@ -31,6 +31,8 @@ def upgrade() -> None:
         sa.Column("url", sa.Text(), nullable=False),
         sa.Column("turn", sa.BigInteger(), nullable=False),
         sa.Column("writer", sa.Text(), nullable=False),
+        sa.Column("beat", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_leadership")),
     )
-    op.bulk_insert(leadership, [{"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": ""}])
+    nobody = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": "", "beat": 0}
+    op.bulk_insert(leadership, [nobody])

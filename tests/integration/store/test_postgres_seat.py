@@ -1,0 +1,166 @@
+"""Who leads: taken once, fenced by its epoch, given up in order or by silence."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import NotLeading, StoreError
+from stoker.store import Store, schema
+from stoker.store.rows import AddEvent, EventRow
+from stoker.store.seat import Seat
+from stoker.testing.store_case import new_run
+from stoker.testing.store_postgres import PostgresServer
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cutting import Cutter
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.fresh()
+
+
+@pytest.fixture
+def seat(url: str) -> Iterator[Seat]:
+    seat = Seat.open(url)
+    yield seat
+    seat.close()
+
+
+def test_it_is_taken_once(seat: Seat) -> None:
+    nobody = seat.see()
+    assert (nobody.epoch, nobody.holder) == (0, "")
+    assert seat.take(nobody, "ada", "http://ada") == 1
+    assert seat.take(nobody, "bob", "http://bob") is None
+    ada = seat.see()
+    assert (ada.epoch, ada.holder, ada.url) == (1, "ada", "http://ada")
+    seat.renew(1)
+    assert seat.see() != ada, "a sign of life"
+    assert seat.take(ada, "bob", "http://bob") is None, "it has moved since"
+    assert seat.take(seat.see(), "bob", "http://bob") == 2
+    with pytest.raises(NotLeading):
+        seat.renew(1)
+    seat.leave(1)
+    assert seat.see().holder == "bob", "who does not lead cannot leave"
+    seat.leave(2)
+    assert seat.see().holder == ""
+
+
+def test_of_many_that_try_at_once_one_leads(url: str) -> None:
+    seats = [Seat.open(url) for _ in range(6)]
+    seen = seats[0].see()
+    start = threading.Barrier(len(seats))
+    taken: list[int | None] = []
+
+    def work(seat: Seat, name: str) -> None:
+        start.wait(30)
+        taken.append(seat.take(seen, name, ""))
+
+    threads = [
+        threading.Thread(target=work, args=(seat, f"server {number}")) for number, seat in enumerate(seats)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken, key=str) == [1, None, None, None, None, None]
+    for seat in seats:
+        seat.close()
+
+
+def test_the_old_leader_writes_nothing_more(url: str, seat: Seat) -> None:
+    epoch = seat.take(seat.see(), "ada", "")
+    told: list[str] = []
+    with Store.open(url, epoch=epoch) as old:
+        old.when_fenced(lambda: told.append("fenced"))
+        run, _ = old.submit(new_run("k"), now=1.0)
+        newer = seat.take(seat.see(), "bob", "")
+        with Store.open(url, epoch=newer) as new:
+            for write in (
+                lambda: old.submit(new_run("late"), now=2.0),
+                lambda: old.apply([AddEvent(EventRow(run.id, 2.0, "warning", "late"))]),
+                lambda: old.set_desired(run.id, "stop", 2.0, by="ada"),
+                lambda: old.put_cluster("late", {}, 2.0),
+            ):
+                with pytest.raises(NotLeading) as caught:
+                    write()
+                assert caught.value.http_status == 503
+            assert told == ["fenced"] * 4
+            assert new.runs() == [run] == old.runs(), "reading goes on"
+            assert len(new.events(run.id)) == 1 and new.clusters() == []
+            assert new.submit(new_run("on it goes"), now=3.0)[1]
+
+
+def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: Seat) -> None:
+    """Whoever wants the seat waits for it, and then sees that it has moved."""
+    epoch = seat.take(seat.see(), "ada", "")
+    assert epoch is not None
+    with Store.open(url, epoch=epoch) as store:
+        run, _ = store.submit(new_run("k"), now=1.0)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def slow(connection: object) -> None:
+            store._changes.apply(connection, [AddEvent(EventRow(run.id, 2.0, "warning", "slow"))])  # type: ignore[arg-type]
+            inside.set()
+            go_on.wait(60)
+
+        writer = threading.Thread(target=store._database.write, args=(slow,))
+        writer.start()
+        assert inside.wait(60)
+        seen = seat.see()
+        seat.renew(epoch)
+        taken: list[int | None] = []
+        other = Seat.open(url, busy_timeout=20.0)
+        taker = threading.Thread(target=lambda: taken.append(other.take(seen, "bob", "")))
+        taker.start()
+        go_on.set()
+        writer.join(60)
+        taker.join(60)
+        other.close()
+        assert taken == [None]
+        assert [event.text for event in store.events(run.id)][1:] == ["slow"]
+
+
+def test_taken_although_the_answer_was_lost(postgres: PostgresServer, url: str) -> None:
+    with Cutter(postgres.root) as cutter:
+        seat = Seat.open(url.replace(str(postgres.root), str(cutter.root)))
+        seen = seat.see()
+        cutter.cut("after")
+        assert seat.take(seen, "ada", "") == 1
+        assert cutter.cuts == 1
+        seat.close()
+
+
+def test_a_database_of_a_newer_version_is_not_taken(
+    url: str, seat: Seat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While servers are replaced by newer ones, an older one must not take what it cannot use."""
+    monkeypatch.setattr(schema, "VERSION", schema.VERSION - 1)
+    with pytest.raises(StoreError, match="knows up to"):
+        seat.take(seat.see(), "old", "")
+    assert seat.see().holder == ""
+
+
+def test_waiting_changes_no_older_schema(
+    postgres: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.open(url).close()
+    monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
+    seat = Seat.open(url)
+    assert seat.see().epoch == 0
+    assert postgres.execute("SELECT version_num FROM alembic_version", url) == [
+        (f"{schema.VERSION - 1:04d}",)
+    ]
+    seat.close()
+
+
+def test_a_file_has_no_seat(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not shared"):
+        Seat.open(str(tmp_path / "stoker.db"))
+    assert list(tmp_path.iterdir()) == []
