@@ -21,15 +21,13 @@ def cluster() -> Iterator[Cluster | ForeignCluster]:
     if named := os.environ.get("STOKER_TEST_KUBECONFIG"):
         yield ForeignCluster(Path(named))
         return
-    if running := Cluster.attach():
-        yield running
-        return
     try:
-        started = Cluster.start(owner=os.getpid())
+        found = Cluster.obtain(owner=os.getpid())
     except HarnessError as error:
-        pytest.fail(str(error), pytrace=False)
-    yield started
-    started.stop()
+        pytest.exit(str(error), returncode=1)
+    yield found
+    if found.owner == os.getpid():
+        found.stop()
 
 
 @pytest.fixture

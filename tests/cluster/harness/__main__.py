@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from harness.cleanup import clean
 from harness.cluster import Cluster
 from harness.errors import HarnessError
-from harness.layout import Layout
+from harness.layout import Layout, locked
 from harness.policies import enforce
-from harness.processes import Process
+from harness.processes import Ledger, Process
 
 
 def main() -> int:
@@ -33,17 +32,13 @@ def main() -> int:
 
 
 def _up(_: argparse.Namespace) -> int:
-    cluster = Cluster.attach()
-    if cluster is None:
-        started = time.monotonic()
-        cluster = Cluster.start()
-        print(f"started in {time.monotonic() - started:.0f} s", file=sys.stderr)
-    _describe(cluster)
+    _describe(Cluster.obtain())
     return 0
 
 
 def _down(_: argparse.Namespace) -> int:
-    clean(Layout())
+    with locked(Layout().lock):
+        clean(Layout())
     return 0
 
 
@@ -59,15 +54,16 @@ def _status(_: argparse.Namespace) -> int:
 def _describe(cluster: Cluster) -> None:
     print(f"export KUBECONFIG={cluster.kubeconfig}")
     print(f"# registry: {cluster.registry}")
-    for name, reference in sorted(cluster.images.items()):
-        print(f"# image {name}: {reference}")
     print(f"# logs: {cluster.logs}")
 
 
 def _watch(asked: argparse.Namespace) -> int:
     """Wait for the process, then end the cluster: also when that process had no chance to."""
     Process(asked.pid, asked.start).wait(None)
-    clean(Layout(asked.slot))
+    layout = Layout(asked.slot)
+    with locked(layout.lock):
+        if Ledger(layout.state, layout.logs).read().get("owner") == [asked.pid, asked.start]:
+            clean(layout)
     return 0
 
 

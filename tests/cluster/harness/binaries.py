@@ -6,7 +6,6 @@ as its module and the compiler are the same.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -14,15 +13,13 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache as remember
 from pathlib import Path
 from urllib.request import urlopen
 
 from harness.errors import HarnessError, command
-from harness.layout import cache, kubernetes_version
+from harness.layout import cache, kubernetes_version, locked
 
 __all__ = ["binary"]
 
@@ -102,7 +99,7 @@ def _kubernetes(version: str) -> Build:
 def _ensure(build: Build) -> None:
     if _is_built(build):
         return
-    with _locked(build):
+    with locked(cache() / f"{build.name}-{build.version}.lock"):
         if not _is_built(build):
             _make(build)
 
@@ -117,14 +114,6 @@ def _stamp(build: Build) -> str:
     for path in sorted(build.source.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(build: Build) -> Iterator[None]:
-    cache().mkdir(parents=True, exist_ok=True)
-    with open(cache() / f"{build.name}-{build.version}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _make(build: Build) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 
-__all__ = ["freeze", "make", "members", "remove"]
+__all__ = ["freeze", "groups", "make", "members", "remove", "thaw_all"]
 
 
 def hierarchies() -> list[Path]:
@@ -28,11 +28,16 @@ def make(group: str) -> None:
             _inherit_cpuset(current)
 
 
+def groups(group: str) -> list[Path]:
+    """Where the group exists."""
+    return [top / group for top in hierarchies() if (top / group).exists()]
+
+
 def members(group: str) -> list[int]:
     """The processes in the group and below, whichever hierarchy they show up in."""
     found: set[int] = set()
-    for top in hierarchies():
-        for path in (top / group).rglob("cgroup.procs"):
+    for root in groups(group):
+        for path in root.rglob("cgroup.procs"):
             try:
                 found.update(int(line) for line in path.read_text().split())
             except OSError:
@@ -42,8 +47,8 @@ def members(group: str) -> list[int]:
 
 def freeze(name: str, frozen: bool, group: str) -> None:
     """Stop or continue everything in the group of this name below `group`."""
-    for top in hierarchies():
-        for found in (top / group).rglob(name):
+    for root in groups(group):
+        for found in root.rglob(name):
             if (found / "freezer.state").exists():
                 (found / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
                 return
@@ -55,8 +60,8 @@ def freeze(name: str, frozen: bool, group: str) -> None:
 
 def thaw_all(group: str) -> None:
     """Nothing that is frozen can be ended."""
-    for top in hierarchies():
-        for path in [*(top / group).rglob("freezer.state"), *(top / group).rglob("cgroup.freeze")]:
+    for root in groups(group):
+        for path in [*root.rglob("freezer.state"), *root.rglob("cgroup.freeze")]:
             try:
                 path.write_text("THAWED" if path.name == "freezer.state" else "0")
             except OSError:
@@ -65,8 +70,7 @@ def thaw_all(group: str) -> None:
 
 def remove(group: str) -> None:
     """The group and all below it; its processes have ended, and the kernel may need a moment to believe it."""
-    for top in hierarchies():
-        root = top / group
+    for root in groups(group):
         deadline = time.monotonic() + 10
         while root.exists():
             for path, _, _ in os.walk(root, topdown=False):

@@ -4,49 +4,64 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 from harness import cgroups, mounts, network
 from harness.layout import Layout
-from harness.processes import Ledger, Process, end, marked
+from harness.processes import Ledger, Process, kill, marked
 
-__all__ = ["clean"]
+__all__ = ["clean", "remains"]
 
-_LINKS = Path("/var/log/containers")
+_LOG_LINKS = Path("/var/log/containers")
 """Where every kubelet links its containers' logs, whatever its own directories are."""
+_CNI_RESULTS = Path("/var/lib/cni/results")
+"""Where every runtime notes which pod it connected to which network."""
 
 
 def clean(layout: Layout) -> None:
-    """After this nothing of the cluster is left: processes, pods, mounts, groups, links, rules, files."""
-    ledger = Ledger(layout.state, layout.logs)
+    """After this nothing of the cluster is left. Nothing is asked to end: what it would save is thrown away."""
     cgroups.thaw_all(layout.cgroup)
-    end([*ledger.all().values(), *marked(layout.root)])
-    # A shim may have been started by what was ending.
-    for process in marked(layout.root):
-        process.send(signal.SIGKILL)
-        process.wait(30)
-    _end_pods(layout)
-    sockets = _shim_sockets(layout.root)
+    kill([*Ledger(layout.state, layout.logs).all().values(), *marked(layout.root)])
+    # What was ending may have started something in its last instant.
+    kill(marked(layout.root))
+    kill(_pods(layout))
+    outside = _outside(layout)
     mounts.unmount(layout.root)
     cgroups.remove(layout.cgroup)
     network.remove(layout)
-    for path in sockets:
+    for path in outside:
         path.unlink(missing_ok=True)
-    _unlink_logs(layout.root)
-    shutil.rmtree(layout.root, ignore_errors=False) if layout.root.exists() else None
+    if layout.root.exists():
+        shutil.rmtree(layout.root)
 
 
-def _end_pods(layout: Layout) -> None:
-    inside = [process for pid in cgroups.members(layout.cgroup) if (process := Process.of(pid))]
-    for process in inside:
-        process.send(signal.SIGKILL)
-    for process in inside:
-        process.wait(30)
+def remains(layout: Layout) -> list[str]:
+    """What there is of the cluster on this machine, one line each; nothing after `clean`."""
+    return [
+        *(f"process {each.pid}" for each in [*marked(layout.root), *_pods(layout)]),
+        *(f"mount {place}" for place in mounts.below(layout.root)),
+        *(f"cgroup {path}" for path in cgroups.groups(layout.cgroup)),
+        *network.remains(layout),
+        *(f"file {path}" for path in [*_outside(layout), layout.root] if path.exists() or path.is_symlink()),
+    ]
+
+
+def _pods(layout: Layout) -> list[Process]:
+    return [process for pid in cgroups.members(layout.cgroup) if (process := Process.of(pid))]
+
+
+def _outside(layout: Layout) -> list[Path]:
+    """Files that belong to the cluster and are not in its directory."""
+    links = _LOG_LINKS.iterdir() if _LOG_LINKS.is_dir() else ()
+    return [
+        *_shim_sockets(layout.root),
+        *(link for link in links if link.is_symlink() and str(link.readlink()).startswith(f"{layout.root}/")),
+        *_CNI_RESULTS.glob(f"{layout.link}-*"),
+    ]
 
 
 def _shim_sockets(root: Path) -> list[Path]:
-    """Shims listen outside of the runtime's own directories; each pod's bundle says where."""
+    """Each pod's bundle says where its shim listens."""
     found = []
     for bundle in root.glob("node-*/state/io.containerd.runtime.v2.task/*/*/bootstrap.json"):
         try:
@@ -55,11 +70,3 @@ def _shim_sockets(root: Path) -> list[Path]:
             continue
         found.append(Path(str(address).removeprefix("unix://")))
     return found
-
-
-def _unlink_logs(root: Path) -> None:
-    if not _LINKS.is_dir():
-        return
-    for link in _LINKS.iterdir():
-        if link.is_symlink() and str(link.readlink()).startswith(f"{root}/"):
-            link.unlink(missing_ok=True)

@@ -8,17 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness import cgroups, network, registry
 from harness.api import Api, until
 from harness.binaries import binary
+from harness.catalog import TestImages
 from harness.cleanup import clean
 from harness.control import Control
 from harness.errors import HarnessError
 from harness.images import Image, busybox, push
-from harness.layout import Layout, kubernetes_version
+from harness.layout import Layout, kubernetes_version, locked
 from harness.node import Node
 from harness.pki import Authority
 from harness.processes import Ledger, Process
@@ -47,40 +49,45 @@ class Cluster:
         self.api = Api(layout)
 
     @classmethod
+    def obtain(cls, layout: Layout | None = None, *, owner: int | None = None) -> Cluster:
+        """The cluster that is running, or else a new one. With `owner`, a new one ends with that process."""
+        layout = layout or Layout()
+        with locked(layout.lock):
+            return cls.attach(layout) or cls._begin(layout, 2, owner)
+
+    @classmethod
     def start(cls, layout: Layout | None = None, *, nodes: int = 2, owner: int | None = None) -> Cluster:
-        """Build what is missing, end what an earlier cluster left, start a new one and wait until it is whole.
+        """A new cluster, after ending what is left of an earlier one; it is whole when this returns.
 
         With `owner`, a process, the cluster is ended when that process ends, however it ends.
         """
         layout = layout or Layout()
-        _check_machine()
-        for name in ("kubelet", "etcd", "containerd", "pause"):
-            binary(name)
-        clean(layout)
-        layout.root.mkdir(parents=True)
-        cluster = cls(layout)
-        if owner is not None:
-            cluster._watch(owner)
-        try:
-            cluster._start(nodes)
-        except BaseException:
-            _keep_logs(layout)
-            clean(layout)
-            raise
-        return cluster
+        with locked(layout.lock):
+            return cls._begin(layout, nodes, owner)
 
     @classmethod
     def attach(cls, layout: Layout | None = None) -> Cluster | None:
-        """The cluster that is running already, if there is one of the wanted version and it is whole."""
+        """The cluster that is running already, if it is of the wanted version, whole, and nobody's own."""
         cluster = cls(layout or Layout())
         noted = cluster._ledger.read()
-        if noted.get("kubernetes") != kubernetes_version() or not noted.get("whole"):
+        if noted.get("kubernetes") != kubernetes_version() or not noted.get("whole") or noted.get("owner"):
             return None
-        alive = all(process.alive for process in cluster._ledger.all().values())
-        return cluster if alive and cluster.api.answers() else None
+        return cluster if cluster.whole else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its processes run and the API server answers."""
+        return all(process.alive for process in self._ledger.all().values()) and self.api.answers()
 
     def stop(self) -> None:
-        clean(self._layout)
+        with locked(self._layout.lock):
+            clean(self._layout)
+
+    @property
+    def owner(self) -> int | None:
+        """The process it ends with."""
+        noted: Any = self._ledger.read().get("owner")
+        return noted[0] if noted else None
 
     @property
     def kubeconfig(self) -> Path:
@@ -92,10 +99,10 @@ class Cluster:
         return str(self._ledger.read()["registry"])
 
     @property
-    def images(self) -> dict[str, str]:
-        """Name -> reference of what is in the registry for tests."""
-        images: Any = self._ledger.read()["images"]
-        return dict(images)
+    def images(self) -> Mapping[str, str]:
+        """Name -> reference of what is in the registry for tests, made when first asked for."""
+        own: Any = self._ledger.read()["images"]
+        return TestImages(own, self.registry)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -120,16 +127,15 @@ class Cluster:
         return done.stdout
 
     def push(self, name: str, image: Image) -> str:
-        reference = push(self.registry, name, image)
-        self._ledger.note("images", {**self.images, name: reference})
-        return reference
+        """Put an image of the harness's kind into the registry; gives its reference."""
+        return push(self.registry, name, image)
 
     def stop_api(self, *, freeze: bool = False) -> None:
         """The API server is gone; with `freeze`, it takes connections and never answers."""
         if freeze:
             self._process("kube-apiserver").send(signal.SIGSTOP)
         else:
-            self._ledger.end("kube-apiserver", signal.SIGKILL)
+            self._ledger.kill("kube-apiserver")
 
     def start_api(self) -> None:
         """Mend what `stop_api` did, and wait until the API server answers."""
@@ -176,6 +182,25 @@ class Cluster:
 
     def thaw(self, pod: str, container: str, namespace: str = "default") -> None:
         cgroups.freeze(self._container(pod, container, namespace), False, self._layout.cgroup)
+
+    @classmethod
+    def _begin(cls, layout: Layout, nodes: int, owner: int | None) -> Cluster:
+        _check_machine()
+        _check_free(layout)
+        for name in ("kubelet", "etcd", "containerd", "pause"):
+            binary(name)
+        clean(layout)
+        layout.root.mkdir(parents=True)
+        cluster = cls(layout)
+        if owner is not None:
+            cluster._watch(owner)
+        try:
+            cluster._start(nodes)
+        except BaseException:
+            _keep_logs(layout)
+            clean(layout)
+            raise
+        return cluster
 
     def _start(self, nodes: int) -> None:
         layout, parts = self._layout, [self._numbered(index + 1) for index in range(nodes)]
@@ -230,6 +255,7 @@ class Cluster:
             str(process.pid),
             str(process.start),
         ]
+        self._ledger.note("owner", [process.pid, process.start])
         # Not recorded and not marked: it outlives what it cleans up.
         subprocess.Popen(
             argv,
@@ -274,6 +300,16 @@ def _check_machine() -> None:
     if missing:
         raise HarnessError(
             f"the test cluster needs {', '.join(missing)}; apt-get install {' '.join(missing)}"
+        )
+
+
+def _check_free(layout: Layout) -> None:
+    """A cluster that another running program owns is not ended for a new one."""
+    noted = Ledger(layout.state, layout.logs).read().get("owner")
+    if isinstance(noted, list) and noted[0] != os.getpid() and Process(*noted).alive:
+        raise HarnessError(
+            f"process {noted[0]} runs a cluster of its own in slot {layout.slot}; "
+            "wait for it, or set STOKER_CLUSTER_SLOT to a number from 1 to 9"
         )
 
 

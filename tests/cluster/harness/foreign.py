@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from harness.binaries import binary
+from harness.catalog import TestImages
 from harness.errors import HarnessError
 
 __all__ = ["ForeignCluster"]
@@ -20,8 +22,7 @@ __all__ = ["ForeignCluster"]
 class ForeignCluster:
     """Takes the place of `Cluster` in tests; what it cannot do skips the test and says why.
 
-    STOKER_TEST_REGISTRY is the registry its nodes pull from, and STOKER_TEST_IMAGES maps the names of test images to
-    references, as JSON.
+    STOKER_TEST_REGISTRY is a registry that its nodes pull from and that the test images are pushed to.
     """
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -35,12 +36,8 @@ class ForeignCluster:
         return named or _skip("set STOKER_TEST_REGISTRY to a registry that this cluster's nodes pull from")
 
     @property
-    def images(self) -> dict[str, str]:
-        named = os.environ.get("STOKER_TEST_IMAGES")
-        images: dict[str, str] = (
-            json.loads(named) if named else _skip("set STOKER_TEST_IMAGES to the test images")
-        )
-        return images
+    def images(self) -> Mapping[str, str]:
+        return TestImages({}, self.registry)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -5,13 +5,16 @@ A machine can hold several clusters at once, told apart by their slot: each has 
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import HarnessError
 
-__all__ = ["DEFAULT_VERSION", "Layout", "cache", "kubernetes_version"]
+__all__ = ["DEFAULT_VERSION", "Layout", "cache", "kubernetes_version", "locked"]
 
 DEFAULT_VERSION = "1.37.1"
 
@@ -26,6 +29,15 @@ def cache() -> Path:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "stoker-cluster"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One program at a time; others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _default_slot() -> int:
@@ -49,6 +61,11 @@ class Layout:
     @property
     def state(self) -> Path:
         return self.root / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever starts or ends the cluster."""
+        return self.root.with_name(f"{self.root.name}.lock")
 
     @property
     def kubeconfig(self) -> Path:

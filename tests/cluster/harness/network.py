@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.errors import command
 from harness.layout import Layout
 
-__all__ = ["cut", "heal", "pod_network", "remove", "setup"]
+__all__ = ["cut", "heal", "pod_network", "remains", "remove", "setup"]
 
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
@@ -34,6 +34,20 @@ def remove(layout: Layout) -> None:
         command(["nft", "delete", "table", "ip", table], check=False)
     for direction in ("-s", "-d"):
         command(["iptables", "-w", "-D", "FORWARD", *_accept(layout, direction)], check=False)
+
+
+def remains(layout: Layout) -> list[str]:
+    """What there is of it, one line each."""
+    links = command(["ip", "-br", "link"]).split()
+    routes = command(["ip", "route", "show", "root", layout.network]).splitlines()
+    tables = command(["nft", "list", "tables"]).split()
+    rules = command(["iptables-save"]).splitlines()
+    return [
+        *(f"link {name}" for name in links if name == layout.link),
+        *(f"route {line}" for line in routes),
+        *(f"table {name}" for name in tables if name in (layout.table, layout.policies)),
+        *(f"rule {line}" for line in rules if f"--comment {layout.table} " in line),
+    ]
 
 
 def cut(layout: Layout, address: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import yaml
@@ -15,7 +14,7 @@ from harness.binaries import binary
 from harness.errors import HarnessError
 from harness.layout import Layout
 from harness.pki import Authority
-from harness.processes import Ledger, Process, marked
+from harness.processes import Ledger, Process, kill, marked
 
 __all__ = ["Node"]
 
@@ -85,7 +84,7 @@ class Node:
     def orphan(self) -> None:
         """End kubelet and containerd at once; what runs in the pods goes on, connected as before."""
         for part in ("kubelet", "containerd"):
-            self._ledger.end(f"{self.name}-{part}", signal.SIGKILL)
+            self._ledger.kill(f"{self.name}-{part}")
 
     def lose(self) -> None:
         """The machine is gone, with all that ran on it; what was on its disk is still there afterwards."""
@@ -101,15 +100,7 @@ class Node:
         socket = str(self.socket).encode()
         shims = [each for each in marked(self._layout.root) if socket in _arguments(each)]
         inside = [process for pid in cgroups.members(self.group) if (process := Process.of(pid))]
-        for process in [*shims, *inside]:
-            process.send(signal.SIGKILL)
-        for process in [*shims, *inside]:
-            process.wait(30)
-
-    def end(self) -> None:
-        for part in ("kubelet", "containerd"):
-            self._ledger.end(f"{self.name}-{part}", grace=3)
-        self.end_pods()
+        kill([*shims, *inside])
 
     def resource(self, name: str, amount: int) -> None:
         """Have the node offer an extended resource, as a device plugin would."""
@@ -168,6 +159,7 @@ disabled_plugins = {unused + ["io.containerd.nri.v1.nri"]}
 
 [{runtime}.containerd.runtimes.runc.options]
   SystemdCgroup = false
+  Root = "{self.root / "state" / "runc"}"
 """
 
     def _kubelet(self) -> dict[str, object]:

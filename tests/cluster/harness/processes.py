@@ -12,14 +12,14 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.layout import locked
 
-__all__ = ["MARK", "Ledger", "Process", "end", "marked", "start_time"]
+__all__ = ["MARK", "Ledger", "Process", "kill", "marked", "start_time"]
 
 MARK = "STOKER_CLUSTER_RUN"
 
@@ -86,16 +86,12 @@ class Process:
             pass
 
 
-def end(processes: Iterable[Process], grace: float = 5) -> None:
-    """Ask all of them to end, then make them."""
-    asked = [process for process in processes if process.send(signal.SIGTERM)]
-    deadline = time.monotonic() + grace
-    for process in asked:
-        # What was stopped does not hear SIGTERM.
-        process.send(signal.SIGCONT)
-        if not process.wait(max(0.0, deadline - time.monotonic())):
-            process.send(signal.SIGKILL)
-            process.wait(30)
+def kill(processes: Iterable[Process]) -> None:
+    """End them at once, and wait until they have."""
+    told = [process for process in processes if process.send(signal.SIGKILL)]
+    for process in told:
+        if not process.wait(30):
+            raise HarnessError(f"process {process.pid} does not end")
 
 
 def marked(root: Path) -> list[Process]:
@@ -156,14 +152,10 @@ class Ledger:
             if key.startswith(prefix)
         }
 
-    def end(self, name: str, number: signal.Signals | None = None, grace: float = 10) -> None:
-        """End it and forget it; with `number`, by that signal at once."""
+    def kill(self, name: str) -> None:
+        """End it at once and forget it."""
         if process := self.find(name):
-            if number is not None:
-                process.send(number)
-                process.wait(30)
-            else:
-                end([process], grace)
+            kill([process])
             self.note(f"process.{name}", None)
 
     def tail(self, name: str, lines: int = 25) -> str:
@@ -171,16 +163,17 @@ class Ledger:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def note(self, key: str, value: object) -> None:
-        """Keep `value` in the state file; None forgets it."""
-        state = self.read()
-        if value is None:
-            state.pop(key, None)
-        else:
-            state[key] = value
+        """Keep `value` in the state file; None forgets it. Several programs may note at once."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(state, indent=1))
-        new.replace(self._path)
+        with locked(self._path.with_suffix(".lock")):
+            state = self.read()
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+            new = self._path.with_suffix(".new")
+            new.write_text(json.dumps(state, indent=1))
+            new.replace(self._path)
 
     def read(self) -> dict[str, object]:
         try:
