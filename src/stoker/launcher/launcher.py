@@ -16,15 +16,15 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from stoker.launcher import container, endings, files, lease, linux
 from stoker.launcher.body import read_secrets, working_directory
 from stoker.launcher.checkpoints import Scanner
-from stoker.launcher.journal import Journal
 from stoker.launcher.lease import Lease
 from stoker.launcher.limits import Cgroup
 from stoker.launcher.logs import Log
 from stoker.launcher.loop import Loop
+from stoker.launcher.recording import Records
 from stoker.launcher.running import Running
 from stoker.launcher.tree import Tree
-from stoker.task import fence, formats, layout
-from stoker.task.formats import Ending, Order, Status, TaskInfo
+from stoker.task import fence, layout
+from stoker.task.formats import Ending, Order, TaskInfo
 
 RETRY = 1.0
 """Seconds before something that found no room on the disk is tried again."""
@@ -75,7 +75,6 @@ class Launcher:
         self.directory = directory
         self.contained = contained
         self.bundle = bundle
-        self._identity = files.identity(directory)
         raw = files.read_json(os.path.join(directory, layout.TASK))
         if raw is None:
             raise FileNotFoundError(
@@ -85,15 +84,14 @@ class Launcher:
         self.info = container.adapted(info) if contained else info
         for name in layout.DIRECTORIES:
             os.makedirs(os.path.join(directory, name), exist_ok=True)
-        self.journal = Journal(directory)
         self.log = Log(directory, self.info.log_budget, self.info.log_segment)
+        self.records = Records(directory, self.log)
+        self.journal, self.status = self.records.journal, self.records.status
         linux.subreaper()
         self.tree = Tree(self.info.cgroup, contained)
         self._lease: Optional[Lease] = None
         if self.info.lease is not None:
             self._lease = Lease(self.info.lease, lease.clock(), exclusive=self.info.exclusive)
-        self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=linux.boot_id())
-        self.status.version = files.version()
         self.running: Optional[Running] = None
         self.terminated = False
         """SIGTERM was received: nothing is started any more."""
@@ -101,9 +99,6 @@ class Launcher:
         self._released = False
         self._last_order: Optional[Order] = None
         self._order_seen: Optional[Tuple[int, int, int]] = None
-        self._unwritten: List[Tuple[Mapping[str, Any], bool]] = []
-        self._status_failed = False
-        self._status_due: Optional[float] = None
         self._scanner = Scanner(directory, self.journal.append)
         self._scanner_due: Optional[float] = None
         self._complained = ""
@@ -114,7 +109,7 @@ class Launcher:
     def run(self) -> int:
         self._recover()
         self._read_order()
-        while not (self._released and self.running is None and not self._unwritten):
+        while not (self._released and self.running is None and not self.records.unwritten):
             now = time.monotonic()
             self._loop.watch(self._readers(now))
             for source in self._loop.wait(self._timeout(now)):
@@ -150,7 +145,7 @@ class Launcher:
                 wait = 0.0
             if wait is not None:
                 waits.append(wait)
-            for due in (self._scanner_due, self._status_due):
+            for due in (self._scanner_due, self.records.status_due):
                 if due is not None:
                     waits.append(due - now)
         due = self.log.due()
@@ -158,7 +153,7 @@ class Launcher:
             waits.append(due - now)
         if self.log.streams and now < self.log.rest_until:
             waits.append(self.log.rest_until - now)
-        if self._unwritten or self._status_failed:
+        if self.records.behind:
             waits.append(RETRY)
         if self._lease is not None:
             waits.append(self._lease.due - lease.clock())
@@ -170,7 +165,7 @@ class Launcher:
         elif source == "term":
             self._terminate()
         elif source == "gone":
-            self._check_directory()
+            self.records.check()
         elif source in self.log.streams:
             self.log.drain(source)
         elif source == self._scanner.fileno():
@@ -181,7 +176,7 @@ class Launcher:
         now = time.monotonic()
         if now >= self._loop.look_at:
             self._loop.look_again()
-            self._check_directory()
+            self.records.check()
             self._read_order()
         if self._lease is not None:
             self._keep_lease(self._lease)
@@ -189,10 +184,8 @@ class Launcher:
         for pid, status, rusage in self.tree.reap():
             if self.running is not None:
                 self.running.exited(pid, status, rusage)
-        if self._unwritten:
-            self._write_pending()
-        if self._status_failed:
-            self._write_status()
+        if self.records.behind:
+            self.records.try_again()
         if self.running is not None:
             self._follow(self.running, now)
 
@@ -208,9 +201,9 @@ class Launcher:
         if changed or running.sampler.usage != self.status.usage:
             self.status.phase, self.status.pid = phase, running.pid
             self.status.started_at = running.started_at
-            if self._status_due is None:
-                self._status_due = now + (SHORTEST if phase == "running" else 0.0)
-        if self._status_due is not None and now >= self._status_due:
+            if self.records.status_due is None:
+                self.records.status_due = now + (SHORTEST if phase == "running" else 0.0)
+        if self.records.status_due is not None and now >= self.records.status_due:
             self._write_status()
 
     def _scan(self, now: float) -> None:
@@ -245,7 +238,7 @@ class Launcher:
             memory = self._memory(files.read_json(os.path.join(self.directory, layout.STATUS)) or {})
             self._record(endings.lost(unfinished, time.time(), memory))
         elif self.journal.ended is not None:
-            self._show(Ending.from_json(self.journal.ended))
+            self.records.show(Ending.from_json(self.journal.ended))
         else:
             self._write_status()
 
@@ -266,7 +259,7 @@ class Launcher:
         try:
             info = os.stat(path)
         except OSError:
-            self._check_directory()
+            self.records.check()
             return
         seen = (info.st_ino, info.st_mtime_ns, info.st_size)
         if seen == self._order_seen:
@@ -338,7 +331,7 @@ class Launcher:
             order,
             tree=self.tree,
             log=self.log,
-            journal=lambda entry: self._append(entry, durable=False),
+            journal=lambda entry: self.records.append(entry, durable=False),
             bundle=self.bundle,
             secrets=secrets,
             workdir=self._workdir,
@@ -423,52 +416,12 @@ class Launcher:
 
     def _record(self, ending: Ending) -> None:
         self.seq = max(self.seq, ending.seq)
-        self._append({"k": "ended", **ending.to_json()})
-        self._show(ending)
-
-    def _show(self, ending: Ending) -> None:
-        self.status.phase, self.status.pid = "ended", None
-        self.status.seq = max(self.status.seq, ending.seq)
-        self.status.generation = ending.generation
-        self.status.ending = ending.to_json()
-        self._write_status()
-
-    # -- writing ---------------------------------------------------------------------------------------------
-
-    def _append(self, entry: Mapping[str, Any], durable: bool = True) -> None:
-        """To the journal, in order; what finds no room now is written when there is some."""
-        self._unwritten.append((entry, durable))
-        self._write_pending()
-
-    def _write_pending(self) -> None:
-        while self._unwritten:
-            entry, durable = self._unwritten[0]
-            try:
-                self.journal.append(entry, durable=durable)
-            except OSError:
-                self._check_directory()
-                return
-            del self._unwritten[0]
+        self.records.ended(ending)
 
     def _write_status(self) -> None:
-        running = self.running
-        if running is not None:
-            self.status.usage = dict(running.sampler.usage)
-        self._status_due = None
-        segments = self.log.segments
-        self.status.log_segment = segments.number
-        self.status.log_bytes, self.status.log_dropped = segments.written, segments.dropped
-        self.status.log_dropped_lines = segments.dropped_lines
-        try:
-            formats.write_json(os.path.join(self.directory, layout.STATUS), vars(self.status))
-            self._status_failed = False
-        except OSError:
-            self._status_failed = True
-            self._check_directory()
-
-    def _check_directory(self) -> None:
-        if files.identity(self.directory) != self._identity:
-            raise files.DirectoryGone(self.directory)
+        if self.running is not None:
+            self.status.usage = dict(self.running.sampler.usage)
+        self.records.write_status()
 
 
 def _unstarted(order: Order, message: str, kind: str = "stopped") -> Ending:
