@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ class Home:
     """The layout of a home. Knows names only; creates nothing."""
 
     root: Path
+    replica: str = ""
+    """The name of one of several servers that share this home and a database; empty: the only one."""
 
     @classmethod
     def from_environment(cls) -> Home:
+        replica = os.environ.get("STOKER_REPLICA", "")
         explicit = os.environ.get("STOKER_HOME")
         if explicit:
-            return cls(Path(explicit).expanduser().absolute())
+            return cls(Path(explicit).expanduser().absolute(), replica)
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return cls(Path(base).expanduser().absolute() / "stoker")
+        return cls(Path(base).expanduser().absolute() / "stoker", replica)
 
     @property
     def config(self) -> Path:
@@ -45,12 +48,16 @@ class Home:
 
     @property
     def server_lock(self) -> Path:
-        """flock'ed by the one server for as long as it lives."""
-        return self.root / "server.lock"
+        """flock'ed by the one server, or the one replica of this name, for as long as it lives."""
+        return self.root / f"server{self._suffix}.lock"
 
     @property
     def server_log(self) -> Path:
-        return self.root / "server.log"
+        return self.root / f"server{self._suffix}.log"
+
+    @property
+    def _suffix(self) -> str:
+        return f"-{self.replica}" if self.replica else ""
 
     @property
     def database(self) -> Path:
@@ -112,6 +119,10 @@ class ServerSettings:
     """Further names accepted in the Host header, beyond loopback."""
     cluster: str = ""
     """Where runs go that name no cluster; empty: this machine."""
+    database: str = field(default="", repr=False)
+    """postgresql://... ; empty: the SQLite file in the home. STOKER_DATABASE goes before it. Holds a password."""
+    lease: float = 15.0
+    """Seconds of silence after which another server on the same database takes over."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,11 @@ class Settings:
     logs: LogSettings = field(default_factory=LogSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
 
+    @property
+    def database(self) -> str | Path:
+        """Where the database is: a url, or the file in the home."""
+        return self.server.database or self.home.database
+
     @classmethod
     def load(cls, home: Home | None = None) -> Settings:
         """Defaults, overlaid by `config.toml` in the home. Unknown keys are errors that name the choices."""
@@ -198,8 +214,14 @@ class Settings:
                 f"{home.config}: unknown section {sorted(unknown)[0]!r}",
                 hint=f"Sections: {', '.join(groups)}.",
             )
-        return cls(
+        settings = cls(
             home=home, **{name: _group(home, name, kind, raw.get(name, {})) for name, kind in groups.items()}
+        )
+        database = os.environ.get("STOKER_DATABASE")
+        return (
+            settings
+            if not database
+            else replace(settings, server=replace(settings.server, database=database))
         )
 
 
@@ -217,8 +239,9 @@ def _group(home: Home, name: str, kind: Any, values: Any) -> Any:
         if f.name in values:
             problem = _problem(f.name, str(f.type), values[f.name])
             if problem:
+                shown = f" = {values[f.name]!r}" if f.repr else ""
                 raise SpecError(
-                    f"{home.config}: {name}.{f.name} = {values[f.name]!r}: {problem}",
+                    f"{home.config}: {name}.{f.name}{shown}: {problem}",
                     hint="docs/operations.md describes the settings; leave the key out for its default.",
                 )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
@@ -236,6 +259,8 @@ def _problem(key: str, kind: str, value: Any) -> str | None:
     if kind == "str":
         if not isinstance(value, str):
             return "must be a text in quotes"
+        if key == "database" and value and "://" not in value:
+            return "must be a url: postgresql://user:password@host/name"
         return "must be auto or none" if key == "isolation" and value not in ("auto", "none") else None
     whole = kind.startswith("int")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):

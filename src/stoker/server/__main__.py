@@ -20,10 +20,12 @@ from stoker.engine.local import LocalEngine
 from stoker.errors import StokerError, StoreDamaged
 from stoker.server import startup
 from stoker.server.clusters import Kubernetes
+from stoker.server.leading import Holder, Leading
+from stoker.server.redact import redactor
 from stoker.server.services import Services
 from stoker.server.serving import Server
 from stoker.settings import Home, Settings
-from stoker.store import Store
+from stoker.store import Store, is_shared, secrets_in
 
 log = logging.getLogger("stoker.server")
 
@@ -31,7 +33,9 @@ log = logging.getLogger("stoker.server")
 def main(argv: list[str] | None = None) -> int:
     """Runs until SIGTERM, SIGINT or the shutdown route. The exit status is 0 after an orderly end."""
     arguments = _parse(argv)
-    home = Home(Path(arguments.home).expanduser().absolute()) if arguments.home else Home.from_environment()
+    home = Home.from_environment()
+    if arguments.home:
+        home = replace(home, root=Path(arguments.home).expanduser().absolute())
     try:
         startup.prepare(home)
         lock = startup.take_lock(home)
@@ -75,13 +79,12 @@ def _serve(home: Home, arguments: argparse.Namespace, lock: int) -> int:
             contextlib.closing(startup.bind(settings.server.host, settings.server.port))
         )
         services = _services(settings, token, startup.url_of(sock))
-        if services.parts is not None:
-            store, controller = services.parts
-            stack.callback(store.close)
-            controller.start()
-            stack.callback(controller.shutdown)
-        startup.write_record(home, services.url, services.started_at)
-        stack.callback(_forget, home)
+        stack.callback(_forget, services)
+        if is_shared(settings.database):
+            _wait_to_lead(services, lock, stack)
+        else:
+            stack.callback(_put_down, services)
+            _take_up(services)
         log.info("serving %s at %s, version %s, pid %d", home.root, services.url, __version__, os.getpid())
         startup.calm_collector()
         Server(services, lock).run(sockets=[sock])
@@ -89,8 +92,53 @@ def _serve(home: Home, arguments: argparse.Namespace, lock: int) -> int:
     return 0
 
 
+def _wait_to_lead(services: Services, lock: int, stack: contextlib.ExitStack) -> None:
+    """In the background: this server serves meanwhile, if only to say that it waits."""
+    settings, home = services.settings, services.settings.home
+    leading = Leading(
+        str(settings.database),
+        holder=Holder.of(lock, home.replica),
+        url=services.url,
+        lease=settings.server.lease,
+    )
+    if not home.replica:
+        leading.connect()  # the only server of a home need not wait for a database that is not there
+    services.leading = leading
+    stack.callback(leading.leave)
+    stack.callback(_put_down, services)
+    leading.start(lambda epoch: _take_up(services, epoch))
+    stack.callback(leading.stop_waiting)
+
+
+def _take_up(services: Services, epoch: int | None = None) -> None:
+    """Open the database and begin to decide."""
+    settings = services.settings
+    try:
+        store = Store.open(settings.database, epoch=epoch)
+    except StoreDamaged as exc:
+        # Up, to say what is wrong and what to do; every route that needs the database refuses.
+        log.error("%s", exc)
+        services.damage = exc.message
+    else:
+        if services.leading is not None:
+            store.when_fenced(services.leading.fenced)
+        controller = Controller(settings, store, services.blobs, LocalEngine(settings), Kubernetes(settings))
+        services.parts = (store, controller)
+        controller.start()
+    startup.write_record(settings.home, services.url, services.started_at)
+
+
+def _put_down(services: Services) -> None:
+    if services.parts is not None:
+        store, controller = services.parts
+        controller.shutdown()
+        store.close()
+
+
 def _settings(home: Home, arguments: argparse.Namespace) -> Settings:
     settings = Settings.load(home)
+    redactor.hide(secrets_in(settings.database))
+    startup.check_sharing(home, shared=is_shared(settings.database))
     server = settings.server
     if arguments.host is not None:
         server = replace(server, host=arguments.host)
@@ -101,27 +149,17 @@ def _settings(home: Home, arguments: argparse.Namespace) -> Settings:
 
 def _services(settings: Settings, token: str, url: str) -> Services:
     home = settings.home
-    blobs = BlobStore(home.blobs)
-    services = Services(
+    return Services(
         settings=settings,
         token=token,
         home_id=startup.home_id(home),
-        blobs=blobs,
+        blobs=BlobStore(home.blobs),
         archive=LogArchive(home),
         user=_user(),
         started_at=time.time(),
         version=__version__,
         url=url,
     )
-    try:
-        store = Store.open(home.database)
-    except StoreDamaged as exc:
-        # Up, to say what is wrong and what to do; every route that needs the database refuses.
-        log.error("%s", exc)
-        services.damage = exc.message
-        return services
-    services.parts = (store, Controller(settings, store, blobs, LocalEngine(settings), Kubernetes(settings)))
-    return services
 
 
 def _user() -> str:
@@ -132,10 +170,12 @@ def _user() -> str:
         return f"uid-{os.getuid()}"
 
 
-def _forget(home: Home) -> None:
+def _forget(services: Services) -> None:
     """Whoever looks from now on starts a new server."""
-    with contextlib.suppress(OSError):
-        home.server_record.unlink()
+    home = services.settings.home
+    if startup.is_recorded(home, services.url):
+        with contextlib.suppress(OSError):
+            home.server_record.unlink()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker.errors import StokerError, TooLarge, Unauthorized
 from stoker.server.answers import error, unexpected
 
-OPEN = "/healthz"
-"""The one path that needs no token."""
+OPEN = frozenset({"/healthz", "/readyz"})
+"""The paths that need no token."""
 BODY = 2 << 20
 """Bytes a request may have, unless its path is among the caps given to Security."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -91,7 +91,7 @@ class Security:
             return Unauthorized("requests from other sites are refused"), 403
         if any(site not in (b"same-origin", b"none") for site in headers.all(b"sec-fetch-site")):
             return Unauthorized("requests from other sites are refused"), 403
-        if scope["path"] == OPEN and scope["method"] == "GET":
+        if scope["path"] in OPEN and scope["method"] == "GET":
             return None
         given = headers.one(b"authorization")
         if given is not None and hmac.compare_digest(given.encode(), b"Bearer " + self._token):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from stoker.blobs import BlobStore
 from stoker.control.archive import LogArchive
 from stoker.control.controller import Controller
-from stoker.errors import StoreDamaged
+from stoker.errors import NotLeading, StoreDamaged
+from stoker.server.leading import Leading
 from stoker.settings import Settings
 from stoker.store import Store
 
@@ -35,6 +36,8 @@ class Services:
     parts: tuple[Store, Controller] | None = None
     damage: str = ""
     """Why there is no store."""
+    leading: Leading | None = None
+    """Where several servers share a database; until this one leads, `parts` is None."""
     stop: Callable[[], None] = lambda: None
     """Ends the server once the requests under way are answered."""
     closing: Closing = field(default_factory=lambda: Closing())
@@ -51,7 +54,15 @@ class Services:
     def damaged(self) -> str | None:
         return self.parts[0].damaged if self.parts is not None else self.damage
 
+    @property
+    def waits(self) -> NotLeading | None:
+        """What to tell those who ask a server that does not lead; None: it does, or is the only one."""
+        return None if self.leading is None or self.leading.leads else self.leading.refusal()
+
     def _need(self) -> tuple[Store, Controller]:
+        waits = self.waits
+        if waits is not None:
+            raise waits
         if self.parts is None:
             raise StoreDamaged(
                 f"the database cannot be used: {self.damage}",

@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stoker.client.local import running
 from stoker.server import startup
 from stoker.server.app import create_app
 from stoker.server.services import Services
@@ -117,7 +118,8 @@ class Server(uvicorn.Server):
         """May be called more than once, from any thread."""
         services = self._services
         with contextlib.suppress(OSError):
-            startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
+            if services.waits is None or startup.is_recorded(services.settings.home, services.url):
+                startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
         services.closing.set()
         self.should_exit = True
 
@@ -135,7 +137,7 @@ class Server(uvicorn.Server):
                 "the lock of the home %s was deleted; ending, so that there are never two servers", home.root
             )
             self.stop()
-        elif not startup.is_recorded(home, services.url):
+        elif not startup.is_recorded(home, services.url) and _is_to_be_found(services):
             with contextlib.suppress(OSError):
                 startup.write_record(home, services.url, services.started_at)
 
@@ -143,3 +145,12 @@ class Server(uvicorn.Server):
         """In place of uvicorn's, which would raise the signal again at the end and skip our own ending."""
         log.info("told to end by signal %d", sig)
         self.stop()
+
+
+def _is_to_be_found(services: Services) -> bool:
+    """Whether server.json should say where this server is: when it leads; and when a server elsewhere does and it
+    is the only one here, to tell people so."""
+    if services.waits is None or services.leading is None:
+        return True
+    home = services.settings.home
+    return not home.replica and services.leading.leader is not None and running(home) is None

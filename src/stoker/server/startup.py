@@ -15,6 +15,7 @@ import json
 import logging
 import logging.handlers
 import os
+import re
 import secrets
 import socket
 import sys
@@ -34,6 +35,7 @@ from stoker.task.formats import write_json
 SHORTEST_TOKEN = 24
 LOG_BYTES = 10 << 20
 _LOCK_TRIES = 30
+_REPLICA = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
 _WEAK = frozenset({"token", "secret", "password", "changeme", "stoker", "admin", "test"})
 
 
@@ -51,7 +53,7 @@ def prepare(home: Home) -> None:
         for directory in _private(home):
             directory.mkdir(exist_ok=True, mode=0o700)
             directory.chmod(0o700)
-        for file in (home.ledger, home.database):
+        for file in (home.ledger, home.database, home.config):
             if file.is_file() and not file.is_symlink():
                 file.chmod(0o600)
         probe = home.root / f".probe.{os.getpid()}"
@@ -149,6 +151,20 @@ def check_exposure(host: str, token: str) -> None:
         raise Refused(
             f"refusing to listen on {host!r} with a weak token",
             hint=f"Put at least {SHORTEST_TOKEN} random characters into the token file, or delete it: a new one is made.",
+        )
+
+
+def check_sharing(home: Home, *, shared: bool) -> None:
+    """Servers that share a home need a database that says which of them leads."""
+    if home.replica and not _REPLICA.fullmatch(home.replica):
+        raise Refused(
+            f"STOKER_REPLICA={home.replica[:80]!r} cannot be a server's name",
+            hint="Letters, digits, dots and dashes, at most 63.",
+        )
+    if home.replica and not shared:
+        raise Refused(
+            f"the server {home.replica!r} would be one of several, but their database is a file in the home",
+            hint="Unset STOKER_REPLICA, or move to PostgreSQL: stoker server migrate --to postgresql://...",
         )
 
 

@@ -76,7 +76,7 @@ class Database:
         mark = self.dialect.mark()
         try:
             connection.commit()
-        except (SQLAlchemyError, *self.dialect.errors):
+        except _errors(self.dialect):
             # Whether it took place is not known here when the connection was lost on the way.
             if mark is None or not self.dialect.committed(mark):
                 raise
@@ -131,5 +131,9 @@ def translated(dialect: Dialect) -> Iterator[None]:
     """Only errors of ours come out."""
     try:
         yield
-    except (SQLAlchemyError, *dialect.errors) as exc:
+    except _errors(dialect) as exc:
         raise dialect.translate(exc) from exc
+
+
+def _errors(dialect: Dialect) -> tuple[type[Exception], ...]:
+    return (SQLAlchemyError, *dialect.errors)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 
 from stoker.errors import StokerError, StoreError
 from stoker.store.postgres_url import SCHEMES as SERVED
+from stoker.store.postgres_url import secret_parts
 from stoker.store.sqlite_files import SCHEME as FILE
 
 if TYPE_CHECKING:
@@ -128,6 +129,11 @@ def file_dialect(path: Path, *, busy_timeout: float = 5.0) -> SqliteDialect:
     from stoker.store.sqlite import SqliteDialect  # as above
 
     return SqliteDialect(path, busy_timeout=busy_timeout)
+
+
+def secrets_in(url_or_path: str | Path) -> list[str]:
+    """What of it must never be shown. Connects to nothing."""
+    return secret_parts(str(url_or_path)) if is_shared(url_or_path) else []
 
 
 def is_shared(url_or_path: str | Path) -> bool:

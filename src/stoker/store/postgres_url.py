@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from stoker.errors import StoreError
 
@@ -44,3 +45,13 @@ def shown(given: dict[str, Any]) -> str:
         return f"{SCHEMES[0]}://{user}/{name}?host={host}"
     port = f":{given['port']}" if given.get("port") else ""
     return f"{SCHEMES[0]}://{user}{host}{port}/{name}"
+
+
+def secret_parts(url: str) -> list[str]:
+    """The whole of it, and the passwords in it, as they are written there and as they are meant."""
+    try:
+        given = parsed(url)
+    except StoreError:
+        return [url]
+    meant = [str(given[name]) for name in ("password", "sslpassword") if given.get(name)]
+    return [url, *meant, *(quote(value, safe="") for value in meant)]

@@ -55,7 +55,7 @@ def test_every_route_refuses_strangers(rig: Any) -> None:
     ]
     for method, path in routes(rig.app):
         for headers, expected in refusals:
-            if path == "/healthz" and "Authorization" in headers:
+            if path in ("/healthz", "/readyz") and "Authorization" in headers:
                 continue
             status, sent, body = rig.raw(method, filled(path), headers)
             assert status in expected, (method, path, headers, status)
@@ -76,6 +76,8 @@ def test_what_is_no_route_is_not_shown_to_strangers(shared: Any, path: str) -> N
 def test_health_is_open_but_only_under_our_name(shared: Any) -> None:
     status, _, body = shared.raw("GET", "/healthz", NO_TOKEN)
     assert (status, json.loads(body)) == (200, {"status": "ok", "home_id": "test"})
+    status, _, body = shared.raw("GET", "/readyz", NO_TOKEN)
+    assert (status, json.loads(body)) == (200, {"status": "ready"})
     assert shared.raw("POST", "/healthz", NO_TOKEN)[0] == 401
     assert shared.raw("GET", "/healthz", {**NO_TOKEN, "Host": "rebound.example"})[0] == 421
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from stoker.errors import StoreError
+from stoker.errors import StoreDamaged, StoreError
 from stoker.server import backup
-from stoker.server.answers import JsonAnswer
+from stoker.server.answers import JsonAnswer, error
 from stoker.server.bodies import Backup, Nothing
 from stoker.server.routes import services_of
 
@@ -18,14 +18,28 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def health(request: Request) -> JsonAnswer:
+    """Whether it lives. One that waits to lead does."""
     services = services_of(request)
-    return JsonAnswer({"status": "damaged" if services.damaged else "ok", "home_id": services.home_id})
+    status = "damaged" if services.damaged else "standby" if services.waits else "ok"
+    return JsonAnswer({"status": status, "home_id": services.home_id})
+
+
+@router.get("/readyz")
+async def ready(request: Request) -> JsonAnswer:
+    """Whether requests should come here: 503 with the reason while another server leads or the database is damaged."""
+    services = services_of(request)
+    if services.waits is not None:
+        return error(services.waits)
+    if services.damaged:
+        return error(StoreDamaged(services.damaged))
+    return JsonAnswer({"status": "ready"})
 
 
 @router.get("/api/v1/server")
 def server(request: Request) -> JsonAnswer:
     services = services_of(request)
-    store: dict[str, Any] = {"kind": "sqlite", "schema": None, "status": services.damaged or "ok"}
+    kind = "sqlite" if services.leading is None else "postgresql"
+    store: dict[str, Any] = {"kind": kind, "schema": None, "status": services.damaged or "ok"}
     counts: dict[str, int] = {}
     try:
         counts = services.store.counts()
@@ -41,6 +55,7 @@ def server(request: Request) -> JsonAnswer:
             "url": services.url,
             "home": str(services.settings.home.root),
             "started_at": services.started_at,
+            "leading": services.waits is None,
             "store": store,
             "counts": counts,
         }
