@@ -145,7 +145,7 @@ def test_a_retry_goes_on_from_the_checkpoint(box: ClusterBox) -> None:
 
 
 def test_a_process_that_is_killed(box: ClusterBox) -> None:
-    found = both(box, "python3 train.py signal")
+    found = both(box, "[python3, train.py, signal]")
     assert found["attempts"][0]["signal"] == signal.Signals.SIGKILL.name
 
 

@@ -62,7 +62,7 @@ def lost(proof: str, *, desired: str, last_lines: list[str]) -> Verdict:
 
 def gone(proof: str, seen: Observation | None, *, desired: str, last_lines: list[str]) -> Verdict:
     """The cause of an attempt that vanished without an ending, where the engine may know how it went."""
-    evidence: dict[str, Any] = {"proof": proof, **(seen.evidence if seen else {})}
+    evidence: dict[str, Any] = {"kind": "lost", "proof": proof, **(seen.evidence if seen else {})}
     if last_lines:
         evidence["last_lines"] = last_lines
     if desired in ("stop", "kill"):

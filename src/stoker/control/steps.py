@@ -188,10 +188,10 @@ class Steps:
 
     def _judge(self, live: LiveRun, found: Ending) -> ending.Verdict:
         """The launcher's word; where it could not know better, the engine's."""
-        seen = live.seen
-        if found.kind == "lost" and seen is not None and seen.cause:
+        if found.kind == "lost":
+            proof = found.message or "its launcher was lost"
             lines = list(found.last_lines)
-            return ending.gone(found.message, seen, desired=live.row.desired, last_lines=lines)
+            return ending.gone(proof, live.seen, desired=live.row.desired, last_lines=lines)
         return ending.judge(found, desired=live.row.desired)
 
     async def _failed_to_launch(self, live: LiveRun, exc: Exception) -> None:

@@ -91,7 +91,7 @@ class Order(Record):
     seq: int
     generation: int
     verb: str
-    """run | stop | release. `run` starts the body at most once per seq. `stop` ends the body: SIGTERM, grace,
+    """run | stop | release | die (a drill: the launcher ends as if killed). `run` starts the body at most once per seq. `stop` ends the body: SIGTERM, grace,
     SIGKILL of the whole tree. `release` lets the launcher exit; what is in the directory has been carried."""
     argv: List[str] = field(default_factory=list)
     env: Dict[str, str] = field(default_factory=dict)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import IN_CLUSTER, ClusterConfig
-from stoker.engine.kubernetes.kube import KubeError, kinds
+from stoker.engine.kubernetes.kube import KubeError
 from stoker.engine.kubernetes.template import MAIN
 from stoker.errors import EngineError, NotFound
 from stoker.task import container
 from stoker.task.access import TaskDir
+from stoker.task.formats import Order
 
 Object = Mapping[str, Any]
 
 
 async def hurt(cluster: Cluster, pod: Object, directory: TaskDir | None, how: str) -> str:
-    """`launcher`: it is init of its container, which nobody inside can kill; so its whole pod goes, which is worse."""
+    """`launcher`: it is init of its container, which nobody inside can kill, so it is told to end as if killed."""
     name = pod["metadata"]["name"]
     if how == "launcher":
-        await cluster.kube.delete(kinds.PODS, name, grace=1, uid=pod["metadata"]["uid"])
-        return f"deleted pod {name} with its launcher"
+        await asyncio.to_thread(_kill_launcher, name, directory)
+        return f"killed the launcher of pod {name}"
     if how != "process":
         raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
     status = directory.status() if directory is not None else None
@@ -38,6 +40,13 @@ async def hurt(cluster: Cluster, pod: Object, directory: TaskDir | None, how: st
             return f"killed process {status.pid} in pod {name}"
     words = (ended.stderr if ended else b"").decode(errors="replace").strip()
     raise EngineError(f"process {status.pid} in pod {name} cannot be killed: {words}")
+
+
+def _kill_launcher(name: str, directory: TaskDir | None) -> None:
+    order = directory.order() if directory is not None else None
+    if directory is None or order is None:
+        raise NotFound(f"pod {name} has no training process")
+    directory.write_order(Order(seq=order.seq + 1, generation=order.generation, verb="die"))
 
 
 def shell(config: ClusterConfig, pod: Object) -> dict[str, Any]:
