@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from stoker.blobs import BlobStore
 from stoker.courier.fetching import Fetcher, Taken, store
 from stoker.courier.walk import too_many, walk
-from stoker.errors import DiskFull, SpecError, TooLarge
+from stoker.errors import BlobDamaged, DiskFull, SpecError, TooLarge
 from stoker.spec.tree import TreeFile, check_link, check_path
 from stoker.task import layout
 from stoker.task.access import FarTaskDir

@@ -146,8 +146,7 @@ class Sync:
         for path in sorted(files, key=_first):
             self._grown(news, asked, path, files[path], check)
         if asked.mark is None:
-            known = set(files) | {layout.JOURNAL}
-            news.gone = [path for path in asked.have if path not in known and not self._there(path)]
+            news.gone = [path for path in asked.have if path not in files and not self._there(path)]
         if not news.behind:
             self._grown(news, asked, layout.JOURNAL, before, check)
         if news.behind:

@@ -1,0 +1,29 @@
+"""The task directory suite: on this machine, and behind a real courier over real TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.task.access import TaskDir
+from stoker.task.near import NearTaskDir
+from stoker.testing.couriers import CourierProcess, far_directory
+from stoker.testing.taskdir_suite import TaskDirSuite
+
+
+class TestNear(TaskDirSuite):
+    @contextmanager
+    def reach(self, root: Path, scratch: Path) -> Iterator[TaskDir]:
+        yield NearTaskDir(str(root))
+
+
+class TestFar(TaskDirSuite):
+    @contextmanager
+    def reach(self, root: Path, scratch: Path) -> Iterator[TaskDir]:
+        courier = CourierProcess(root, scratch / "keys")
+        try:
+            with far_directory(courier, scratch / "mirror" / "worker-0") as directory:
+                yield directory
+        finally:
+            courier.kill()
