@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.home:
         home = replace(home, root=Path(arguments.home).expanduser().absolute())
     try:
+        startup.check_name(home)
         startup.prepare(home)
         lock = startup.take_lock(home)
     except StokerError as exc:

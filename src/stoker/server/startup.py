@@ -154,13 +154,17 @@ def check_exposure(host: str, token: str) -> None:
         )
 
 
-def check_sharing(home: Home, *, shared: bool) -> None:
-    """Servers that share a home need a database that says which of them leads."""
+def check_name(home: Home) -> None:
+    """The name of one of several servers becomes part of names of files."""
     if home.replica and not _REPLICA.fullmatch(home.replica):
         raise Refused(
             f"STOKER_REPLICA={home.replica[:80]!r} cannot be a server's name",
             hint="Letters, digits, dots and dashes, at most 63.",
         )
+
+
+def check_sharing(home: Home, *, shared: bool) -> None:
+    """Servers that share a home need a database that says which of them leads."""
     if home.replica and not shared:
         raise Refused(
             f"the server {home.replica!r} would be one of several, but their database is a file in the home",

@@ -1,0 +1,278 @@
+"""Servers on PostgreSQL: two of them on one database, killed, stopped and woken; the database away for a while."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from box import Box, wait
+
+from stoker.client.api import Client
+from stoker.errors import StokerError
+from stoker.server.leading import STEPPED_DOWN
+from stoker.store import Store
+from stoker.testing.store_postgres import PostgresServer
+
+PASSWORD = "correct-horse-battery"
+
+PACED = """
+import json, os, time
+directory = os.environ["STOKER_CHECKPOINT_DIR"]
+import stoker
+for step in range(100000):
+    stoker.report(step=step, loss=1.0 / (step + 1))
+    print("step", step, flush=True)
+    if step % 20 == 0:
+        path = os.path.join(directory, "state.json")
+        with open(path + ".tmp", "w") as file:
+            json.dump({"step": step}, file)
+        os.replace(path + ".tmp", path)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        server = PostgresServer()
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
+    with server:
+        yield server
+
+
+class Shared(Box):
+    """A home that several servers share."""
+
+    def __init__(self, root: Path, database: str, *, lease: float) -> None:
+        super().__init__(root)
+        self.servers: dict[str, subprocess.Popen[bytes]] = {}
+        self.database = database
+        self.home.root.mkdir(parents=True)
+        self.home.config.write_text(f'[server]\ndatabase = "{database}"\nlease = {lease}\n')
+
+    def start(self, name: str) -> Server:
+        """A server of this name. It is up when this returns, whether it leads or waits."""
+        log = self.home.root / f"server-{name}.log"
+        size = log.stat().st_size if log.exists() else 0
+        with open(log, "ab") as file:
+            self.servers[name] = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stoker.server", "--home", str(self.home.root)],
+                env={**self.env, "STOKER_REPLICA": name},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        line = wait(lambda: [line for line in log.read_text()[size:].splitlines() if "serving" in line])[0]
+        url = next(word for word in line.replace(",", "").split() if word.startswith("http://"))
+        return Server(url, self.home.token.read_text().strip(), self.servers[name])
+
+    def carried(self, run: str) -> int:
+        """Bytes of its log that some server has carried."""
+        return sum(path.stat().st_size for path in (self.home.runs / run / "logs").rglob("*.log"))
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            if server.poll() is None:
+                server.send_signal(signal.SIGCONT)
+        super().close()
+        for server in self.servers.values():
+            if server.poll() is None:
+                server.kill()
+            server.wait(60)
+
+
+class Server:
+    def __init__(self, url: str, token: str, process: subprocess.Popen[bytes]) -> None:
+        self.url, self._token, self.process = url, token, process
+
+    def get(self, path: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token}"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def client(self) -> Client:
+        return Client(self.url, self._token)
+
+    def leads(self) -> bool:
+        return self.process.poll() is None and self.get("/readyz")[0] == 200
+
+
+@pytest.fixture
+def shared(tmp_path: Path, postgres: PostgresServer) -> Iterator[Shared]:
+    database = postgres.fresh().replace("stoker@", f"stoker:{PASSWORD}@")
+    box = Shared(tmp_path, database, lease=4)
+    yield box
+    box.close()
+    for path in box.home.root.rglob("*"):
+        if path.is_file() and path != box.home.config:
+            assert PASSWORD.encode() not in path.read_bytes(), f"the password is in {path}"
+
+
+def check_once(box: Shared, run: str) -> None:
+    """Nothing of a run is there twice, and nothing is missing."""
+    shown = box.show(run)
+    assert [attempt["number"] for attempt in shown["attempts"]] == [1]
+    lines = [line for line in box("logs", run).stdout.splitlines() if line.startswith("step")]
+    assert lines == [f"step {number}" for number in range(len(lines))] and lines
+    with Store.open(box.database, create=False) as store:
+        steps = [point[0] for point in store.metric_points(run, "loss")]
+        assert steps == list(range(len(steps))) and steps
+        kinds = [event.kind for event in store.events(run)]
+        assert kinds.count("queued") == kinds.count("starting") == kinds.count("running") == 1
+        names = [checkpoint.id for checkpoint in store.checkpoints(run)]
+        assert len(names) == len(set(names))
+
+
+def test_one_leads_the_other_waits_and_takes_over_when_it_is_killed(shared: Shared) -> None:
+    ada = shared.start("ada")
+    wait(ada.leads)
+    bob = shared.start("bob")
+    assert bob.get("/healthz") == (200, {"status": "standby", "home_id": ada.get("/healthz")[1]["home_id"]})
+    status, body = wait(lambda: bob.get("/readyz"), lambda answer: "ada leads" in str(answer))
+    assert status == 503 and body["error"]["code"] == "not-leading" and ada.url in body["error"]["hint"]
+    assert bob.get("/api/v1/runs")[0] == 503
+    assert bob.get("/api/v1/server")[1]["leading"] is False
+    found = shared.json("server", "status")
+    assert found["leading"] is True and found["url"] == ada.url and found["store"]["kind"] == "postgresql"
+
+    shared.write("train.py", PACED)
+    run = shared.submit("train.py")
+    queued = [shared.submit("--", "sh", "-c", "sleep 0.2; echo done") for _ in range(3)]
+    wait(lambda: shared.show(run)["checkpoints"])
+    launcher = shared.launcher(run)
+    ada.process.kill()
+    wait(bob.leads)
+    assert shared.json("server", "status")["url"] == bob.url
+    for other in queued:
+        assert shared.ended(other)["state"] == "succeeded"
+    assert shared.ended(shared.submit("--", "true"))["state"] == "succeeded"
+    assert shared.show(run)["state"] == "running" and shared.launcher(run) == launcher
+    before = shared.carried(run)
+    wait(lambda: shared.carried(run), lambda now: now > before + 1000)
+    shared("stop", run)
+    shared.ended(run)
+    check_once(shared, run)
+
+
+def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) -> None:
+    ada = shared.start("ada")
+    wait(ada.leads)
+    bob = shared.start("bob")
+    shared.write("train.py", PACED)
+    run = shared.submit("train.py")
+    wait(lambda: shared.show(run)["checkpoints"])
+    ada.process.send_signal(signal.SIGSTOP)
+    answers: list[object] = []
+
+    def ask_the_sleeper() -> None:
+        try:
+            with ada.client() as client:
+                answers.append(client.submit(key="late", job={"name": "late", "run": "true"}))
+        except StokerError as exc:
+            answers.append(exc)
+
+    asking = threading.Thread(target=ask_the_sleeper)
+    asking.start()
+    wait(bob.leads)
+    other = shared.submit("--", "sh", "-c", "sleep 3; echo done")
+    shared.until(other, "running", "succeeded")
+    ada.process.send_signal(signal.SIGCONT)
+    assert ada.process.wait(60) == STEPPED_DOWN
+    asking.join(60)
+    assert len(answers) == 1 and isinstance(answers[0], StokerError), (
+        "what it was asked in its sleep is refused"
+    )
+    assert shared.ended(other)["state"] == "succeeded"
+    assert "late" not in [found["name"] for found in shared.client().runs()["runs"]]
+    before = shared.carried(run)
+    wait(lambda: shared.carried(run), lambda now: now > before + 1000)
+
+    again = shared.start("ada")
+    wait(lambda: again.get("/readyz"), lambda answer: "bob leads" in str(answer))
+    shared("stop", run)
+    shared.ended(run)
+    check_once(shared, run)
+    assert [attempt["number"] for attempt in shared.show(other)["attempts"]] == [1]
+
+
+def test_who_leaves_in_order_or_comes_back_at_once_makes_nobody_wait(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """With a lease of an hour, nobody would lead in time if it had to run out."""
+    shared = Shared(tmp_path, postgres.fresh(), lease=3600)
+    try:
+        ada = shared.start("ada")
+        wait(ada.leads)
+        ada.process.kill()
+        ada.process.wait(60)
+        ada = shared.start("ada")
+        wait(ada.leads, limit=60)
+        # One that waits looks every tenth of its lease, so it is started after the leader has gone.
+        ada.process.send_signal(signal.SIGTERM)
+        assert ada.process.wait(60) == 0
+        bob = shared.start("bob")
+        wait(bob.leads, limit=60)
+    finally:
+        shared.close()
+
+
+def test_a_database_that_is_away(shared: Shared, postgres: PostgresServer) -> None:
+    """For a moment: nobody notices. For longer: the leader steps down, and who waits leads when it is back."""
+    ada = shared.start("ada")
+    wait(ada.leads)
+    shared.write("train.py", PACED)
+    run = shared.submit("train.py")
+    wait(lambda: shared.show(run)["checkpoints"])
+    postgres.crash()
+    assert shared.ended(shared.submit("--", "true"))["state"] == "succeeded"
+    assert ada.process.poll() is None
+
+    postgres.stop()
+    try:
+        assert ada.process.wait(120) == STEPPED_DOWN
+        bob = shared.start("bob")
+        wait(lambda: bob.get("/readyz"), lambda answer: answer[0] == 503 and "refused" in str(answer))
+    finally:
+        postgres.resume()
+    wait(bob.leads)
+    assert shared.ended(shared.submit("--", "true"))["state"] == "succeeded"
+    shared("stop", run)
+    shared.ended(run)
+    check_once(shared, run)
+
+
+def test_the_only_server_of_a_home_says_what_is_wrong_with_its_database(tmp_path: Path) -> None:
+    box = Box(tmp_path, env={"STOKER_DATABASE": f"postgresql://ada:{PASSWORD}@127.0.0.1:1/nowhere"})
+    done = box("server", "start", code=None)
+    assert done.returncode == 1
+    assert "ada@127.0.0.1:1/nowhere" in done.stderr and "hint:" in done.stderr
+    assert PASSWORD not in done.stderr + box.server_log()
+
+
+def test_servers_that_share_a_home_need_a_database_that_says_who_leads(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    for name, said in (("bob", "stoker server migrate"), ("../evil", "Letters")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "stoker.server", "--home", str(box.home.root)],
+            env={**box.env, "STOKER_REPLICA": name},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 2 and said in done.stderr
+    assert not (tmp_path / "evil.lock").exists() and os.listdir(tmp_path) != []
