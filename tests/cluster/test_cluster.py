@@ -128,6 +128,49 @@ def test_a_network_policy_keeps_a_pod_in(cluster, namespace):
     until(lambda: not reaches(cluster, namespace, "client", server), "the pod to be kept in")
 
 
+def test_a_service_has_an_address(cluster, namespace):
+    cluster.services()
+    image = cluster.images["busybox"]
+    apply(cluster, namespace, pod("server", image, LISTEN), pod("client", image, FOREVER))
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "server"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 8000}]},
+    }
+    apply(cluster, namespace, service)
+    running(cluster, namespace, "server", "client")
+    where = get(cluster, namespace, "service", "server")["spec"]["clusterIP"]
+    until(lambda: reaches(cluster, namespace, "client", where), "the service to answer a pod")
+    assert greeting((where, 8000)) == b"hello\n"
+
+
+def test_a_volume_outlives_the_pod_that_wrote_to_it(cluster, namespace):
+    image, name = cluster.images["busybox"], f"{namespace}-data"
+    cluster.volume(name)
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data"},
+        "spec": {
+            "storageClassName": name,
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    volumes = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+    mounts = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    writer = pod("writer", image, "echo kept > /data/file", nodeName=cluster.nodes[0], **volumes)
+    reader = pod("reader", image, "cat /data/file", nodeName=cluster.nodes[1], **volumes)
+    for each in (writer, reader):
+        each["spec"]["containers"][0].update(mounts)
+    apply(cluster, namespace, claim, writer)
+    phase(cluster, namespace, "writer", "Succeeded")
+    apply(cluster, namespace, reader)
+    phase(cluster, namespace, "reader", "Succeeded")
+    assert cluster.kubectl("-n", namespace, "logs", "reader") == "kept\n"
+
+
 def test_a_pod_that_is_cut_off_is_silent_until_healed(cluster, namespace):
     apply(cluster, namespace, pod("server", cluster.images["busybox"], LISTEN))
     running(cluster, namespace, "server")
@@ -148,9 +191,11 @@ def test_a_frozen_container_stands_still_until_thawed(cluster, namespace):
     where = (address(cluster, namespace, "server"), 8000)
     assert greeting(where) == b"hello\n"
     cluster.freeze("server", "main", namespace)
-    with pytest.raises(TimeoutError):
-        greeting(where)
-    cluster.thaw("server", "main", namespace)
+    try:
+        with pytest.raises(TimeoutError):
+            greeting(where)
+    finally:
+        cluster.thaw("server", "main", namespace)
     assert greeting(where) == b"hello\n"
 
 

@@ -1,10 +1,11 @@
-"""`python -m harness up|down|status`: a cluster that stays, for use by hand and by many test runs."""
+"""`python -m harness up|down|status|program NAME`: a cluster that stays, for use by hand and by many test runs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from harness.binaries import binary
 from harness.cleanup import clean
 from harness.cluster import Cluster
 from harness.errors import HarnessError
@@ -19,6 +20,7 @@ def main() -> int:
     verbs.add_parser("up")
     verbs.add_parser("down")
     verbs.add_parser("status")
+    verbs.add_parser("program").add_argument("name")
     for verb, names in (("watch", ("slot", "pid", "start")), ("enforce", ("slot",))):
         internal = verbs.add_parser(verb)
         for name in names:
@@ -51,6 +53,11 @@ def _status(_: argparse.Namespace) -> int:
     return 0
 
 
+def _program(asked: argparse.Namespace) -> int:
+    print(binary(asked.name))
+    return 0
+
+
 def _describe(cluster: Cluster) -> None:
     print(f"export KUBECONFIG={cluster.kubeconfig}")
     print(f"# registry: {cluster.registry}")
@@ -72,7 +79,14 @@ def _enforce(asked: argparse.Namespace) -> int:
     return 0
 
 
-_VERBS = {"up": _up, "down": _down, "status": _status, "watch": _watch, "enforce": _enforce}
+_VERBS = {
+    "up": _up,
+    "down": _down,
+    "status": _status,
+    "program": _program,
+    "watch": _watch,
+    "enforce": _enforce,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -74,6 +74,9 @@ def _builds(kubernetes: str) -> list[Build]:
             {name: f"{containerd}/{name}" for name in ("containerd", shim, "ctr")},
         ),
         Build("pause", "1", "pause", {"pause": "."}),
+        Build("coredns", "1.15.0", "coredns", {"coredns": "."}),
+        Build("helm", "4.3.1", "helm", {"helm": "helm.sh/helm/v4/cmd/helm"}),
+        Build("kwok", "0.8.0", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     ]
 
 

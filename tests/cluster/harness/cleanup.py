@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from harness import cgroups, mounts, network
+from harness import cgroups, mounts, network, services
 from harness.layout import Layout
 from harness.processes import Ledger, Process, kill, marked
 
@@ -28,6 +28,7 @@ def clean(layout: Layout) -> None:
     outside = _outside(layout)
     mounts.unmount(layout.root)
     cgroups.remove(layout.cgroup)
+    services.remove(layout)
     network.remove(layout)
     for path in outside:
         path.unlink(missing_ok=True)
@@ -42,6 +43,7 @@ def remains(layout: Layout) -> list[str]:
         *(f"mount {place}" for place in mounts.below(layout.root)),
         *(f"cgroup {path}" for path in cgroups.groups(layout.cgroup)),
         *network.remains(layout),
+        *services.remains(layout),
         *(f"file {path}" for path in [*_outside(layout), layout.root] if path.exists() or path.is_symlink()),
     ]
 

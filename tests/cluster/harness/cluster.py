@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import cgroups, network, registry
+from harness import cgroups, network, registry, services
 from harness.api import Api, until
 from harness.binaries import binary
 from harness.catalog import TestImages
@@ -129,6 +129,27 @@ class Cluster:
     def push(self, name: str, image: Image) -> str:
         """Put an image of the harness's kind into the registry; gives its reference."""
         return push(self.registry, name, image)
+
+    def services(self, *, names: bool = False) -> None:
+        """From now on Services have addresses that work; with `names`, and names that resolve."""
+        services.start_proxy(self._layout, self._ledger)
+        if names:
+            services.start_names(self._layout, self._ledger)
+
+    def volume(self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce") -> Path:
+        """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node)."""
+        path = self._layout.root / "volumes" / name
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o777)
+        spec = {
+            "capacity": {"storage": size},
+            "accessModes": [mode],
+            "storageClassName": name,
+            "hostPath": {"path": str(path)},
+        }
+        made = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
+        self.kubectl("apply", "-f", "-", input=json.dumps(made))
+        return path
 
     def stop_api(self, *, freeze: bool = False) -> None:
         """The API server is gone; with `freeze`, it takes connections and never answers."""
