@@ -118,6 +118,8 @@ def _peers(world: _World, peers: list[Found], home: str) -> Iterator[tuple[str, 
         yield _ANYWHERE, []
     for peer in peers:
         if block := peer.get("ipBlock"):
+            if ":" in block["cidr"]:
+                continue  # pods here have no such address
             excepted = block.get("except") or []
             yield f"{block['cidr']}{''.join(f' != {each}' for each in excepted)}", []
         elif found := world.matching(peer, home):

@@ -1,0 +1,222 @@
+"""What tests of the chart share: Helm, a release of it on the cluster, and the command line pointed at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from harness import Cluster, HarnessError, binary
+from harness.api import until
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy/chart"
+WAIT = 300.0
+"""Generous: a limit for what is broken."""
+
+Json = dict[str, Any]
+
+
+def helm(
+    *argv: str | Path, kubeconfig: Path | None = None, input: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Helm with a home of its own; whatever it says, and how it ended."""
+    with tempfile.TemporaryDirectory() as home:
+        env = {"PATH": os.environ["PATH"], "HOME": home, "KUBECONFIG": str(kubeconfig or "/nonexistent")}
+        argv = (str(binary("helm")), *map(str, argv))
+        return subprocess.run(argv, env=env, input=input, capture_output=True, text=True, timeout=900)
+
+
+def rendered(values: Mapping[str, Any], *more: str) -> str:
+    """What the chart makes of these values, as text."""
+    done = helm(
+        "template", "stoker", CHART, "-n", "training", "-f", "-", *more, input=yaml.safe_dump(dict(values))
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(text: str) -> list[Json]:
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+class Release:
+    """The chart, installed. The server is reached as people outside the cluster would: through its Service."""
+
+    def __init__(self, cluster: Cluster, namespace: str, home: Path, **values: Any) -> None:
+        self.cluster, self.namespace, self.name = cluster, namespace, "stoker"
+        self.token = secrets.token_hex(32)
+        self._home = home
+        self._address = self._get("nodes", cluster.nodes[0])["status"]["addresses"][0]["address"]
+        registry, _, tag = cluster.images["stoker"].rpartition(":")
+        base: Json = {
+            "image": {"repository": registry, "tag": tag},
+            "token": {"existingSecret": "stoker-token"},
+            "service": {"type": "NodePort"},
+            "allowedHosts": [self._address],
+            "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}},
+            "cluster": {"defaultImage": cluster.images["nonroot"], "settings": {"default_cpu": 0.05}},
+        }
+        self.values = merged(base, values)
+
+    def secret(self, name: str, **data: str) -> None:
+        literals = [f"--from-literal={key}={value}" for key, value in data.items()]
+        self.kubectl("create", "secret", "generic", name, *literals)
+
+    def helm(self, *argv: str | Path, **values: Any) -> subprocess.CompletedProcess[str]:
+        given = yaml.safe_dump(merged(self.values, values))
+        where = ("-n", self.namespace, "--timeout", "10m")
+        takes_values = argv[0] in ("install", "upgrade")
+        more = ("-f", "-") if takes_values else ()
+        return helm(*argv, *where, *more, kubeconfig=self.cluster.kubeconfig, input=given)
+
+    def install(self, **values: Any) -> None:
+        self._must(self.helm("install", self.name, CHART, **values))
+
+    def upgrade(self, **values: Any) -> None:
+        self._must(self.helm("upgrade", self.name, CHART, **values))
+
+    def rollback(self, revision: int) -> None:
+        self._must(self.helm("rollback", self.name, str(revision)))
+
+    def uninstall(self) -> None:
+        self._must(self.helm("uninstall", self.name, "--wait"))
+
+    def kubectl(self, *argv: str, input: str | None = None) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *argv, input=input)
+
+    def pods(self, component: str = "server") -> list[Json]:
+        chosen = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+        found: list[Json] = json.loads(self.kubectl("get", "pods", "-l", chosen, "-o", "json"))["items"]
+        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def ready(self) -> list[str]:
+        return [
+            pod["metadata"]["name"]
+            for pod in self.pods()
+            if any(
+                one["type"] == "Ready" and one["status"] == "True"
+                for one in pod["status"].get("conditions", [])
+            )
+        ]
+
+    @property
+    def url(self) -> str:
+        port = self._get("service", self.name)["spec"]["ports"][0]["nodePort"]
+        return f"http://{self._address}:{port}"
+
+    def stoker(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        self._home.mkdir(exist_ok=True)
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self._home),
+            "STOKER_HOME": str(self._home / "none"),
+            "STOKER_URL": self.url,
+            "STOKER_TOKEN": self.token,
+        }
+        program = [sys.executable, "-P", "-m", "stoker.cli.main", *argv]
+        done = subprocess.run(program, env=env, cwd=self._home, capture_output=True, text=True, timeout=600)
+        if check and done.returncode:
+            raise AssertionError(f"stoker {' '.join(argv)}: {done.returncode}\n{done.stderr}\n{self.said()}")
+        return done
+
+    def json(self, *argv: str) -> Any:
+        return json.loads(self.stoker(*argv, "--json").stdout)
+
+    def submit(self, script: str, *options: str) -> str:
+        """A run of this Python script; its id."""
+        (self._home / "train.py").parent.mkdir(exist_ok=True)
+        (self._home / "train.py").write_text(script)
+        found: str = self.json("run", "-d", *options, "--cpu", "0.05", "--", "python3", "train.py")["id"]
+        return found
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        def holds() -> bool:
+            # A server that is being replaced does not answer for a moment.
+            with suppress(AssertionError, HarnessError):
+                return condition()
+            return False
+
+        until(holds, what, WAIT, self.said)
+
+    def run_pod(self, run: str) -> Json:
+        found: list[Json] = json.loads(
+            self.kubectl("get", "pods", "-l", f"stoker.dev/run={run}", "-o", "json")
+        )["items"]
+        (pod,) = found
+        return pod
+
+    def said(self) -> str:
+        """For whoever has to find out what went wrong."""
+        parts = [self.kubectl("get", "pods", "-o", "wide")]
+        for pod in self.pods():
+            with suppress(HarnessError):
+                parts.append(self.kubectl("logs", pod["metadata"]["name"], "--all-containers", "--tail=60"))
+        return "\n".join(parts)
+
+    def _must(self, done: subprocess.CompletedProcess[str]) -> None:
+        if done.returncode:
+            job = "\n".join(json.dumps(pod["status"].get("containerStatuses")) for pod in self.pods("setup"))
+            raise AssertionError(f"{done.stderr}\n{done.stdout}\n{job}\n{self.said()}")
+
+    def _get(self, kind: str, name: str) -> Json:
+        found: Json = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return found
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
+    """As Helm merges values: maps key by key, anything else whole."""
+    result = dict(base)
+    for key, value in more.items():
+        there = result.get(key)
+        result[key] = (
+            merged(there, value) if isinstance(there, Mapping) and isinstance(value, Mapping) else value
+        )
+    return result
+
+
+@contextmanager
+def forwarded(address: str, target: Path) -> Iterator[int]:
+    """A port of this machine that leads to a socket in its file system, for pods to reach."""
+    listening = socket.create_server((address, 0))
+
+    def copy(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        while True:
+            try:
+                near, _ = listening.accept()
+            except OSError:
+                return
+            far = socket.socket(socket.AF_UNIX)
+            try:
+                far.connect(str(target))
+            except OSError:
+                near.close()
+                far.close()
+                continue
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
