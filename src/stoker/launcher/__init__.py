@@ -10,6 +10,7 @@
     forkserver, starting, guardian         many launchers, quickly, each ended with its whole tree
     collect               after a launcher's death
     container, lease      in somebody else's container: its limits, its environment, how long without contact
+    outside               a body that is a container of its own
     shell                 a person in a task's place
     bundle, verbs         a portable copy of all this, of the SDK and of the courier, and what it can be asked
     preparing             making a task directory in a pod

@@ -39,12 +39,8 @@ def environment(
     env.update(secrets)
     env.setdefault("PYTHONUNBUFFERED", "1")
     checkpoint_directory = os.path.join(directory, layout.checkpoints(order.generation))
+    env.update(identity(info, order))
     env.update(
-        STOKER_RUN=info.run,
-        STOKER_ATTEMPT=str(info.attempt),
-        STOKER_GENERATION=str(order.generation),
-        STOKER_ROLE=info.role,
-        STOKER_TASK_INDEX=str(info.index),
         STOKER_TASK_DIR=directory,
         STOKER_CHECKPOINT_DIR=checkpoint_directory,
         STOKER_OUTPUT_DIR=os.path.join(directory, layout.OUTPUT),
@@ -58,6 +54,17 @@ def environment(
         # Last: a stoker that the user's own PYTHONPATH names comes first.
         env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH"), bundle) if part)
     return env
+
+
+def identity(info: TaskInfo, order: Order) -> Dict[str, str]:
+    """Who the body is."""
+    return {
+        "STOKER_RUN": info.run,
+        "STOKER_ATTEMPT": str(info.attempt),
+        "STOKER_GENERATION": str(order.generation),
+        "STOKER_ROLE": info.role,
+        "STOKER_TASK_INDEX": str(info.index),
+    }
 
 
 def working_directory(code: str, info: TaskInfo) -> str:

@@ -15,6 +15,7 @@ import pwd
 from typing import Any, Dict, Mapping, Optional
 
 from stoker.launcher import linux
+from stoker.launcher.limits import Cgroup
 from stoker.task import groups
 from stoker.task.formats import TaskInfo
 
@@ -34,6 +35,9 @@ _SCORES = "/proc/self/oom_score_adj"
 def adapted(info: TaskInfo) -> TaskInfo:
     """The same task as its container holds it."""
     group = own_group(linux.read_text("/proc/self/mountinfo"), linux.read_text("/proc/self/cgroup"))
+    if group is not None and info.memory is not None and Cgroup(group).memory_limit() is None:
+        # Nobody limits it here (a runtime without that right): then the launcher watches, as it does without a group.
+        group.pop("memory", None)
     return dataclasses.replace(info, cgroup=group, cpu=None, pid_namespace=False)
 
 

@@ -10,11 +10,12 @@ done      `ending` says how it went
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
 
 from stoker.launcher import endings
-from stoker.launcher.body import CannotStart, environment, setup_directory, spawn
+from stoker.launcher.body import CannotStart, environment, identity, setup_directory, spawn
 from stoker.launcher.framing import Redactor
 from stoker.launcher.logs import Log, pipe
 from stoker.launcher.sample import Sampler
@@ -23,6 +24,7 @@ from stoker.task import layout
 from stoker.task.formats import Ending, Order, TaskInfo
 
 if TYPE_CHECKING:
+    from stoker.launcher.outside import Outside
     from stoker.launcher.setups import Setup
 
 KILL_EVERY = 0.05
@@ -61,6 +63,9 @@ class Running:
         self.workdir = workdir
         self.argv = order.argv or info.command
         self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
+        self.outside: Optional[Outside] = None
+        if not contained and info.container is not None and "run" in info.container:
+            self._go_outside(info.container, secrets)
         self.redact = Redactor(secrets.items())
         self.sampler = Sampler(directory, info, tree)
         self.setup = self._setup(order.setup) if order.setup else None
@@ -82,6 +87,7 @@ class Running:
         self._asked_again = False
         self._next_kill = 0.0
         self._drained_by = 0.0
+        self._removed = False
 
     def start(self) -> None:
         if self.setup is None:
@@ -101,8 +107,11 @@ class Running:
         deadline = now + grace
         if not self.stopping:
             self.stopping, self._why, self._kill_at = True, why, deadline
-            if grace > 0:
+            if grace > 0 and self.outside is None:
                 self.tree.terminate()
+            elif grace > 0 and self.pid is not None:
+                # It tells the container; telling the helpers beneath it as well would say it twice.
+                os.kill(self.pid, signal.SIGTERM)
         elif self._kill_at is None or deadline < self._kill_at:
             self._kill_at = deadline
 
@@ -156,6 +165,9 @@ class Running:
 
     def _finish_off(self, now: float) -> float:
         """SIGKILL what is left, again and again until nothing is."""
+        if self.outside is not None and self._status is not None and not self._removed:
+            self._removed = True
+            self.outside.after()
         if self.tree.empty and self._status is not None:
             self.stage, self._drained_by = "draining", now + DRAIN
             return 0.0
@@ -205,6 +217,8 @@ class Running:
 
     def _start_body(self) -> None:
         self.log.forget()
+        if self.outside is not None:
+            self.outside.before()
         try:
             self._spawn(self.argv, self.env, self.workdir)
         except CannotStart as exc:
@@ -285,6 +299,8 @@ class Running:
             at=time.time(),
             last_lines=lines,
         )
+        if self.outside is not None:
+            self.outside.tell(facts)
         if status and endings.complains_of_disk(lines):
             facts.full = endings.full_disks(self.directory, self.env)
         self.ending = endings.ending(self.order, facts)
@@ -302,6 +318,15 @@ class Running:
             "key": (self.order.setup or {}).get("key"),
         }
         self.journal(entry)
+
+    def _go_outside(self, container: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+        from stoker.launcher.outside import Outside  # as below
+
+        self.outside = Outside(container)
+        env = {**self.order.env, **secrets, **identity(self.info, self.order)}
+        self.argv, self.env = self.outside.command(self.argv, env)
+        # By this the engine knows whose processes they are.
+        self.env["STOKER_TASK_DIR"] = self.directory
 
     def _setup(self, order: Mapping[str, Any]) -> Setup:
         from stoker.launcher.setups import (

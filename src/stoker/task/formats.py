@@ -76,6 +76,10 @@ class TaskInfo(Record):
     """HOME for a body whose environment has none, or one that cannot be written."""
     command: List[str] = field(default_factory=list)
     """What runs when an order names no command: the image's own."""
+    container: Optional[Dict[str, Any]] = None
+    """Of the local engine: the container the task is in, {"runtime": podman|docker, "image": ...}. With
+    `launcher: none` the launcher is outside and starts it: "name", "run" (the command up to the image) and "client"
+    (the environment of that command) beside these."""
     lease: Optional[float] = None
     """Seconds without contact (see launcher/lease.py) after which the launcher ends the body and itself; None:
     it never does."""

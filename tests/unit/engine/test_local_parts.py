@@ -62,6 +62,7 @@ def test_render_says_everything_that_will_be_written() -> None:
         "workdir": None,
         "home": None,
         "command": [],
+        "container": None,
         "lease": None,
         "exclusive": False,
         "format": 1,

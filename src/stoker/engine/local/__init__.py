@@ -9,6 +9,8 @@ watch        noticing changes: inotify, pidfds
 isolation    what the machine lets us enforce, found by trying
 cgroups      limits, one group per task
 machine      cores and memory there are;  gpus: the same by NVML
+boxes        tasks in containers;  containers: the command lines;  runtimes: asking podman or docker
+sizes        changing the limits of a task while it runs;  entering: a person's way in
 doctor       what a person should know about this machine
 """
 

@@ -96,12 +96,55 @@ def make(tree: Tree, name: str, limits: Limits) -> None:
         if tree.version == 2:
             _pass_on(root, tree.roots)
     for controller, file, value in settings(tree.version, tree.roots, limits):
-        path = Path(tree.roots[controller], name, file)
-        try:
-            path.write_text(value)
-        except OSError:
-            if file not in _OPTIONAL:
-                raise
+        write(f"{tree.roots[controller]}/{name}/{file}", value)
+
+
+def changes(record: Mapping[str, Any], limits: Limits) -> list[tuple[str, str]]:
+    """(path, value) to write to give a group that exists other limits, in order.
+
+    Version 1 wants memory with swap never below memory: when there is to be more, swap goes first.
+    """
+    version = int(record["version"])
+    wanted = [
+        (f"{record[controller]}/{file}", value)
+        for controller, file, value in settings(version, [key for key in record if key in _LIMITED], limits)
+    ]
+    if version == 1 and limits.memory is not None:
+        now = processes.read_text(f"{record['memory']}/memory.limit_in_bytes").strip()
+        if now.isdigit() and limits.memory > int(now):
+            wanted[0], wanted[1] = wanted[1], wanted[0]
+    return wanted
+
+
+def write(path: str, value: str) -> None:
+    """One limit. What this kernel does not have and the limit holds without is passed over."""
+    try:
+        Path(path).write_text(value)
+    except OSError:
+        if posixpath.basename(path) not in _OPTIONAL:
+            raise
+
+
+def restore(path: str, value: str) -> None:
+    """Back to what it was, as far as the kernel lets us."""
+    _try(path, value)
+
+
+def memory_in_use(version: int, directory: str) -> int | None:
+    """Bytes, without the file cache that the kernel would give up first. None: it does not say."""
+    name, cache = (
+        ("memory.usage_in_bytes", "total_inactive_file")
+        if version == 1
+        else ("memory.current", "inactive_file")
+    )
+    text = processes.read_text(f"{directory}/{name}").strip()
+    if not text.isdigit():
+        return None
+    for line in processes.read_text(f"{directory}/memory.stat").splitlines():
+        key, _, value = line.partition(" ")
+        if key == cache and value.isdigit():
+            return max(0, int(text) - int(value))
+    return int(text)
 
 
 def _pass_on(root: str, controllers: Iterable[str]) -> None:
@@ -214,6 +257,7 @@ def _leftovers(root: str, keep: set[str]) -> bool:
     return Path(root).is_dir()
 
 
+_LIMITED = ("cpu", "memory", "pids")
 _OPTIONAL = frozenset(
     {"memory.memsw.limit_in_bytes", "memory.swap.max", "memory.oom.group", "cpu.shares", "cpu.weight"}
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from stoker.engine.local import isolation, machine, processes
+from stoker.engine.local import containers, isolation, machine, processes, runtimes
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
 from stoker.settings import Settings
@@ -49,6 +49,7 @@ def doctor_facts(settings: Settings, found: Isolation | None = None) -> list[Fac
         *_system(),
         *_isolation(found or isolation.probe(settings.home.root, settings.local.isolation)),
         *_resources(settings),
+        *_containers(),
         *_gpus(),
         *_disk(settings.home.root),
         *_limits(),
@@ -91,6 +92,17 @@ def _resources(settings: Settings) -> Iterator[Fact]:
     yield Fact(
         "memory", status, f"{_size(memory)} for runs", "" if status is Health.OK else "Stop other programs."
     )
+
+
+def _containers() -> Iterator[Fact]:
+    found = runtimes.find()
+    if found is None:
+        yield Fact("containers", Health.OK, "none: jobs with `image:` are refused here")
+    elif found.limits >= {"cpu", "memory", "pids"}:
+        yield Fact("containers", Health.OK, containers.summary(found))
+    else:
+        fix = "On machines with version 2 of control groups, delegate them to this user (systemd does)."
+        yield Fact("containers", Health.WARN, containers.summary(found), fix)
 
 
 def _gpus() -> Iterator[Fact]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,14 @@ from weakref import WeakValueDictionary
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
 from stoker.engine.hints import Key
-from stoker.engine.local import cgroups, directories, machine, processes, registry
+from stoker.engine.local import cgroups, directories, doctor, entering, machine, processes, registry, sizes
+from stoker.engine.local.boxes import Boxes
 from stoker.engine.local.directories import Place
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
 from stoker.engine.local.registry import Known, Registry
 from stoker.engine.local.render import group_name, render
+from stoker.engine.local.runtimes import ImageUnavailable
 from stoker.engine.local.starting import Starter
 from stoker.engine.local.watch import Watcher
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
@@ -41,7 +43,7 @@ OPEN_FILES = 65_536
 
 
 class LocalEngine:
-    """Implements Engine, Watches and Drills. One per home and server; used from one event loop.
+    """Implements Engine, Watches, Drills, Resizes and Shows. One per home and server; used from one event loop.
 
     Nothing is kept in memory that the next server could not find again: directories, engine.json, /proc.
     `close` ends the fork server and nothing else.
@@ -55,10 +57,14 @@ class LocalEngine:
         self._registry = Registry(self.home.tasks, cgroups.home_name(self.home.root))
         self._gpus = Gpus()
         self._starter = Starter(settings, self._gpus, _raise_open_files())
+        self._boxes = Boxes(settings, cgroups.home_name(self.home.root), self._gpus, _raise_open_files())
+        self._starts: dict[Key, asyncio.Task[None]] = {}
+        """Containers on their way."""
         self._watcher: Watcher | None = None
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._first: asyncio.Task[None] | None = None
         self._ends: dict[Key, asyncio.Event] = {}
+        self._tidying: asyncio.Task[None] | None = None
         self._looking_at_gpus = asyncio.Lock()
 
     # -- Engine ----------------------------------------------------------------------------------------------
@@ -71,9 +77,11 @@ class LocalEngine:
 
     def refuse(self, job: Job) -> None:
         refuse_unsupported(job, self.name)
+        self._boxes.refuse(job)
 
     def surroundings(self, job: Job) -> Surroundings:
-        return Surroundings()
+        """Images are read where they are, on this machine: a registry need not know them."""
+        return Surroundings(inherit=job.image is not None)
 
     async def capacity(self) -> Sequence[Node]:
         await self._ready()
@@ -102,8 +110,12 @@ class LocalEngine:
             self._look(attempt.run, attempt.number)
             await self._starter.ensure()
             infos = render(attempt, self._starter.isolation)
+            if attempt.job is not None and attempt.job.image is not None:
+                runtime = await self._boxes.runtime()
+                self._tidy_containers()
+                infos = [self._boxes.info(runtime, info, attempt) for info in infos]
             await _all(
-                self._submit(place, path, info)
+                self._submit(place, path, info, attempt)
                 for place, path, info in zip(places, paths, infos, strict=True)
             )
         return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
@@ -145,6 +157,9 @@ class LocalEngine:
 
     async def close(self) -> None:
         """The server goes away; tasks do not."""
+        await self._give_up(list(self._starts))
+        if self._tidying is not None:
+            await asyncio.gather(self._tidying, return_exceptions=True)
         if self._watcher is not None:
             self._watcher.close()
         await self._starter.close()
@@ -165,16 +180,11 @@ class LocalEngine:
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         if how not in ("process", "launcher"):
             raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
-        place = Place(*_parsed(handle), task)
-        await self._ready()
-        self._look(place.run, place.attempt)
-        known = self._registry.get(place)
-        if known is None or known.identity is None or not self._registry.is_alive(known):
-            raise NotFound(f"{task} of {place.run} is not running")
+        known, identity = await self._alive(handle, task)
         if how == "launcher":
-            processes.send(known.identity, signal.SIGKILL, known.pidfd)
-            return f"killed launcher {known.identity.pid}"
-        children = processes.children(known.identity.pid)
+            processes.send(identity, signal.SIGKILL, known.pidfd)
+            return f"killed launcher {identity.pid}"
+        children = processes.children(identity.pid)
         bodies = [child for child in children if processes.task_directory(child) == known.path]
         if known.info.pid_namespace and not bodies:
             bodies = (
@@ -183,7 +193,48 @@ class LocalEngine:
         if bodies:
             processes.kill(bodies[:1])
             return f"killed process {bodies[0]}"
-        raise NotFound(f"{task} of {place.run} has no training process")
+        raise NotFound(f"{task} of {known.place.run} has no training process")
+
+    # -- Resizes, Shows --------------------------------------------------------------------------------------
+
+    async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
+        known, identity = await self._alive(handle, task)
+        if known.container and known.info.pid_namespace:
+            reason = await asyncio.to_thread(sizes.refuse_container, identity.pid, memory)
+            return reason or await self._boxes.update(known, cpu, memory)
+        return await asyncio.to_thread(
+            sizes.resize, known.group, self._starter.isolation, cpu=cpu, memory=memory
+        )
+
+    def manifest(self, attempt: Attempt) -> str | None:
+        return None
+
+    async def check(self) -> Sequence[Mapping[str, Any]]:
+        """What `doctor` says of this machine."""
+        await self._ready()
+        facts = await asyncio.to_thread(doctor.doctor_facts, self.settings, self._starter.isolation)
+        oks = {doctor.Health.OK: True, doctor.Health.WARN: None, doctor.Health.FAIL: False}
+        return [
+            {"name": fact.name, "ok": oks[fact.status], "text": fact.text, "hint": fact.fix} for fact in facts
+        ]
+
+    async def shell(self, handle: Handle, task: str) -> Mapping[str, Any]:
+        known, identity = await self._alive(handle, task)
+        await self._starter.ensure()
+        if not known.container:
+            return {"argv": entering.argv(identity.pid, known.path, self._starter.bundle)}
+        if not known.info.pid_namespace:
+            raise EngineError(f"{task} of {known.place.run} runs without a launcher and cannot be entered")
+        return {"argv": entering.container_argv(await self._boxes.runtime(), known, self._starter.bundle)}
+
+    async def _alive(self, handle: Handle, task: str) -> tuple[Known, processes.Identity]:
+        place = Place(*_parsed(handle), task)
+        await self._ready()
+        self._look(place.run, place.attempt)
+        known = self._registry.get(place)
+        if known is None or known.identity is None or not self._registry.is_alive(known):
+            raise NotFound(f"{task} of {place.run} is not running")
+        return known, known.identity
 
     # -- what it knows ---------------------------------------------------------------------------------------
 
@@ -206,6 +257,16 @@ class LocalEngine:
             self._watcher = Watcher(self._launcher_died)
         self._look()
         await asyncio.to_thread(self._tidy)
+        if any(self._containers()):
+            self._tidy_containers()
+
+    def _tidy_containers(self) -> None:
+        """Once, and not before this home has anything to do with containers."""
+        if self._tidying is None:
+            self._tidying = asyncio.create_task(self._boxes.tidy(self._containers))
+
+    def _containers(self) -> set[str]:
+        return {known.container for known in self._registry}
 
     def _tidy(self) -> None:
         """What earlier servers left half done."""
@@ -243,11 +304,14 @@ class LocalEngine:
             presence=presence,
             proof=proof,
             handle={"engine": self.name, "run": known.place.run, "attempt": known.place.attempt},
+            cause=known.cause if presence is Presence.GONE else "",
+            evidence=known.evidence,
+            waiting=known.waiting if known.starting else "",
         )
 
     def _vanished(self, known: Known) -> bool:
         """Dead, and its directory removed by somebody else: there is nothing left to see."""
-        if not known.proof or Path(known.path).is_dir():
+        if not known.proof or known.cause or Path(known.path).is_dir():
             return False
         self._forget(known)
         return True
@@ -261,9 +325,9 @@ class LocalEngine:
 
     # -- starting --------------------------------------------------------------------------------------------
 
-    async def _submit(self, place: Place, path: Path, info: TaskInfo) -> None:
+    async def _submit(self, place: Place, path: Path, info: TaskInfo, attempt: Attempt) -> None:
         known = self._registry.get(place)
-        if known is not None and known.info.incarnation > info.incarnation:
+        if known is not None and (known.info.incarnation > info.incarnation or known.starting):
             return
         if known is not None and known.identity is not None:
             if known.info.incarnation == info.incarnation:
@@ -271,12 +335,44 @@ class LocalEngine:
             await self._put_aside(known, path)
         known = Known(place, str(path), info, group=info.cgroup, starting=True)
         self._registry.add(known)
+        if info.container is not None:
+            known.container = self._boxes.name(place, info.incarnation)
+            if info.pid_namespace:
+                self._starts[place.key()] = asyncio.create_task(self._start_box(known, attempt))
+                return
         try:
             self._registry.started(known, await self._starter.start(known))
         except BaseException:  # cancelled or failed: either way it may be tried again
             known.starting = False
             raise
         self._watch(known)
+
+    async def _start_box(self, known: Known, attempt: Attempt) -> None:
+        """In the background: an image may take long to come. What goes wrong is the task's end."""
+        assert self._watcher is not None
+        try:
+            self._registry.started(known, await self._boxes.start(known, attempt, self._starter.bundle))
+        except asyncio.CancelledError:
+            known.starting = False
+            raise
+        except (EngineError, OSError) as exc:
+            known.starting = False
+            known.cause = "image" if isinstance(exc, ImageUnavailable) else "engine-error"
+            known.proof = exc.message if isinstance(exc, EngineError) else str(exc)
+            known.evidence = {"message": known.proof, "hint": getattr(exc, "hint", None) or ""}
+            self._watcher.hint(known.place.key())
+        else:
+            self._watch(known)
+        finally:
+            known.waiting = ""
+            self._starts.pop(known.place.key(), None)
+
+    async def _give_up(self, keys: list[Key]) -> None:
+        """Bring no more containers up for these."""
+        tasks = [self._starts[key] for key in keys if key in self._starts]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _put_aside(self, known: Known, path: Path) -> None:
         if not self._registry.is_alive(known):
@@ -299,6 +395,7 @@ class LocalEngine:
     # -- ending ----------------------------------------------------------------------------------------------
 
     async def _end(self, known: Known, grace: float) -> None:
+        await self._give_up([known.place.key()])
         if known.proof:
             return
         identity = known.identity
@@ -361,9 +458,10 @@ class LocalEngine:
 
     async def _settle(self, dead: list[Known]) -> None:
         dead = [known for known in dead if not known.proof]
+        dead = [known for known in dead if not known.container or await self._boxes.settle(known)]
         if not dead:
             return
-        await asyncio.to_thread(registry.settle, dead)
+        await asyncio.to_thread(registry.settle, [known for known in dead if not self._revived(known)])
         for known in dead:
             if known.proof:
                 assert self._watcher is not None
@@ -374,6 +472,10 @@ class LocalEngine:
                 self._registry.release(known)
                 self._registry.started(known, known.identity)
                 self._watch(known)
+
+    def _revived(self, known: Known) -> bool:
+        """Its container was found to run: an earlier server had no time to write that down."""
+        return known.identity is not None and not known.ended and known.pidfd is None
 
     def _forget(self, known: Known) -> None:
         if self._watcher is not None:

@@ -39,7 +39,8 @@ class ForkServer:
         self._directory = directory
         self._hidden = [str(path) for path in hidden]
         self._open_files = open_files
-        self._bundle: str | None = None
+        self.bundle: str | None = None
+        """The launcher's code, unpacked; made with the first fork server."""
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -98,8 +99,8 @@ class ForkServer:
 
     async def _start(self, wrap: Sequence[str]) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._bundle is None:
-            self._bundle = await asyncio.to_thread(self._make_bundle)
+        if self.bundle is None:
+            self.bundle = await asyncio.to_thread(self._make_bundle)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             command = [
@@ -110,7 +111,7 @@ class ForkServer:
                 "--fd",
                 str(theirs.fileno()),
             ]
-            self._process = self._spawn([*command, "--bundle", self._bundle], theirs.fileno())
+            self._process = self._spawn([*command, "--bundle", self.bundle], theirs.fileno())
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.engine.local import cgroups, directories, processes
+from stoker.engine.local import cgroups, containers, directories, processes
 from stoker.engine.local.directories import Place
 from stoker.engine.local.processes import Identity
 from stoker.task import layout
@@ -46,6 +46,13 @@ class Known:
     """Final: launcher and tree are gone."""
     stuck: tuple[int, ...] = ()
     """Processes that did not die when killed."""
+    container: str = ""
+    """Its name, for a task that is in one."""
+    waiting: str = ""
+    """What a task that is `starting` waits for."""
+    cause: str = ""
+    """With `proof`: the word for how it went, where more is known than that it is gone."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lock(self) -> str:
@@ -104,6 +111,8 @@ class Registry:
         info = directories.read_info(path) or TaskInfo(place.run, place.attempt, place.task)
         known = Known(place, str(path), info)
         known.group = cgroups.trusted(info.cgroup, self._home_group, self._mounts)
+        if info.container is not None:
+            known.container = containers.name_of(self._home_group, place, info.incarnation)
         self.add(known)
         record = directories.read_record(path)
         identity = Identity.from_json(record) if record is not None else None

@@ -55,6 +55,12 @@ class Starter:
         self._prepare(known)
         return await self._launch(known)
 
+    @property
+    def bundle(self) -> str:
+        """Where the launcher's code lies, for processes whose Python has no Stoker. After `ensure`."""
+        assert self._forks.bundle is not None
+        return self._forks.bundle
+
     async def close(self) -> None:
         await self._forks.close()
 
@@ -79,8 +85,8 @@ class Starter:
             try:
                 return await self._forks.launch(
                     known.path,
-                    pid_namespace=self.isolation.pid_namespace,
-                    user_namespace=self.isolation.user_namespace,
+                    pid_namespace=known.info.pid_namespace,
+                    user_namespace=known.info.pid_namespace and self.isolation.user_namespace,
                 )
             except (ForkServerDied, EngineError) as exc:
                 # Its answer may be lost although the launcher runs: the directory tells.

@@ -1,0 +1,264 @@
+"""Tasks in containers: bringing the image, starting the launcher in it, finding it again, proving it gone.
+
+An image may take long to come, so a task is `starting` for that time, in the background, and has no directory yet.
+The container is made only after it came, and started only by the server that made it: one whose server died between
+is removed by the next, so that nothing starts that was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.engine.base import Attempt
+from stoker.engine.local import containers, directories, processes, runtimes
+from stoker.engine.local.containers import Box, Runtime
+from stoker.engine.local.gpus import Gpus
+from stoker.engine.local.processes import Identity
+from stoker.engine.local.registry import Known
+from stoker.errors import EngineError, Refused
+from stoker.settings import Settings
+from stoker.spec import Job
+from stoker.task import formats, layout
+from stoker.task.formats import TaskInfo
+
+log = logging.getLogger(__name__)
+
+INSTALL = "Install podman, or leave `image` out to run in this Python environment."
+ENDING = 5.0
+"""Seconds that a runtime has to notice that a container ended."""
+
+
+class Boxes:
+    """Belongs to one event loop. The runtime is looked for when the first task needs it: most homes never do."""
+
+    def __init__(self, settings: Settings, home: str, gpus: Gpus, open_files: tuple[int, int]) -> None:
+        self._settings = settings
+        self._home = home
+        self._gpus = gpus
+        self._open_files = open_files
+        self._runtime: Runtime | None = None
+        self._looking = asyncio.Lock()
+        self._complained: set[str] = set()
+
+    # -- which runtime ---------------------------------------------------------------------------------------
+
+    async def runtime(self) -> Runtime:
+        """Raises EngineError where there is none. Looked for again each time until there is one."""
+        async with self._looking:
+            if self._runtime is None:
+                self._runtime = await asyncio.to_thread(runtimes.find)
+        if self._runtime is None:
+            raise EngineError(runtimes.MISSING, hint=INSTALL)
+        return self._runtime
+
+    def refuse(self, job: Job) -> None:
+        """What a job asks of containers that this machine does not have."""
+        if job.image is None:
+            _refuse_without(job)
+            return
+        runtime = self._runtime
+        if runtime is None and not runtimes.likely():
+            raise Refused(runtimes.MISSING, hint=INSTALL, details={"key": "image"})
+        if job.resources.gpu and runtime is not None and runtime.program == "podman" and not runtime.cdi:
+            raise Refused(
+                "podman cannot hand out GPUs here: there is no CDI specification",
+                hint="`nvidia-ctk cdi generate --output /etc/cdi/nvidia.yaml` makes one.",
+                details={"key": "resources.gpu"},
+            )
+        if job.launcher == "none" and (job.setup is not None or job.python is not None):
+            key = "setup" if job.setup is not None else "python"
+            raise Refused(
+                f"`{key}` needs the launcher, and the job says `launcher: none`",
+                hint=f"Leave out `{key}`, or `launcher: none`.",
+                details={"key": key},
+            )
+
+    # -- what will be ----------------------------------------------------------------------------------------
+
+    def info(self, runtime: Runtime, info: TaskInfo, attempt: Attempt) -> TaskInfo:
+        """task.json of a task that is to run in a container."""
+        job = attempt.job
+        assert job is not None and job.image is not None
+        image = str(attempt.image.get("reference") or job.image)
+        found: dict[str, object] = {"runtime": runtime.program, "image": image}
+        if job.launcher != "none":
+            return replace(info, cgroup=None, pid_namespace=True, workdir=".", container=found)
+        place = directories.Place(info.run, info.attempt, info.task)
+        box = self._box(runtime, info, attempt, image, name=self.name(place, info.incarnation))
+        found |= {"name": box.name, "run": containers.run(runtime, box), "memory": info.memory}
+        found["client"] = runtimes.client_environment()
+        # Outside there is only the runtime's own command: nothing to be limited, and its helpers outlive it a little.
+        return replace(
+            info, cgroup=None, pid_namespace=False, cpu=None, memory=None, pids=None, container=found
+        )
+
+    def name(self, place: directories.Place, incarnation: int) -> str:
+        return containers.name_of(self._home, place, incarnation)
+
+    def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Box:
+        assert attempt.job is not None
+        place = directories.Place(info.run, info.attempt, info.task)
+        processes_ = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = containers.MOST_PROCESSES
+        return Box(
+            name=name,
+            image=image,
+            labels=containers.labels_of(self._home, place, attempt.labels),
+            cpu=info.cpu,
+            memory=info.memory,
+            pids=info.pids,
+            shm=attempt.job.resources.shm,
+            gpus=self._gpu_names(runtime, info.gpus or ()),
+            open_files=self._open_files,
+            processes=tuple(most if limit < 0 else min(limit, most) for limit in processes_),  # type: ignore[arg-type]
+        )
+
+    def _gpu_names(self, runtime: Runtime, ids: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+        """As the runtime calls them: by id where its specification has that, else by number."""
+        if not runtime.cdi or all(one in runtime.cdi for one in ids):
+            return tuple(ids)
+        numbers = {seen.id: str(seen.index) for seen in self._gpus.read()}
+        return tuple(numbers.get(one, one) for one in ids)
+
+    # -- starting --------------------------------------------------------------------------------------------
+
+    async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
+        """The launcher of a task, in its container. Raises EngineError; then nothing of it runs."""
+        runtime = await self.runtime()
+        assert known.info.container is not None and attempt.job is not None
+        reference = str(known.info.container["image"])
+        known.waiting = f"looking for the image {reference}"
+        image = await asyncio.to_thread(runtimes.image, runtime, reference)
+        if image is None:
+            known.waiting = f"pulling the image {reference}"
+            await runtimes.pull(runtime, reference)
+            image = await asyncio.to_thread(runtimes.image, runtime, reference)
+        if image is None:
+            raise runtimes.ImageUnavailable(f"the image {reference} was pulled and is not there")
+        known.waiting = "starting the container"
+        setups = str(self._settings.home.setups / f"image-{image.id[:24]}")
+        known.info = replace(known.info, command=list(image.command), setups=setups)
+        box = self._box(runtime, known.info, attempt, reference, name=known.container)
+        mounts = [(known.path, "rw"), (bundle, "ro"), (setups, "rw")]
+        command = containers.launcher(bundle, known.path, attempt.job.python)
+        box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, command=command)
+        return await asyncio.to_thread(_start, runtime, box, known)
+
+    # -- afterwards ------------------------------------------------------------------------------------------
+
+    async def settle(self, known: Known) -> bool:
+        """See to the container of a task whose launcher is dead or was never seen. False: it is not known whether
+        anything of it runs, and nothing is concluded."""
+        try:
+            runtime = await self.runtime()
+            return await asyncio.to_thread(_settle, runtime, known)
+        except EngineError as exc:
+            if known.container not in self._complained:
+                self._complained.add(known.container)
+                log.warning("%s: its container %s cannot be seen to: %s", known.path, known.container, exc)
+            # A launcher that is dead is proof enough: it was init of the container.
+            return known.identity is not None and known.info.pid_namespace
+
+    async def tidy(self, keep: Callable[[], set[str]]) -> None:
+        """Remove the containers of tasks that are no more; `keep` is asked anew for each."""
+        try:
+            runtime = await self.runtime()
+        except EngineError:
+            return  # no runtime, no containers
+        try:
+            for name in await asyncio.to_thread(runtimes.names, runtime, self._home):
+                if name not in keep():
+                    await asyncio.to_thread(runtimes.remove, runtime, name)
+        except EngineError as exc:
+            log.warning("leftover containers could not be removed: %s", exc)
+
+    async def update(self, known: Known, cpu: float | None, memory: int | None) -> str | None:
+        try:
+            runtime = await self.runtime()
+            await asyncio.to_thread(runtimes.update, runtime, known.container, cpu, memory)
+        except EngineError as exc:
+            return f"its container cannot be changed while it runs: {exc.message}"
+        return None
+
+
+def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
+    for path, mode in box.mounts:
+        if mode == "rw" and path != known.path:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    directories.create(Path(known.path), known.info)
+    runtimes.create(runtime, box)
+    try:
+        runtimes.start(runtime, box.name)
+        found = runtimes.state(runtime, box.name)
+        identity = _identity(found.pid) if found is not None and found.running else None
+        if identity is None:
+            said = runtimes.said(runtime, box.name).strip() or "it said nothing"
+            code = f" (exit code {found.exit_code})" if found is not None else ""
+            raise runtimes.ImageUnavailable(
+                f"the launcher does not run in the image {box.image}{code}: {said.splitlines()[-1]}",
+                hint="The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`.",
+            )
+    except EngineError:
+        runtimes.remove(runtime, box.name)
+        raise
+    _record(known, identity)
+    return identity
+
+
+def _settle(runtime: Runtime, known: Known) -> bool:
+    state = runtimes.state(runtime, known.container)
+    if state is None:
+        return True
+    if known.identity is None and known.info.pid_namespace and state.running:
+        # The server that started it died before it could write that down.
+        identity = _identity(state.pid)
+        if identity is not None:
+            _record(known, identity)
+            known.identity, known.ended = identity, False
+            return True
+    until = time.monotonic() + ENDING
+    while state is not None and state.running and known.identity is not None and time.monotonic() < until:
+        time.sleep(0.05)
+        state = runtimes.state(runtime, known.container)
+    if state is not None and state.out_of_memory:
+        known.cause = "oom"
+        known.evidence = {"exit_code": state.exit_code, "out_of_memory": True, "limit": known.info.memory}
+    runtimes.remove(runtime, known.container)
+    return True
+
+
+def _identity(pid: int) -> Identity | None:
+    fields = processes.stat_fields(pid) if pid > 1 else []
+    return Identity(processes.boot_id(), pid, int(fields[19])) if fields and fields[0] != "Z" else None
+
+
+def _record(known: Known, identity: Identity) -> None:
+    record = {"boot_id": identity.boot_id, "pid": identity.pid, "start_time": identity.start_time}
+    formats.write_json(str(Path(known.path, layout.ENGINE)), {**record, "container": known.container})
+
+
+def _refuse_without(job: Job) -> None:
+    """Keys that say something about an image, in a job that has none."""
+    room = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
+    here = room.f_blocks * room.f_frsize if room is not None else 0
+    wants = {
+        "launcher": job.launcher == "none",
+        "python": job.python is not None,
+        "resources.shm": (job.resources.shm or 0) > here,
+    }
+    found = [key for key, asked in wants.items() if asked]
+    if not found:
+        return
+    hint = f"Leave `{found[0]}` out, or name an image."
+    if found[0] == "resources.shm":
+        hint = (
+            "Make /dev/shm bigger (mount -o remount,size=...), or name an image: its container has its own."
+        )
+    raise Refused(f"`{found[0]}` needs an image here", hint=hint, details={"key": found[0], "keys": found})

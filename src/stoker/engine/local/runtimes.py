@@ -1,0 +1,255 @@
+"""Asking podman or docker. Everything here but `pull` blocks, for as long as they take: call it from a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker.engine.local import containers
+from stoker.engine.local.containers import Runtime
+from stoker.errors import EngineError, EngineUnavailable
+
+PATIENCE = 60.0
+"""Seconds that a runtime may take for anything but a pull."""
+FINDING = 15.0
+"""The same to say that it is there."""
+DOCKER = "unix:///var/run/docker.sock"
+CDI = ("/etc/cdi", "/var/run/cdi")
+MISSING = "image: needs podman or docker on this machine"
+
+
+class ImageUnavailable(EngineError):
+    """The image is not here and cannot be had."""
+
+
+@dataclass(frozen=True)
+class Image:
+    id: str
+    command: tuple[str, ...]
+    """Entrypoint and arguments."""
+
+
+@dataclass(frozen=True)
+class State:
+    running: bool
+    pid: int
+    exit_code: int
+    out_of_memory: bool
+
+
+def likely() -> bool:
+    """Whether there is one, by a quick look."""
+    if shutil.which("podman") is not None:
+        return True
+    return shutil.which("docker") is not None and _answers(os.environ.get("DOCKER_HOST", DOCKER))
+
+
+def _answers(host: str) -> bool:
+    """Whether a docker daemon listens. One that is somewhere else is asked when it is needed."""
+    if not host.startswith("unix://"):
+        return True
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(host.removeprefix("unix://"))
+        except OSError:
+            return False
+    return True
+
+
+def find() -> Runtime | None:
+    """The runtime that answers, podman before docker; None: there is none. A client without its daemon is none."""
+    for program in containers.RUNTIMES:
+        path = shutil.which(program)
+        if path is None:
+            continue
+        try:
+            how = "json" if program == "podman" else "{{json .}}"
+            raw = json.loads(_run([path, "info", "--format", how], patience=FINDING))
+            return _podman(path, raw) if program == "podman" else _docker(path, raw)
+        except (EngineError, ValueError):
+            continue
+    return None
+
+
+def _podman(path: str, raw: dict[str, Any]) -> Runtime:
+    host = raw.get("host") or {}
+    controllers = set(host.get("cgroupControllers") or ())
+    return Runtime(
+        program="podman",
+        path=path,
+        version=str((raw.get("version") or {}).get("Version", "")),
+        rootless=bool((host.get("security") or {}).get("rootless")),
+        limits=frozenset({"cpu", "memory", "pids"} & controllers),
+        cdi=cdi_names(),
+    )
+
+
+def _docker(path: str, raw: dict[str, Any]) -> Runtime:
+    if not raw.get("ServerVersion"):
+        raise EngineUnavailable("the docker daemon does not answer")
+    flags = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
+    return Runtime(
+        program="docker",
+        path=path,
+        version=str(raw["ServerVersion"]),
+        rootless=any("rootless" in str(option) for option in raw.get("SecurityOptions") or ()),
+        limits=frozenset(kind for kind, flag in flags.items() if raw.get(flag)),
+        cdi=cdi_names() if raw.get("CDISpecDirs") else frozenset(),
+    )
+
+
+def cdi_names(places: Sequence[str] = CDI) -> frozenset[str]:
+    """The GPUs that the machine's CDI specifications name."""
+    found: set[str] = set()
+    for path in (path for place in places for path in sorted(Path(place).glob("*.*"))):
+        try:
+            raw = yaml.safe_load(path.read_text()) if path.suffix in (".yaml", ".yml", ".json") else None
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # somebody else's file; without it there is no GPU to give, which is said when one is asked for
+        if isinstance(raw, dict) and raw.get("kind") == "nvidia.com/gpu":
+            found.update(str(device.get("name")) for device in raw.get("devices") or ())
+    return frozenset(found)
+
+
+def image(runtime: Runtime, reference: str) -> Image | None:
+    """The image as it is on this machine; None: it is not."""
+    try:
+        raw = json.loads(_run([runtime.path, "image", "inspect", reference]))[0]
+    except EngineUnavailable:
+        raise
+    except (EngineError, ValueError, IndexError):
+        return None
+    config = raw.get("Config") or {}
+    command = [*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())]
+    return Image(str(raw.get("Id", "")).removeprefix("sha256:"), tuple(str(word) for word in command))
+
+
+async def pull(runtime: Runtime, reference: str) -> None:
+    """Bring the image; this one does not block, and ends its process when it is cancelled. Raises ImageUnavailable
+    with the registry's reason."""
+    process = await asyncio.create_subprocess_exec(
+        runtime.path,
+        "pull",
+        "--quiet",
+        reference,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=client_environment(),
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        said, _ = await process.communicate()
+    except BaseException:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+        raise
+    if process.returncode != 0:
+        reason = containers.failure(runtime.program, said.decode(errors="replace"))
+        raise ImageUnavailable(
+            f"the image {reference} cannot be pulled: {reason}",
+            hint=f"Check its name, and `{runtime.program} login` for its registry.",
+        )
+
+
+def create(runtime: Runtime, box: containers.Box) -> None:
+    """Make the container, in place of one of that name that was never started."""
+    argv = containers.create(runtime, box)
+    try:
+        _run(argv)
+    except EngineError:
+        if state(runtime, box.name) is None:
+            raise
+        remove(runtime, box.name)
+        _run(argv)
+
+
+def start(runtime: Runtime, name: str) -> None:
+    _run(containers.start(runtime, name))
+
+
+def state(runtime: Runtime, name: str) -> State | None:
+    """None: there is no such container. Raises EngineUnavailable when nobody can say."""
+    try:
+        raw = json.loads(_run([runtime.path, "container", "inspect", name]))[0]
+    except EngineUnavailable:
+        raise
+    except EngineError as exc:
+        if "no such" in exc.message.lower() or "no container" in exc.message.lower():
+            return None
+        raise EngineUnavailable(
+            f"{runtime.program} does not say what became of {name}: {exc.message}"
+        ) from exc
+    return State(*containers.state_of(raw))
+
+
+def said(runtime: Runtime, name: str) -> str:
+    """What a container printed last; empty when that is not known."""
+    try:
+        return _run([runtime.path, "logs", "--tail", "20", name], both=True)
+    except EngineError:
+        return ""
+
+
+def remove(runtime: Runtime, name: str) -> None:
+    """End and remove a container. Absent is success."""
+    try:
+        _run(containers.remove(runtime, name))
+    except EngineUnavailable:
+        raise
+    except EngineError:
+        if state(runtime, name) is not None:
+            raise
+
+
+def update(runtime: Runtime, name: str, cpu: float | None, memory: int | None) -> None:
+    _run(containers.update(runtime, name, cpu, memory))
+
+
+def names(runtime: Runtime, home: str) -> list[str]:
+    """Every container of this home, running or not."""
+    return _run(containers.listing(runtime, home)).split()
+
+
+def client_environment() -> dict[str, str]:
+    """What the runtime's own command needs of the server's environment."""
+    wanted = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR")
+    more = ("CONTAINERS_", "DOCKER_", "PODMAN_", "STORAGE_")
+    return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(more)}
+
+
+def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if both else subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=patience,
+            env=client_environment(),
+            cwd="/",
+            start_new_session=True,
+            check=False,
+        )
+    except OSError as exc:
+        raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise EngineUnavailable(f"{Path(argv[0]).name} {argv[1]} took longer than {patience:.0f} s") from exc
+    if done.returncode != 0:
+        raise EngineError(containers.failure(Path(argv[0]).name, done.stderr or done.stdout or ""))
+    return done.stdout
