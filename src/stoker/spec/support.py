@@ -25,7 +25,6 @@ class Row:
     """What of the key is meant, where not all of it is refused."""
 
 
-_CONTAINERS = "It comes with containers; leave `{key}` out to run in this Python environment."
 _WORLD = "It comes with distributed training; leave `{key}` out to train in one process."
 _DATA = "It comes with datasets; leave `{key}` out and read the files from where they are."
 _CLUSTER = "It comes with clusters; leave `{key}` out to run on this machine."
@@ -33,10 +32,6 @@ _LATER = "Leave `{key}` out."
 
 NOT_YET: dict[str, tuple[Row, ...]] = {
     "local": (
-        Row("image", lambda job: job.image is not None, _CONTAINERS),
-        Row("launcher", lambda job: job.launcher == "none", _CONTAINERS, "`launcher: none`"),
-        Row("python", lambda job: job.python is not None, _CONTAINERS),
-        Row("resources.shm", lambda job: job.resources.shm is not None, _CONTAINERS),
         Row("resources.disk", lambda job: job.resources.disk is not None, _LATER),
         Row("workers", lambda job: job.workers.max > 1, _WORLD, "`workers` other than 1"),
         Row("processes", lambda job: (job.processes or 1) > 1, _WORLD, "`processes` other than 1"),
@@ -54,6 +49,14 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
         ),
     )
 }
+
+GIVEN = {
+    "image": "with podman or docker",
+    "launcher": "`none` with an image",
+    "python": "with an image",
+    "resources.shm": "with an image",
+}
+"""What a key needs on this machine; the engine refuses it where that is missing."""
 
 
 def unsupported(job: Job, engine: str = "local") -> list[Refused]:

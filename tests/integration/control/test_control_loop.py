@@ -180,8 +180,8 @@ def test_what_can_never_fit_is_refused_at_submit(rig: Rig) -> None:
     with pytest.raises(Refused, match="2 GPUs"):
         rig.submit(resources={"gpu": 2})
     rig.engine.name = "local"  # under its own name the fake refuses nothing
-    with pytest.raises(Refused, match="image"):
-        rig.submit(image="torch:2")
+    with pytest.raises(Refused, match="pool"):
+        rig.submit(pool="a100")
 
 
 def test_stop_is_graceful_then_stopped(rig: Rig) -> None:

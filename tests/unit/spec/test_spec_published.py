@@ -224,10 +224,6 @@ def test_jobs_shown_in_the_reference_are_valid() -> None:
 
 
 NOT_LOCAL: dict[str, str] = {
-    "image": "image: team/torch:2",
-    "launcher": "launcher: none",
-    "python": "python: /usr/bin/python3",
-    "resources.shm": "resources: {shm: 1Gi}",
     "resources.disk": "resources: {disk: 1Gi}",
     "workers": "workers: 1..2",
     "processes": "processes: 2",
