@@ -114,7 +114,11 @@ def _train(cache: Cache) -> Image:
     names = python.closure(HERE / "train.in", stoker.ROOT / "requirements/lock.txt", "amd64")
     wheels = stoker.wheels(cache, names, "amd64", "numpy, scikit-learn")
     env = {"PATH": PATH, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return assemble([*_python(cache), cxx, wheels], Settings(cmd=("python3",), env=env))
+    named = Tree()
+    named.link("usr/bin/python", "python3")
+    return assemble(
+        [*_python(cache), cxx, wheels, _small(cache, "python", named)], Settings(cmd=("python3",), env=env)
+    )
 
 
 _RECIPES: dict[str, Callable[[Cache], Image]] = {

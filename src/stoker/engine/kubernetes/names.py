@@ -118,15 +118,25 @@ def home_id(home: Home) -> str:
 
 
 def _made(path: Path) -> str:
+    """Made once: of two who come together the first one's counts for both."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(12))
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    made = "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(12))
+    temporary = path.with_name(f"{path.name}.{made}.tmp")
     with temporary.open("w") as file:
-        file.write(found + "\n")
+        file.write(made + "\n")
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
-    return found
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        found = path.read_text().strip()
+        if not re.fullmatch(r"[a-z0-9]{12}", found):
+            temporary.replace(path)
+            return made
+        return found
+    finally:
+        temporary.unlink(missing_ok=True)
+    return made
 
 
 def _label(wanted: str) -> str:
