@@ -27,7 +27,7 @@ lint: setup  ## style, types, layers, the launcher's Python 3.9, lock file
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- --backport typing src/stoker/task src/stoker/launcher src/stoker/sdk src/stoker/__init__.py
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- --backport typing src/stoker/task src/stoker/launcher src/stoker/sdk src/stoker/courier/sidecar src/stoker/__init__.py
 	$(BIN)/python requirements/check.py
 
 test: setup  ## everything that runs in CI, under ten minutes
@@ -35,6 +35,7 @@ test: setup  ## everything that runs in CI, under ten minutes
 	$(BIN)/python -m pytest -m "alone and not soak" $(ARGS)
 
 test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it
+	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build >/dev/null
 	$(BIN)/python -m pytest tests/cluster -m "not soak" $(ARGS)
 
 cluster-up: setup  ## leave that cluster running: test-cluster then uses it
@@ -45,6 +46,7 @@ cluster-down: setup  ## end it, with all it left
 
 soak: setup  ## many seeds, long runs
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest -m "soak or not soak" --timeout 3600 $(ARGS)
+	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest tests/cluster -m "soak or not soak" --timeout 3600 $(ARGS)
 
 bench: setup  ## ours against peers and limits; writes bench/results.json

@@ -5,6 +5,7 @@ With STOKER_TEST_KUBECONFIG set, the tests run against that cluster; what needs 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -39,4 +40,8 @@ def namespace(cluster: Cluster | ForeignCluster) -> Iterator[str]:
         lambda: "default" in cluster.kubectl("-n", name, "get", "serviceaccounts"), f"the account of {name}"
     )
     yield name
+    # What its pods hold (GPUs) is free for the next test; a pod on a node that was left lost does not hold it up.
+    gone = ("--all", "--grace-period=1", "--ignore-not-found", "--timeout=60s")
+    with contextlib.suppress(HarnessError):
+        cluster.kubectl("-n", name, "delete", "jobs,pods", *gone)
     cluster.kubectl("delete", "namespace", name, "--wait=false")

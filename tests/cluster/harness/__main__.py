@@ -1,11 +1,11 @@
-"""`python -m harness up|down|status|program NAME`: a cluster that stays, for use by hand and by many test runs."""
+"""`python -m harness up|down|status|build`: a cluster that stays, for use by hand and by many test runs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from harness.binaries import binary
+from harness.binaries import CORE, binary
 from harness.cleanup import clean
 from harness.cluster import Cluster
 from harness.errors import HarnessError
@@ -20,7 +20,7 @@ def main() -> int:
     verbs.add_parser("up")
     verbs.add_parser("down")
     verbs.add_parser("status")
-    verbs.add_parser("program").add_argument("name")
+    verbs.add_parser("build").add_argument("names", nargs="*")
     for verb, names in (("watch", ("slot", "pid", "start")), ("enforce", ("slot",))):
         internal = verbs.add_parser(verb)
         for name in names:
@@ -53,8 +53,10 @@ def _status(_: argparse.Namespace) -> int:
     return 0
 
 
-def _program(asked: argparse.Namespace) -> int:
-    print(binary(asked.name))
+def _build(asked: argparse.Namespace) -> int:
+    """Beforehand, where it is seen and may take its time; within a test it could do neither."""
+    for name in [*CORE, *asked.names]:
+        print(binary(name))
     return 0
 
 
@@ -83,7 +85,7 @@ _VERBS = {
     "up": _up,
     "down": _down,
     "status": _status,
-    "program": _program,
+    "build": _build,
     "watch": _watch,
     "enforce": _enforce,
 }

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 from harness.errors import HarnessError, command
 from harness.layout import cache, kubernetes_version, locked
 
-__all__ = ["binary"]
+__all__ = ["CORE", "binary"]
 
 GO = (1, 26, 6)
 """The oldest compiler that takes all of the modules."""
@@ -50,6 +50,10 @@ class Build:
 
     def programs(self) -> set[str]:
         return {*self.packages, *self.aliases}
+
+
+CORE = ("kubelet", "etcd", "containerd", "pause")
+"""What every cluster needs."""
 
 
 def binary(name: str) -> Path:
@@ -96,7 +100,9 @@ def _kubernetes(version: str) -> Build:
         "kubelet": "kubernetes",
         "kubectl": "kubernetes",
     }
-    return Build("kubernetes", version, folder, {"kubernetes": "."}, aliases, (f"-ldflags=-s -w {said}",))
+    # Versions up to 1.30 bring clients of clouds, unless told not to.
+    flags = ("-tags=providerless", f"-ldflags=-s -w {said}")
+    return Build("kubernetes", version, folder, {"kubernetes": "."}, aliases, flags)
 
 
 def _ensure(build: Build) -> None:
@@ -138,21 +144,21 @@ def _make(build: Build) -> None:
 
 def _compile(build: Build, target: Path, package: str) -> None:
     flags = build.flags or ("-ldflags=-s -w",)
-    argv = [
-        str(_go()),
-        "build",
-        "-trimpath",
-        "-buildvcs=false",
-        "-mod=readonly",
-        *flags,
-        "-o",
-        str(target),
-        package,
-    ]
+    argv = [str(_go()), "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", *flags]
     env = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
-    done = subprocess.run(argv, cwd=build.source, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise HarnessError(f"{build.name} {build.version} does not build:\n{done.stderr.strip()[-4000:]}")
+    lines: list[str] = []
+    said = time.monotonic()
+    with subprocess.Popen(
+        [*argv, "-o", str(target), package], cwd=build.source, env=env, stderr=subprocess.PIPE, text=True
+    ) as compiler:
+        assert compiler.stderr is not None
+        for line in compiler.stderr:
+            lines.append(line)
+            if time.monotonic() - said > 20:
+                said = time.monotonic()
+                _say(f"  {target.name}: {len(lines)} packages so far")
+    if compiler.returncode:
+        raise HarnessError(f"{build.name} {build.version} does not build:\n{''.join(lines)[-4000:]}")
 
 
 @remember

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness import cgroups, network, registry, services
 from harness.api import Api, until
-from harness.binaries import binary
+from harness.binaries import CORE, binary
 from harness.catalog import TestImages
 from harness.cleanup import clean
 from harness.control import Control
@@ -208,7 +208,7 @@ class Cluster:
     def _begin(cls, layout: Layout, nodes: int, owner: int | None) -> Cluster:
         _check_machine()
         _check_free(layout)
-        for name in ("kubelet", "etcd", "containerd", "pause"):
+        for name in CORE:
             binary(name)
         clean(layout)
         layout.root.mkdir(parents=True)

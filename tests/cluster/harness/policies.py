@@ -77,7 +77,9 @@ class _World:
     """The pods that have an address of their own, and the labels of the namespaces they are in."""
 
     def __init__(self, pods: list[Found], namespaces: dict[str, Mapping[str, str]]) -> None:
-        self.pods = [pod for pod in pods if _has_address(pod)]
+        # An address that a lost pod still claims is its successor's.
+        ordered = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+        self.pods = list({pod["status"]["podIP"]: pod for pod in ordered if _has_address(pod)}.values())
         self._namespaces = namespaces
 
     def matching(self, peer: Found, home: str) -> list[Found]:
