@@ -245,7 +245,8 @@ def _explain(
     found = _found(command, env, directory)
     if number in (errno.ENOENT, errno.ENOTDIR) and found is None:
         where = "in the working directory" if "/" in command else "on PATH"
-        return CannotStart(number, f"no such command {where}: {command!r}{_nearby(command, directory)}", 127)
+        nearby = _nearby(command, directory, env.get("PATH"))
+        return CannotStart(number, f"no such command {where}: {command!r}{nearby}", 127)
     if number == errno.ENOENT:
         return CannotStart(
             number, f"cannot run {command!r}: the interpreter named in its first line is not there", 127
@@ -266,9 +267,11 @@ def _found(command: str, env: Mapping[str, str], directory: str) -> Optional[str
     return shutil.which(command, mode=os.F_OK, path=env.get("PATH", container.DEFAULT_PATH))
 
 
-def _nearby(command: str, directory: str) -> str:
+def _nearby(command: str, directory: str, path: Optional[str]) -> str:
     """Why it was not found, where that can be told."""
     if "/" in command or not os.path.lexists(os.path.join(directory, command)):
+        if command == "python" and shutil.which("python3", path=path):
+            return "; `python3` is there"
         if " " in command:
             return "; it has spaces in it: give the command and its arguments as separate words"
         return "; check its name, and that `setup` or the environment provides it"
