@@ -1,0 +1,328 @@
+"""Tasks in real containers of podman's: started, found again, stopped, resized, entered, and proven gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import podman_box
+from podman_box import BARE, IMAGE, Podman
+
+from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, Shows, TaskPlan
+from stoker.engine.local import cgroups, containers, processes
+from stoker.errors import Refused
+from stoker.spec import Job
+from stoker.task import formats, layout
+
+FOREVER = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.05; done"
+pytestmark = pytest.mark.skipif(bool(podman_box.missing()), reason=podman_box.missing())
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[Podman]:
+    with tempfile.TemporaryDirectory(prefix="stoker-podman-") as root:
+        podman = Podman(Path(root))
+        podman.make_images()
+        try:
+            yield podman
+        finally:
+            podman.close()
+
+
+@pytest.fixture
+def podman(storage: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
+    for name, value in storage.env.items():
+        monkeypatch.setenv(name, value)
+    yield storage
+    assert storage("ps", "--all", "--quiet") == ""
+
+
+async def submit(box: Any, name: str = "run-1", *, plan: TaskPlan | None = None, **job: Any) -> Handle:
+    wanted = {"image": IMAGE, "run": "true", **job}
+    asked = Job.from_json({key: value for key, value in wanted.items() if value is not None})
+    box.engine.refuse(asked)
+    return await box.engine.submit(Attempt(name, 1, (plan or TaskPlan("worker-0"),), job=asked))
+
+
+async def order(box: Any, handle: Handle, *argv: str, **more: Any) -> None:
+    directory = await box.directory(handle)
+
+    async def there() -> bool | None:
+        seen = {found.run: found for found in await box.engine.observe()}[handle["run"]]
+        assert seen.presence is Presence.ALIVE, seen
+        return directory.exists() or None
+
+    await box.until(there, "the task directory")
+    directory.write_order(formats.Order(1, 1, "run", argv=list(argv), inherit=True, grace=30, **more))
+
+
+async def observed(box: Any, run: str = "run-1") -> Observation:
+    return next(found for found in await box.engine.observe() if found.run == run)
+
+
+def test_a_task_in_a_container(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        plan = TaskPlan("worker-0", cpu=0.5, memory=128 << 20, pids=200)
+        handle = await submit(box, plan=plan, resources={"shm": "32Mi"})
+        assert (await observed(box)).waiting.startswith(("looking for", "pulling", "starting"))
+        await order(box, handle, "python3", "-c", SHOW, env={"LR": "0.1"})
+        assert (await box.ended(handle)).code == 0, await box.lines(handle)
+        shown = json.loads((await box.lines(handle))[-1])
+        directory = await box.directory(handle)
+        env = shown["env"]
+        assert (shown["cwd"], shown["uid"], shown["parent"]) == ("/workdir", os.getuid(), 1)
+        assert (env["OF_THE_IMAGE"], env["LR"], env["STOKER_TASK_DIR"]) == ("yes", "0.1", directory.root)
+        assert (env["CUDA_VISIBLE_DEVICES"], env["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
+        assert shown["shm"] == 32 << 20
+        assert shown["home"] == sorted(["engine", "setups", "tasks"])
+        assert shown["tasks"] == ["run-1"]
+        (name,) = podman("ps", "--format", "{{.Names}}").split()
+        assert name == containers.name_of(cgroups.home_name(box.home.root), _place(), 1)
+        limits = json.loads(podman("inspect", name))[0]["HostConfig"]
+        assert (limits["Memory"], limits["PidsLimit"], limits["NanoCpus"]) == (128 << 20, 200, 5 * 10**8)
+        # Another server finds it; released, it ends, and nothing of it stays.
+        await box.restart()
+        assert (await observed(box)).presence is Presence.ALIVE
+        directory.write_order(formats.Order(2, 1, "release"))
+        assert "is gone" in (await box.gone()).proof
+        assert podman("ps", "--all", "--quiet") == ""
+
+    box.run(story)
+
+
+SHOW = """
+import json, os
+room = os.statvfs("/dev/shm")
+home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.environ["STOKER_TASK_DIR"]))))
+print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "uid": os.getuid(), "parent": os.getppid(),
+    "shm": room.f_blocks * room.f_frsize, "home": sorted(os.listdir(home)), "tasks": os.listdir(home + "/tasks")}))
+"""
+
+
+def _place() -> Any:
+    from stoker.engine.local.directories import Place
+
+    return Place("run-1", 1, "worker-0")
+
+
+def test_the_image_s_own_command_and_a_setup(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        handle = await submit(box, run=None)
+        await order(box, handle)
+        assert (await box.ended(handle)).code == 0, await box.lines(handle)
+        assert await box.lines(handle) == ["of the image"]
+        other = await submit(box, "run-2")
+        directory = await box.directory(other)
+        await box.until(lambda: _true(directory.exists()), "the task directory")
+        Path(directory.root, "code", "x.py").touch()
+        setup = {"command": "echo made > made", "directory": f"{box.home.setups}/key1", "key": "key1"}
+        await order(box, other, "sh", "-c", "cat made; echo $VIRTUAL_ENV", setup=setup)
+        assert (await box.ended(other)).code == 0, await box.lines(other)
+        made, where = (await box.lines(other))[-2:]
+        assert (
+            made == "made" and where.startswith(f"{box.home.setups}/image-") and where.endswith("/key1/env")
+        )
+
+    box.run(story)
+
+
+async def _true(value: bool) -> bool | None:
+    return value or None
+
+
+def test_stopping_gives_the_body_its_grace(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        handle = await submit(box)
+        await order(box, handle, "sh", "-c", FOREVER)
+        await box.said(handle, "up")
+        await box.engine.stop(handle, grace=timedelta(seconds=30))
+        ending = await box.ended(handle)
+        assert (ending.kind, ending.code) == ("stopped", 3)
+        assert "saved" in await box.lines(handle)
+        assert (await observed(box)).presence is Presence.GONE
+        assert podman("ps", "--all", "--quiet") == ""
+        await box.engine.remove(handle)
+
+    box.run(story)
+
+
+def test_out_of_memory_and_violence(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        limit = 96 << 20
+        greedy = await submit(box, "run-1", plan=TaskPlan("worker-0", memory=limit))
+        killed = await submit(box, "run-2")
+        await order(box, greedy, "python3", "-c", "b = bytearray(300 << 20)")
+        await order(box, killed, "sh", "-c", FOREVER)
+        ending = await box.ended(greedy)
+        assert (ending.kind, ending.limit, ending.signal) == ("oom", limit, signal.SIGKILL)
+        await box.said(killed, "up")
+        inside = processes.children(processes.Identity.from_json(_record(await box.directory(killed))).pid)
+        assert await box.engine.hurt(killed, "worker-0", "launcher")
+        seen = await box.gone("run-2")
+        assert "is gone" in seen.proof
+        assert inside and not any(processes.stat_fields(pid) for pid in inside)
+
+    box.run(story)
+
+
+def _record(directory: Any) -> dict[str, Any]:
+    return json.loads(directory.read(layout.ENGINE))
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("localhost:1/no/such:1", "cannot be pulled"),
+        (BARE, "no Python 3.9 or newer in this image"),
+    ],
+)
+def test_an_image_that_cannot_be_used(box: Any, podman: Podman, image: str, words: str) -> None:
+    async def story() -> None:
+        handle = await submit(box, image=image)
+        seen = await box.gone()
+        assert seen.cause == "image" and words in seen.proof and seen.evidence["hint"]
+        assert podman("ps", "--all", "--quiet") == ""
+        await box.engine.stop(handle, grace=timedelta(0))
+        await box.engine.remove(handle)
+        assert await box.engine.observe() == []
+
+    box.run(story)
+
+
+def test_a_server_that_died_while_it_started_one(box: Any, podman: Podman) -> None:
+    """Started and not written down: found by its name. Made and never started: removed, and never starts."""
+
+    async def story() -> None:
+        handle = await submit(box)
+        await order(box, handle, "sh", "-c", FOREVER)
+        await box.said(handle, "up")
+        directory = await box.directory(handle)
+        record = _record(directory)
+        await box.engine.close()
+        Path(directory.root, layout.ENGINE).unlink()
+        box.engine = box.make()
+        await box.until(lambda: _alive(box), "the container to be found")
+        assert _record(directory) == record
+        await box.engine.stop(handle, grace=timedelta(0))
+        await box.engine.remove(handle)
+
+        info = formats.TaskInfo("run-1", 1, "worker-0", container={"runtime": "podman", "image": IMAGE})
+        info.pid_namespace = True
+        Path(directory.root).mkdir(parents=True)
+        formats.write_json(f"{directory.root}/{layout.TASK}", info.to_json())
+        name = containers.name_of(cgroups.home_name(box.home.root), _place(), 1)
+        podman("create", "--name", name, "--label", f"stoker={cgroups.home_name(box.home.root)}", IMAGE)
+        await box.restart()
+        assert (await box.gone()).proof == "its launcher was never started"
+        assert podman("ps", "--all", "--quiet") == ""
+
+    box.run(story)
+
+
+async def _alive(box: Any) -> bool | None:
+    return (await observed(box)).presence is Presence.ALIVE or None
+
+
+def test_containers_nobody_knows_are_removed(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        home = cgroups.home_name(box.home.root)
+        podman("create", "--name", f"{home}.gone.1.worker-0.1", "--label", f"stoker={home}", IMAGE)
+        podman("create", "--name", "of-somebody-else", IMAGE)
+        handle = await submit(box)
+        await order(box, handle, "true")
+        await box.ended(handle)
+
+        async def tidy() -> bool | None:
+            names = podman("ps", "--all", "--format", "{{.Names}}").split()
+            return len(names) == 2 or None
+
+        await box.until(tidy, "the leftover to be removed")
+        assert "of-somebody-else" in podman("ps", "--all", "--format", "{{.Names}}")
+        podman("rm", "of-somebody-else")
+
+    box.run(story)
+
+
+def test_resizing_and_entering(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        assert isinstance(box.engine, Resizes) and isinstance(box.engine, Shows)
+        handle = await submit(box, plan=TaskPlan("worker-0", cpu=0.5, memory=128 << 20))
+        await order(box, handle, "sh", "-c", FOREVER, env={"LR": "0.1"})
+        await box.said(handle, "up")
+        assert await box.engine.resize(handle, "worker-0", cpu=1.5, memory=256 << 20) is None
+        reason = await box.engine.resize(handle, "worker-0", cpu=None, memory=2 << 20)
+        assert reason is not None and "which 2 MiB has no room for" in reason
+        way = await box.engine.shell(handle, "worker-0")
+        argv = [word for word in way["argv"] if word != "--tty"]
+        done = subprocess.run([*argv, "sh", "-c", LIMITS], capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == ["0.1", "/workdir", str(256 << 20), "150000"], done.stderr
+
+    box.run(story)
+
+
+LIMITS = (
+    "echo $LR; pwd; cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/cpu/cpu.cfs_quota_us"
+    " 2>/dev/null || { cat /sys/fs/cgroup/memory.max; read quota _ </sys/fs/cgroup/cpu.max; echo $quota; }"
+)
+
+
+def test_without_a_launcher_the_image_runs_as_it_is(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        handle = await submit(box, image=BARE, launcher="none", run=None, secrets=["TOKEN"])
+        directory = await box.directory(handle)
+        directory.write_secrets({"TOKEN": "very secret"})
+        await order(box, handle)
+        assert (await box.ended(handle)).code == 0, await box.lines(handle)
+        assert await box.lines(handle) == ["of the image"]
+        other = await submit(
+            box, "run-2", image=BARE, launcher="none", plan=TaskPlan("worker-0", memory=64 << 20)
+        )
+        await order(
+            box, other, "sh", "-c", "echo $STOKER_RUN $LR; ls /tmp; echo up; " + FOREVER, env={"LR": "0.1"}
+        )
+        await box.said(other, "up")
+        assert (await box.lines(other))[:2] == ["run-2 0.1", "up"]
+        await box.engine.stop(other, grace=timedelta(seconds=30))
+        ending = await box.ended(other)
+        assert (ending.kind, ending.code) == ("stopped", 3)
+        assert podman("ps", "--all", "--quiet") == ""
+
+    box.run(story)
+
+
+def test_without_a_launcher_a_lost_one_leaves_no_container(box: Any, podman: Podman) -> None:
+    async def story() -> None:
+        handle = await submit(box, image=BARE, launcher="none")
+        await order(box, handle, "sh", "-c", "echo up; sleep 1000")
+        await box.said(handle, "up")
+        await box.engine.hurt(handle, "worker-0", "launcher")
+        await box.gone()
+        assert podman("ps", "--all", "--quiet") == ""
+        bad = await submit(box, "run-2", image="localhost:1/no/such:1", launcher="none")
+        await order(box, bad, "true")
+        ending = await box.ended(bad)
+        assert ending.kind == "start-failed" and "could not be started" in ending.message
+
+    box.run(story)
+
+
+def test_a_machine_without_a_runtime_refuses(box: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    engine = box.make()
+    with pytest.raises(Refused, match="image: needs podman or docker on this machine") as caught:
+        engine.refuse(Job.from_json({"image": IMAGE, "run": "true"}))
+    assert caught.value.hint
+    asyncio.run(engine.close())

@@ -1,0 +1,311 @@
+"""The command lines for podman and docker, whole; what is read from them; what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.engine.base import Attempt, TaskPlan
+from stoker.engine.local import boxes, cgroups, containers, entering, runtimes, sizes
+from stoker.engine.local.boxes import Boxes
+from stoker.engine.local.containers import Box, Runtime
+from stoker.engine.local.directories import Place
+from stoker.engine.local.gpus import Gpus
+from stoker.engine.local.isolation import Isolation, Missing
+from stoker.engine.local.registry import Known
+from stoker.engine.local.render import render
+from stoker.errors import Refused
+from stoker.settings import Home, Settings
+from stoker.spec import Job
+from stoker.task import container
+from stoker.task.formats import TaskInfo
+
+PODMAN = Runtime("podman", "/usr/bin/podman", "4.3.1")
+ROOTLESS = replace(PODMAN, rootless=True)
+DOCKER = Runtime("docker", "/usr/bin/docker", "27.1")
+PLACE = Place("digits-7f3k", 2, "worker-0")
+BOX = Box(
+    name="stoker-abc.digits-7f3k.2.worker-0.1",
+    image="harbor.example.com/team/torch:2.9",
+    labels={"stoker": "stoker-abc"},
+    mounts=[("/home/ada/tasks/t", "rw"), ("/home/ada/bundle", "ro")],
+    user=(1000, 1001),
+    cpu=1.5,
+    memory=1 << 30,
+    pids=4096,
+    shm=2 << 30,
+    open_files=(1024, 4096),
+    processes=(3000, 3000),
+    command=["/bin/sh", "-c", "x", "y z"],
+)
+LIMITS = [
+    *("--cpus", "1.5", "--memory", "1073741824", "--memory-swap", "1073741824", "--pids-limit", "4096"),
+    *("--shm-size", "2147483648", "--ulimit", "nofile=1024:4096", "--ulimit", "nproc=3000:3000"),
+]
+REST = [
+    *("--env", "NVIDIA_VISIBLE_DEVICES=void", "--volume", "/home/ada/tasks/t:/home/ada/tasks/t:rw"),
+    *("--volume", "/home/ada/bundle:/home/ada/bundle:ro"),
+]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "user"),
+    [
+        (PODMAN, ["--user", "1000:1001"]),
+        (ROOTLESS, ["--userns", "keep-id"]),
+        (DOCKER, ["--user", "1000:1001"]),
+        (replace(DOCKER, rootless=True), ["--user", "0:0"]),
+    ],
+)
+def test_a_container_for_each_runtime(runtime: Runtime, user: list[str]) -> None:
+    assert containers.create(runtime, BOX) == [
+        *(runtime.path, "create", "--name", "stoker-abc.digits-7f3k.2.worker-0.1", "--pull", "never"),
+        *("--network", "host", "--security-opt", "label=disable", "--label", "stoker=stoker-abc"),
+        *user,
+        *LIMITS,
+        *REST,
+        *("--entrypoint", "/bin/sh", "harbor.example.com/team/torch:2.9", "-c", "x", "y z"),
+    ]
+
+
+def test_limits_that_a_runtime_cannot_set_are_not_asked_of_it() -> None:
+    argv = containers.create(replace(ROOTLESS, limits=frozenset({"pids"})), BOX)
+    assert not {"--cpus", "--memory", "--memory-swap"} & set(argv) and "--pids-limit" in argv
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        (DOCKER, ["--gpus", '"device=GPU-a,GPU-b"']),
+        (replace(DOCKER, cdi=frozenset({"GPU-a", "GPU-b"})), None),
+        (replace(PODMAN, cdi=frozenset({"GPU-a", "GPU-b"})), None),
+    ],
+)
+def test_gpus(runtime: Runtime, words: list[str] | None) -> None:
+    argv = containers.create(runtime, replace(BOX, gpus=("GPU-a", "GPU-b")))
+    expected = words or ["--device", "nvidia.com/gpu=GPU-a", "--device", "nvidia.com/gpu=GPU-b"]
+    at = argv.index(expected[0])
+    assert argv[at : at + len(expected)] == expected
+    assert "NVIDIA_VISIBLE_DEVICES=void" not in argv
+
+
+def test_the_other_commands() -> None:
+    assert containers.start(PODMAN, "n") == ["/usr/bin/podman", "start", "n"]
+    assert containers.remove(PODMAN, "n") == ["/usr/bin/podman", "rm", "--force", "--time", "0", "n"]
+    assert containers.remove(DOCKER, "n") == ["/usr/bin/docker", "rm", "--force", "n"]
+    assert containers.update(DOCKER, "n", 2.0, None) == ["/usr/bin/docker", "update", "--cpus", "2", "n"]
+    assert containers.update(PODMAN, "n", None, 5) == [
+        *("/usr/bin/podman", "update", "--memory", "5", "--memory-swap", "5", "n")
+    ]
+    assert containers.listing(DOCKER, "h") == [
+        *("/usr/bin/docker", "ps", "--all", "--filter", "label=stoker=h", "--format", "{{.Names}}")
+    ]
+    assert containers.enter(DOCKER, "n", ["sh"]) == [
+        *("/usr/bin/docker", "exec", "--interactive", "--tty", "n", "sh")
+    ]
+    assert containers.create(DOCKER, Box("n", "image"))[-1] == "image"
+
+
+# -- what runtimes say -------------------------------------------------------------------------------------------
+
+
+def test_podman_and_docker_introduce_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    podman = {
+        "host": {"cgroupControllers": ["memory", "pids"], "security": {"rootless": True}},
+        "version": {"Version": "5.1"},
+    }
+    docker = {
+        "ServerVersion": "27.1",
+        "MemoryLimit": True,
+        "CpuCfsQuota": True,
+        "PidsLimit": False,
+        "SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"],
+    }
+    there = {"podman": podman, "docker": docker}
+    monkeypatch.setattr(runtimes.shutil, "which", lambda name: f"/bin/{name}" if name in there else None)
+    monkeypatch.setattr(
+        runtimes,
+        "_run",
+        lambda argv, **_: json.dumps(there[Path(argv[0]).name]),  # what `info` printed
+    )
+    monkeypatch.setattr(runtimes, "cdi_names", lambda: frozenset({"0"}))
+    assert runtimes.find() == Runtime(
+        "podman", "/bin/podman", "5.1", True, frozenset({"memory", "pids"}), frozenset({"0"})
+    )
+    del there["podman"]
+    assert runtimes.find() == Runtime("docker", "/bin/docker", "27.1", True, frozenset({"cpu", "memory"}))
+    docker["ServerVersion"] = ""  # the client is there, and no daemon
+    assert runtimes.find() is None
+
+
+def test_states() -> None:
+    raw = {"State": {"Running": False, "Pid": 0, "ExitCode": 137, "OOMKilled": True}}
+    assert containers.state_of(raw) == (False, 0, 137, True)
+    assert containers.failure("podman", "Trying...\nError: no such tag\n  more\n") == "Error: no such tag"
+    assert containers.failure("podman", "") == "podman gave no reason"
+
+
+def test_gpus_of_a_cdi_specification(tmp_path: Path) -> None:
+    (tmp_path / "nvidia.yaml").write_text(
+        "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n- name: GPU-a\n- name: all\n"
+    )
+    (tmp_path / "other.json").write_text('{"kind": "vendor.com/net", "devices": [{"name": "x"}]}')
+    (tmp_path / "broken.yaml").write_text("{")
+    assert runtimes.cdi_names((str(tmp_path), "/nowhere")) == {"0", "GPU-a", "all"}
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Boxes:
+    return Boxes(Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096))
+
+
+def attempt(**job: Any) -> Attempt:
+    asked = Job.from_json({"run": "x", **job})
+    return Attempt(
+        "digits-7f3k", 2, (TaskPlan("worker-0", cpu=1.0, memory=1 << 30, gpus=("GPU-a",)),), job=asked
+    )
+
+
+def test_a_task_with_the_launcher_inside(made: Boxes) -> None:
+    wanted = attempt(image="team/torch:2")
+    (plain,) = render(wanted, Isolation(tree=cgroups.Tree(1, {"memory": "/m"})))
+    info = made.info(PODMAN, plain, wanted)
+    assert (info.cgroup, info.pid_namespace, info.workdir) == (None, True, ".")
+    assert (info.cpu, info.memory, info.gpus) == (1.0, 1 << 30, ["GPU-a"])
+    assert info.container == {"runtime": "podman", "image": "team/torch:2"}
+    pinned = replace(wanted, image={"reference": "team/torch@sha256:1"})
+    assert made.info(PODMAN, plain, pinned).container == {"runtime": "podman", "image": "team/torch@sha256:1"}
+
+
+def test_a_task_without_a_launcher_inside(made: Boxes) -> None:
+    wanted = attempt(image="team/torch:2", launcher="none")
+    (plain,) = render(wanted, Isolation(processes="pid namespace"))
+    info = made.info(DOCKER, plain, wanted)
+    assert (info.cgroup, info.pid_namespace, info.cpu, info.memory, info.pids) == (
+        None,
+        False,
+        None,
+        None,
+        None,
+    )
+    assert info.container is not None
+    assert info.container["name"] == "stoker-abc.digits-7f3k.2.worker-0.1"
+    assert info.container["memory"] == 1 << 30
+    run = info.container["run"]
+    assert run[:6] == ["/usr/bin/docker", "run", "--name", info.container["name"], "--pull", "missing"]
+    assert "--volume" not in run and "--user" not in run and "1073741824" in run
+    assert TaskInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"launcher": "none"}, "`launcher` needs an image here"),
+        ({"python": "/usr/bin/python3"}, "`python` needs an image here"),
+        ({"resources": {"shm": "4Ti"}}, "`resources.shm` needs an image here"),
+        ({"image": "x", "launcher": "none", "setup": "make"}, "`setup` needs the launcher"),
+        ({"image": "x", "launcher": "none", "python": "/p"}, "`python` needs the launcher"),
+        ({"image": "x", "resources": {"gpu": 1}}, "podman cannot hand out GPUs here"),
+    ],
+)
+def test_refused(made: Boxes, job: dict[str, Any], words: str) -> None:
+    made._runtime = PODMAN
+    with pytest.raises(Refused, match=words) as caught:
+        made.refuse(Job.from_json({"run": "x", **job}))
+    assert caught.value.hint and caught.value.details["key"]
+
+
+def test_not_refused(made: Boxes) -> None:
+    made._runtime = replace(PODMAN, cdi=frozenset({"GPU-a"}))
+    for job in (
+        {},
+        {"resources": {"shm": "1Mi"}},
+        {"image": "x", "python": "/p", "resources": {"gpu": 1, "shm": "9Gi"}},
+    ):
+        made.refuse(Job.from_json({"run": "x", **job}))
+
+
+def test_a_machine_without_a_runtime(made: Boxes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = Job.from_json({"run": "x", "image": "y"})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Refused, match="image: needs podman or docker on this machine"):
+        made.refuse(job)
+    # A client of docker whose daemon does not listen is no runtime.
+    (tmp_path / "docker").write_text("#!/bin/sh\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    with pytest.raises(Refused, match="image: needs podman or docker on this machine"):
+        made.refuse(job)
+    with pytest.raises(boxes.EngineError, match="podman or docker"):
+        asyncio.run(made.runtime())
+
+
+# -- while they run ----------------------------------------------------------------------------------------------
+
+
+def group(root: Path, version: int, used: int, cache: int = 0) -> dict[str, Any]:
+    root.mkdir()
+    names = {
+        1: {"memory.usage_in_bytes": used, "memory.limit_in_bytes": 100 << 20, "cpu.cfs_quota_us": -1},
+        2: {"memory.current": used, "memory.max": "max", "cpu.max": "max 100000"},
+    }
+    for name, value in names[version].items():
+        (root / name).write_text(f"{value}\n")
+    (root / "memory.stat").write_text(f"total_inactive_file {cache}\ninactive_file {cache}\n")
+    return {"version": version, "procs": [f"{root}/cgroup.procs"], "memory": str(root), "cpu": str(root)}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_resizing_a_group(version: int, tmp_path: Path) -> None:
+    record = group(tmp_path / "g", version, used=50 << 20, cache=10 << 20)
+    assert sizes.resize(record, Isolation(), cpu=2.0, memory=200 << 20) is None
+    files = {path.name: path.read_text() for path in (tmp_path / "g").iterdir()}
+    if version == 1:
+        assert files["memory.limit_in_bytes"] == files["memory.memsw.limit_in_bytes"] == str(200 << 20)
+        assert (files["cpu.cfs_quota_us"], files["cpu.shares"]) == ("200000", "2048")
+    else:
+        assert (files["memory.max"], files["cpu.max"], files["cpu.weight"]) == (
+            str(200 << 20),
+            "200000 100000",
+            "200",
+        )
+    assert sizes.resize(record, Isolation(), cpu=None, memory=45 << 20) is None
+    reason = sizes.resize(record, Isolation(), cpu=0.5, memory=41 << 20)
+    assert reason == "it uses 40 MiB now, which 41 MiB has no room for"
+
+
+def test_swap_goes_first_when_there_is_to_be_more(tmp_path: Path) -> None:
+    record = group(tmp_path / "g", 1, used=1)
+    for memory, first in ((200 << 20, "memory.memsw.limit_in_bytes"), (50 << 20, "memory.limit_in_bytes")):
+        (path, _), *_ = cgroups.changes(record, cgroups.Limits(memory=memory))
+        assert Path(path).name == first
+
+
+def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
+    isolation = Isolation(missing={"cpu": Missing("no cpu cgroup: not root; tasks are bound to whole cores")})
+    reason = sizes.resize(None, isolation, cpu=2.0, memory=None)
+    assert (
+        reason
+        == "its cpu limit cannot be changed while it runs: no cpu cgroup: not root; tasks are bound to whole cores"
+    )
+    record = group(tmp_path / "g", 1, used=1)
+    (tmp_path / "g" / "cpu.cfs_quota_us").unlink()
+    (tmp_path / "g" / "cpu.cfs_quota_us").mkdir()
+    reason = sizes.resize(record, Isolation(), cpu=2.0, memory=300 << 20)
+    assert reason is not None and reason.startswith("the kernel refuses the new size: ")
+    assert (tmp_path / "g" / "memory.limit_in_bytes").read_text() == str(100 << 20)
+
+
+def test_ways_in() -> None:
+    known = Known(PLACE, "/home/ada/tasks/t", TaskInfo("digits-7f3k", 2, "worker-0"), container="n")
+    argv = entering.container_argv(DOCKER, known, "/bundle")
+    assert argv[:5] == ["/usr/bin/docker", "exec", "--interactive", "--tty", "n"]
+    assert argv[5:] == container.command("/bundle", "shell", "/home/ada/tasks/t")
