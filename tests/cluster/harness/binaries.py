@@ -42,7 +42,11 @@ class Build:
 
     @property
     def directory(self) -> Path:
-        return cache() / f"{self.name}-{self.version}"
+        """Named by what it is made of: two checkouts that differ do not take turns in making it."""
+        digest = hashlib.sha256(repr((self.packages, self.aliases, self.flags)).encode())
+        for path in sorted(self.source.iterdir()):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        return cache() / f"{self.name}-{self.version}-{digest.hexdigest()[:12]}"
 
     @property
     def source(self) -> Path:
@@ -60,8 +64,7 @@ def binary(name: str) -> Path:
     """The program called `name`, built if it is not in the cache; one builder at a time, others wait for it."""
     for build in _builds(kubernetes_version()):
         if name in build.programs():
-            _ensure(build)
-            return build.directory / name
+            return _ensure(build) / name
     raise HarnessError(f"no program called {name}")
 
 
@@ -105,40 +108,27 @@ def _kubernetes(version: str) -> Build:
     return Build("kubernetes", version, folder, {"kubernetes": "."}, aliases, flags)
 
 
-def _ensure(build: Build) -> None:
-    if _is_built(build):
-        return
-    with locked(cache() / f"{build.name}-{build.version}.lock"):
-        if not _is_built(build):
-            _make(build)
+def _ensure(build: Build) -> Path:
+    directory = build.directory
+    if not directory.exists():
+        with locked(directory.with_name(f"{directory.name}.lock")):
+            if not directory.exists():
+                _make(build, directory)
+    return directory
 
 
-def _is_built(build: Build) -> bool:
-    stamp = build.directory / "stamp"
-    return stamp.exists() and stamp.read_text() == _stamp(build)
-
-
-def _stamp(build: Build) -> str:
-    digest = hashlib.sha256(repr((build.packages, build.flags)).encode())
-    for path in sorted(build.source.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _make(build: Build) -> None:
+def _make(build: Build, directory: Path) -> None:
     """Compile beside the place and move it there, so that a half-made build is never found."""
     started = time.monotonic()
-    _say(f"building {build.name} {build.version} (once; kept in {build.directory})")
-    fresh = build.directory.with_name(build.directory.name + ".new")
+    _say(f"building {build.name} {build.version} (once; kept in {directory})")
+    fresh = directory.with_name(directory.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     for name, package in build.packages.items():
         _compile(build, fresh / name, package)
     for name, target in build.aliases.items():
         (fresh / name).symlink_to(target)
-    (fresh / "stamp").write_text(_stamp(build))
-    shutil.rmtree(build.directory, ignore_errors=True)
-    fresh.rename(build.directory)
+    fresh.rename(directory)
     _say(f"built {build.name} {build.version} in {time.monotonic() - started:.0f} s")
 
 
