@@ -1,6 +1,7 @@
 """Brings code and checkpoints into a task directory and carries checkpoints and outputs away.
 
     carry      the journeys, to and from directories near and far
+    outputs    what a task leaves in its output directory
     fetching   getting the bytes of a far directory
     walk       looking through a directory that belongs to somebody else
     sidecar    serves a task directory from inside a pod; standard library only

@@ -5,7 +5,8 @@
     http        the little of HTTP that is needed
     verbs       what may be asked
     sync        what is new, and waiting for it
-    staging     content that arrives, and making directories of it
+    staging     content that arrives
+    placing     making directories of it
     trees       reading manifests
     pages       listing a directory with hashes, a page at a time
     settle      after a launcher's death

@@ -13,6 +13,7 @@ import pytest
 
 from stoker.engine.kubernetes.far import Courier, CourierLost, FarDirectory, Ferry, Mirror, Pace
 from stoker.engine.kubernetes.far import ferry as ferry_module
+from stoker.engine.kubernetes.far.courier import Incomplete
 from stoker.engine.kubernetes.far.transport import StreamTransport
 from stoker.errors import BlobDamaged, EngineUnavailable
 from stoker.task import formats, layout, wire
@@ -109,25 +110,30 @@ def test_whatever_is_in_the_way_is_one_error(fail: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "header", "kind"),
+    ("verb", "status", "header", "kind"),
     [
-        (422, {"errno": 2, "error": "gone"}, FileNotFoundError),
-        (422, {"errno": 13, "error": "no"}, PermissionError),
-        (422, {"errno": 1, "error": "a link", "unsafe": True}, UnsafePath),
-        (422, {"error": "hash", "damaged": True}, BlobDamaged),
-        (413, {"error": "too many"}, ValueError),
-        (503, {"error": "busy"}, CourierLost),
-        (500, {"error": "oops"}, OSError),
-        (400, {}, OSError),
-        (422, {"errno": "2"}, OSError),
-        (422, {"errno": -5}, OSError),
+        (wire.READ, 422, {"errno": 2, "error": "gone"}, FileNotFoundError),
+        (wire.READ, 422, {"errno": 13, "error": "no"}, PermissionError),
+        (wire.READ, 422, {"errno": 1, "error": "a link", "unsafe": True}, UnsafePath),
+        (wire.BLOB, 422, {"error": "hash", "damaged": True}, BlobDamaged),
+        (wire.PLACE, 422, {"error": "not all there", "incomplete": True}, Incomplete),
+        (wire.WALK, 413, {"error": "too many"}, ValueError),
+        (wire.READ, 503, {"error": "busy"}, CourierLost),
+        # What its verb cannot meet is an error of the courier's own.
+        (wire.SYNC, 422, {"error": "hash", "damaged": True}, OSError),
+        (wire.ORDER, 422, {"error": "hash", "incomplete": True}, OSError),
+        (wire.ORDER, 413, {"error": "too many"}, OSError),
+        (wire.READ, 500, {"error": "oops"}, OSError),
+        (wire.READ, 400, {}, OSError),
+        (wire.READ, 422, {"errno": "2"}, OSError),
+        (wire.READ, 422, {"errno": -5}, OSError),
     ],
 )
 def test_what_a_courier_met_is_raised_here(
-    status: int, header: dict[str, Any], kind: type[Exception]
+    verb: str, status: int, header: dict[str, Any], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        asyncio.run(Courier(KEY, Wire(lambda *_: (status, header, b""))).call(wire.READ, {}))
+        asyncio.run(Courier(KEY, Wire(lambda *_: (status, header, b""))).call(verb, {}))
 
 
 def test_a_courier_that_begins_anew_all_the_time_is_given_up() -> None:

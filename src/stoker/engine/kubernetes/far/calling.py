@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 TIMEOUT = 60.0
 """Seconds for one call; what takes longer is asked for again and again."""
-LONGEST_JOB = 3600.0
+LONGEST_JOB = 7200.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 

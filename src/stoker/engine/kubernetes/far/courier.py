@@ -31,7 +31,7 @@ class CourierBusy(CourierLost):
     """It has too much to do at the moment."""
 
 
-class Incomplete(Exception):
+class Incomplete(OSError):
     """A tree cannot be placed yet: something of it has not arrived, or not stayed."""
 
 
@@ -101,19 +101,20 @@ class Courier:
             self._boot = header["boot"]
             raise SignAnew
         if status != 200:
-            raise _error(status, header)
+            raise _error(request.verb, status, header)
         return header, data
 
 
-def _error(status: int, header: Mapping[str, Any]) -> Exception:
+def _error(verb: str, status: int, header: Mapping[str, Any]) -> Exception:
+    """What a courier met. A pod may say anything: it gets only those errors that its verb can meet."""
     text = str(header.get("error"))[:1000]
     code = header.get("errno")
-    if header.get("damaged") is True:
-        return BlobDamaged(text)
-    if header.get("incomplete") is True:
-        return Incomplete(text)
-    if status == 413:
+    if verb == wire.WALK and status == 413:
         return ValueError(text)
+    if verb in (wire.BLOB, wire.PLACE) and header.get("damaged") is True:
+        return BlobDamaged(text)
+    if verb == wire.PLACE and header.get("incomplete") is True:
+        return Incomplete(errno.EIO, text)
     if status == 503:
         return CourierBusy(text)
     if header.get("unsafe") is True:

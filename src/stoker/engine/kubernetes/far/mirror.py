@@ -49,6 +49,8 @@ class Mirror:
         self._limit = limit
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
+        self._taken = 0
+        """Bytes of all files but the journal."""
         self._refused: set[str] = set()
         self.synced = False
         """Everything has arrived at least once since this object was made."""
@@ -130,7 +132,7 @@ class Mirror:
 
     def _look(self, path: str) -> None:
         """What is here of a file."""
-        self._held.pop(path, None)
+        self._hold(path, None)
         try:
             fd = os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -139,7 +141,7 @@ class Mirror:
             info = os.fstat(fd)
             if stat.S_ISREG(info.st_mode) and info.st_size:
                 begin = max(0, info.st_size - wire.TAIL)
-                self._held[path] = _Held(info.st_size, os.pread(fd, wire.TAIL, begin))
+                self._hold(path, _Held(info.st_size, os.pread(fd, wire.TAIL, begin)))
         finally:
             os.close(fd)
 
@@ -164,12 +166,18 @@ class Mirror:
         finally:
             os.close(fd)
         tail = held.tail + bytes(piece[-wire.TAIL :])
-        self._held[path] = _Held(at, tail[-wire.TAIL :])
+        self._hold(path, _Held(at, tail[-wire.TAIL :]))
+
+    def _hold(self, path: str, held: _Held | None) -> None:
+        before = self._held.pop(path, None)
+        if held is not None:
+            self._held[path] = held
+        if path != layout.JOURNAL:
+            self._taken += (held.size if held else 0) - (before.size if before else 0)
 
     def _room(self, path: str, size: int, more: int) -> bool:
-        taken = sum(held.size for name, held in self._held.items() if name != layout.JOURNAL)
         full = path != layout.JOURNAL and (
-            taken + more > self._limit or (path not in self._held and len(self._held) >= MOST_FILES)
+            self._taken + more > self._limit or (path not in self._held and len(self._held) >= MOST_FILES)
         )
         if full or size + more > LARGEST_FILE:
             self._refused.add(path)
@@ -178,7 +186,7 @@ class Mirror:
         return True
 
     def _truncate(self, path: str) -> None:
-        self._held.pop(path, None)
+        self._hold(path, None)
         with contextlib.suppress(FileNotFoundError):
             os.truncate(self._root / path, 0)
 
@@ -192,7 +200,7 @@ class Mirror:
         temporary.replace(self._root / path)
 
     def _forget(self, path: str) -> None:
-        self._held.pop(path, None)
+        self._hold(path, None)
         self._refused.discard(path)
         (self._root / path).unlink(missing_ok=True)
 

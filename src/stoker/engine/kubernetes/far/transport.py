@@ -54,11 +54,14 @@ class StreamTransport:
             try:
                 await _send(writer, path, headers, body)
                 status, answered, data = await _receive(reader)
-            except (EOFError, ValueError, asyncio.LimitOverrunError) as exc:
-                writer.close()
-                raise ConnectionError(f"the courier does not speak HTTP to its end: {exc}") from exc
+            except EOFError as exc:
+                writer.transport.abort()
+                raise ConnectionError("the connection ended before the answer did") from exc
+            except (ValueError, asyncio.LimitOverrunError) as exc:
+                writer.transport.abort()
+                raise ConnectionError(f"whoever answers does not speak HTTP: {exc}") from exc
             except BaseException:
-                writer.close()
+                writer.transport.abort()  # at once: whoever cancels may be about to end the loop
                 raise
         if answered.get("connection") == "close" or len(self._idle) >= SPARE:
             writer.close()

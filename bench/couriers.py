@@ -1,0 +1,201 @@
+"""What a thousand couriers cost the server: `python -m bench.couriers [--couriers N] [--seconds S]`.
+
+The server's side is the real one: a mirror, a ferry and a TLS connection of its own for each courier. The other ends
+are one process that answers as couriers would, since a thousand real ones need 20 GB: each has a new status every five
+seconds (as a launcher's samples make it), and in the second part also ten lines of log a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import ssl
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from stoker.engine.kubernetes import keys
+from stoker.engine.kubernetes.far import Courier, FarDirectory, Ferry, Mirror, Pace, direct
+from stoker.task import layout, wire
+
+STATUS_EVERY = 5.0
+LINES = 10.0
+LINE = b"o 1700000000000 step 1234 loss 0.1234 throughput 12345 samples/s\n"
+
+
+class Others:
+    """Answers for all couriers. What a file holds is a function of the time, so nothing is remembered."""
+
+    def __init__(self, key: bytes, lines: float) -> None:
+        self._key = key
+        self._lines = lines
+        self._guard = wire.Guard(most=1 << 30)
+        self._began = time.monotonic()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        phase = random.uniform(0, STATUS_EVERY)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                fields = {
+                    name.lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:])
+                }
+                body = await reader.readexactly(int(fields["content-length"]))
+                claim = wire.check_request(self._key, "POST", wire.SYNC, fields["stoker-session"])
+                wire.check_body(claim, body)
+                status, answer = await self._answer(claim, body, phase)
+                session = wire.sign_answer(self._key, claim.nonce, status, [answer])
+                lines = f"HTTP/1.1 {status} OK\r\n{wire.SESSION}: {session}\r\nContent-Length: {len(answer)}\r\n\r\n"
+                writer.write(lines.encode() + answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def _answer(self, claim: wire.Claim, body: bytes, phase: float) -> tuple[int, bytes]:
+        try:
+            self._guard.admit(claim)
+        except wire.WrongBoot:
+            return 409, wire.pack({"boot": self._guard.boot})
+        asked, _ = wire.unpack(body)
+        end = time.monotonic() + asked["wait"]
+        while True:
+            header, data = self._news(asked, phase)
+            now = time.monotonic()
+            if data or now >= end:
+                return 200, wire.pack(header, data)
+            pause = STATUS_EVERY - (now - self._began + phase) % STATUS_EVERY + 0.001
+            if self._lines:
+                pause = min(pause, 1 / self._lines)
+            await asyncio.sleep(min(pause, end - now))
+
+    def _news(self, asked: dict[str, Any], phase: float) -> tuple[dict[str, Any], bytes]:
+        passed = time.monotonic() - self._began
+        status = json.dumps(
+            {"phase": "running", "seq": int((passed + phase) / STATUS_EVERY), "usage": {"cpu": 1.0}}
+        )
+        records, deltas, data = [], [], b""
+        held = asked["have"].get(layout.segment(0), [0])[0]
+        size = int(passed * self._lines) * len(LINE)
+        if size > held:
+            data += LINE * ((size - held) // len(LINE))
+            deltas.append([layout.segment(0), held, len(data)])
+        if asked["records"].get(layout.STATUS) != wire.tag(status.encode()):
+            records.append([layout.STATUS, wire.tag(status.encode()), len(status)])
+            data += status.encode()
+        return {"deltas": deltas, "records": records, "resets": [], "gone": [], "mark": None}, data
+
+
+def others(pipe: Connection, home: str, key: bytes, lines: float) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"{home}/crt", f"{home}/key")
+
+    async def work() -> None:
+        server = await asyncio.start_server(
+            Others(key, lines).serve, "127.0.0.1", 0, ssl=context, backlog=4096, ssl_handshake_timeout=120
+        )
+        pipe.send(server.sockets[0].getsockname()[1])
+        await asyncio.Event().wait()
+
+    uvloop.run(work())
+
+
+async def measure(count: int, seconds: float, port: int, made: keys.Keys, home: Path) -> dict[str, float]:
+    loop, pace, changes = asyncio.get_running_loop(), Pace(), [0]
+
+    def changed(key: object) -> None:
+        changes[0] += 1
+
+    before = _memory()
+    lines = [direct("127.0.0.1", port, made.cert.decode()) for _ in range(count)]
+    ferries = []
+    for number, line in enumerate(lines):
+        mirror = Mirror(home / "mirror" / str(number), source="pod", boot_id="boot")
+        directory = FarDirectory(Courier(made.courier, line), mirror, loop)
+        ferries.append(Ferry(directory, ("run", number, "worker-0"), changed, pace=pace))
+    tasks = []
+    for ferry in ferries:
+        tasks.append(asyncio.create_task(ferry.run()))
+        if len(tasks) % 50 == 0:
+            await asyncio.sleep(0.1)
+    while not all(ferry.last_contact is not None for ferry in ferries):  # noqa: ASYNC110 - a measurement
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(STATUS_EVERY)
+    changes[0] = 0
+    began, cpu, late = time.monotonic(), time.process_time(), [0.0]
+    while time.monotonic() - began < seconds:
+        at = loop.time()
+        await asyncio.sleep(0.01)
+        late.append(loop.time() - at - 0.01)
+    passed = time.monotonic() - began
+    found = {
+        "couriers": float(count),
+        "answers_per_second": changes[0] / passed,
+        "cores": (time.process_time() - cpu) / passed,
+        "memory_per_courier_kb": (_memory() - before) / count / 1024,
+        "loop_late_p99_ms": sorted(late)[int(len(late) * 0.99)] * 1000,
+        "in_trouble": float(sum(bool(ferry.trouble) for ferry in ferries)),
+    }
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for line in lines:
+        await line.close()
+    return found
+
+
+def _memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def ours(pipe: Connection, count: int, seconds: float, port: int, made: keys.Keys, home: str) -> None:
+    """In a process of its own, so that its memory is its own."""
+    pipe.send(uvloop.run(measure(count, seconds, port, made, Path(home))))
+
+
+def part(count: int, seconds: float, made: keys.Keys, lines: float) -> dict[str, float]:
+    home = tempfile.mkdtemp(prefix="couriers-")
+    Path(home, "crt").write_bytes(made.cert)
+    Path(home, "key").write_bytes(made.private)
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    answering = spawn.Process(target=others, args=(there, home, made.courier, lines), daemon=True)
+    answering.start()
+    try:
+        asking = spawn.Process(
+            target=ours, args=(there, count, seconds, here.recv(), made, home), daemon=True
+        )
+        asking.start()
+        found: dict[str, float] = here.recv()
+        asking.join()
+        return found
+    finally:
+        answering.terminate()
+        answering.join()
+        shutil.rmtree(home)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--couriers", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    given = parser.parse_args()
+    made = keys.make()
+    for what, lines in (
+        ("quiet: a status every 5 s", 0.0),
+        ("busy: 10 lines of log a second as well", LINES),
+    ):
+        found = part(given.couriers, given.seconds, made, lines)
+        print(json.dumps({"what": what, **{name: round(value, 3) for name, value in found.items()}}))
+
+
+if __name__ == "__main__":
+    main()
