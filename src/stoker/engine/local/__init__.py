@@ -2,7 +2,7 @@
 
 engine       the protocol: submit, observe, stop, watch, hurt
 render       what will be written for a task; pure
-registry     the tasks there are, and the proof that one is gone
+registry     the tasks there are, and the proof that one is gone;  following: until then
 directories  task directories: making, archiving, deleting
 forkserver   starting launchers through a process of their own
 watch        noticing changes: inotify, pidfds

@@ -15,16 +15,16 @@ from weakref import WeakValueDictionary
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
 from stoker.engine.hints import Key
-from stoker.engine.local import cgroups, directories, doctor, entering, machine, processes, registry, sizes
+from stoker.engine.local import cgroups, directories, doctor, entering, machine, processes, sizes
 from stoker.engine.local.boxes import Boxes
 from stoker.engine.local.directories import Place
+from stoker.engine.local.following import Follower
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
 from stoker.engine.local.registry import Known, Registry
 from stoker.engine.local.render import group_name, render
 from stoker.engine.local.runtimes import ImageUnavailable
 from stoker.engine.local.starting import Starter
-from stoker.engine.local.watch import Watcher
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported
@@ -33,10 +33,6 @@ from stoker.task.near import NearTaskDir
 
 log = logging.getLogger(__name__)
 
-MARGIN = 5.0
-"""Seconds beyond the grace period that a launcher has to carry out its ladder before it is killed."""
-DEATH = 10.0
-"""Seconds that a SIGKILL may take to show."""
 DEFAULT_CPU = 1.0
 OPEN_FILES = 65_536
 """Enough for a pidfd per task; the server's own soft limit is raised to it where the hard limit allows."""
@@ -58,12 +54,11 @@ class LocalEngine:
         self._gpus = Gpus()
         self._starter = Starter(settings, self._gpus, _raise_open_files())
         self._boxes = Boxes(settings, cgroups.home_name(self.home.root), self._gpus, _raise_open_files())
+        self._follower = Follower(self._registry, self._boxes)
         self._starts: dict[Key, asyncio.Task[None]] = {}
         """Containers on their way."""
-        self._watcher: Watcher | None = None
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._first: asyncio.Task[None] | None = None
-        self._ends: dict[Key, asyncio.Event] = {}
         self._tidying: asyncio.Task[None] | None = None
         self._looking_at_gpus = asyncio.Lock()
 
@@ -125,7 +120,7 @@ class LocalEngine:
         self._look()
         dead = [known for known in self._registry if not known.proof and not self._registry.is_alive(known)]
         if dead:
-            await self._settle(dead)
+            await self._follower.settle(dead)
         return [self._observation(known) for known in self._registry if not self._vanished(known)]
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
@@ -133,7 +128,7 @@ class LocalEngine:
         await self._ready()
         async with self._lock(run, attempt):
             self._look(run, attempt)
-            await _all(self._end(known, grace.total_seconds()) for known in self._registry.of(run, attempt))
+            await _all(self._stop(known, grace.total_seconds()) for known in self._registry.of(run, attempt))
 
     async def reach(self, handle: Handle, task: str) -> NearTaskDir:
         return NearTaskDir(str(directories.path_of(self.home.tasks, Place(*_parsed(handle), task))))
@@ -144,7 +139,7 @@ class LocalEngine:
         async with self._lock(run, attempt):
             self._look(run, attempt)
             tasks = self._registry.of(run, attempt)
-            await self._settle([known for known in tasks if not self._registry.is_alive(known)])
+            await self._follower.settle([known for known in tasks if not self._registry.is_alive(known)])
             if alive := [known.place.task for known in tasks if not known.proof]:
                 raise Conflict(f"{run} attempt {attempt} still has {', '.join(alive)}", hint="Stop it first.")
             path = directories.path_of(self.home.tasks, Place(run, attempt, "any")).parent
@@ -153,15 +148,14 @@ class LocalEngine:
             except OSError as exc:
                 raise EngineError(f"cannot delete {exc.filename or path}: {exc.strerror}") from exc
             for known in tasks:
-                self._forget(known)
+                self._follower.forget(known)
 
     async def close(self) -> None:
         """The server goes away; tasks do not."""
         await self._give_up(list(self._starts))
         if self._tidying is not None:
             await asyncio.gather(self._tidying, return_exceptions=True)
-        if self._watcher is not None:
-            self._watcher.close()
+        self._follower.close()
         await self._starter.close()
         self._registry.close()
 
@@ -169,13 +163,12 @@ class LocalEngine:
 
     async def changes(self) -> AsyncIterator[Key]:
         await self._ready()
-        assert self._watcher is not None
-        hints = self._watcher.subscribe()
+        hints = self._follower.watcher.subscribe()
         try:
             async for key in hints:
                 yield key
         finally:
-            self._watcher.unsubscribe(hints)
+            self._follower.watcher.unsubscribe(hints)
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         if how not in ("process", "launcher"):
@@ -253,8 +246,7 @@ class LocalEngine:
 
     async def _find_out(self) -> None:
         await self._starter.probe()
-        if self._watcher is None:
-            self._watcher = Watcher(self._launcher_died)
+        self._follower.begin()
         self._look()
         await asyncio.to_thread(self._tidy)
         if any(self._containers()):
@@ -279,7 +271,6 @@ class LocalEngine:
 
     def _look(self, run: str | None = None, attempt: int = 0) -> None:
         """Take up what was not known, of one attempt or of the whole home, and see who has ended."""
-        assert self._watcher is not None
         try:
             found = self._registry.refresh() if run is None else self._registry.refresh_attempt(run, attempt)
         except OSError as exc:
@@ -287,7 +278,7 @@ class LocalEngine:
         self._registry.look()
         for known in found:
             if self._registry.is_alive(known):
-                self._watcher.add(known.place.key(), known.path, known.pidfd)
+                self._follower.watcher.add(known.place.key(), known.path, known.pidfd)
 
     def _observation(self, known: Known) -> Observation:
         presence = Presence.GONE
@@ -313,15 +304,8 @@ class LocalEngine:
         """Dead, and its directory removed by somebody else: there is nothing left to see."""
         if not known.proof or known.cause or Path(known.path).is_dir():
             return False
-        self._forget(known)
+        self._follower.forget(known)
         return True
-
-    def _launcher_died(self, key: Key) -> None:
-        known = self._registry.get(Place(*key))
-        if known is not None:
-            known.ended = True
-        if key in self._ends:
-            self._ends[key].set()
 
     # -- starting --------------------------------------------------------------------------------------------
 
@@ -345,11 +329,10 @@ class LocalEngine:
         except BaseException:  # cancelled or failed: either way it may be tried again
             known.starting = False
             raise
-        self._watch(known)
+        self._follower.watch(known)
 
     async def _start_box(self, known: Known, attempt: Attempt) -> None:
         """In the background: an image may take long to come. What goes wrong is the task's end."""
-        assert self._watcher is not None
         try:
             self._registry.started(known, await self._boxes.start(known, attempt, self._starter.bundle))
         except asyncio.CancelledError:
@@ -360,12 +343,16 @@ class LocalEngine:
             known.cause = "image" if isinstance(exc, ImageUnavailable) else "engine-error"
             known.proof = exc.message if isinstance(exc, EngineError) else str(exc)
             known.evidence = {"message": known.proof, "hint": getattr(exc, "hint", None) or ""}
-            self._watcher.hint(known.place.key())
+            self._follower.watcher.hint(known.place.key())
         else:
-            self._watch(known)
+            self._follower.watch(known)
         finally:
             known.waiting = ""
             self._starts.pop(known.place.key(), None)
+
+    async def _stop(self, known: Known, grace: float) -> None:
+        await self._give_up([known.place.key()])
+        await self._follower.end(known, grace)
 
     async def _give_up(self, keys: list[Key]) -> None:
         """Bring no more containers up for these."""
@@ -376,111 +363,14 @@ class LocalEngine:
 
     async def _put_aside(self, known: Known, path: Path) -> None:
         if not self._registry.is_alive(known):
-            await self._settle([known])
+            await self._follower.settle([known])
         if not known.proof:
             raise Conflict(
                 f"{known.place.task} of {known.place.run} still lives at incarnation {known.info.incarnation}",
                 hint="Stop it first.",
             )
-        self._forget(known)
+        self._follower.forget(known)
         directories.archive(path, known.info.incarnation)
-
-    def _watch(self, known: Known) -> None:
-        assert self._watcher is not None
-        self._registry.look()
-        if self._registry.is_alive(known):
-            self._watcher.add(known.place.key(), known.path, known.pidfd)
-        self._watcher.hint(known.place.key())
-
-    # -- ending ----------------------------------------------------------------------------------------------
-
-    async def _end(self, known: Known, grace: float) -> None:
-        await self._give_up([known.place.key()])
-        if known.proof:
-            return
-        identity = known.identity
-        if identity is not None and self._registry.is_alive(known):
-            if grace > 0 and not await self._ladder(known, identity, grace + MARGIN):
-                log.warning("%s: launcher %d did not end its processes in time", known.path, identity.pid)
-            processes.send(identity, signal.SIGKILL, known.pidfd)
-            await self._dead(known, DEATH)
-        await self._settle([known])
-        if not known.proof:
-            pid = known.stuck[0] if known.stuck else identity.pid if identity is not None else 0
-            raise EngineError(
-                f"process {pid} of {known.place.run} does not end",
-                hint="It waits inside the kernel: a network disk or a GPU that does not answer.",
-            )
-
-    async def _ladder(self, known: Known, identity: processes.Identity, seconds: float) -> bool:
-        """Have the launcher end its body; it then holds, so that nothing is lost, and the rest is ours.
-
-        A launcher that was just started may not listen yet, and init of a namespace does not even die of a signal
-        it does not listen to: until it has said something it is told again.
-        """
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        directory = NearTaskDir(known.path)
-        told = 0.0
-        while loop.time() < end:
-            try:
-                status, order = directory.status(), directory.order()
-            except (OSError, TypeError):
-                return True  # the directory is gone or not what it was: nothing to wait for
-            if order is None or (status is not None and status.phase == "ended"):
-                return True
-            if not told or ((status is None or status.phase == "ready") and loop.time() - told > 0.2):
-                processes.send(identity, signal.SIGTERM, known.pidfd)
-                told = loop.time()
-            if await self._dead(known, 0.03):
-                return True
-        return False
-
-    async def _dead(self, known: Known, seconds: float) -> bool:
-        """Wait for the launcher's death."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        event = self._ends.setdefault(known.place.key(), asyncio.Event())
-        try:
-            while True:
-                self._registry.look()
-                if not self._registry.is_alive(known):
-                    return True
-                rest = end - loop.time()
-                if rest <= 0:
-                    return False
-                try:
-                    await asyncio.wait_for(event.wait(), rest if known.pidfd is not None else min(rest, 0.05))
-                except TimeoutError:
-                    pass
-        finally:
-            self._ends.pop(known.place.key(), None)
-
-    async def _settle(self, dead: list[Known]) -> None:
-        dead = [known for known in dead if not known.proof]
-        dead = [known for known in dead if not known.container or await self._boxes.settle(known)]
-        if not dead:
-            return
-        await asyncio.to_thread(registry.settle, [known for known in dead if not self._revived(known)])
-        for known in dead:
-            if known.proof:
-                assert self._watcher is not None
-                self._watcher.drop(known.place.key())
-                self._registry.release(known)
-            elif not known.ended and known.identity is not None:
-                # Another launcher than the recorded one holds the directory: follow that one from now on.
-                self._registry.release(known)
-                self._registry.started(known, known.identity)
-                self._watch(known)
-
-    def _revived(self, known: Known) -> bool:
-        """Its container was found to run: an earlier server had no time to write that down."""
-        return known.identity is not None and not known.ended and known.pidfd is None
-
-    def _forget(self, known: Known) -> None:
-        if self._watcher is not None:
-            self._watcher.drop(known.place.key())
-        self._registry.forget(known)
 
     def _lock(self, run: str, attempt: int) -> asyncio.Lock:
         return self._locks.setdefault((run, attempt), asyncio.Lock())
