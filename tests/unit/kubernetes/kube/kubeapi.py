@@ -323,7 +323,7 @@ async def run(request: web.Request) -> web.StreamResponse:
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -331,7 +331,7 @@ async def run(request: web.Request) -> web.StreamResponse:
         await _end(ws, {"status": "Failure", "code": 500, "message": f"cannot start: {exc}"})
         return ws
     try:
-        out, err = await process.communicate(stdin)
+        out, err = await process.communicate(stdin or None)
     finally:
         if process.returncode is None:
             process.kill()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import trustme
 from aiohttp import web
@@ -333,6 +334,84 @@ def test_a_closed_or_cancelled_watch_leaves_nothing(path: Path, ca: trustme.CA) 
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await until(lambda: api.watching == 0)
+
+    asyncio.run(story())
+
+
+class Relay:
+    """Between client and server, until it stands still with everything open."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._moving = asyncio.Event()
+        self._moving.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def freeze(self) -> None:
+        self._moving.clear()
+
+    async def stop(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        self._tasks |= {
+            asyncio.create_task(self._pump(reader, back)),
+            asyncio.create_task(self._pump(there, writer)),
+        }
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._moving.wait()
+                writer.write(data)
+            await self._moving.wait()
+
+
+def test_connections_to_a_dead_server_are_gone_after_closing(path: Path, ca: trustme.CA) -> None:
+    def left() -> int:
+        return len(
+            [
+                each
+                for each in psutil.Process().net_connections()
+                if each.raddr and each.raddr.port == relay.port
+            ]
+        )
+
+    relay: Any = None
+
+    async def story() -> None:
+        nonlocal relay
+        api = Api(ca)
+        await api.start()
+        relay = Relay(api.port)
+        await relay.start()
+        kube = Kube.from_config(KubeConfig.load(kubeconfig(path, f"https://127.0.0.1:{relay.port}", ca)))
+        watch = kube.watch(kinds.PODS, resource_version=str(api.version), timeout=1)
+        api.put("pods", "a")
+        await anext(watch)
+        await asyncio.gather(*(kube.version() for _ in range(3)))
+        relay.freeze()
+        with pytest.raises(KubeUnavailable):
+            await kube.get(kinds.PODS, "a", timeout=0.3)
+        with pytest.raises(KubeUnavailable, match="sends nothing"):
+            await anext(watch)
+        lasting = asyncio.create_task(kube.request("GET", "/version", timeout=3600))
+        await asyncio.sleep(0.1)
+        lasting.cancel()
+        await asyncio.gather(lasting, return_exceptions=True)
+        await kube.close()
+        assert left() == 0
+        await relay.stop()
+        await api.stop()
 
     asyncio.run(story())
 
