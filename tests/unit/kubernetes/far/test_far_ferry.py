@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.kubernetes.far import Courier, CourierLost, FarDirectory, Ferry, Mirror, Pace
+from stoker.engine.kubernetes.far import Courier, CourierGone, CourierLost, FarDirectory, Ferry, Mirror, Pace
 from stoker.engine.kubernetes.far import ferry as ferry_module
 from stoker.engine.kubernetes.far.courier import Incomplete
 from stoker.engine.kubernetes.far.transport import StreamTransport
@@ -213,6 +213,28 @@ def test_after_the_loop_has_ended(tmp_path: Path) -> None:
     far.thread.close()
     with pytest.raises(CourierLost):
         far.directory.discard("x")
+
+
+def test_who_is_proven_gone_is_not_waited_for(tmp_path: Path) -> None:
+    """Not even by those who wait already."""
+    with Far(tmp_path, quiet, patience=600.0) as far:
+        assert far.directory.catch_up(30)
+        far.wire.fail = ConnectionRefusedError()
+        found: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                far.directory.settle(1)
+            except OSError as exc:
+                found.append(exc)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        far.directory.abandon("its node was deleted")
+        waiting.join(30)
+        assert [type(exc) for exc in found] == [CourierGone] and "its node was deleted" in str(found[0])
+        assert not far.directory.catch_up(600)
+        assert far.directory.exists()
 
 
 @pytest.mark.parametrize(

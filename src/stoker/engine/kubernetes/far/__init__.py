@@ -7,7 +7,7 @@ directory   FarDirectory: a task directory behind a courier
 ferry       keeps a mirror up to date
 """
 
-from stoker.engine.kubernetes.far.courier import Courier, CourierLost
+from stoker.engine.kubernetes.far.courier import Courier, CourierGone, CourierLost
 from stoker.engine.kubernetes.far.directory import FarDirectory
 from stoker.engine.kubernetes.far.ferry import Ferry, Pace
 from stoker.engine.kubernetes.far.mirror import Mirror
@@ -15,6 +15,7 @@ from stoker.engine.kubernetes.far.transport import StreamTransport, Transport, d
 
 __all__ = [
     "Courier",
+    "CourierGone",
     "CourierLost",
     "FarDirectory",
     "Ferry",

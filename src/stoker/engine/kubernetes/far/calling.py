@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from stoker.engine.kubernetes.far.courier import Answer, Courier, CourierLost, SignAnew, Signed
+from stoker.engine.kubernetes.far.courier import Answer, Courier, CourierGone, CourierLost, SignAnew, Signed
 from stoker.task import wire
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class Calls:
         self._loop = loop
         self.patience = patience
         """Seconds that a courier which does not answer is tried again."""
+        self.gone = ""
+        """Why nobody will ever answer, once that is known."""
 
     def ask(
         self, verb: str, header: Mapping[str, Any], data: bytes = b""
@@ -111,6 +113,9 @@ class Calls:
         return _result(self._submit(work), seconds)
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self.gone:
+            work.close()
+            raise CourierGone(self.gone)
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:

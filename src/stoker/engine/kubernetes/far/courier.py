@@ -27,6 +27,13 @@ class CourierLost(OSError):
         super().__init__(errno.EIO, f"the task's courier does not answer: {reason}")
 
 
+class CourierGone(OSError):
+    """The pod is proven gone: nobody will ever answer. Not tried again by anybody."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EHOSTDOWN, f"the task's courier is gone: {reason}")
+
+
 class CourierBusy(CourierLost):
     """It has too much to do at the moment."""
 

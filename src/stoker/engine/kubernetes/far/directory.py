@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from stoker.engine.kubernetes.far.calling import Calls, Pauses
-from stoker.engine.kubernetes.far.courier import Courier, CourierLost
+from stoker.engine.kubernetes.far.courier import Courier, CourierGone, CourierLost
 from stoker.engine.kubernetes.far.mirror import Mirror
 from stoker.engine.kubernetes.far.sending import Sender
 from stoker.task import formats, layout, wire
@@ -36,6 +36,11 @@ class FarDirectory:
         self._mirror = mirror
         self._calls = Calls(courier, loop, patience)
         self._near = NearTaskDir(str(mirror.root))
+
+    def abandon(self, reason: str) -> None:
+        """The pod is proven gone: from now on everything that needs its courier fails at once (CourierGone). What
+        has arrived can be read."""
+        self._calls.gone = reason
 
     # -- from the mirror -------------------------------------------------------------------------------------
 
@@ -138,6 +143,8 @@ class FarDirectory:
             left = max(0.1, end - time.monotonic())
             try:
                 _, mark = self._calls.wait(self.sync(wait=0.0, final=True, mark=mark, timeout=left), left + 1)
+            except CourierGone:
+                return False
             except (OSError, ValueError):
                 mark = None
                 if not pauses.rest():
