@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,9 @@ class Settings:
         return self.server.database or self.home.database
 
     @classmethod
-    def load(cls, home: Home | None = None) -> Settings:
-        """Defaults, overlaid by `config.toml` in the home. Unknown keys are errors that name the choices."""
+    def load(cls, home: Home | None = None, *, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Defaults, overlaid by `config.toml` in the home, overlaid by the environment. Unknown keys are errors
+        that name the choices."""
         home = home or Home.from_environment()
         raw: dict[str, Any] = {}
         if home.config.is_file():
@@ -217,7 +219,7 @@ class Settings:
         settings = cls(
             home=home, **{name: _group(home, name, kind, raw.get(name, {})) for name, kind in groups.items()}
         )
-        database = os.environ.get("STOKER_DATABASE")
+        database = environ.get("STOKER_DATABASE")
         return (
             settings
             if not database

@@ -17,6 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 from box import Box, wait
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration/store"))
+
+from test_postgres_moving import everything
+
 from stoker.client.api import Client
 from stoker.errors import StokerError
 from stoker.server.leading import STEPPED_DOWN
@@ -276,3 +280,67 @@ def test_servers_that_share_a_home_need_a_database_that_says_who_leads(tmp_path:
         )
         assert done.returncode == 2 and said in done.stderr
     assert not (tmp_path / "evil.lock").exists() and os.listdir(tmp_path) != []
+
+
+METRICS = """
+import os, stoker
+for step in range(30):
+    stoker.report(step=step, loss=1.0 / (step + 1), odd=float("nan"))
+path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "weights.bin")
+with open(path + ".tmp", "wb") as file:
+    file.write(bytes(1000))
+os.replace(path + ".tmp", path)
+print("trained")
+"""
+
+
+def test_a_home_moves_with_everything_in_it_and_back(tmp_path: Path, postgres: PostgresServer) -> None:
+    """Runs that have ended, one that goes on meanwhile and one that waits for it."""
+    box = Box(tmp_path)
+    url = postgres.fresh()
+    secret = url.replace("stoker@", f"stoker:{PASSWORD}@")
+    try:
+        box.write("train.py", METRICS)
+        ended = box.submit("train.py")
+        failed = box.submit("--", "sh", "-c", "echo no >&2; exit 3")
+        assert (box.ended(ended)["state"], box.ended(failed)["state"]) == ("succeeded", "failed")
+        box.write("paced.py", PACED)
+        cpus = str(sum(int(node["cpu"]) for node in box.client().nodes()["nodes"]))
+        running = box.submit("--cpu", cpus, "paced.py")
+        box.until(running, "running")
+        queued = box.submit("--cpu", cpus, "--", "true")
+
+        refused = box("server", "migrate", "--to", secret, code=None)
+        assert refused.returncode == 1 and "stoker server stop" in refused.stderr
+        box("server", "stop")
+        report = json.loads(box("server", "migrate", "--to", secret, "--json").stdout)
+        assert report["rows"]["runs"] == 4 and report["to"] == url and not report["already"]
+        with Store.open(report["kept"]) as old, Store.open(url) as new:
+            assert everything(new) == everything(old)
+        assert box.home.config.stat().st_mode & 0o777 == 0o600 and not box.home.database.exists()
+        assert report["kept"] in box("backup", "list").stdout
+        again = box("server", "migrate", "--to", secret)
+        assert "was there already" in again.stderr and PASSWORD not in again.stdout + again.stderr
+
+        status = box.json("server", "start")
+        assert status["leading"] is True and status["store"]["kind"] == "postgresql"
+        assert box.show(running)["state"] == "running" and box.show(queued)["state"] == "queued"
+        made = box.json("backup", "create")["path"]
+        assert PASSWORD not in (Path(made) / "config.toml").read_text(), "a backup must not be a key"
+        late = box.submit("--", "true")
+        restored = box.json("backup", "restore", made, "--stop-server")
+        assert [entry["id"] for entry in restored["missing"]] == [late]
+        box("stop", running)
+        assert box.ended(queued)["state"] == "succeeded"
+        assert len(box.show(running)["attempts"]) == 1
+
+        box("server", "stop")
+        back = json.loads(box("server", "migrate", "--to", "sqlite", "--json").stdout)
+        with Store.open(back["to"]) as file, Store.open(url) as server:
+            assert everything(file) == everything(server)
+        assert PASSWORD not in box.home.config.read_text()
+        assert box.json("server", "start")["store"]["kind"] == "sqlite"
+        assert box.show(queued)["state"] == "succeeded"
+        assert box.ended(box.submit("train.py"))["state"] == "succeeded"
+    finally:
+        box.close()

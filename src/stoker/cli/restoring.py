@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Conflict, NotFound, StokerError
-from stoker.settings import Home
+from stoker.settings import Home, Settings
 
 ADDED = ("blobs", "runs")
 
@@ -29,9 +29,10 @@ def restore(home: Home, copy: Path) -> dict[str, Any]:
     database = database_in(home, copy)
     home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with server_kept_away(home):
-        aside = put_in_place(database, home.database)
+        settings = Settings.load(home)
+        aside = put_in_place(database, settings.database, aside=home.backups, lease=settings.server.lease)
         added = _add_files(home, copy) if copy.is_dir() else 0
-        with Store.open(home.database, create=False) as store:
+        with Store.open(settings.database, create=False) as store:
             missing = store.missing_runs(_ledger(home, copy))
     return {
         "from": str(copy),

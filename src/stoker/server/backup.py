@@ -27,6 +27,7 @@ from stoker.blobs import BlobStore
 from stoker.blobs.files import Copier, naming_full_disks, sync_file_system
 from stoker.client.process import start_time
 from stoker.errors import Refused
+from stoker.server.config_file import with_database
 from stoker.settings import Home
 from stoker.store import Store
 
@@ -99,9 +100,13 @@ def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str
         if not (partial / "stoker.db").exists():
             store.backup(partial / "stoker.db")
     _mirror(home.runs, partial / "runs", copier, again=True)
-    for source in (home.ledger, home.config):
-        with contextlib.suppress(FileNotFoundError):
-            _copy(source, partial / source.name, copier)
+    with contextlib.suppress(FileNotFoundError):
+        _copy(home.ledger, partial / home.ledger.name, copier)
+    with contextlib.suppress(FileNotFoundError):
+        # Without the database's url, which holds a password; one that is written in a strange way is left out.
+        settings = with_database(home.config.read_text(), None)
+        if settings is not None:
+            (partial / home.config.name).write_text(settings)
     files = [entry for entry in partial.rglob("*") if entry.is_file()]
     description = {
         "format": FORMAT,

@@ -14,7 +14,7 @@ dialect     what a database has to offer; sqlite and postgres offer it
 from __future__ import annotations
 
 from stoker.store.dialect import is_shared, secrets_in
-from stoker.store.sqlite import put_in_place
+from stoker.store.moving import put_in_place
 from stoker.store.store import Store
 
 __all__ = ["Store", "is_shared", "put_in_place", "secrets_in"]

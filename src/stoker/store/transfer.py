@@ -104,7 +104,7 @@ def _count(connection: Connection, table: Table) -> int:
 
 
 def _chunks(connection: Connection, table: Table) -> Iterator[Sequence[Any]]:
-    result = connection.execution_options(stream_results=True).execute(select(table))
+    result = connection.execute(select(table).execution_options(stream_results=True))
     try:
         yield from result.partitions(CHUNK)
     finally:

@@ -85,7 +85,7 @@ def status(ctx: Context, *, as_json: bool) -> int:
 
 
 def facts(ctx: Context) -> Json:
-    """`{running, home, pid, url, version, started_at, store, counts}`; never starts a server."""
+    """`{running, home, pid, url, version, started_at, leading, store, counts}`; never starts a server."""
     home = str(ctx.home.root)
     try:
         server: Json = ctx.connect(autostart=False).server()
@@ -140,6 +140,49 @@ def logs(ctx: Context, *, follow: bool, tail: int) -> int:
     return 0
 
 
+def migrate(ctx: Context, *, to: str | None, as_json: bool) -> int:
+    _own_server_only()
+    from stoker.cli.migrating import migrate as move
+
+    progress = _Rows(ctx)
+    try:
+        report = move(ctx.home, to, progress)
+    finally:
+        progress.clear()
+    if as_json:
+        ctx.json(report)
+        return 0
+    done = "was there already" if report["already"] else "moved and compared"
+    ctx.note(f"{sum(report['rows'].values())} rows {done}: {term.safe(report['to'])}")
+    if report["kept"]:
+        ctx.note(f"the old database is kept: {term.safe(report['kept'])}")
+    ctx.note(f"set in {term.safe(report['setting'])}; the next start of the server uses it")
+    return 0
+
+
+class _Rows:
+    """How far the move has come: one transient line on a terminal, a line per table elsewhere."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._terminal = term.is_terminal(ctx.err)
+        self._drawn = False
+
+    def __call__(self, table: str, done: int, of: int) -> None:
+        text = f"{table}: {done} of {of} rows"
+        if self._terminal:
+            self._drawn = True
+            self._ctx.err.write(f"\r{text}\x1b[K")
+            self._ctx.err.flush()
+        elif done == of:
+            self._ctx.note(text)
+
+    def clear(self) -> None:
+        if self._drawn:
+            self._ctx.err.write("\r\x1b[K")
+            self._ctx.err.flush()
+
+
 def _own_server_only() -> None:
     if os.environ.get("STOKER_URL"):
         raise Conflict(
@@ -167,7 +210,7 @@ _SUBS = (
         status,
         summary="whether it runs and where; exit code 4 when it does not",
         options=[JSON],
-        shapes="`{running, home, pid, url, version, started_at, store, counts}`",
+        shapes="`{running, home, pid, url, version, started_at, leading, store, counts}`",
     ),
     Command(
         "logs",
@@ -179,6 +222,23 @@ _SUBS = (
                 "-n", "--tail", kind=int, default=100, metavar="N", help="The last N lines (default 100)."
             ),
         ],
+    ),
+    Command(
+        "migrate",
+        migrate,
+        summary="move the home's database to PostgreSQL, or back",
+        help="Copies every row while the server is stopped, compares all of them, writes the setting and keeps the old "
+        "database. Interrupted, it can be run again. The target must be empty or hold the same rows.",
+        options=[
+            Option(
+                "--to",
+                metavar="URL",
+                help="postgresql://user:password@host/name, or sqlite for the file in the home. Default: STOKER_DATABASE, "
+                "which keeps a password out of the command line.",
+            ),
+            JSON,
+        ],
+        shapes="`{from, to, rows: {table: n}, already, kept, setting}`",
     ),
 )
 

@@ -1,0 +1,182 @@
+"""From one database to another, and back from a copy, while no server uses either.
+
+What arrives is one transaction: after a crash everything is there or nothing, and doing it again is all there is
+to going on. A database that several servers reach is taken as a server that leads would take it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from stoker.errors import Conflict, StoreDamaged, StoreError
+from stoker.store import sqlite, transfer
+from stoker.store.codec import RESTORE_HINT
+from stoker.store.database import Database
+from stoker.store.dialect import is_shared
+from stoker.store.seat import Seat
+from stoker.store.store import Store
+
+LEASE = 15.0
+"""Seconds of silence after which a server that did not say goodbye counts as gone."""
+_LOOK = 0.2
+_ME = "stoker"
+
+
+@dataclass(frozen=True)
+class Moved:
+    rows: dict[str, int]
+    """Table -> rows, each compared with what it was."""
+    already: bool
+    """It was all there: an earlier try had come that far."""
+
+
+def move(
+    source: str | Path,
+    target: str | Path,
+    *,
+    lease: float = LEASE,
+    progress: transfer.Progress = transfer.silent,
+) -> Moved:
+    """Every row of `source` into `target`, which must be empty or hold exactly these rows. `source` stays."""
+    with (
+        taken(source, lease) as old_epoch,
+        Store.open(source, create=False, epoch=old_epoch) as old,
+        taken(target, lease) as new_epoch,
+        Store.open(target, epoch=new_epoch) as new,
+    ):
+        problems = old.check()
+        if problems:
+            raise StoreDamaged(f"{old.where} is damaged: {problems[0]}", hint=RESTORE_HINT)
+        return old._database.read(_between, old._database, new._database, progress)
+
+
+def put_in_place(
+    copy: Path, target: str | Path, *, aside: Path | None = None, lease: float = LEASE
+) -> Path | None:
+    """Make a copy, which is a file, the database at `target`. What was there is kept, and where is returned: in a
+    copy beneath `aside`, unless it is a file too and simply moves. StoreDamaged when the copy fails its check."""
+    if not is_shared(target):
+        return sqlite.put_in_place(copy, Path(target))
+    if aside is None:
+        raise ValueError("say where what is there is to be kept")
+    with tempfile.TemporaryDirectory(prefix="stoker-restore-") as directory, taken(target, lease) as epoch:
+        # Checked, and brought to today's schema, where the copy itself is left alone.
+        sqlite.put_in_place(copy, Path(directory) / "copy.db")
+        with Store.open(Path(directory) / "copy.db") as given, Store.open(target, epoch=epoch) as store:
+            kept = aside / f"replaced-{time.time_ns()}.db"
+            store.backup(kept)
+            given._database.read(_replace, given._database, store._database)
+    return kept
+
+
+def file_from(source: str, path: Path, *, lease: float = LEASE) -> Moved:
+    """A database that several servers reach, as a file. Nothing is there in its place before, or the same."""
+    with taken(source, lease) as epoch, Store.open(source, create=False, epoch=epoch) as old:
+        problems = old.check()
+        if problems:
+            raise StoreDamaged(f"{old.where} is damaged: {problems[0]}", hint=RESTORE_HINT)
+        if not path.exists():
+            old.backup(path)
+            already = False
+        else:
+            already = True
+        with Store.open(path, create=False) as new:
+            wanted = old._database.read(transfer.digests)
+            if new._database.read(transfer.digests) != wanted:
+                raise _other_data(new.where)
+    return Moved({name: digest.rows for name, digest in wanted.items()}, already)
+
+
+@contextlib.contextmanager
+def taken(url: str | Path, lease: float) -> Iterator[int | None]:
+    """The lead, for as long as the block takes; the epoch. Conflict when a server leads. None for a file, which
+    the lock of its home protects."""
+    if not is_shared(url):
+        yield None
+        return
+    seat = Seat.open(str(url))
+    done = threading.Event()
+    try:
+        epoch = _take(seat, lease)
+        keeping = threading.Thread(target=_keep, args=(seat, epoch, lease, done), daemon=True)
+        keeping.start()
+        try:
+            yield epoch
+        finally:
+            done.set()
+            keeping.join()
+            seat.leave(epoch)
+    finally:
+        seat.close()
+
+
+def _take(seat: Seat, lease: float) -> int:
+    seen = seat.see()
+    until = time.monotonic() + lease
+    while seen.holder and time.monotonic() < until:
+        time.sleep(_LOOK)
+        found = seat.see()
+        if found != seen and found.holder:
+            name = found.holder.split(" ")[0]
+            raise Conflict(
+                f"a server uses {seat.where}: {name}, at {found.url or 'an unknown address'}",
+                hint="Stop every server on this database first.",
+            )
+        seen = found
+    epoch = seat.take(seen, f"{_ME} - {secrets.token_hex(8)}", "")
+    if epoch is None:
+        raise Conflict(f"a server has just begun to use {seat.where}", hint="Stop it first.")
+    return epoch
+
+
+def _keep(seat: Seat, epoch: int, lease: float, done: threading.Event) -> None:
+    while not done.wait(min(1.0, lease / 5)):
+        # A beat that does not get through is tried again by the next; the fence holds in any case.
+        with contextlib.suppress(StoreError):
+            seat.renew(epoch)
+
+
+def _between(source: Connection, old: Database, new: Database, progress: transfer.Progress) -> Moved:
+    old.dialect.unhurried(source)
+    already = not new.read(transfer.is_empty)
+    if already:
+        sent = transfer.digests(source)
+        if new.read(transfer.digests) != sent:
+            raise _other_data(new.dialect.where)
+    else:
+        sent = new.write(_load, source, new, progress)
+    return Moved({name: digest.rows for name, digest in sent.items()}, already)
+
+
+def _replace(source: Connection, old: Database, new: Database) -> None:
+    def work(target: Connection) -> None:
+        transfer.clear(target)
+        _load(target, source, new, transfer.silent)
+
+    new.write(work)
+
+
+def _load(
+    target: Connection, source: Connection, new: Database, progress: transfer.Progress
+) -> transfer.Digests:
+    new.dialect.unhurried(target)
+    sent = transfer.fill(source, target, progress)
+    new.dialect.loaded(target)
+    return sent
+
+
+def _other_data(where: str) -> Conflict:
+    return Conflict(
+        f"{where} holds other data already",
+        hint="Name an empty database. Nothing was changed.",
+        details={"where": where},
+    )
