@@ -74,7 +74,8 @@ class KubernetesEngine:
         refusing.refuse(job, self.config, self.name)
 
     def surroundings(self, job: Job) -> Surroundings:
-        return Surroundings(inherit=True, setups=container.SETUPS, inputs=volumes.INPUTS)
+        image = job.image or self.config.default_image
+        return Surroundings(inherit=True, setups=container.SETUPS, inputs=volumes.INPUTS, image=image)
 
     def manifest(self, attempt: Attempt) -> str:
         origin = render.Origin(

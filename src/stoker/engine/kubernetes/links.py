@@ -71,7 +71,7 @@ class Links:
         if found is None:
             return None
         if known is not None:
-            self._end(known)
+            self._dock(known)
         transport = self._ways.to(pod, found[1])
         mirror = Mirror(self.path(key), source=uid, boot_id=self._boot_id)
         directory = FarDirectory(Courier(found[0], transport), mirror, asyncio.get_running_loop())
@@ -89,9 +89,9 @@ class Links:
     def rest(self, key: Key) -> None:
         """Its courier is gone: there is nobody to call. What has arrived stays."""
         link = self._links.get(key)
-        if link is not None and link.sailing is not None:
-            link.sailing.cancel()
-            link.sailing = None
+        if link is not None:
+            link.directory.abandon("its pod has ended")
+            self._dock(link)
 
     def directory(self, key: Key) -> FarDirectory | None:
         link = self._links.get(key)
@@ -142,19 +142,19 @@ class Links:
         """The server goes away; mirrors stay."""
         await asyncio.gather(*(self._close(link) for link in self._links.values()))
         self._links.clear()
+        while self._closing:
+            await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _close(self, link: _Link) -> None:
-        if link.sailing is not None:
-            link.sailing.cancel()
-            await asyncio.gather(link.sailing, return_exceptions=True)
-            link.sailing = None
+        sailing, link.sailing = link.sailing, None
+        if sailing is not None:
+            sailing.cancel()
+            await asyncio.gather(sailing, return_exceptions=True)
         await link.transport.close()
 
-    def _end(self, link: _Link) -> None:
-        """Its pod was replaced."""
-        if link.sailing is not None:
-            link.sailing.cancel()
-        closing = asyncio.ensure_future(link.transport.close())
+    def _dock(self, link: _Link) -> None:
+        """In the background."""
+        closing = asyncio.ensure_future(self._close(link))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 

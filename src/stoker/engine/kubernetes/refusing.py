@@ -52,7 +52,6 @@ def _refuse_plain(job: Job) -> None:
     """Without a launcher nothing of ours is in the container."""
     wants = {
         "setup": job.setup is not None,
-        "timeout": job.timeout is not None,
         "framework": job.framework is not None,
         "processes": (job.processes or 1) > 1,
         "workers": job.workers.max > 1,

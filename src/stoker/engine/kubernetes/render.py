@@ -180,6 +180,10 @@ class _Task:
         return image_of(self.attempt, self.config)
 
     @property
+    def python(self) -> str | None:
+        return _literal(self.job.python) if self.job.python else None
+
+    @property
     def user(self) -> security.User:
         return security.user_of(self.attempt.image, self.config)
 
@@ -199,6 +203,8 @@ def _pod(task: _Task) -> Object:
         "securityContext": security.of_pod(task.user, config),
         **placing.spec(task.attempt, task.plan, job, config),
     }
+    if task.plain and job.timeout is not None:
+        spec["activeDeadlineSeconds"] = math.ceil(job.timeout)  # with a launcher, it counts
     if config.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in config.pull_secrets]
     if not task.plain:
@@ -277,7 +283,7 @@ def _courier(task: _Task) -> Object:
 def _ours(task: _Task, program: str, verb: str, *arguments: str) -> Object:
     """A container that runs our code: in our image where the cluster has one, else in the user's."""
     ours = task.config.stoker_image
-    python = "python3" if ours else task.job.python
+    python = "python3" if ours else task.python
     return {
         "name": verb,
         "image": ours or task.image,
@@ -292,7 +298,7 @@ def _main(task: _Task) -> Object:
     job, config, many = task.job, task.config, len(task.attempt.tasks)
     found: Object = {"name": template.MAIN, "image": task.image}
     if not task.plain:
-        found["command"] = container.command(container.CURRENT, "launch", container.TASK, python=job.python)
+        found["command"] = container.command(container.CURRENT, "launch", container.TASK, python=task.python)
     elif job.argv():
         found["command"] = [_literal(word) for word in job.argv()]
     if env := _environment(task):
@@ -311,8 +317,13 @@ def _environment(task: _Task) -> list[Object]:
     if not task.plain:
         return found  # the launcher makes the body's environment, by the order
     attempt, plan = task.attempt, task.plan
+    inputs = {
+        f"STOKER_INPUT_{name.upper().replace('-', '_')}": f"{volumes.INPUTS}/{name}"
+        for name in task.job.inputs
+    }
     whole = {
         "HOME": container.HOME,
+        **({"STOKER_INPUTS": volumes.INPUTS, **inputs} if inputs else {}),
         **task.job.env,
         "STOKER_RUN": attempt.run,
         "STOKER_ATTEMPT": str(attempt.number),
