@@ -18,11 +18,12 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from stoker.errors import Conflict, StoreDamaged, StoreError
-from stoker.store import sqlite, transfer
+from stoker.store import transfer
 from stoker.store.codec import RESTORE_HINT
 from stoker.store.database import Database
 from stoker.store.dialect import is_shared
 from stoker.store.seat import Seat
+from stoker.store.sqlite import put_in_place as put_file_in_place
 from stoker.store.store import Store
 
 LEASE = 15.0
@@ -65,12 +66,12 @@ def put_in_place(
     """Make a copy, which is a file, the database at `target`. What was there is kept, and where is returned: in a
     copy beneath `aside`, unless it is a file too and simply moves. StoreDamaged when the copy fails its check."""
     if not is_shared(target):
-        return sqlite.put_in_place(copy, Path(target))
+        return put_file_in_place(copy, Path(target))
     if aside is None:
         raise ValueError("say where what is there is to be kept")
     with tempfile.TemporaryDirectory(prefix="stoker-restore-") as directory, taken(target, lease) as epoch:
         # Checked, and brought to today's schema, where the copy itself is left alone.
-        sqlite.put_in_place(copy, Path(directory) / "copy.db")
+        put_file_in_place(copy, Path(directory) / "copy.db")
         with Store.open(Path(directory) / "copy.db") as given, Store.open(target, epoch=epoch) as store:
             kept = aside / f"replaced-{time.time_ns()}.db"
             store.backup(kept)
