@@ -67,13 +67,18 @@ def identity(info: TaskInfo, order: Order) -> Dict[str, str]:
     }
 
 
-def working_directory(code: str, info: TaskInfo) -> str:
-    """Where the body runs: among its code; where none was brought, where the image wants it."""
+def working_directory(code: str, info: TaskInfo, order: Order, brought: bool) -> str:
+    """Where the body runs: among the code that was `brought`. Where none was, and for the image's own command, which
+    knows nothing of that code, where the image wants it."""
+    own = not order.argv or order.argv == info.command
+    return os.path.abspath(info.workdir) if info.workdir is not None and (own or not brought) else code
+
+
+def has_code(code: str) -> bool:
     try:
-        empty = not os.listdir(code)
+        return bool(os.listdir(code))
     except OSError:
-        return code
-    return os.path.abspath(info.workdir) if empty and info.workdir is not None else code
+        return True
 
 
 def setup_directory(setup: Mapping[str, Any], info: TaskInfo) -> str:

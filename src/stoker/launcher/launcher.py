@@ -14,7 +14,7 @@ import traceback
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from stoker.launcher import container, endings, files, lease, linux
-from stoker.launcher.body import read_secrets, working_directory
+from stoker.launcher.body import has_code, read_secrets, working_directory
 from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.lease import Lease
 from stoker.launcher.limits import Cgroup
@@ -102,8 +102,8 @@ class Launcher:
         self._scanner = Scanner(directory, self.journal.append)
         self._scanner_due: Optional[float] = None
         self._complained = ""
-        self._workdir = ""
-        """Found at the first order: a setup may leave files where no code was brought."""
+        self._brought: Optional[bool] = None
+        """Whether there is code, found at the first order: a setup may leave files where none was brought."""
         self._loop = Loop(directory)
 
     def run(self) -> int:
@@ -324,8 +324,9 @@ class Launcher:
         except OSError as exc:
             self._record(_unstarted(order, f"cannot read a secret: {exc}", "start-failed"))
             return
-        if not self._workdir:
-            self._workdir = working_directory(os.path.join(self.directory, layout.CODE), self.info)
+        code = os.path.join(self.directory, layout.CODE)
+        if self._brought is None:
+            self._brought = has_code(code)
         self.log.forget()
         running = self.running = Running(
             self.directory,
@@ -336,7 +337,7 @@ class Launcher:
             journal=lambda entry: self.records.append(entry, durable=False),
             bundle=self.bundle,
             secrets=secrets,
-            workdir=self._workdir,
+            workdir=working_directory(code, self.info, order, self._brought),
             contained=self.contained,
         )
         self.status.ending, self.status.usage, self.status.pid = None, {}, None

@@ -29,7 +29,8 @@ def enter(directory: str, command: Sequence[str]) -> int:
         env.setdefault("TERM", os.environ.get("TERM", "dumb"))
         for path in (info.cgroup or {}).get("procs", []):
             body.join(path)
-        os.chdir(body.working_directory(os.path.join(directory, layout.CODE), info))
+        code = os.path.join(directory, layout.CODE)
+        os.chdir(body.working_directory(code, info, order, body.has_code(code)))
     except (OSError, TypeError) as exc:
         print(f"stoker shell: {directory} cannot be entered: {exc}", file=sys.stderr)
         return NO_TASK
@@ -45,7 +46,9 @@ def _order(directory: str) -> Order:
     """The newest order; of a task that never had one, or was told to stop, what every order would say."""
     raw = files.read_json(os.path.join(directory, layout.ORDER))
     found = Order.from_json(raw) if raw is not None else Order(0, 0, "run")
-    return found if found.env else Order(found.seq, found.generation, found.verb, inherit=True)
+    return (
+        found if found.env or found.inherit else Order(found.seq, found.generation, found.verb, inherit=True)
+    )
 
 
 def _shell(preferred: "str | None") -> List[str]:
