@@ -39,6 +39,12 @@ def test_a_task_goes_only_to_its_pool():
     assert ask(made, "three", Ask(gpu=1, among=A100 | SPOT)) == [Start("three", (Place("c", ("0",)),))]
 
 
+def test_a_gang_of_equal_tasks_stays_in_its_pool():
+    made = scheduler(node("a", cpu=8), node("b", cpu=2, tags="a100"), node("c", cpu=1, tags="a100"))
+    (start,) = ask(made, "gang", *[Ask(cpu=1, among=A100)] * 3)
+    assert sorted(place.node for place in start.places) == ["b", "b", "c"]
+
+
 def test_tasks_of_one_gang_may_want_different_pools():
     """Equal amounts and different pools: nodes that look alike are not alike."""
     made = scheduler(node("a", cpu=2, tags="a100 spot"), node("b", cpu=2, tags="a100"))
@@ -214,6 +220,14 @@ def test_a_move_corrects_the_ledger():
     assert ask(made, "two", Ask(gpu=1))[0].places == (Place("a", ("0",)),)
     made.release("one")
     assert ask(made, "three", Ask(gpu=2))[0].places == (Place("b", ("0", "1")),)
+
+
+def test_a_moved_gang_has_a_gpu_for_each_task():
+    made = scheduler(node("a", gpus=2), node("b", gpus=4))
+    made.adopt(Request("other", 0, 1, (Ask(gpu=1),)), [Place("b", ("1",))])
+    ask(made, "gang", Ask(gpu=1), Ask(gpu=1))
+    assert made.move("gang", [Place("b"), Place("b")]) == (Place("b", ("0",)), Place("b", ("2",)))
+    assert made.move("gang", [Place("b", ("3",)), Place("b")]) == (Place("b", ("3",)), Place("b", ("2",)))
 
 
 def test_a_move_lets_those_start_whom_it_makes_room_for():
