@@ -7,7 +7,10 @@ dies, the files are still there.
 
     layout      the names
     formats     what is inside the files, and how they are written so that a crash never tears them
+    access      reaching a directory, near or far
     near        reading and writing a directory on this machine, trusting nothing that is in it
+    beneath     opening and looking inside a directory that belongs to somebody else
+    wire        what goes between the server and a courier in a pod
 
 Standard library only, Python 3.9: this package is copied into other people's images.
 """

@@ -17,6 +17,7 @@ code/             courier     the working directory, placed before the first ord
 checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
 staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting to be carried away
 output/           training    STOKER_OUTPUT_DIR
+.courier/         courier     content that is arriving, and what is about to be removed
 """
 
 from __future__ import annotations

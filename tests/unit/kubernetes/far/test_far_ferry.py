@@ -198,6 +198,23 @@ def test_catching_up_goes_on_to_the_end(tmp_path: Path) -> None:
         assert len(far.wire.calls) == 7
 
 
+def test_all_threads_of_the_loop_may_wait_for_news(tmp_path: Path) -> None:
+    """More than fits into the loop's own executor, each for an answer that is written in a thread."""
+    data = b"x" * 200_000
+
+    def handler(path: str, header: dict[str, Any], body: memoryview) -> tuple[int, dict[str, Any], bytes]:
+        held = header["have"].get(layout.segment(0), [0])[0]
+        return 200, {**NOTHING, "deltas": [[layout.segment(0), held, len(data)]]}, data
+
+    with Far(tmp_path, handler) as far:
+
+        async def all_at_once() -> list[bool]:
+            return await asyncio.gather(*(asyncio.to_thread(far.directory.catch_up, 30) for _ in range(100)))
+
+        found = far.thread.run(all_at_once())
+        assert found == [True] * 100
+
+
 def test_nothing_blocks_the_loop_it_waits_for(tmp_path: Path) -> None:
     with Far(tmp_path, quiet) as far:
 

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from stoker.engine.kubernetes.far.calling import Calls, Pauses
@@ -19,6 +20,8 @@ from stoker.task.near import NearTaskDir
 
 SMALL = 64 << 10
 """Bytes of news that are written to the mirror without leaving the event loop's thread."""
+_WRITERS = ThreadPoolExecutor(2, thread_name_prefix="mirror")
+"""For more than that. Not the loop's own threads: those may all be waiting for what is written here."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -165,7 +168,8 @@ class FarDirectory:
         if len(data) <= SMALL:
             changed = self._mirror.apply(header, data)
         else:
-            changed = await asyncio.to_thread(self._mirror.apply, header, data)
+            loop = asyncio.get_running_loop()
+            changed = await loop.run_in_executor(_WRITERS, self._mirror.apply, header, data)
         return changed, header.get("mark")
 
     def list(self, path: str = "") -> list[str]:
