@@ -34,7 +34,8 @@ _UNWANTED = re.compile(
     r"|usr/lib/[^/]+/gconv(/|$)"
     r"|usr/lib/[^/]+/perl-base(/|$)"
     r"|etc/(kernel|update-motd\.d|dpkg|default|init\.d|profile\.d)(/|$)"
-    r"|usr/lib/python3\.\d+/lib-dynload/nis\."
+    r"|usr/lib/python3\.\d+/(lib-dynload/nis\.|sitecustomize\.py$)"
+    r"|etc/python3"
     r"|usr/sbin/update-ca-certificates$"
 )
 _MERGED = re.compile(r"(bin|sbin|lib|lib32|lib64|libx32)(/|$)")
@@ -76,6 +77,7 @@ def fetch(package: Package) -> Path:
         with urllib.request.urlopen(url, timeout=60) as answer:
             data = answer.read()
     except urllib.error.HTTPError as exc:
+        exc.close()
         raise ImageError(
             f"{url} answered {exc.code}",
             hint="Debian removes old versions: write a new lock with deploy/image/make-lock.py, "

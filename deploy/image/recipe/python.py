@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import csv
 import hashlib
 import os
 import platform
@@ -9,8 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from recipe import debian
@@ -21,7 +22,7 @@ VERSION = "3.11"
 """Of the suite in packages.toml."""
 PACKAGES = f"usr/local/lib/python{VERSION}/dist-packages"
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
-_LOADERS = {"amd64": "usr/lib64/ld-linux-x86-64.so.2", "arm64": "usr/lib/ld-linux-aarch64.so.1"}
+_LOADERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
 _BLANK_LINE = re.compile(r"\n(?=\S)")
 
 
@@ -61,9 +62,11 @@ def install(requirements: str, architecture: str) -> Tree:
         _uv(
             "install",
             *("--quiet", "--target", str(target), "--require-hashes", "--no-deps", "--only-binary", ":all:"),
-            *("--link-mode", "copy", "--no-config", "--requirements", str(listed)),
+            *("--link-mode", "copy", "--cache-dir", str(cache_home() / "uv"), "--no-config"),
+            *("--requirements", str(listed)),
             *_platform(architecture),
         )
+        _check_records(target)
         return _held(target)
 
 
@@ -73,7 +76,8 @@ def compiled(tree: Tree, lock: Path) -> Tree:
     Marked to be taken as it is: times in an image mean nothing.
     """
     result = Tree()
-    with interpreter(lock) as run, tempfile.TemporaryDirectory() as folder:
+    run = interpreter(lock)
+    with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
         sources = Tree()
         for name, entry in tree:
@@ -102,31 +106,47 @@ for folder, folders, files in os.walk("."):
 """
 
 
-@contextmanager
-def interpreter(lock: Path) -> Iterator[Run]:
-    """The image's Python, run on this machine with its own libraries: no root, no container."""
+def interpreter(lock: Path) -> Run:
+    """The image's Python, run on this machine with its own libraries: no root, no container. Unpacked once."""
     machine = {name: debian_name for debian_name, name in _ARCHITECTURES.items()}.get(platform.machine())
     if machine is None:
         raise ImageError(
             f"cannot build on {platform.machine()}, only on {', '.join(_ARCHITECTURES.values())}"
         )
     sets = debian.read_lock(lock.with_name(f"packages.{machine}.lock"))
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        debian.unpack([*sets["base"], *sets["python"]], _needed).unpack(root)
-        yield Run(root, machine)
+    packages = [*sets["base"], *sets["python"]]
+    root = cache_home() / "interpreters" / debian.key_of(packages)[:16]
+    if not root.is_dir():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent) as folder:
+            fresh = Path(folder) / "root"
+            debian.unpack(packages, _needed).unpack(fresh)
+            with contextlib.suppress(OSError):  # somebody else was faster: theirs is the same
+                fresh.rename(root)
+    return Run(root, machine)
 
 
 class Run:
     def __init__(self, root: Path, machine: str) -> None:
         self._home = root / "usr"
         libraries = f"{root}/usr/lib/{_ARCHITECTURES[machine]}-linux-gnu"
-        loader = root / _LOADERS[machine]
         program = root / f"usr/bin/python{VERSION}"
-        self._argv = [str(loader), "--library-path", libraries, str(program), "-S", "-P"]
+        self._argv = [
+            f"{libraries}/{_LOADERS[machine]}",
+            "--library-path",
+            libraries,
+            str(program),
+            "-S",
+            "-P",
+        ]
 
     def __call__(self, *arguments: str) -> str:
-        environment = {"PYTHONHOME": str(self._home), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        environment = {
+            "PYTHONHOME": str(self._home),
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LC_ALL": "C.UTF-8",
+        }
         done = subprocess.run(
             [*self._argv, *arguments], env=environment, capture_output=True, text=True, check=False
         )
@@ -137,6 +157,21 @@ class Run:
 
 def _needed(name: str) -> bool:
     return name.startswith(("usr/lib", "usr/bin/python"))
+
+
+def _check_records(target: Path) -> None:
+    """Every file against its wheel's own list. Hashes of wheels are checked when they are downloaded; what the cache
+    keeps is unpacked, and whoever linked its files into an environment may have changed them there."""
+    for record in target.glob("*.dist-info/RECORD"):
+        with open(record, newline="") as file:
+            for name, mark, *_ in csv.reader(file):
+                if mark.startswith("sha256=") and ".." not in Path(name).parts:
+                    found = hashlib.sha256((target / name).read_bytes()).digest()
+                    if base64.urlsafe_b64encode(found).decode().rstrip("=") != mark[7:]:
+                        raise ImageError(
+                            f"{name} of {record.parent.name} is not what its wheel says",
+                            hint=f"Something changed it in the cache: delete {cache_home() / 'uv'}.",
+                        )
 
 
 def _held(target: Path) -> Tree:

@@ -93,15 +93,15 @@ def wheels(cache: Cache, names: set[str], architecture: str, made_by: str) -> La
     return cache.layer(key("wheels", architecture, chosen), make, made_by)
 
 
-def program(cache: Cache) -> Layer:
+def program(cache: Cache, root: Path = ROOT) -> Layer:
     """Stoker itself, as its wheel has it, and the bundle. The same for every architecture."""
-    sources = sorted(path for path in (ROOT / "src").rglob("*") if path.is_file() and _is_source(path))
-    files = [*sources, ROOT / "pyproject.toml", ROOT / "README.md"]
+    sources = sorted(path for path in (root / "src").rglob("*") if path.is_file() and _is_source(path))
+    files = [*sources, root / "pyproject.toml", root / "README.md"]
     mark = hashlib.sha256()
     for path in files:
         data = path.read_bytes()
-        mark.update(f"{path.relative_to(ROOT)}\0{len(data)}\0".encode() + data)
-    return cache.layer(key("stoker", mark.hexdigest()), lambda: _program(files), "stoker")
+        mark.update(f"{path.relative_to(root)}\0{len(data)}\0".encode() + data)
+    return cache.layer(key("stoker", mark.hexdigest()), lambda: _program(files, root), "stoker")
 
 
 def lock(architecture: str) -> Path:
@@ -110,21 +110,29 @@ def lock(architecture: str) -> Path:
 
 def key(*parts: str) -> str:
     """Names what a layer is made of, and how."""
-    how = hashlib.sha256()
+    return "\0".join((*parts, _HOW))
+
+
+def _how() -> str:
+    found = hashlib.sha256()
     for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(layers.__file__)):
-        how.update(path.read_bytes())
-    return "\0".join((*parts, how.hexdigest()))
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
-def _program(files: list[Path]) -> Tree:
+_HOW = _how()
+"""Read when the code is: a process that goes on with old code must not leave its layers under the new code's name."""
+
+
+def _program(files: list[Path], root: Path) -> Tree:
     tree = Tree()
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in _wheel(files, Path(folder)).items():
+        for name, data in _wheel(files, root, Path(folder)).items():
             if not name.endswith(".dist-info/RECORD"):
                 tree.file(f"{python.PACKAGES}/{name}", data)
     tree.add(python.compiled(tree, lock("amd64")))
     tree.file("usr/local/bin/stoker", _SCRIPT, 0o755)
-    tree.file(BUNDLE, _bundle())
+    tree.file(BUNDLE, _bundle(root))
     tree.file("etc/passwd", _PASSWD + f"stoker:x:{UID}:{UID}:stoker:{HOME}:/bin/sh\n")
     tree.file("etc/group", f"root:x:0:\nnogroup:x:65534:\nstoker:x:{UID}:\n")
     tree.directory(HOME, 0o700, owner=UID)
@@ -142,10 +150,10 @@ sys.exit(main())
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
 
 
-def _wheel(files: list[Path], folder: Path) -> dict[str, bytes]:
+def _wheel(files: list[Path], root: Path, folder: Path) -> dict[str, bytes]:
     """Built from a copy: the checkout stays as it is."""
     for path in files:
-        copy = folder / "source" / path.relative_to(ROOT)
+        copy = folder / "source" / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     _run("-c", _BUILD, str(folder / "wheel"), cwd=folder / "source")
@@ -162,10 +170,10 @@ build_meta.build_wheel(sys.argv[1])
 """
 
 
-def _bundle() -> bytes:
+def _bundle(root: Path) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle.zip"
-        _run("-m", "stoker.launcher.bundle", "--zip", str(path), cwd=ROOT, PYTHONPATH=str(ROOT / "src"))
+        _run("-m", "stoker.launcher.bundle", "--zip", str(path), cwd=root, PYTHONPATH=str(root / "src"))
         return path.read_bytes()
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 import urllib.parse
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from stoker.errors import ImageError, RegistryDenied
@@ -40,7 +40,7 @@ class Keys:
     def known(self, reference: Reference, scope: str) -> str | None:
         with self._lock:
             header, end = self._known.get((reference.host, scope), (None, 0.0))
-            return header if time.monotonic() < end else None
+            return header if monotonic() < end else None
 
     def obtain(self, reference: Reference, scope: str, registry: str, challenges: Sequence[str]) -> str:
         """Answer a 401. RegistryDenied when there is nothing (better) to say."""
@@ -53,7 +53,7 @@ class Keys:
         else:
             raise self.denied(reference, login)
         with self._lock:
-            self._known[reference.host, scope] = (header, time.monotonic() + life)
+            self._known[reference.host, scope] = (header, monotonic() + life)
         return header
 
     def forget(self, reference: Reference, scope: str) -> None:

@@ -145,7 +145,7 @@ def _through(proxy: str, origin: Origin, timeout: float) -> socket.socket:
         while not head.endswith(b"\r\n\r\n") and len(head) < 65536 and (data := sock.recv(1)):
             head += data
         if head.split(b" ", 2)[1:2] != [b"200"]:
-            raise ConnectionRefusedError(f"the proxy {parts.hostname} answered {head[:60]!r}")
+            raise OSError(f"the proxy {parts.hostname} answered {head[:60]!r}")
     except BaseException:
         sock.close()
         raise
@@ -192,12 +192,21 @@ def translated(origin: Origin) -> Iterator[None]:
             text = f"nothing listens at {origin.host}:{origin.port}"
         else:
             text = f"{origin.host}:{origin.port} cannot be reached: {exc or type(exc).__name__}"
-        again = not isinstance(exc, TimeoutError | ConnectionRefusedError | ssl.SSLError)
+        broken = isinstance(exc, ConnectionError | http.client.HTTPException)
+        again = broken and not isinstance(exc, ConnectionRefusedError)
         raise RegistryUnreachable(
             text,
             hint="Check the registry's address, the network and the proxy settings.",
             details={"host": origin.host, "again": again},
         ) from exc
+
+
+def joined(url: str, location: str) -> str:
+    """Where a Location leads from here."""
+    try:
+        return urllib.parse.urljoin(url, location)
+    except ValueError as exc:
+        raise ImageError(f"{Origin.of(url).host} named a broken address") from exc
 
 
 def shown(url: str) -> str:

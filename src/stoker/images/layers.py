@@ -105,10 +105,13 @@ class Tree:
 
     def unpack(self, root: Path) -> None:
         """Write it to this machine, as its user. For running what is in an image while it is being built."""
+        root.mkdir(parents=True, exist_ok=True)
         for name, entry in self:
             path = root / name
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise ImageError(f"{name!r} is beneath a link that leads out of the image")
             if entry.is_directory:
-                path.mkdir(parents=True, exist_ok=True)
+                path.mkdir(exist_ok=True)
             elif entry.target is not None:
                 path.symlink_to(entry.target)
             else:

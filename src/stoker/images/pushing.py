@@ -7,9 +7,9 @@ import urllib.parse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stoker.errors import ImageError, RegistryUnreachable
+from stoker.errors import ImageError, RegistryDenied, RegistryUnreachable
 from stoker.images.build import Image
-from stoker.images.connection import Body, Origin
+from stoker.images.connection import Body, Origin, joined
 from stoker.images.manifest import OCI_MANIFEST
 from stoker.images.reference import Reference
 from stoker.images.session import Ask, Session, check
@@ -45,13 +45,14 @@ def _send(
     session: Session, reference: Reference, digest: str, body: bytes | Body, mount_from: Sequence[str]
 ) -> None:
     """One blob, from the start again when the way to the registry breaks."""
-    if _has(session, reference, digest):
+    if _has(session, reference, digest, _PUSH):
         return
-    if any(_mounted(session, reference, digest, source) for source in mount_from):
-        return
+    source = next((one for one in mount_from if _readable(session, reference, digest, one)), "")
     for pause in (*_PAUSES, None):
         try:
-            _upload(session, reference, digest, body)
+            where = _start(session, reference, digest, source)
+            if where:
+                _upload(session, reference, digest, body, where)
         except ImageError as exc:
             passing = isinstance(exc, RegistryUnreachable) or exc.details.get("status", 0) >= 500
             if pause is None or not passing:
@@ -61,38 +62,37 @@ def _send(
             return
 
 
-def _has(session: Session, reference: Reference, digest: str) -> bool:
-    with session.open(Ask(reference, "HEAD", f"blobs/{digest}", _PUSH)) as answer:
+def _has(session: Session, reference: Reference, digest: str, actions: str) -> bool:
+    with session.open(Ask(reference, "HEAD", f"blobs/{digest}", actions)) as answer:
         check(answer, reference, 200, 404)
         return answer.status == 200
 
 
-def _mounted(session: Session, reference: Reference, digest: str, source: str) -> bool:
-    """Whether the registry could take the blob from another of its repositories."""
-    if source == reference.path:
+def _readable(session: Session, reference: Reference, digest: str, path: str) -> bool:
+    """Whether another repository has the blob and shows it to us."""
+    try:
+        return path != reference.path and _has(session, replace(reference, path=path), digest, "pull")
+    except RegistryDenied:
         return False
-    path = f"blobs/uploads/?{urllib.parse.urlencode({'mount': digest, 'from': source})}"
-    with session.open(Ask(reference, "POST", path, _PUSH, {"Content-Length": "0"}, source=source)) as answer:
-        check(answer, reference, 201, 202)
-        if answer.status == 201:
-            return True
-        leftover = _location(session, reference, answer)
-    with session.open(Ask(reference, "DELETE", leftover, _PUSH)) as answer:
-        check(answer, reference, 204, 202, 200, 404, 405)
-    return False
 
 
-def _upload(session: Session, reference: Reference, digest: str, body: bytes | Body) -> None:
-    with session.open(Ask(reference, "POST", "blobs/uploads/", _PUSH, {"Content-Length": "0"})) as answer:
-        check(answer, reference, 202)
-        where = _location(session, reference, answer)
+def _start(session: Session, reference: Reference, digest: str, source: str) -> str | None:
+    """Where to upload to; None when the registry could take the blob from `source` instead."""
+    query = f"?{urllib.parse.urlencode({'mount': digest, 'from': source})}" if source else ""
+    ask = Ask(reference, "POST", f"blobs/uploads/{query}", _PUSH, {"Content-Length": "0"}, source=source)
+    with session.open(ask) as answer:
+        check(answer, reference, *((201, 202) if source else (202,)))
+        return None if answer.status == 201 else _location(session, reference, answer)
+
+
+def _upload(session: Session, reference: Reference, digest: str, body: bytes | Body, where: str) -> None:
     headers = {"Content-Type": "application/octet-stream"}
     last = body
     if isinstance(body, Body) and body.size > CHUNK:
-        for start in range(0, body.size - CHUNK, CHUNK):
-            part = Body(body.path, start, CHUNK)
-            where = _patch(session, reference, where, part, headers)
-        start += CHUNK
+        start = 0
+        while body.size - start > CHUNK:
+            where = _patch(session, reference, where, Body(body.path, start, CHUNK), headers)
+            start += CHUNK
         last = Body(body.path, start, body.size - start)
     url = f"{where}{'&' if '?' in where else '?'}{urllib.parse.urlencode({'digest': digest})}"
     with session.open(Ask(reference, "PUT", url, _PUSH, headers, last)) as answer:
@@ -109,7 +109,7 @@ def _patch(session: Session, reference: Reference, where: str, part: Body, heade
 def _location(session: Session, reference: Reference, answer: Answer) -> str:
     """Where to go on. A registry behind a TLS proxy may think that it is spoken to in plain: it is not."""
     base = session.base(reference)
-    where = urllib.parse.urljoin(answer.url, answer.headers.get("location", ""))
+    where = joined(answer.url, answer.headers.get("location", ""))
     home, there = Origin.of(base), Origin.of(where)
     if home.scheme == "https" and there == Origin("http", home.host, 80):
         where = base + where[where.index("/", len("http://")) :]

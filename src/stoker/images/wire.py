@@ -26,6 +26,7 @@ from stoker.images.connection import (
     Body,
     Connection,
     Origin,
+    joined,
     proxy_for,
     resolve,
     shown,
@@ -159,7 +160,7 @@ class Wire:
                 stack.push(step)
                 return answer
             step.close()
-            target = urllib.parse.urljoin(url, answer.headers.get("location", ""))
+            target = joined(url, answer.headers.get("location", ""))
             self._check_step(origin, target)
             url = target
         raise ImageError(f"{call.url} redirects more than {_REDIRECTS} times")

@@ -65,7 +65,7 @@ def _conda(cache: Cache) -> Image:
         moved.link("opt/conda/bin/python", "python3")
         return moved
 
-    layer = cache.layer(stoker.key("conda", debian.key_of(packages), _recipe()), make, "python in /opt/conda")
+    layer = cache.layer(stoker.key("conda", debian.key_of(packages), _HERE), make, "python in /opt/conda")
     env = {"PATH": f"/opt/conda/bin:{PATH}", "CONDA_PREFIX": "/opt/conda"}
     return assemble([stoker.base(cache), layer], Settings(cmd=("python",), env=env))
 
@@ -95,7 +95,7 @@ def _nopython(cache: Cache) -> Image:
         tree.file("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
         return tree
 
-    layer = cache.layer(stoker.key("busybox", package.sha256, _recipe()), make, "debian: busybox-static")
+    layer = cache.layer(stoker.key("busybox", package.sha256, _HERE), make, "debian: busybox-static")
     return assemble([layer], Settings(cmd=("sh",), env={"PATH": "/bin"}))
 
 
@@ -163,5 +163,5 @@ def _applets(program: bytes) -> list[str]:
     return [name for name in said.split() if name != "busybox"]
 
 
-def _recipe() -> str:
-    return Path(__file__).read_text()
+_HERE = Path(__file__).read_text()
+"""This recipe is part of what names a layer; read when the code is."""
