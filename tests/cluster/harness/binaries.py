@@ -1,7 +1,7 @@
 """The programs of a cluster, compiled once from pinned Go modules into the cache.
 
 The modules are under `tests/cluster/go`, each with the checksums of all it depends on. A build is used for as long
-as its module and the compiler are the same.
+as its module is the same.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import cgroups, network, registry, services
+from harness import cgroups, machine, network, registry, services
 from harness.api import Api, until
 from harness.binaries import CORE, binary
 from harness.catalog import TestImages
@@ -27,14 +27,6 @@ from harness.processes import Ledger, Process
 
 __all__ = ["Cluster"]
 
-_TOOLS = {
-    "ip": "iproute2",
-    "iptables": "iptables",
-    "nft": "nftables",
-    "runc": "runc",
-    "busybox": "busybox-static",
-    "docker-registry": "docker-registry",
-}
 GPU = "nvidia.com/gpu"
 _HERE = Path(__file__).resolve().parents[1]
 
@@ -206,7 +198,7 @@ class Cluster:
 
     @classmethod
     def _begin(cls, layout: Layout, nodes: int, owner: int | None) -> Cluster:
-        _check_machine()
+        machine.prepare()
         _check_free(layout)
         for name in CORE:
             binary(name)
@@ -308,20 +300,6 @@ class Cluster:
             if each["name"] == container and each.get("containerID"):
                 return str(each["containerID"]).removeprefix("containerd://")
         raise HarnessError(f"pod {pod} has no running container {container}: {json.dumps(every)}")
-
-
-def _check_machine() -> None:
-    if os.geteuid() != 0:
-        raise HarnessError(
-            "the test cluster needs root: nodes mount, make network interfaces and control groups"
-        )
-    missing = sorted({package for tool, package in _TOOLS.items() if shutil.which(tool) is None})
-    if not any(Path(folder, "ptp").exists() for folder in ("/usr/lib/cni", "/opt/cni/bin")):
-        missing.append("containernetworking-plugins")
-    if missing:
-        raise HarnessError(
-            f"the test cluster needs {', '.join(missing)}; apt-get install {' '.join(missing)}"
-        )
 
 
 def _check_free(layout: Layout) -> None:

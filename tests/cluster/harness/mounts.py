@@ -1,15 +1,44 @@
-"""Everything mounted below a directory, and taking it down."""
+"""Mount namespaces that stay, and everything mounted below a directory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["below", "unmount"]
+from harness.errors import command
+
+__all__ = ["below", "enter", "isolate", "unmount"]
 
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def isolate(namespace: Path, instead: Mapping[Path, Path]) -> None:
+    """Make a mount namespace, held by a file, in which each path of `instead` is another directory.
+
+    What is mounted in it is seen only there, and is gone when the file is unmounted and its processes have ended.
+    """
+    if os.path.ismount(namespace):
+        return
+    folder = namespace.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.path.ismount(folder):
+        # The kernel refuses to mount a namespace where it would propagate into itself.
+        command(["mount", "--bind", folder, folder])
+        command(["mount", "--make-private", folder])
+    namespace.touch()
+    command(["unshare", f"--mount={namespace}", "--propagation", "slave", "true"])
+    for seen, real in instead.items():
+        seen.mkdir(parents=True, exist_ok=True)
+        real.mkdir(parents=True, exist_ok=True)
+        command([*enter(namespace), "mount", "--bind", real, seen])
+
+
+def enter(namespace: Path) -> list[str | Path]:
+    """What to put before a program for it to run there."""
+    return ["nsenter", f"--mount={namespace}", "--"]
 
 
 def below(root: Path) -> list[str]:
@@ -23,6 +52,7 @@ def below(root: Path) -> list[str]:
 
 
 def unmount(root: Path) -> None:
+    """Unmount everything below `root`."""
     for place in below(root):
         if _libc.umount2(place.encode(), _DETACH) and ctypes.get_errno() not in (2, 22):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)

@@ -14,15 +14,12 @@ from harness.layout import Layout
 
 __all__ = ["cut", "heal", "pod_network", "remains", "remove", "setup"]
 
-_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
-
 
 def setup(layout: Layout, addresses: list[str]) -> None:
     command(["ip", "link", "add", layout.link, "type", "bridge"])
     for address in addresses:
         command(["ip", "address", "add", f"{address}/32", "dev", layout.link])
     command(["ip", "link", "set", layout.link, "up"])
-    _FORWARD.write_text("1")
     command(["nft", "-f", "-"], input=_rules(layout))
     for direction in ("-s", "-d"):
         command(["iptables", "-w", "-I", "FORWARD", *_accept(layout, direction)])

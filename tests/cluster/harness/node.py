@@ -18,6 +18,9 @@ from harness.processes import Ledger, Process, kill, marked
 
 __all__ = ["Node"]
 
+_SHARED = ("/var/log/pods", "/var/log/containers", "/var/lib/cni", "/var/lib/kubelet", "/run/containerd")
+"""Paths that kubelet and containerd use whatever they are told; each node has its own."""
+
 
 class Node:
     """A node of the cluster, from 1. Whoever changes it is the only one who does."""
@@ -41,7 +44,7 @@ class Node:
         authority.kubeconfig(self.name, user=f"system:node:{self.name}", group="system:nodes")
 
     def configure(self, registry: str, pause: str) -> None:
-        for folder in ("root", "state", "kubelet", "logs"):
+        for folder in ("root", "state", "kubelet"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         network.pod_network(self.root / "cni", self._layout, self._index)
         hosts = self.root / "registries" / registry
@@ -55,9 +58,10 @@ class Node:
     def start(self) -> None:
         """Start what is not running; returns at once."""
         cgroups.make(self.group)
+        mounts.isolate(self._mounts, {Path(path): self.root / "own" / path[1:] for path in _SHARED})
         if not self._runs("containerd"):
             path = f"{binary('containerd-shim-runc-v2').parent}:{os.environ['PATH']}"
-            argv = [binary("containerd"), "--config", self.root / "containerd.toml"]
+            argv: list[str | Path] = [binary("containerd"), "--config", self.root / "containerd.toml"]
             self._ledger.start(
                 f"{self.name}-containerd", argv, env={"PATH": path, "OTEL_SDK_DISABLED": "true"}
             )
@@ -68,7 +72,7 @@ class Node:
             argv += [f"--root-dir={self.root / 'kubelet'}", f"--hostname-override={self.name}"]
             argv += [f"--node-ip={self.address}", f"--cert-dir={self.root / 'kubelet'}", "--v=1"]
             argv += [f"--node-labels=stoker.test/node={self.name}"]
-            self._ledger.start(f"{self.name}-kubelet", argv)
+            self._start("kubelet", argv)
 
     def wait(self, ready: bool = True) -> None:
         """Until the control plane sees it so."""
@@ -107,6 +111,14 @@ class Node:
         path = f"/status/capacity/{name.replace('/', '~1')}"
         patch = [{"op": "add", "path": path, "value": str(amount)}]
         self._api("PATCH", f"/api/v1/nodes/{self.name}/status", patch, "application/json-patch+json")
+
+    @property
+    def _mounts(self) -> Path:
+        """The node's mount namespace."""
+        return self.root / "namespace" / "mounts"
+
+    def _start(self, part: str, argv: list[str | Path], env: dict[str, str] | None = None) -> None:
+        self._ledger.start(f"{self.name}-{part}", [*mounts.enter(self._mounts), *argv], env=env)
 
     def _runs(self, part: str) -> bool:
         process = self._ledger.find(f"{self.name}-{part}")
@@ -185,7 +197,6 @@ disabled_plugins = {unused + ["io.containerd.nri.v1.nri"]}
             "failSwapOn": False,
             "oomScoreAdj": 0,
             "makeIPTablesUtilChains": False,
-            "podLogsDir": str(self.root / "logs"),
             "clusterDNS": [self._layout.dns],
             "clusterDomain": "cluster.local",
             # A test machine is often full; its nodes must not be.
