@@ -154,6 +154,14 @@ def test_one_leads_the_other_waits_and_takes_over_when_it_is_killed(shared: Shar
     found = shared.json("server", "status")
     assert found["leading"] is True and found["url"] == ada.url and found["store"]["kind"] == "postgresql"
 
+    if "namespace" in json.dumps(shared.client().nodes()):
+        curious = shared.submit(
+            "--", "sh", "-c", f"cat {shared.home.config} /proc/[0-9]*/environ; echo looked"
+        )
+        assert shared.ended(curious)["state"] == "succeeded"
+        said = shared("logs", curious).stdout
+        assert "looked" in said and PASSWORD not in said, "a run sees the password of the database"
+
     shared.write("train.py", PACED)
     run = shared.submit("train.py")
     queued = [shared.submit("--", "sh", "-c", "sleep 0.2; echo done") for _ in range(3)]

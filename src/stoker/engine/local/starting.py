@@ -28,8 +28,8 @@ class Starter:
         self._settings = settings
         self._home = settings.home
         self._gpus = gpus
-        # The key to the server, everybody's secrets, and what other tasks hold.
-        hidden = (self._home.token, self._home.secrets, self._home.tasks)
+        # The key to the server, the password of its database, everybody's secrets, and what other tasks hold.
+        hidden = (self._home.token, self._home.config, self._home.secrets, self._home.tasks)
         self._forks = ForkServer(self._home.engine, open_files=open_files, hidden=hidden)
         self._scoped = 0
         self.isolation = Isolation()
