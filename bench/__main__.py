@@ -16,7 +16,13 @@ from bench.peers import Peers
 from bench.progress import say
 from bench.results import Row
 
-ROWS = {1: "bench.row01", 2: "bench.row02", 3: "bench.row03", 13: "bench.row13"}
+ROWS = {
+    1: "bench.row01",
+    2: "bench.row02",
+    3: "bench.row03",
+    12: "bench.row12",
+    13: "bench.row13",
+}
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
 

@@ -19,6 +19,7 @@ from stoker.control.hub import Hub
 from stoker.control.imaging import Imaging
 from stoker.control.live import TASK
 from stoker.control.loop import Loop
+from stoker.control.resizing import impossible
 from stoker.engine.base import Drills, Engine, Node, Shows
 from stoker.errors import Conflict, Refused, StokerError
 from stoker.scheduling import Explanation
@@ -302,7 +303,7 @@ class Controller:
         verdict = self._loop.scheduler.can_ever_fit((self._fleet.ask(job),))
         if not verdict.ok:
             raise Refused(
-                f"this can never start here: it {verdict.reason}",
+                f"this can never start here: {impossible(verdict)}",
                 hint="`stoker nodes` shows what there is; ask for less.",
             )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.control.live import TASK, LiveRun
 from stoker.engine.base import Resizes
 from stoker.errors import Conflict, Refused
+from stoker.scheduling import Verdict
 from stoker.spec import Job
 from stoker.spec.words import RunState
 from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
@@ -27,7 +28,9 @@ async def resize(loop: Loop, run: str, *, cpu: float | None, memory: int | None)
     job = resized(live.job, cpu=cpu, memory=memory)
     verdict = loop.scheduler.can_ever_fit((loop.fleet.ask(job),))
     if not verdict.ok:
-        raise Refused(f"this can never fit: it {verdict.reason}", hint="`stoker nodes` shows what there is.")
+        raise Refused(
+            f"this can never fit: {impossible(verdict)}", hint="`stoker nodes` shows what there is."
+        )
     if live.state is RunState.QUEUED or live.attempt is None:
         await _record(loop, live, job, "queued", "it had not started; it starts with the new size")
         loop.kick(live)
@@ -43,6 +46,11 @@ async def resize(loop: Loop, run: str, *, cpu: float | None, memory: int | None)
     live.preempt = True
     loop.kick(live)
     return {"how": "restart", "text": text}
+
+
+def impossible(verdict: Verdict) -> str:
+    """Why something can never fit, as the end of a sentence."""
+    return f"it {verdict.reason}" if verdict.reason.startswith("asks") else verdict.reason
 
 
 def resized(job: Job, *, cpu: float | None, memory: int | None) -> Job:
