@@ -120,6 +120,7 @@ class Clusters:
             "runs": sum(
                 live.attempt is not None and live.engine == name for live in self._loop.runs.values()
             ),
+            "calls": dict(getattr(member.engine, "calls", {})),
             "config": dict(row.config) if row else {},
         }
 

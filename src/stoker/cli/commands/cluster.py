@@ -164,7 +164,7 @@ _SUBS = (
         listing,
         summary="the clusters, what they have and whether they answer",
         options=[JSON],
-        shapes="a list of `{name, default, reachable, trouble, nodes, ready, cpu, memory, gpus, runs, config}`",
+        shapes="a list of `{name, default, reachable, trouble, nodes, ready, cpu, memory, gpus, runs, calls, config}`",
     ),
     Command(
         "check",
