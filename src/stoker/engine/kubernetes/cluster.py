@@ -59,6 +59,12 @@ class Cluster:
         return self._kube
 
     @property
+    def calls(self) -> dict[str, int]:
+        """How often the API server was asked for what."""
+        counted = self._kube.calls if self._kube is not None else {}
+        return {f"{verb} {kind}": number for (verb, kind), number in counted.items()}
+
+    @property
     def namespace(self) -> str:
         return self.kube.namespace
 

@@ -202,8 +202,7 @@ class KubernetesEngine:
     @property
     def calls(self) -> dict[str, int]:
         """How often the API server was asked for what, since this server started: `create pods` -> 12."""
-        counted = self._parts.cluster.kube.calls if self._parts is not None else {}
-        return {f"{verb} {kind}": number for (verb, kind), number in counted.items()}
+        return self._parts.cluster.calls if self._parts is not None else {}
 
     async def _ready(self) -> _Parts:
         """Connected, with everything listed and every courier called. A failure is tried again with the next call."""
