@@ -62,9 +62,7 @@ class Node:
         if not self._runs("containerd"):
             path = f"{binary('containerd-shim-runc-v2').parent}:{os.environ['PATH']}"
             argv: list[str | Path] = [binary("containerd"), "--config", self.root / "containerd.toml"]
-            self._ledger.start(
-                f"{self.name}-containerd", argv, env={"PATH": path, "OTEL_SDK_DISABLED": "true"}
-            )
+            self._start("containerd", argv, env={"PATH": path, "OTEL_SDK_DISABLED": "true"})
             self._wait("containerd", self.socket.exists)
         if not self._runs("kubelet"):
             argv = [binary("kubelet"), f"--config={self.root / 'kubelet.yaml'}"]
