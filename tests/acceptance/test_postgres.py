@@ -119,7 +119,7 @@ class Server:
 @pytest.fixture
 def shared(tmp_path: Path, postgres: PostgresServer) -> Iterator[Shared]:
     database = postgres.fresh().replace("stoker@", f"stoker:{PASSWORD}@")
-    box = Shared(tmp_path, database, lease=4)
+    box = Shared(tmp_path, database, lease=8)
     yield box
     box.close()
     for path in box.home.root.rglob("*"):
@@ -179,6 +179,23 @@ def test_one_leads_the_other_waits_and_takes_over_when_it_is_killed(shared: Shar
     shared("stop", run)
     shared.ended(run)
     check_once(shared, run)
+
+
+def test_a_home_whose_database_another_home_leads_says_so(shared: Shared, tmp_path: Path) -> None:
+    """Two people, or two machines, that were given the same database by mistake."""
+    ada = shared.start("ada")
+    wait(ada.leads)
+    other = Box(tmp_path / "other")
+    other.home.root.mkdir(parents=True)
+    other.home.config.write_text(shared.home.config.read_text())
+    try:
+        done = other("ps", code=None)
+        assert done.returncode == 1 and "ada leads" in done.stderr and ada.url in done.stderr
+        assert other.json("server", "status")["leading"] is False
+        other("server", "stop")
+        assert other.server_pid() is None and ada.leads()
+    finally:
+        other.kill_server()
 
 
 def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) -> None:

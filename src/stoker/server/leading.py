@@ -91,7 +91,7 @@ class Leading:
             self._seat = Seat.open(self._database)
 
     def start(self, take_up: Callable[[int], None]) -> None:
-        self._run("leading", lambda: self._lead(take_up))
+        self._run("leading", lambda: self._lead_or_end(take_up))
 
     def stop_waiting(self) -> None:
         """From now on the lead is not taken; one that is held is kept."""
@@ -125,6 +125,15 @@ class Leading:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
+    def _lead_or_end(self, take_up: Callable[[int], None]) -> None:
+        try:
+            self._lead(take_up)
+        except StokerError as exc:
+            self._step_down(f"cannot lead: {exc.message}")
+        except Exception:  # whatever it is: a server that waits or leads without this thread does neither
+            log.exception("unexpected trouble")
+            self._step_down("cannot lead")
+
     def _lead(self, take_up: Callable[[int], None]) -> None:
         epoch = self._wait()
         if epoch is None:
@@ -134,10 +143,7 @@ class Leading:
         self.reason = "it has just begun to lead"
         self._run("renewing", lambda: self._renew(epoch))
         self._run("watching the lead", self._watch)
-        try:
-            take_up(epoch)
-        except StokerError as exc:
-            self._step_down(f"cannot lead: {exc.message}")
+        take_up(epoch)
         self.leader = None
         self.leads = True
 

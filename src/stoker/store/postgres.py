@@ -35,8 +35,10 @@ OLDEST = 130000
 """The oldest server that is tried: 13."""
 STATEMENT_SECONDS = 60
 IDLE_SECONDS = 5
-"""Seconds that the database waits for us in the middle of a transaction. Longer, and we are stopped or cut off:
-the transaction ends, so that others are not held up by a lock that nobody will let go of."""
+"""Seconds that the database waits for us in the middle of a transaction that holds a lock. Longer, and we are
+stopped or cut off: the transaction ends, so that others are not held up by a lock that nobody will let go of."""
+READING_SECONDS = 60
+"""The same for readers, who hold up nobody and may have a long list to make something of."""
 _MAKING = 0x53746F6B6572  # "Stoker"
 """The lock of whoever makes or changes the tables."""
 
@@ -73,11 +75,7 @@ class PostgresDialect:
         self._conninfo = postgres_url.parsed(url)
         self.where = postgres_url.shown(self._conninfo)
         self.patience = 3 * busy_timeout
-        self._session = _SESSION.format(
-            statement=STATEMENT_SECONDS * 1000,
-            idle=IDLE_SECONDS * 1000,
-            lock=max(1, int(busy_timeout * 1000)),
-        )
+        self._lock_ms = max(1, int(busy_timeout * 1000))
         self._epoch = epoch
         self._writer = secrets.token_hex(8)
         self._turn: Turn | None = None
@@ -101,7 +99,7 @@ class PostgresDialect:
         return self._engine(self._begin_turn, size=1)
 
     def readers(self) -> Engine:
-        return self._engine(lambda driver: _execute(driver, _READ), size=READERS)
+        return self._engine(lambda driver: _execute(driver, _READ), size=READERS, idle=READING_SECONDS)
 
     def apart(self) -> Engine:
         return self._engine(lambda driver: _execute(driver, _PLAIN), size=1)
@@ -223,10 +221,12 @@ class PostgresDialect:
 
         return patiently(once, self.transient, self.patience)
 
-    def _engine(self, begin: Callable[[psycopg.Connection[Any]], Any], *, size: int) -> Engine:
+    def _engine(
+        self, begin: Callable[[psycopg.Connection[Any]], Any], *, size: int, idle: float | None = None
+    ) -> Engine:
         engine = create_engine(
             DRIVER,
-            creator=self._connect,
+            creator=lambda: self._connect(IDLE_SECONDS if idle is None else idle),
             poolclass=QueuePool,
             pool_size=size,
             max_overflow=0,
@@ -237,10 +237,11 @@ class PostgresDialect:
         engine.dialect.begin = begin
         return engine
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self, idle: float) -> psycopg.Connection[Any]:
         connection = psycopg.connect(**self._conninfo, autocommit=True)
         connection.adapters.register_dumper(str, Storable)
-        _execute(connection, self._session)
+        session = {"statement": STATEMENT_SECONDS * 1000, "idle": int(idle * 1000), "lock": self._lock_ms}
+        _execute(connection, _SESSION.format(**session))
         return connection
 
 
