@@ -1,4 +1,7 @@
-"""What a thousand couriers cost the server: `python -m bench.couriers [--couriers N] [--seconds S]`.
+"""What a thousand couriers cost the server, and how fast one is: `python -m bench.couriers`.
+
+    --couriers N --seconds S    how many, and for how long each part is watched (0 couriers: not at all)
+    --mib N                     the size of a checkpoint that is restored and carried, near and far (0: not at all)
 
 The server's side is the real one: a mirror, a ferry and a TLS connection of its own for each courier. The other ends
 are one process that answers as couriers would, since a thousand real ones need 20 GB: each has a new status every five
@@ -23,9 +26,15 @@ from typing import Any
 
 import uvloop
 
+from stoker.blobs import BlobStore
+from stoker.courier import carry_checkpoint, restore_checkpoint
 from stoker.engine.kubernetes import keys
 from stoker.engine.kubernetes.far import Courier, FarDirectory, Ferry, Mirror, Pace, direct
+from stoker.spec.tree import Tree, TreeFile
 from stoker.task import layout, wire
+from stoker.task.formats import StagedCheckpoint
+from stoker.task.near import NearTaskDir
+from stoker.testing.couriers import CourierProcess, far_directory
 
 STATUS_EVERY = 5.0
 LINES = 10.0
@@ -183,18 +192,65 @@ def part(count: int, seconds: float, made: keys.Keys, lines: float) -> dict[str,
         shutil.rmtree(home)
 
 
+def transfers(size: int) -> dict[str, float]:
+    """A checkpoint of one file, to and from a directory here and one behind a real courier on loopback, in MB/s.
+    Everything is verified in all four."""
+    home = Path(tempfile.mkdtemp(prefix="couriers-"))
+    found: dict[str, float] = {"mib": size >> 20}
+    try:
+        root = home / "task"
+        for name in layout.DIRECTORIES:
+            (root / name).mkdir(parents=True)
+        blobs = BlobStore(home / "blobs")
+        block = os.urandom(1 << 20)
+        digest, _ = blobs.put_stream(block for _ in range(size >> 20))
+        tree = blobs.put_tree(Tree.of([TreeFile("model.pt", digest, size)]))
+        courier = CourierProcess(root, home / "keys")
+        try:
+            with far_directory(courier, home / "mirror" / "worker-0") as far:
+                for name, directory in (("near", NearTaskDir(str(root))), ("far", far)):
+                    used, ours_used = courier.cpu(), time.process_time()
+                    begin = time.monotonic()
+                    restore_checkpoint(blobs, tree, directory, 1)
+                    found[f"{name}_restore"] = size / 1e6 / (time.monotonic() - begin)
+                    (root / layout.staged(1)).mkdir()
+                    os.rename(root / layout.checkpoints(1) / "model.pt", root / layout.staged(1) / "model.pt")
+                    file = {"path": "model.pt", "size": size, "sha256": digest}
+                    staged = StagedCheckpoint(1, 1, "model.pt", "sdk", files=[file])
+                    begin = time.monotonic()
+                    carry_checkpoint(directory, staged, BlobStore(home / f"carried {name}"))
+                    found[f"{name}_carry"] = size / 1e6 / (time.monotonic() - begin)
+                    shutil.rmtree(home / f"carried {name}")
+                found["courier_cpu_seconds"] = courier.cpu() - used
+                found["server_cpu_seconds"] = time.process_time() - ours_used
+                found["courier_memory_mib"] = courier.memory() >> 20
+        finally:
+            courier.kill()
+    finally:
+        shutil.rmtree(home)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--couriers", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args()
+    if given.mib:
+        print(json.dumps({"what": "transfers", **_rounded(transfers(given.mib << 20))}), flush=True)
     made = keys.make()
     for what, lines in (
         ("quiet: a status every 5 s", 0.0),
         ("busy: 10 lines of log a second as well", LINES),
     ):
-        found = part(given.couriers, given.seconds, made, lines)
-        print(json.dumps({"what": what, **{name: round(value, 3) for name, value in found.items()}}))
+        if given.couriers:
+            found = part(given.couriers, given.seconds, made, lines)
+            print(json.dumps({"what": what, **_rounded(found)}), flush=True)
+
+
+def _rounded(found: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 if __name__ == "__main__":
