@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -14,6 +15,17 @@ from kubeapi import Api, kubeconfig, status, until
 
 from stoker.engine.kubernetes.kube import Kube, KubeConfig, KubeError, KubeUnavailable
 from stoker.errors import TooLarge
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Both event loops: a server of ours runs on uvloop."""
+    if request.param == "asyncio":
+        return asyncio.run
+    uvloop = pytest.importorskip("uvloop")
+    return uvloop.run  # type: ignore[no-any-return]
 
 
 @contextlib.asynccontextmanager
@@ -28,7 +40,7 @@ async def talking(tmp_path: Path, ca: trustme.CA) -> AsyncIterator[tuple[Api, Ku
         await api.stop()
 
 
-def test_a_command_runs_to_its_end(tmp_path: Path, ca: trustme.CA) -> None:
+def test_a_command_runs_to_its_end(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
     async def story() -> None:
         async with talking(tmp_path, ca) as (_, kube):
             ended = await kube.exec("ns", "pod", "main", ["sh", "-c", "echo out; echo err >&2; exit 7"])
@@ -45,10 +57,10 @@ def test_a_command_runs_to_its_end(tmp_path: Path, ca: trustme.CA) -> None:
             with pytest.raises(KubeUnavailable, match=r"exec of 'sleep' did not end within 0\.3 s"):
                 await kube.exec("ns", "pod", "main", ["sleep", "2"], timeout=0.3)
 
-    asyncio.run(story())
+    run(story())
 
 
-def test_a_refused_upgrade_says_why_and_renews_credentials(tmp_path: Path, ca: trustme.CA) -> None:
+def test_a_refused_upgrade_says_why_and_renews_credentials(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
     async def story() -> None:
         async with talking(tmp_path, ca) as (api, kube):
             api.scripts.append(lambda _: status(400, "BadRequest", "container x is not valid for pod"))
@@ -61,7 +73,7 @@ def test_a_refused_upgrade_says_why_and_renews_credentials(tmp_path: Path, ca: t
             kubeconfig(tmp_path / "config", api.url, ca, {"token": "u"})
             assert (await kube.exec("ns", "pod", "main", ["true"])).code == 0
 
-    asyncio.run(story())
+    run(story())
 
 
 class Echo:
@@ -85,7 +97,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA, tls: bool) -> None:
+def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA, tls: bool, run: Run) -> None:
     async def story() -> None:
         theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         ca.issue_cert("courier.test").configure_cert(theirs)
@@ -115,10 +127,10 @@ def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA,
         server.close()
         await server.wait_closed()
 
-    asyncio.run(story())
+    run(story())
 
 
-def test_a_port_where_nobody_listens_ends_at_once(tmp_path: Path, ca: trustme.CA) -> None:
+def test_a_port_where_nobody_listens_ends_at_once(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
     async def story() -> None:
         async with talking(tmp_path, ca) as (_, kube):
             reader, writer = await kube.forward("ns", "pod", 1)
@@ -127,4 +139,4 @@ def test_a_port_where_nobody_listens_ends_at_once(tmp_path: Path, ca: trustme.CA
             await closed(writer)
             await until(lambda: not kube._forwards)
 
-    asyncio.run(story())
+    run(story())

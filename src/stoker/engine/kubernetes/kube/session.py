@@ -302,6 +302,8 @@ class Session:
                 return Cut(
                     f"{call}: no connection to {server}: {exc.os_error.strerror or exc.os_error}", hint=_REACH
                 )
+            case aiohttp.ClientPayloadError():
+                return Cut(f"{call}: the answer of {server} ended early")
         return Cut(f"{call}: the connection to {server} was lost: {str(exc) or type(exc).__name__}")
 
 

@@ -1,0 +1,394 @@
+"""The client on a real cluster: objects, caches that live through faults, ways into pods."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import yaml
+from harness.pods import pod
+
+from stoker.engine.kubernetes.kube import (
+    Cache,
+    Kind,
+    Kube,
+    KubeConfig,
+    KubeError,
+    KubeUnavailable,
+    Select,
+    kinds,
+)
+from stoker.errors import EngineUnavailable
+
+REVIEWS = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
+SERVER = Path(__file__).parent / "probes" / "pod_server.py"
+
+
+@contextlib.asynccontextmanager
+async def client(path: Path) -> AsyncIterator[Kube]:
+    kube = Kube.from_config(KubeConfig.load(path))
+    try:
+        yield kube
+    finally:
+        await kube.close()
+
+
+@contextlib.asynccontextmanager
+async def mirror(kube: Kube, *selects: Select | Kind, **options: Any) -> AsyncIterator[Cache]:
+    cache = Cache(kube, selects, **options)
+    cache.start()
+    try:
+        await cache.ready()
+        yield cache
+    finally:
+        await cache.close()
+
+
+async def until(condition: Callable[[], object], limit: float = 120) -> None:
+    async with asyncio.timeout(limit):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def configmap(name: str, **data: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "data": data}
+
+
+def test_objects(cluster: Any, namespace: str) -> None:
+    async def story() -> None:
+        async with client(cluster.kubeconfig) as kube:
+            assert (await kube.version()).startswith("v1.")
+            made = await kube.create(kinds.CONFIGMAPS, configmap("a", x="1"), namespace)
+            with pytest.raises(KubeError) as taken:
+                await kube.create(kinds.CONFIGMAPS, configmap("a"), namespace)
+            assert taken.value.exists
+            for how, patch in (
+                ("merge", {"data": {"x": "2"}}),
+                ("json", [{"op": "replace", "path": "/data/x", "value": "3"}]),
+                ("strategic", {"data": {"y": "4"}}),
+                ("apply", {"apiVersion": "v1", "kind": "ConfigMap", "data": {"z": "5"}}),
+            ):
+                changed = await kube.patch(kinds.CONFIGMAPS, "a", patch, namespace, how=how)  # type: ignore[arg-type]
+            assert changed["data"] == {"x": "3", "y": "4", "z": "5"}
+            with pytest.raises(KubeError) as stale:
+                await kube.replace(kinds.CONFIGMAPS, made, namespace)
+            assert stale.value.conflict
+            with pytest.raises(KubeError, match="nvalid") as invalid:
+                await kube.create(kinds.CONFIGMAPS, configmap("Not_A_Name"), namespace)
+            assert invalid.value.status == 422
+            await kube.create(kinds.CONFIGMAPS, configmap("b"), namespace, dry_run=True)
+            assert "b" not in [
+                obj["metadata"]["name"] for obj in await kube.list(kinds.CONFIGMAPS, namespace)
+            ]
+            assert not await kube.delete(kinds.CONFIGMAPS, "a", namespace, uid="another")
+            assert await kube.delete(kinds.CONFIGMAPS, "a", namespace, uid=made["metadata"]["uid"])
+            assert not await kube.delete(kinds.CONFIGMAPS, "a", namespace)
+            with pytest.raises(KubeError) as absent:
+                await kube.get(kinds.CONFIGMAPS, "a", namespace)
+            assert absent.value.absent
+            assert kube.calls["patch", "configmaps"] == 4
+
+    asyncio.run(story())
+
+
+def test_a_cache_of_every_kind_the_engine_needs(cluster: Any, namespace: str) -> None:
+    async def story() -> None:
+        selects = [Select(kind, namespace) for kind in (kinds.PODS, kinds.SECRETS, kinds.EVENTS)]
+        async with client(cluster.kubeconfig) as kube, mirror(kube, *selects, kinds.NODES) as cache:
+            assert sorted(node["metadata"]["name"] for node in cache.list(kinds.NODES)) == sorted(
+                cluster.nodes
+            )
+            await kube.create(kinds.SECRETS, {"metadata": {"name": "s"}, "stringData": {"x": "y"}}, namespace)
+            made = await kube.create(kinds.PODS, pod("p", cluster.images["busybox"], "sleep 3600"), namespace)
+            cache.note(kinds.PODS, made)
+            assert cache.get(kinds.PODS, "p", namespace) is not None, "our own write is there at once"
+            await until(
+                lambda: (cache.get(kinds.PODS, "p", namespace) or made)["status"].get("phase") == "Running"
+            )
+            await until(lambda: cache.get(kinds.SECRETS, "s", namespace))
+            reasons = {event["reason"] for event in cache.list(kinds.EVENTS)}
+            assert "Scheduled" in reasons
+            found = cache.get(kinds.PODS, "p", namespace)
+            assert found is not None and "managedFields" not in found["metadata"]
+            await kube.delete(kinds.PODS, "p", namespace, grace=0)
+            await until(lambda: cache.list(kinds.PODS) == [])
+
+    asyncio.run(story())
+
+
+def test_pages_are_one_moment(cluster: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.engine.kubernetes.kube.client.PAGE", 3)
+
+    async def story() -> None:
+        async with client(cluster.kubeconfig) as kube:
+            names = [f"n{number:02}" for number in range(10)]
+            await asyncio.gather(
+                *(kube.create(kinds.CONFIGMAPS, configmap(name), namespace) for name in names)
+            )
+            found, version = await kube.snapshot(kinds.CONFIGMAPS, namespace, labels="")
+            assert [obj["metadata"]["name"] for obj in found if obj["metadata"]["name"] in names] == names
+            assert version.isdigit() and kube.calls["list", "configmaps"] >= 4
+
+    asyncio.run(story())
+
+
+# -- faults
+
+
+def test_a_cache_lives_through_a_killed_api_server_and_compaction(cluster: Any, namespace: str) -> None:
+    async def story() -> None:
+        async with (
+            client(cluster.kubeconfig) as kube,
+            mirror(kube, Select(kinds.CONFIGMAPS, namespace)) as cache,
+        ):
+            reader = cache.changes()
+            for name in ("stays", "vanishes"):
+                await kube.create(kinds.CONFIGMAPS, configmap(name), namespace)
+            await until(lambda: cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
+
+            await asyncio.to_thread(cluster.stop_api)
+            await until(lambda: cache.problem())
+            assert cache.get(kinds.CONFIGMAPS, "vanishes", namespace), (
+                "silence says nothing about what is there"
+            )
+            await asyncio.to_thread(cluster.start_api)
+            await kube.create(kinds.CONFIGMAPS, configmap("after"), namespace)
+            await until(lambda: cache.get(kinds.CONFIGMAPS, "after", namespace))
+            lists = kube.calls["list", "configmaps"]
+
+            await asyncio.to_thread(cluster.stop_api)
+            await until(lambda: cache.problem())
+            await asyncio.to_thread(cluster.start_api)
+            # While the cache waits to try again: gone, and forgotten.
+            await kube.delete(kinds.CONFIGMAPS, "vanishes", namespace)
+            await asyncio.to_thread(cluster.compact)
+            await until(lambda: cache.fresh() and not cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
+            assert kube.calls["list", "configmaps"] >= lists
+            told = []
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    change = await asyncio.wait_for(anext(reader), 1)
+                    told.append((change.name, change.deleted))
+            assert ("vanishes", True) in told and ("stays", True) not in told
+
+    asyncio.run(story())
+
+
+def test_a_version_that_was_compacted_is_expired(cluster: Any, namespace: str) -> None:
+    async def story() -> None:
+        async with client(cluster.kubeconfig) as kube:
+            _, version = await kube.snapshot(kinds.CONFIGMAPS, namespace)
+            for number in range(5):
+                await kube.create(kinds.CONFIGMAPS, configmap(f"n{number}"), namespace)
+            await asyncio.to_thread(cluster.compact)
+            with pytest.raises(KubeError) as gone:
+                async with asyncio.timeout(60):
+                    await anext(kube.watch(kinds.CONFIGMAPS, namespace, resource_version=version))
+            assert gone.value.expired
+
+    asyncio.run(story())
+
+
+def test_an_api_server_that_stops_answering_is_silence_and_not_an_empty_cluster(
+    cluster: Any, namespace: str
+) -> None:
+    async def story() -> None:
+        select = Select(kinds.CONFIGMAPS, namespace)
+        async with client(cluster.kubeconfig) as kube, mirror(kube, select, max_silence=6) as cache:
+            await kube.create(kinds.CONFIGMAPS, configmap("a"), namespace)
+            await until(lambda: cache.get(kinds.CONFIGMAPS, "a", namespace))
+            await asyncio.to_thread(cluster.stop_api, freeze=True)
+            try:
+                await until(lambda: not cache.fresh())
+                with pytest.raises(EngineUnavailable, match="nothing was heard of its configmaps for 6 s"):
+                    cache.list(kinds.CONFIGMAPS)
+                with pytest.raises(KubeUnavailable, match="no answer from"):
+                    await kube.get(kinds.CONFIGMAPS, "a", namespace, timeout=2)
+            finally:
+                await asyncio.to_thread(cluster.start_api)
+            await until(lambda: cache.fresh())
+            assert cache.get(kinds.CONFIGMAPS, "a", namespace)
+
+    asyncio.run(story())
+
+
+# -- credentials
+
+
+def test_a_plugin_is_asked_again_when_its_token_is_revoked(
+    cluster: Any, namespace: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        cluster.kubectl("-n", namespace, "create", "serviceaccount", name)
+    cluster.kubectl("-n", namespace, "create", "secret", "generic", "bound")
+    bound = ["--bound-object-kind=Secret", "--bound-object-name=bound"]
+    (tmp_path / "0").write_text(cluster.kubectl("-n", namespace, "create", "token", "one", *bound).strip())
+    (tmp_path / "1").write_text(cluster.kubectl("-n", namespace, "create", "token", "two").strip())
+    program = (
+        "import json, pathlib; here = pathlib.Path({here!r}); run = len(list(here.glob('run-*')));"
+        "(here / f'run-{{run}}').touch(); token = (here / str(min(run, 1))).read_text();"
+        "print(json.dumps({{'apiVersion': 'client.authentication.k8s.io/v1', 'kind': 'ExecCredential',"
+        " 'status': {{'token': token}}}}))"
+    )
+    content = yaml.safe_load(cluster.kubeconfig.read_text())
+    content["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": ["-c", program.format(here=str(tmp_path))],
+            "interactiveMode": "Never",
+        }
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+
+    async def story() -> None:
+        async with client(path) as kube:
+            first = await whoami(kube)
+            assert first.endswith(":one")
+            await asyncio.to_thread(cluster.kubectl, "-n", namespace, "delete", "secret", "bound")
+            async with asyncio.timeout(120):
+                while (name := await whoami(kube)) == first:
+                    await asyncio.sleep(0.5)
+            assert name.endswith(":two") and len(list(tmp_path.glob("run-*"))) == 2
+
+    asyncio.run(story())
+
+
+async def whoami(kube: Kube) -> str:
+    review = {"apiVersion": REVIEWS.api, "kind": REVIEWS.name, "metadata": {}}
+    return str((await kube.create(REVIEWS, review))["status"]["userInfo"]["username"])
+
+
+def test_what_is_not_allowed_is_an_answer_and_a_bad_token_is_none(
+    cluster: Any, namespace: str, tmp_path: Path
+) -> None:
+    token = cluster.kubectl("-n", namespace, "create", "token", "default").strip()
+    content = yaml.safe_load(cluster.kubeconfig.read_text())
+    path = tmp_path / "kubeconfig"
+
+    async def story(value: str) -> None:
+        content["users"][0]["user"] = {"token": value}
+        path.write_text(yaml.safe_dump(content))
+        async with client(path) as kube:
+            await kube.list(kinds.NODES)
+
+    with pytest.raises(KubeError, match="cannot list resource") as forbidden:
+        asyncio.run(story(token))
+    assert forbidden.value.status == 403
+    with pytest.raises(KubeUnavailable, match="does not accept our credentials"):
+        asyncio.run(story("nonsense"))
+
+
+# -- into pods
+
+
+@pytest.fixture(scope="module")
+def python_image(cluster: Any) -> str:
+    if "root" in cluster.images:
+        return str(cluster.images["root"])
+    from images import build_test_images
+
+    return build_test_images(cluster.registry)["root"]
+
+
+@pytest.fixture
+def served(cluster: Any, namespace: str, python_image: str) -> Iterator[ssl.SSLContext]:
+    """A pod `server` with a certificate for `courier`, and how to trust it."""
+    ca = trustme.CA()
+    issued = ca.issue_cert("courier")
+    files = {"server.py": SERVER.read_bytes(), "tls.pem": issued.private_key_and_cert_chain_pem.bytes()}
+    made = pod("server", python_image, "exec python3 /probe/server.py")
+    made["spec"]["volumes"] = [{"name": "probe", "secret": {"secretName": "probe"}}]
+    made["spec"]["containers"][0]["volumeMounts"] = [{"name": "probe", "mountPath": "/probe"}]
+    made["spec"]["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": 7448}, "periodSeconds": 1}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "probe"},
+        "data": {name: base64.b64encode(content).decode() for name, content in files.items()},
+    }
+    listed = {"apiVersion": "v1", "kind": "List", "items": [secret, made]}
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(listed))
+    cluster.kubectl("-n", namespace, "wait", "--for=condition=Ready", "pod/server", "--timeout=180s")
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    yield context
+
+
+def test_the_pod_proxy(cluster: Any, namespace: str, served: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with client(cluster.kubeconfig) as kube:
+            root = f"/api/v1/namespaces/{namespace}/pods/https:server:7447/proxy"
+            headers = {"Stoker-Session": "s", "Authorization": "Bearer mine", "X-Other": "o"}
+            seen = (await kube.request("GET", f"{root}/a%2Fb?c=%2Fd", headers=headers)).json()
+            assert seen["path"] == "/a/b?c=%2Fd", "it decodes paths on the way, and not queries"
+            assert (seen["headers"]["Stoker-Session"], seen["headers"]["X-Other"]) == ("s", "o")
+            assert "Authorization" not in seen["headers"]
+            body = bytes(range(256)) * 32768
+            answer = await kube.request("POST", f"{root}/echo", body=body)
+            assert answer.status == 200 and answer.body == body and answer.headers["stoker-mac"] == "kept"
+            waited = await kube.request("GET", f"{root}/wait?seconds=15", timeout=60)
+            assert waited.status == 200
+            refused = await kube.request("GET", f"{root}/x".replace("7447", "7000"), timeout=60)
+            assert refused.status == 503
+
+    asyncio.run(story())
+
+
+def test_port_forward_with_our_own_tls(cluster: Any, namespace: str, served: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with client(cluster.kubeconfig) as kube:
+            reader, writer = await kube.forward(
+                namespace, "server", 7447, ssl=served, server_hostname="courier"
+            )
+            body = bytes(range(256)) * 32768
+            writer.write(f"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            writer.write(body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"200" in head and await reader.readexactly(len(body)) == body
+            writer.close()
+            with pytest.raises(KubeUnavailable, match="port-forward"):
+                await kube.forward(namespace, "server", 7447, ssl=served, server_hostname="other")
+            reader, writer = await kube.forward(namespace, "server", 7000)
+            async with asyncio.timeout(60):
+                assert await reader.read() == b"", "nobody listens there"
+            writer.close()
+            with pytest.raises(KubeError, match="not found") as absent:
+                await kube.forward(namespace, "nobody", 7447)
+            assert absent.value.absent
+
+    asyncio.run(story())
+
+
+def test_exec_and_logs(cluster: Any, namespace: str, served: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with client(cluster.kubeconfig) as kube:
+            ended = await kube.exec(
+                namespace, "server", "main", ["sh", "-c", "echo out; echo err >&2; exit 7"]
+            )
+            assert (ended.code, ended.stdout, ended.stderr) == (7, b"out\n", b"err\n")
+            body = bytes(range(256)) * 4096
+            ended = await kube.exec(namespace, "server", "main", ["cat"], stdin=body)
+            assert (ended.code, ended.stdout == body) == (0, True)
+            with pytest.raises(KubeError, match="no-such-program"):
+                await kube.exec(namespace, "server", "main", ["no-such-program"])
+            with pytest.raises(KubeError, match="container nobody is not valid"):
+                await kube.exec(namespace, "server", "nobody", ["true"])
+            whole = b"".join([piece async for piece in kube.logs(namespace, "server", "main")])
+            assert whole == b"serving\n"
+            async with contextlib.aclosing(kube.logs(namespace, "server", "main", follow=True)) as pieces:
+                assert await anext(pieces) == b"serving\n"
+            with pytest.raises(KubeError, match="previous terminated container"):
+                await anext(kube.logs(namespace, "server", "main", previous=True))
+
+    asyncio.run(story())
