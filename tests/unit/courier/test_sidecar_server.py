@@ -269,6 +269,24 @@ def test_who_says_nothing_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         door.close()
 
 
+def test_a_pod_without_room_for_a_thread(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training that forks without end shares the pod's limit with its courier."""
+
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with door.connect() as friend:
+        friend.ask(wire.DISCARD, {"path": "x"})
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", full)
+            with door.plain() as stranger:
+                stranger.settimeout(20)
+                assert stranger.recv(1) == b""
+            walk = {"path": "output", "after": "", "max_entries": 10, "job": "j"}
+            assert friend.ask(wire.WALK, walk)[0] == 503
+        assert friend.ask(wire.WALK, walk)[0] == 200
+
+
 def test_errors_are_told_and_signed(door: Door) -> None:
     (door.root / "link").symlink_to("/etc/passwd")
     with door.connect() as talk:

@@ -48,8 +48,12 @@ class Jobs:
             raise Busy(f"{RUNNING} jobs are running")
         for known in ended[: max(0, len(ended) - KEPT + 1)]:
             del self._jobs[known]
-        job = self._jobs[name] = _Job()
-        threading.Thread(target=_run, args=(job, work), name=f"job {name[:8]}", daemon=True).start()
+        job = _Job()
+        try:
+            threading.Thread(target=_run, args=(job, work), name=f"job {name[:8]}", daemon=True).start()
+        except RuntimeError as exc:
+            raise Busy(f"the pod has no room for another thread: {exc}") from exc
+        self._jobs[name] = job
         return job
 
 

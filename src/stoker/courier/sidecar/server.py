@@ -74,7 +74,10 @@ class Server:
                 continue
             visit = _Visit(sock)
             self._admit(visit)
-            threading.Thread(target=self._receive, args=(visit,), daemon=True).start()
+            try:
+                threading.Thread(target=self._receive, args=(visit,), daemon=True).start()
+            except RuntimeError:
+                self._leave(visit)  # the training has taken every process there is in the pod, for now
 
     def _admit(self, visit: _Visit) -> None:
         """Make room for it among its equals."""
@@ -98,9 +101,12 @@ class Server:
         except Exception as exc:  # noqa: BLE001 - a mistake in this program: others are still served
             sys.stderr.write(f"courier: {type(exc).__name__}: {exc}\n")
         finally:
-            with self._lock:
-                self._visits.remove(visit)
-            visit.channel.close()
+            self._leave(visit)
+
+    def _leave(self, visit: _Visit) -> None:
+        with self._lock:
+            self._visits.remove(visit)
+        visit.channel.close()
 
     def _exchange(self, visit: _Visit) -> bool:
         """One request and its answer; whether there may be another."""
