@@ -128,8 +128,8 @@ def _evicted(name: str, message: str) -> Finding:
             f"pod {name} was evicted: its node ran short of {what}{_after(message)}", Cause.EVICTED
         )
     if "ephemeral" in message or "EmptyDir" in message:
-        limit = re.search(r"\"([0-9.]+\w*)\"|containers ([0-9.]+\w*)", message)
-        words = f" ({(limit[1] or limit[2]).rstrip('.')})" if limit else ""
+        limit = re.search(r"\"([0-9]+[0-9.]*\w*)\"|containers ([0-9]+\w*)", message)
+        words = f" ({show_size(size(limit[1] or limit[2]))})" if limit else ""
         return Finding(
             f"pod {name} was evicted: it used more disk than it may{words}; raise `resources.disk`{_after(message)}",
             Cause.DISK,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -57,12 +57,12 @@ def observe(sight: Sight) -> list[Observation]:
         for one in _attempt(sight, secret, newest):
             found[one.run, one.attempt, one.task] = one
     for key, pod in newest.items():
-        if key not in found:  # its Secret is being deleted, or not heard of yet
-            found[key] = _pod(sight, key, pod)
+        if key not in found:  # without its Secret it does not live long
+            one = _pod(sight, key, pod)
+            found[key] = replace(one, proof=_bereft(key)) if one.presence is Presence.GONE else one
     for key in sight.bereft:
         if key not in found:
-            proof = f"Secret {names.secret_name(*key[:2])} was deleted by somebody else, and its pods with it"
-            found[key] = _gone(sight, key, 1, Finding(proof, Cause.LOST))
+            found[key] = _gone(sight, key, 1, Finding(_bereft(key), Cause.LOST))
     return list(found.values())
 
 
@@ -163,6 +163,10 @@ def _gone(
         cause=finding.cause,
         evidence=finding.evidence,
     )
+
+
+def _bereft(key: Key) -> str:
+    return f"Secret {names.secret_name(*key[:2])} was deleted by somebody else, and its pods with it"
 
 
 def _node(sight: Sight, pod: Object) -> Object | None:

@@ -65,7 +65,7 @@ def resources(
     cpu = config.default_cpu if plan.cpu is None else plan.cpu
     requests, limits = amounts(cpu, plan.memory), amounts(plan.cpu, plan.memory)
     if job.resources.disk is not None:
-        requests["ephemeral-storage"] = limits["ephemeral-storage"] = str(job.resources.disk)
+        requests["ephemeral-storage"] = limits["ephemeral-storage"] = amount(job.resources.disk)
     if with_devices and gpus(plan, job):
         limits[gpu_resource(config, job.pool)] = str(gpus(plan, job))
         if config.rdma is not None and rdma(plan, job, config, 2 if together else 1):
@@ -83,8 +83,13 @@ def amounts(cpu: float | None, memory: int | None) -> dict[str, str]:
         milli = max(1, round(cpu * 1000))
         found["cpu"] = str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
     if memory is not None:
-        found["memory"] = f"{memory >> 20}Mi" if memory % (1 << 20) == 0 else str(memory)
+        found["memory"] = amount(memory)
     return found
+
+
+def amount(size: int) -> str:
+    """Bytes as Kubernetes writes them."""
+    return f"{size >> 20}Mi" if size % (1 << 20) == 0 else str(size)
 
 
 def spec(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig) -> Object:

@@ -56,6 +56,8 @@ def ask(pod: Object) -> Ask:
 def explain(message: str, wanted: Ask, nodes: Sequence[Object] | None = None) -> str:
     """One line: what stands in the way on how many nodes, and what would fit where that is known."""
     count, reasons = _parsed(message)
+    if found := re.search(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)', message):
+        return f'no node takes it: the volume claim "{found[1]}" {found[2]}'
     if not reasons:
         return f"no node takes it: {' '.join(message.split())}" if message else "no node takes it yet"
     words = "; ".join(_said(number_, reason, count) for number_, reason in reasons)
@@ -117,11 +119,8 @@ def _too_large(wanted: Ask, nodes: Sequence[Object]) -> str:
         largest = max(one.get(name, 0) for one in sizes)
         if amount > largest:
             has = _amount(name, float(largest)) if largest else "none"
-            return (
-                f"It asks for {_amount(name, amount)} {_unit(name)}, and the largest node has {has}".replace(
-                    "  ", " "
-                )
-            )
+            wants = f"{_amount(name, amount)} {_unit(name)}".strip()
+            return f"It asks for {wants}, and the largest node has {has}"
     amounts = wanted.amounts()
     if not any(all(one.get(name, 0) >= amount for name, amount in amounts.items()) for one in sizes):
         together = ", ".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.engine.base import Attempt, TaskPlan
-from stoker.engine.kubernetes import names, security
+from stoker.engine.kubernetes import names, placing, security
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.spec import Job
 from stoker.task import container, layout
@@ -118,7 +118,7 @@ def _shm(job: Job) -> Object:
     """The runtime's own 64 MiB are too few for data loaders; what is in it counts as the task's memory."""
     medium: Object = {"medium": "Memory"}
     if job.resources.shm is not None:
-        medium["sizeLimit"] = str(job.resources.shm)
+        medium["sizeLimit"] = placing.amount(job.resources.shm)
     return {"name": "shm", "emptyDir": medium}
 
 
