@@ -144,41 +144,92 @@ def test_pages_are_one_moment(cluster: Any, namespace: str, monkeypatch: pytest.
 # -- faults
 
 
-def test_a_cache_lives_through_a_killed_api_server_and_compaction(cluster: Any, namespace: str) -> None:
+def test_a_cache_lives_through_a_killed_api_server(cluster: Any, namespace: str) -> None:
     async def story() -> None:
         async with (
             client(cluster.kubeconfig) as kube,
             mirror(kube, Select(kinds.CONFIGMAPS, namespace)) as cache,
         ):
-            reader = cache.changes()
-            for name in ("stays", "vanishes"):
-                await kube.create(kinds.CONFIGMAPS, configmap(name), namespace)
-            await until(lambda: cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
-
+            await kube.create(kinds.CONFIGMAPS, configmap("before"), namespace)
+            await until(lambda: cache.get(kinds.CONFIGMAPS, "before", namespace))
             await asyncio.to_thread(cluster.stop_api)
             await until(lambda: cache.problem())
-            assert cache.get(kinds.CONFIGMAPS, "vanishes", namespace), (
+            assert cache.get(kinds.CONFIGMAPS, "before", namespace), (
                 "silence says nothing about what is there"
             )
             await asyncio.to_thread(cluster.start_api)
             await kube.create(kinds.CONFIGMAPS, configmap("after"), namespace)
-            await until(lambda: cache.get(kinds.CONFIGMAPS, "after", namespace))
-            lists = kube.calls["list", "configmaps"]
+            await until(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "after", namespace))
+            assert cache.get(kinds.CONFIGMAPS, "before", namespace)
 
-            await asyncio.to_thread(cluster.stop_api)
-            await until(lambda: cache.problem())
-            await asyncio.to_thread(cluster.start_api)
-            # While the cache waits to try again: gone, and forgotten.
-            await kube.delete(kinds.CONFIGMAPS, "vanishes", namespace)
+    asyncio.run(story())
+
+
+class Relay:
+    """A way to the API server that can be taken away and given back."""
+
+    def __init__(self, server: str) -> None:
+        self._host, self._port = server.removeprefix("https://").rsplit(":", 1)
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def give(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def take(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        self._open.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._host, int(self._port))
+        for one, other in ((reader, back), (there, writer)):
+            self._open.add(asyncio.create_task(self._carry(one, other)))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+
+
+def test_what_vanished_and_was_compacted_while_a_cache_was_cut_off_is_told(
+    cluster: Any, namespace: str, tmp_path: Path
+) -> None:
+    content = yaml.safe_load(cluster.kubeconfig.read_text())
+    target = content["clusters"][0]["cluster"]
+
+    async def story() -> None:
+        relay = Relay(target["server"])
+        await relay.give()
+        target.update({"server": f"https://127.0.0.1:{relay.port}", "tls-server-name": "kubernetes"})
+        path = tmp_path / "kubeconfig"
+        path.write_text(yaml.safe_dump(content))
+        select = Select(kinds.CONFIGMAPS, namespace)
+        async with client(cluster.kubeconfig) as free, client(path) as kube, mirror(kube, select) as cache:
+            for name in ("stays", "vanishes"):
+                await free.create(kinds.CONFIGMAPS, configmap(name), namespace)
+            await until(lambda: cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
+            reader, lists = cache.changes(), kube.calls["list", "configmaps"]
+            await relay.take()
+            await free.delete(kinds.CONFIGMAPS, "vanishes", namespace)
+            await free.create(kinds.CONFIGMAPS, configmap("appears"), namespace)
             await asyncio.to_thread(cluster.compact)
-            await until(lambda: cache.fresh() and not cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
-            assert kube.calls["list", "configmaps"] >= lists
-            told = []
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    change = await asyncio.wait_for(anext(reader), 1)
-                    told.append((change.name, change.deleted))
-            assert ("vanishes", True) in told and ("stays", True) not in told
+            await relay.give()
+            await until(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "appears", namespace))
+            assert cache.get(kinds.CONFIGMAPS, "vanishes", namespace) is None
+            assert cache.get(kinds.CONFIGMAPS, "stays", namespace)
+            assert kube.calls["list", "configmaps"] > lists, "the history is gone: it was listed again"
+            told = [await asyncio.wait_for(anext(reader), 60) for _ in range(2)]
+            assert {(change.name, change.deleted) for change in told} == {
+                ("appears", False),
+                ("vanishes", True),
+            }
+        await relay.take()
 
     asyncio.run(story())
 

@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import ssl
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -22,7 +23,6 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from stoker import __version__
 from stoker.engine.kubernetes.kube import proxies
 from stoker.engine.kubernetes.kube.config import KubeConfig
 from stoker.engine.kubernetes.kube.errors import Cut, KubeError, KubeUnavailable, Stalled
@@ -94,7 +94,7 @@ class Session:
         self._http = aiohttp.ClientSession(
             connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": f"stoker/{__version__}"},
+            headers={"User-Agent": f"stoker/{_version()}"},
             trust_env=False,
             middlewares=(self._refused_upgrade,),
         )
@@ -356,6 +356,10 @@ def _wait(call: Call, answer: Answer, attempt: int) -> float | None:
 
 def _backoff(attempt: int) -> float:
     return 0.2 * 2.5**attempt * random.uniform(0.5, 1.5)
+
+
+def _version() -> str:
+    return str(sys.modules["stoker"].__version__)  # importing it from there would count as importing the SDK
 
 
 def _connector(factory: Callable[[Any], socket.socket]) -> aiohttp.TCPConnector:
