@@ -1,4 +1,4 @@
-"""Tasks in real containers of podman's: started, found again, stopped, resized, entered, and proven gone."""
+"""Tasks in real containers of podman's and docker's: started, found again, stopped, resized, entered, and proven gone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import podman_box
-from podman_box import BARE, IMAGE, Podman
+import container_runtimes
+from container_runtimes import BARE, IMAGE, Runtime
 
 from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, Shows, TaskPlan
 from stoker.engine.local import cgroups, containers, processes
@@ -28,22 +28,23 @@ from stoker.spec import Job
 from stoker.task import formats, layout
 
 FOREVER = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.05; done"
-pytestmark = pytest.mark.skipif(bool(podman_box.missing()), reason=podman_box.missing())
 
 
-@pytest.fixture(scope="module")
-def storage() -> Iterator[Podman]:
-    with tempfile.TemporaryDirectory(prefix="stoker-podman-") as root:
-        podman = Podman(Path(root))
-        podman.make_images()
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def storage(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    if why := container_runtimes.missing(request.param):
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="stoker-boxes-") as root:
+        made = container_runtimes.RUNTIMES[request.param](Path(root))
         try:
-            yield podman
+            made.make_images()
+            yield made
         finally:
-            podman.close()
+            made.close()
 
 
 @pytest.fixture
-def podman(storage: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
+def runtime(storage: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     for name, value in storage.env.items():
         monkeypatch.setenv(name, value)
     yield storage
@@ -73,7 +74,7 @@ async def observed(box: Any, run: str = "run-1") -> Observation:
     return next(found for found in await box.engine.observe() if found.run == run)
 
 
-def test_a_task_in_a_container(box: Any, podman: Podman) -> None:
+def test_a_task_in_a_container(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         plan = TaskPlan("worker-0", cpu=0.5, memory=128 << 20, pids=200)
         handle = await submit(box, plan=plan, resources={"shm": "32Mi"})
@@ -89,16 +90,16 @@ def test_a_task_in_a_container(box: Any, podman: Podman) -> None:
         assert shown["shm"] == 32 << 20
         assert shown["home"] == sorted(["engine", "setups", "tasks"])
         assert shown["tasks"] == ["run-1"]
-        (name,) = podman("ps", "--format", "{{.Names}}").split()
+        (name,) = runtime("ps", "--format", "{{.Names}}").split()
         assert name == containers.name_of(cgroups.home_name(box.home.root), _place(), 1)
-        limits = json.loads(podman("inspect", name))[0]["HostConfig"]
+        limits = json.loads(runtime("inspect", name))[0]["HostConfig"]
         assert (limits["Memory"], limits["PidsLimit"], limits["NanoCpus"]) == (128 << 20, 200, 5 * 10**8)
         # Another server finds it; released, it ends, and nothing of it stays.
         await box.restart()
         assert (await observed(box)).presence is Presence.ALIVE
         directory.write_order(formats.Order(2, 1, "release"))
         assert "is gone" in (await box.gone()).proof
-        assert podman("ps", "--all", "--quiet") == ""
+        assert runtime("ps", "--all", "--quiet") == ""
 
     box.run(story)
 
@@ -118,7 +119,7 @@ def _place() -> Any:
     return Place("run-1", 1, "worker-0")
 
 
-def test_the_image_s_own_command_and_a_setup(box: Any, podman: Podman) -> None:
+def test_the_image_s_own_command_and_a_setup(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         handle = await submit(box, run=None)
         await order(box, handle)
@@ -143,7 +144,7 @@ async def _true(value: bool) -> bool | None:
     return value or None
 
 
-def test_stopping_gives_the_body_its_grace(box: Any, podman: Podman) -> None:
+def test_stopping_gives_the_body_its_grace(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         handle = await submit(box)
         await order(box, handle, "sh", "-c", FOREVER)
@@ -153,13 +154,13 @@ def test_stopping_gives_the_body_its_grace(box: Any, podman: Podman) -> None:
         assert (ending.kind, ending.code) == ("stopped", 3)
         assert "saved" in await box.lines(handle)
         assert (await observed(box)).presence is Presence.GONE
-        assert podman("ps", "--all", "--quiet") == ""
+        assert runtime("ps", "--all", "--quiet") == ""
         await box.engine.remove(handle)
 
     box.run(story)
 
 
-def test_out_of_memory_and_violence(box: Any, podman: Podman) -> None:
+def test_out_of_memory_and_violence(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         limit = 96 << 20
         greedy = await submit(box, "run-1", plan=TaskPlan("worker-0", memory=limit))
@@ -189,12 +190,12 @@ def _record(directory: Any) -> dict[str, Any]:
         (BARE, "no Python 3.9 or newer in this image"),
     ],
 )
-def test_an_image_that_cannot_be_used(box: Any, podman: Podman, image: str, words: str) -> None:
+def test_an_image_that_cannot_be_used(box: Any, runtime: Runtime, image: str, words: str) -> None:
     async def story() -> None:
         handle = await submit(box, image=image)
         seen = await box.gone()
         assert seen.cause == "image" and words in seen.proof and seen.evidence["hint"]
-        assert podman("ps", "--all", "--quiet") == ""
+        assert runtime("ps", "--all", "--quiet") == ""
         await box.engine.stop(handle, grace=timedelta(0))
         await box.engine.remove(handle)
         assert await box.engine.observe() == []
@@ -202,7 +203,7 @@ def test_an_image_that_cannot_be_used(box: Any, podman: Podman, image: str, word
     box.run(story)
 
 
-def test_a_server_that_died_while_it_started_one(box: Any, podman: Podman) -> None:
+def test_a_server_that_died_while_it_started_one(box: Any, runtime: Runtime) -> None:
     """Started and not written down: found by its name. Made and never started: removed, and never starts."""
 
     async def story() -> None:
@@ -219,15 +220,17 @@ def test_a_server_that_died_while_it_started_one(box: Any, podman: Podman) -> No
         await box.engine.stop(handle, grace=timedelta(0))
         await box.engine.remove(handle)
 
-        info = formats.TaskInfo("run-1", 1, "worker-0", container={"runtime": "podman", "image": IMAGE})
+        info = formats.TaskInfo(
+            "run-1", 1, "worker-0", container={"runtime": runtime.program, "image": IMAGE}
+        )
         info.pid_namespace = True
         Path(directory.root).mkdir(parents=True)
         formats.write_json(f"{directory.root}/{layout.TASK}", info.to_json())
         name = containers.name_of(cgroups.home_name(box.home.root), _place(), 1)
-        podman("create", "--name", name, "--label", f"stoker={cgroups.home_name(box.home.root)}", IMAGE)
+        runtime("create", "--name", name, "--label", f"stoker={cgroups.home_name(box.home.root)}", IMAGE)
         await box.restart()
         assert (await box.gone()).proof == "its launcher was never started"
-        assert podman("ps", "--all", "--quiet") == ""
+        assert runtime("ps", "--all", "--quiet") == ""
 
     box.run(story)
 
@@ -236,27 +239,27 @@ async def _alive(box: Any) -> bool | None:
     return (await observed(box)).presence is Presence.ALIVE or None
 
 
-def test_containers_nobody_knows_are_removed(box: Any, podman: Podman) -> None:
+def test_containers_nobody_knows_are_removed(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         home = cgroups.home_name(box.home.root)
-        podman("create", "--name", f"{home}.gone.1.worker-0.1", "--label", f"stoker={home}", IMAGE)
-        podman("create", "--name", "of-somebody-else", IMAGE)
+        runtime("create", "--name", f"{home}.gone.1.worker-0.1", "--label", f"stoker={home}", IMAGE)
+        runtime("create", "--name", "of-somebody-else", IMAGE)
         handle = await submit(box)
         await order(box, handle, "true")
         await box.ended(handle)
 
         async def tidy() -> bool | None:
-            names = podman("ps", "--all", "--format", "{{.Names}}").split()
+            names = runtime("ps", "--all", "--format", "{{.Names}}").split()
             return len(names) == 2 or None
 
         await box.until(tidy, "the leftover to be removed")
-        assert "of-somebody-else" in podman("ps", "--all", "--format", "{{.Names}}")
-        podman("rm", "of-somebody-else")
+        assert "of-somebody-else" in runtime("ps", "--all", "--format", "{{.Names}}")
+        runtime("rm", "of-somebody-else")
 
     box.run(story)
 
 
-def test_resizing_and_entering(box: Any, podman: Podman) -> None:
+def test_resizing_and_entering(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         assert isinstance(box.engine, Resizes) and isinstance(box.engine, Shows)
         handle = await submit(box, plan=TaskPlan("worker-0", cpu=0.5, memory=128 << 20))
@@ -279,7 +282,7 @@ LIMITS = (
 )
 
 
-def test_without_a_launcher_the_image_runs_as_it_is(box: Any, podman: Podman) -> None:
+def test_without_a_launcher_the_image_runs_as_it_is(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         handle = await submit(box, image=BARE, launcher="none", run=None, secrets=["TOKEN"])
         directory = await box.directory(handle)
@@ -298,19 +301,19 @@ def test_without_a_launcher_the_image_runs_as_it_is(box: Any, podman: Podman) ->
         await box.engine.stop(other, grace=timedelta(seconds=30))
         ending = await box.ended(other)
         assert (ending.kind, ending.code) == ("stopped", 3)
-        assert podman("ps", "--all", "--quiet") == ""
+        assert runtime("ps", "--all", "--quiet") == ""
 
     box.run(story)
 
 
-def test_without_a_launcher_a_lost_one_leaves_no_container(box: Any, podman: Podman) -> None:
+def test_without_a_launcher_a_lost_one_leaves_no_container(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         handle = await submit(box, image=BARE, launcher="none")
         await order(box, handle, "sh", "-c", "echo up; sleep 1000")
         await box.said(handle, "up")
         await box.engine.hurt(handle, "worker-0", "launcher")
         await box.gone()
-        assert podman("ps", "--all", "--quiet") == ""
+        assert runtime("ps", "--all", "--quiet") == ""
         bad = await submit(box, "run-2", image="localhost:1/no/such:1", launcher="none")
         await order(box, bad, "true")
         ending = await box.ended(bad)
