@@ -4,6 +4,8 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+# Clusters at once in test-cluster; 0: one, or the one that `make cluster-up` left running.
+WORKERS ?= 3
 READY := .venv/.ready
 
 help:  ## what there is
@@ -36,7 +38,7 @@ test: setup  ## everything that runs in CI, under ten minutes
 
 test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build >/dev/null
-	$(BIN)/python -m pytest tests/cluster -m "not soak" $(ARGS)
+	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster -p slots -n $(WORKERS) --dist loadfile -m "not soak" $(ARGS)
 
 cluster-up: setup  ## leave that cluster running: test-cluster then uses it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness up
@@ -48,6 +50,7 @@ soak: setup  ## many seeds, long runs
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest -m "soak or not soak" --timeout 3600 $(ARGS)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest tests/cluster -m "soak or not soak" --timeout 3600 $(ARGS)
+	PYTHONPATH=tests/cluster STOKER_TEST_KUBERNETES=1.29 $(BIN)/python -m pytest tests/cluster/test_parity.py tests/cluster/test_faults.py --timeout 3600 $(ARGS)
 
 bench: setup  ## ours against peers and limits; writes bench/results.json
 	$(BIN)/python -m bench $(ARGS)
