@@ -50,7 +50,7 @@ soak: setup  ## many seeds, long runs
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest -m "soak or not soak" --timeout 3600 $(ARGS)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest tests/cluster -m "soak or not soak" --timeout 3600 $(ARGS)
-	PYTHONPATH=tests/cluster STOKER_TEST_KUBERNETES=1.29 $(BIN)/python -m pytest tests/cluster/test_parity.py tests/cluster/test_faults.py --timeout 3600 $(ARGS)
+	PYTHONPATH=tests/cluster STOKER_TEST_KUBERNETES=1.29 $(BIN)/python -m pytest tests/cluster/test_parity.py tests/cluster/test_faults.py tests/cluster/test_faults_between.py --timeout 3600 $(ARGS)
 
 bench: setup  ## ours against peers and limits; writes bench/results.json
 	$(BIN)/python -m bench $(ARGS)

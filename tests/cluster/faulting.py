@@ -1,0 +1,93 @@
+"""A training whose faults can be read from what it printed, and a cluster that may be broken.
+
+The training writes down, in its log, each step it does and a word of its own for each process. So what was done
+twice, what was lost, and who was fenced can be read from what the user is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from box import wait
+from boxes import ClusterBox
+from harness import Cluster
+
+TRAIN = """
+import json, os, sys, time, uuid
+who = uuid.uuid4().hex[:8]
+last = int(sys.argv[1])
+start = 0
+if os.environ.get("STOKER_RESUME_FROM"):
+    start = json.load(open(os.environ["STOKER_RESUME_FROM"]))["step"] + 1
+print("begin", who, start, flush=True)
+for step in range(start, last):
+    path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "last.json")
+    with open(path + ".tmp", "w") as file:
+        json.dump({"step": step, "who": who}, file)
+    os.replace(path + ".tmp", path)
+    print("step", who, step, flush=True)
+    time.sleep(0.25)
+with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "model.json"), "w") as file:
+    json.dump({"step": last, "who": who}, file)
+print("end", who, flush=True)
+"""
+
+
+@pytest.fixture
+def box(tmp_path: Path, cluster: Any, namespace: str) -> Iterator[ClusterBox]:
+    if not isinstance(cluster, Cluster):
+        pytest.skip("breaks parts of the cluster, which only the test's own cluster is for")
+    made = ClusterBox(tmp_path, cluster, namespace)
+    made.write("train.py", TRAIN)
+    yield made
+    for name in cluster.nodes:
+        if "True" not in _ready(cluster, name):
+            cluster.restore_node(name)
+    made.close()
+
+
+def _ready(cluster: Cluster, node: str) -> str:
+    path = '{.status.conditions[?(@.type=="Ready")].status}'
+    return cluster.kubectl("get", "node", node, "-o", f"jsonpath={path}")
+
+
+def train(box: ClusterBox, steps: int, *flags: str) -> str:
+    run = box.there(
+        "--cpu", "0.1", "--memory", "128Mi", "--grace", "2s", *flags, "--", "python3", "train.py", str(steps)
+    )
+    box.until(run, "running", limit=180)
+    wait(lambda: len(said(box, run, "step")) >= 3)
+    return run
+
+
+def said(box: ClusterBox, run: str, word: str) -> list[list[str]]:
+    """The lines that begin with this word, without it."""
+    lines = [line.split() for line in box("logs", run).stdout.splitlines()]
+    return [parts[1:] for parts in lines if parts and parts[0] == word]
+
+
+def steps(box: ClusterBox, run: str) -> list[int]:
+    return [int(step) for _, step in said(box, run, "step")]
+
+
+def whole(box: ClusterBox, run: str, last: int) -> None:
+    """Every step was done, in order; one process after another, none of them beside another."""
+    done = steps(box, run)
+    assert sorted(set(done)) == list(range(last)), "every step was done"
+    order = [who for who, _ in said(box, run, "step")]
+    turns = [who for at, who in enumerate(order) if at == 0 or order[at - 1] != who]
+    assert len(turns) == len(set(turns)), "nobody came back after another had taken over"
+
+
+def undisturbed(box: ClusterBox, run: str, last: int) -> None:
+    shown = box.ended(run, limit=300)
+    assert (shown["state"], len(shown["attempts"])) == ("succeeded", 1)
+    assert steps(box, run) == list(range(last)), "every line arrived once, in order"
+    assert len(said(box, run, "begin")) == 1
+
+
+def node_of(box: ClusterBox, run: str) -> str:
+    return str(box.pods(run)[0]["spec"]["nodeName"])

@@ -1,0 +1,77 @@
+"""Faults between the server and its tasks, each with the state that must come of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from box import wait
+from boxes import ClusterBox
+from faulting import box, steps, train, undisturbed
+
+__all__ = ["box"]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_the_api_server_is_away_for_a_minute(box: ClusterBox) -> None:
+    """Training goes on, nothing counts as lost, all lines arrive."""
+    run = train(box, 330)
+    box.cluster.stop_api()
+    away = time.monotonic()
+    try:
+        wait(lambda: not _lab(box)["reachable"])
+        assert box.show(run)["state"] == "running", "silence is never read as: all pods are gone"
+        local = box.submit("--", "python3", "-c", "print('here')")
+        assert box.ended(local)["state"] == "succeeded", "this machine is not held up"
+        time.sleep(max(0.0, 60.0 - (time.monotonic() - away)))
+        assert box.show(run)["state"] == "running"
+    finally:
+        box.cluster.start_api()
+    undisturbed(box, run, 330)
+
+
+def _lab(box: ClusterBox) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in box.json("cluster", "ls") if one["name"] == "lab")
+    return found
+
+
+def test_an_api_server_that_takes_connections_and_never_answers(box: ClusterBox) -> None:
+    run = train(box, 160)
+    box.cluster.stop_api(freeze=True)
+    try:
+        wait(lambda: not _lab(box)["reachable"], limit=120)
+    finally:
+        box.cluster.start_api()
+    undisturbed(box, run, 160)
+
+
+def test_the_past_is_compacted_away(box: ClusterBox) -> None:
+    """Watches are told 410 Gone: the list is read anew, and nothing is missed."""
+    run = train(box, 100)
+    box.cluster.compact()
+    undisturbed(box, run, 100)
+
+
+def test_a_cut_shorter_than_lost_after_is_nothing(box: ClusterBox) -> None:
+    run = train(box, 320, "--lost-after", "10m")
+    address = box.pods(run)[0]["status"]["podIP"]
+    box.cluster.cut(address)
+    time.sleep(60)
+    assert len(box.show(run)["attempts"]) == 1
+    box.cluster.heal(address)
+    undisturbed(box, run, 320)
+
+
+def test_a_frozen_container_that_wakes_up(box: ClusterBox) -> None:
+    """A task that stands still is not a task that is gone: with its courier answering it is left alone."""
+    run = train(box, 120, "--lost-after", "10s")
+    pod = box.pods(run)[0]["metadata"]["name"]
+    box.cluster.freeze(pod, "main", box.namespace)
+    before = steps(box, run)
+    time.sleep(20)
+    assert len(steps(box, run)) <= len(before) + 1
+    assert box.show(run)["state"] == "running"
+    box.cluster.thaw(pod, "main", box.namespace)
+    undisturbed(box, run, 120)
