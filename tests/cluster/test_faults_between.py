@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from box import wait
 from boxes import ClusterBox
 from faulting import box, steps, train, undisturbed
@@ -75,3 +77,33 @@ def test_a_frozen_container_that_wakes_up(box: ClusterBox) -> None:
     assert box.show(run)["state"] == "running"
     box.cluster.thaw(pod, "main", box.namespace)
     undisturbed(box, run, 120)
+
+
+@pytest.mark.soak
+def test_a_token_that_is_rotated_while_it_runs(box: ClusterBox, tmp_path: Path) -> None:
+    """The kubeconfig's token runs out and is replaced: the next request has the new one."""
+    token = tmp_path / "token"
+    kubeconfig = yaml.safe_load(Path(box.cluster.kubeconfig).read_text())
+    kubeconfig["users"][0]["user"] = {"tokenFile": str(token)}
+    (tmp_path / "rotated").write_text(yaml.safe_dump(kubeconfig))
+    box.kubectl("create", "serviceaccount", "stoker")
+    grant = ("create", "clusterrolebinding", f"rotated-{box.namespace}", "--clusterrole=cluster-admin")
+    box.kubectl(*grant, f"--serviceaccount={box.namespace}:stoker")
+
+    def rotate() -> None:
+        token.write_text(box.kubectl("create", "token", "stoker", "--duration=10m"))
+
+    rotate()
+    box("cluster", "set", "lab", f"kubeconfig={tmp_path / 'rotated'}", "context=null")
+    try:
+        run = train(box, 400)
+        for _ in range(3):
+            time.sleep(20)
+            rotate()
+        token.write_text("no token at all")
+        time.sleep(30)
+        assert box.show(run)["state"] == "running"
+        rotate()
+        undisturbed(box, run, 400)
+    finally:
+        box.kubectl("delete", "clusterrolebinding", f"rotated-{box.namespace}")

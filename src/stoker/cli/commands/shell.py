@@ -14,9 +14,9 @@ from stoker.errors import StokerError
 
 def shell(ctx: Context, *, run: str, command: tuple[str, ...], as_json: bool) -> int:
     way = on_run(ctx, run, ctx.client.shell)
-    argv = [str(word) for word in way["argv"]]
-    if command:
-        argv = [*argv[: -len(way.get("shell") or []) or None], *command]
+    argv = [*(str(word) for word in way["argv"]), *command]
+    if not ctx.interactive:
+        argv = ["-i" if word == "-it" else word for word in argv]
     if as_json:
         ctx.json({**way, "argv": argv})
         return 0
@@ -46,6 +46,6 @@ COMMANDS = {
             ("stoker shell digits-7f3k", ""),
             ("stoker shell digits-7f3k nvidia-smi", "one command instead of a shell"),
         ],
-        shapes="`{argv, shell, env, cwd}`: how to get there",
+        shapes="`{argv, env, cwd}`: how to get there",
     )
 }
