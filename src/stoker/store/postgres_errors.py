@@ -84,6 +84,9 @@ def _is_final(error: psycopg.Error) -> bool:
 
 
 def _first_line(error: psycopg.Error) -> str:
-    lines = (error.diag.message_primary or str(error)).strip().splitlines()
-    # Of several refusals, one per address that was tried, the last says most.
-    return lines[-1].strip() if lines else type(error).__name__
+    lines = (error.diag.message_primary or str(error)).splitlines()
+    # Of several refusals, one per address that was tried, the last says most. Advice is indented.
+    said = [
+        line.strip() for line in lines if line and not line[0].isspace() and not line.startswith("DETAIL")
+    ]
+    return said[-1] if said else type(error).__name__

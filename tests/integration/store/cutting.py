@@ -21,6 +21,7 @@ class Cutter:
         self._listening = socket.socket(socket.AF_UNIX)
         self._mode: str | None = None
         self._threads: list[threading.Thread] = []
+        self._pairs: list[_Pair] = []
         self.cuts = 0
 
     def cut(self, mode: str) -> None:
@@ -37,6 +38,8 @@ class Cutter:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
+        for pair in self._pairs:
+            pair.end()
         for thread in self._threads:
             thread.join(60)
         shutil.rmtree(self.root)
@@ -48,6 +51,7 @@ class Cutter:
                 server = socket.socket(socket.AF_UNIX)
                 server.connect(self._server)
                 pair = _Pair(self, client, server)
+                self._pairs.append(pair)
                 self._threads.append(threading.Thread(target=pair.run, daemon=True))
                 self._threads[-1].start()
 
@@ -80,7 +84,7 @@ class _Pair:
                         break
                     self._deaf = self._cutter._take("after")
                 self._server.sendall(data)
-        self._end()
+        self.end()
 
     def _to_client(self) -> None:
         with contextlib.suppress(OSError):
@@ -88,9 +92,9 @@ class _Pair:
                 if self._deaf:
                     break
                 self._client.sendall(data)
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         for end in (self._client, self._server):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
