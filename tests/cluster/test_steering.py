@@ -85,6 +85,7 @@ def test_a_run_without_a_launcher(box: ClusterBox) -> None:
 
 def test_kubectl_is_not_needed_but_for_a_shell(box: ClusterBox) -> None:
     box.env["PATH"] = ":".join(p for p in box.env["PATH"].split(":") if not _has_kubectl(p))
+    box.kill_server()
     run = running(box)
     said = box("shell", run, code=None)
     assert said.returncode != 0 and "kubectl" in said.stderr and "exec" in said.stderr
