@@ -8,6 +8,7 @@ write_archive(image, Path("image.tar"), "registry.example.com/team/digits:1")   
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -24,6 +25,8 @@ from stoker.images.layers import EPOCH, Layer, Tree, write_layer
 from stoker.images.manifest import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, Blob
 from stoker.images.reference import Reference
 
+_KEPT = 30 * 24 * 3600.0
+"""Seconds that a layer which nobody asks for stays in the cache."""
 _CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
 
 
@@ -134,8 +137,10 @@ class Cache:
         name = hashlib.sha256(key.encode()).hexdigest()
         path, note = folder / f"{name}.tar.gz", folder / f"{name}.json"
         if (known := _noted(path, note)) is not None:
+            os.utime(note)
             return known.described(made_by)
         folder.mkdir(parents=True, exist_ok=True)
+        _prune(folder)
         layer = write_layer(make(), path)
         temporary = note.with_name(f"{note.name}.{os.getpid()}.tmp")
         temporary.write_bytes(
@@ -149,6 +154,16 @@ def cache_home() -> Path:
     """Where builds keep what they need not fetch or make again; outside of any checkout, safe to delete."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "stoker-images"
+
+
+def _prune(folder: Path) -> None:
+    """Forget layers that nobody has asked for in a long time."""
+    oldest = time.time() - _KEPT
+    for note in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # somebody else is at it too
+            if note.stat().st_mtime < oldest:
+                note.unlink()
+                note.with_name(f"{note.stem}.tar.gz").unlink()
 
 
 def _noted(path: Path, note: Path) -> Layer | None:

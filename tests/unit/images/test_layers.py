@@ -194,6 +194,17 @@ def test_the_cache(tmp_path: Path) -> None:
     assert cache.layer("key", make, "one") == first and len(made) == 4
 
 
+def test_the_cache_forgets(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    old, used = cache.layer("old", sample), cache.layer("used", sample)
+    for note in (tmp_path / "layers").glob("*.json"):
+        os.utime(note, (1_000_000_000, 1_000_000_000))
+    assert cache.layer("used", sample) == used
+    new = cache.layer("new", sample)
+    assert not old.path.exists() and used.path.exists() and new.path.exists()
+    assert len(list((tmp_path / "layers").iterdir())) == 4
+
+
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
     tree = Tree()
     tree.put("gone", Entry(0o644, tmp_path / "gone"))
