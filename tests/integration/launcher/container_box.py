@@ -12,9 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import uuid
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +175,9 @@ class Pod:
             _bind(place, place, "ro") for place in ("/lib", "/lib64", "/usr/lib") if os.path.isdir(place)
         ]
         if self.shape.python is not None:
-            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-            found.append(_bind(os.path.realpath(sys.executable), f"{self.shape.python}/bin/python3", "ro"))
-            found.append(_bind(sysconfig.get_path("stdlib"), f"{self.shape.python}/lib/{version}", "ro"))
+            program, library = _python()
+            found.append(_bind(program, f"{self.shape.python}/bin/python3", "ro"))
+            found.append(_bind(library, f"{self.shape.python}/lib/{Path(library).name}", "ro"))
         found += [_bind(str(self.place / part), f"/stoker/{part}") for part in ("task", "home", "setup")]
         found.append(_bind(str(self.place / "bin"), "/stoker/bin", "rw" if name == "init" else "ro"))
         found.append(_bind(str(self.place / "tmp"), "/tmp"))
@@ -186,6 +186,18 @@ class Pod:
         else:
             found.append(_bind(str(self.place / "secrets"), "/stoker/secrets", "ro"))
         return found
+
+
+@cache
+def _python() -> tuple[str, str]:
+    """Program and library of a Python that can be put anywhere: the system's needs no library of its own."""
+    ask = "import os, sys, sysconfig; print(os.path.realpath(sys.executable)); print(sysconfig.get_path('stdlib'))"
+    for python in filter(os.path.exists, ("/usr/bin/python3", sys.executable)):
+        done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True)
+        if done.returncode == 0:
+            program, library = done.stdout.split()
+            return program, library
+    raise AssertionError("no Python answers")
 
 
 _SYSTEM: list[dict[str, Any]] = [

@@ -202,10 +202,16 @@ def test_the_oldest_python_runs_the_launcher(task: Make, place: Path) -> None:
     python = next(filter(works, pythons("3.9")), None)
     if python is None:
         pytest.skip("no Python 3.9 on PATH or in ~/.pyenv")
-    path = bundle.write(str(place / "bundles"))
     it = task()
+    zipped, known = str(place / "bundle.zip"), str(place / "task.json")
+    bundle.write_zip(zipped)
+    shutil.copy(it.root / "task.json", known)
+    bare = [python, "-W", "error", "-I", "-S"]
+    subprocess.run(
+        [*bare, zipped, "init", known, str(it.root), str(place / "bin")], check=True, cwd="/", env={}
+    )
     process = subprocess.Popen(
-        [python, "-W", "error", "-m", "stoker.launcher", str(it.root)], env={"PYTHONPATH": path}, cwd="/"
+        [*bare, str(place / "bin" / "current"), "launch", str(it.root)], cwd="/", env={}
     )
     it.run(python, "-c", "import stoker.sdk; print('hello')")
     assert it.ending().code == 0, it.text("e")
