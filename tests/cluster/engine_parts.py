@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from harness import Cluster
@@ -13,6 +18,7 @@ from harness.foreign import ForeignCluster
 from stoker.engine.base import Attempt, Handle, Observation, TaskPlan
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.engine import KubernetesEngine
+from stoker.errors import EngineError
 from stoker.settings import Home, Settings
 from stoker.spec import Job
 from stoker.task.access import TaskDir
@@ -96,5 +102,51 @@ def log_of(directory: TaskDir) -> bytes:
     return b"".join(directory.read(f"log/{name}") for name in directory.list("log"))
 
 
-def evidence(found: Observation) -> Mapping[str, Any]:
-    return found.evidence
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(WAIT * 2):
+            await story()
+
+    asyncio.run(limited())
+
+
+class Stage:
+    """A cluster, a namespace and a home, and engines on them."""
+
+    def __init__(self, cluster: AnyCluster, namespace: str, tmp_path: Path) -> None:
+        self.cluster, self.namespace, self.home = cluster, namespace, Home(tmp_path / "home")
+
+    def image(self, name: str = "nonroot") -> str:
+        return image(self.cluster, name)
+
+    def job(self, name: str = "nonroot", **more: Any) -> Job:
+        return job_of(self.image(name), **more)
+
+    def kubectl(self, *argv: str, input: str | None = None) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *argv, input=input)
+
+    @contextlib.asynccontextmanager
+    async def engine(self, **settings: Any) -> AsyncIterator[KubernetesEngine]:
+        config = settings_of(self.cluster, self.namespace, **{"default_cpu": 0.05, **settings})
+        engine = engine_of(self.home, config)
+        try:
+            yield engine
+            for found in await engine.observe():
+                with contextlib.suppress(EngineError):  # a node that was lost keeps its pods
+                    await engine.stop(found.handle, grace=timedelta(0))
+                    await engine.remove(found.handle)
+        finally:
+            await engine.close()
+
+    async def keep(self, engine: KubernetesEngine, name: str) -> None:
+        """Write down what the cluster shows of the run's pod, or showed of it last."""
+        if not (directory := os.environ.get("STOKER_RECORD_PODS")):
+            return
+        cluster = (await engine._ready()).cluster
+        there = [*cluster.pods(), *engine._tombs.values()]
+        pod = next(one for one in there if one["metadata"]["name"].startswith("digits-7f3k"))
+        shown = {"pod": pod, "events": cluster.events(pod), "nodes": cluster.nodes()}
+        text = json.dumps(shown, indent=1, sort_keys=True).replace(
+            self.cluster.registry, "registry.example.com:5000"
+        )
+        (Path(directory) / f"{name}.json").write_text(text + "\n")

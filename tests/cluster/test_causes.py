@@ -3,93 +3,27 @@ directory, what the cluster showed is written there, for the tests that need no 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_parts import (
-    WAIT,
-    AnyCluster,
-    attempt_of,
-    engine_of,
-    image,
-    job_of,
-    phase,
-    seen,
-    settings_of,
-    started,
-)
+from engine_parts import AnyCluster, Stage, attempt_of, engine_of, image, job_of, phase, play, seen, started
 
 from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import EngineError
 from stoker.settings import Home
-from stoker.spec import Job
 
 pytestmark = pytest.mark.timeout(600)
-
-
-class Stage:
-    """A cluster, a namespace and a home, and engines on them."""
-
-    def __init__(self, cluster: AnyCluster, namespace: str, tmp_path: Path) -> None:
-        self.cluster, self.namespace, self.home = cluster, namespace, Home(tmp_path / "home")
-
-    def image(self, name: str = "nonroot") -> str:
-        return image(self.cluster, name)
-
-    def job(self, name: str = "nonroot", **more: Any) -> Job:
-        return job_of(self.image(name), **more)
-
-    def kubectl(self, *argv: str, input: str | None = None) -> str:
-        return self.cluster.kubectl("-n", self.namespace, *argv, input=input)
-
-    @contextlib.asynccontextmanager
-    async def engine(self, **settings: Any) -> AsyncIterator[KubernetesEngine]:
-        config = settings_of(self.cluster, self.namespace, **{"default_cpu": 0.05, **settings})
-        engine = engine_of(self.home, config)
-        try:
-            yield engine
-            for found in await engine.observe():
-                with contextlib.suppress(EngineError):  # a node that was lost keeps its pods
-                    await engine.stop(found.handle, grace=timedelta(0))
-                    await engine.remove(found.handle)
-        finally:
-            await engine.close()
-
-    async def keep(self, engine: KubernetesEngine, name: str) -> None:
-        """Write down what the cluster shows of the run's pod, or showed of it last."""
-        if not (directory := os.environ.get("STOKER_RECORD_PODS")):
-            return
-        cluster = (await engine._ready()).cluster
-        there = [*cluster.pods(), *engine._tombs.values()]
-        pod = next(one for one in there if one["metadata"]["name"].startswith("digits-7f3k"))
-        shown = {"pod": pod, "events": cluster.events(pod), "nodes": cluster.nodes()}
-        text = json.dumps(shown, indent=1, sort_keys=True).replace(
-            self.cluster.registry, "registry.example.com:5000"
-        )
-        (Path(directory) / f"{name}.json").write_text(text + "\n")
 
 
 @pytest.fixture
 def stage(cluster: AnyCluster, namespace: str, tmp_path: Path) -> Stage:
     image(cluster, "nonroot")  # the first time it is built
     return Stage(cluster, namespace, tmp_path)
-
-
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(WAIT * 2):
-            await story()
-
-    asyncio.run(limited())
 
 
 def waits(*words: str) -> Callable[[Observation], bool]:

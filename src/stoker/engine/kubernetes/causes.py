@@ -13,10 +13,11 @@ from typing import Any
 from stoker.engine.kubernetes import images, unschedulable
 from stoker.engine.kubernetes.quantity import show_size, size
 from stoker.spec.words import Cause
-from stoker.task import container
 
 Object = Mapping[str, Any]
 
+_OURS = ("init", "courier", "main")
+"""The containers of a pod, in the order they start; a task without a launcher has only the last."""
 _EVENTS = 10
 """How many of the last events are kept as evidence."""
 _LONGEST = 600
@@ -86,11 +87,9 @@ _ADMIN_HINT = "Ask whoever runs the cluster."
 # -- ended -----------------------------------------------------------------------------------------------------
 
 
-def _ended(pod: Object) -> Finding | None:
-    """The pod as a whole is over: nothing of it runs."""
+def by_cluster(pod: Object) -> Finding | None:
+    """It did not end by itself: the cluster ended it, or would not have it."""
     status = pod.get("status") or {}
-    if status.get("phase") not in ("Failed", "Succeeded"):
-        return None
     name = pod["metadata"]["name"]
     reason, message = str(status.get("reason") or ""), _cut(status.get("message"))
     if reason == "Evicted":
@@ -104,7 +103,18 @@ def _ended(pod: Object) -> Finding | None:
         fault = "device" in message.lower() or "gpu" in message.lower()
         cause = Cause.GPU_FAULT if fault and reason == "UnexpectedAdmissionError" else Cause.ENGINE_ERROR
         return Finding(f"its node would not take pod {name}{_after(message or reason)}", cause)
-    return _by_container(pod, name) or Finding(f"pod {name} ended{_after(message or reason)}", Cause.LOST)
+    return None
+
+
+def _ended(pod: Object) -> Finding | None:
+    """The pod as a whole is over: nothing of it runs."""
+    status = pod.get("status") or {}
+    if status.get("phase") not in ("Failed", "Succeeded"):
+        return None
+    name = pod["metadata"]["name"]
+    said = _cut(status.get("message")) or str(status.get("reason") or "")
+    own = by_cluster(pod) or _by_container(pod, name)
+    return own or Finding(f"pod {name} ended{_after(said)}", Cause.LOST)
 
 
 _REASONS = {
@@ -113,7 +123,7 @@ _REASONS = {
     "Terminated": (Cause.EVICTED, "its node is shutting down"),
     "Shutdown": (Cause.EVICTED, "its node is shutting down"),
     "Preempting": (Cause.PREEMPTED, "its node needed the room for a system pod"),
-    "DeadlineExceeded": (Cause.EVICTED, "somebody gave it a deadline"),
+    "DeadlineExceeded": (Cause.TIMEOUT, "it ran longer than it may"),
     "NodeAffinity": (Cause.ENGINE_ERROR, "its node's labels changed"),
 }
 
@@ -158,14 +168,14 @@ _DISRUPTIONS = {
 
 def _died(pod: Object) -> Finding | None:
     """The pod is there, but the launcher it began with is not: the kubelet made another, which only holds."""
-    main = _status(pod, "main")
+    main = status_of(pod, "main")
     if main is None or (not main.get("restartCount") and "terminated" not in (main.get("state") or {})):
         return None
     return _by_container(pod, pod["metadata"]["name"])
 
 
 def _by_container(pod: Object, name: str) -> Finding | None:
-    main = _status(pod, "main")
+    main = status_of(pod, "main")
     if main is None:
         return None
     ending = (main.get("state") or {}).get("terminated") or (main.get("lastState") or {}).get("terminated")
@@ -177,7 +187,7 @@ def _by_container(pod: Object, name: str) -> Finding | None:
         ending.get("exitCode"),
     )
     if reason == "OOMKilled":
-        limit = _memory_limit(pod)
+        limit = memory_limit(pod)
         words = f" (limit {show_size(limit)})" if limit else ""
         return Finding(
             f"container main of pod {name} ran out of memory{words}", Cause.OOM, evidence=_limit(limit)
@@ -201,8 +211,8 @@ def _waiting(pod: Object, events: Sequence[Object], nodes: Sequence[Object] | No
         return _not_placed(pod, scheduled, nodes)
     if not (pod.get("spec") or {}).get("nodeName"):
         return Finding(waiting="waits for the scheduler")
-    for name in ("init", "courier", "main"):
-        if (found := _container_waits(pod, name, events)) is not None:
+    for one in _containers(pod):
+        if one.get("name") in _OURS and (found := _container_waits(pod, one["name"], events)) is not None:
             return found
     return Finding()
 
@@ -216,9 +226,9 @@ def _not_placed(pod: Object, condition: Object, nodes: Sequence[Object] | None) 
 
 
 def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> Finding | None:
-    status = _status(pod, name)
+    status = status_of(pod, name)
     if status is None:
-        return _being_made(pod, events) if name == "init" or _status(pod, "init") is None else None
+        return _being_made(pod, events)
     state, last = status.get("state") or {}, (status.get("lastState") or {}).get("terminated")
     waiting = state.get("waiting")
     ended = state.get("terminated")
@@ -321,8 +331,8 @@ def _with_evidence(found: Finding, pod: Object, events: Iterable[Object]) -> Fin
 def _states(pod: Object) -> dict[str, Any]:
     """Exit codes and reasons of containers that are not simply running."""
     found: dict[str, Any] = {}
-    for name in ("init", "courier", "main"):
-        status = _status(pod, name) or {}
+    for name in _OURS:
+        status = status_of(pod, name) or {}
         for when in ("state", "lastState"):
             for kind in ("waiting", "terminated"):
                 state = (status.get(when) or {}).get(kind)
@@ -337,7 +347,7 @@ def _states(pod: Object) -> dict[str, Any]:
 # -- parts of a pod --------------------------------------------------------------------------------------------
 
 
-def _status(pod: Object, name: str) -> Object | None:
+def status_of(pod: Object, name: str) -> Object | None:
     status = pod.get("status") or {}
     kind = "containerStatuses" if name == "main" else "initContainerStatuses"
     return next((one for one in status.get(kind) or () if one.get("name") == name), None)
@@ -345,7 +355,7 @@ def _status(pod: Object, name: str) -> Object | None:
 
 def courier_runs(pod: Object) -> bool:
     """Whether there is somebody to talk to."""
-    status = _status(pod, "courier")
+    status = status_of(pod, "courier")
     return status is not None and "running" in (status.get("state") or {})
 
 
@@ -363,7 +373,7 @@ def _image(pod: Object, name: str) -> str:
     return next((str(one.get("image")) for one in _containers(pod) if one.get("name") == name), "")
 
 
-def _memory_limit(pod: Object) -> int | None:
+def memory_limit(pod: Object) -> int | None:
     main = next((one for one in _containers(pod) if one.get("name") == "main"), {})
     limit = ((main.get("resources") or {}).get("limits") or {}).get("memory")
     return None if limit is None else size(str(limit))
@@ -381,6 +391,3 @@ def _cut(message: Any) -> str:
     """On one line, and no longer than people read."""
     text = " ".join(str(message or "").split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-__all__ = ["Finding", "container", "courier_runs", "look", "over_quota", "refused", "vanished"]

@@ -29,6 +29,7 @@ from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.ending import Ender
 from stoker.engine.kubernetes.kube import Change, kinds
 from stoker.engine.kubernetes.links import Links, Nowhere
+from stoker.engine.kubernetes.plain import Plains, is_plain
 from stoker.engine.kubernetes.submitting import Submitter, marks
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
@@ -134,10 +135,15 @@ class KubernetesEngine:
         parts = await self._ready()
         secret = parts.cluster.secret(names.secret_name(*key[:2]))
         made = marks(secret)[1].get(task) if secret is not None else None
+        nowhere = Nowhere(str(parts.links.path(key)))
         if secret is None or made is None:
-            return parts.links.directory(key) or Nowhere(str(parts.links.path(key)))
+            return parts.links.directory(key) or parts.plains.directory(key) or nowhere
         pod = names.pod_name(*key, made[0])
-        return parts.links.take(key, pod, made[1], secret) or Nowhere(str(parts.links.path(key)))
+        if is_plain(secret):
+            lone = {"metadata": {"name": pod, "uid": made[1]}}
+            known = parts.plains.directory(key)
+            return known or parts.plains.take(key, lone, gone=parts.cluster.pod(pod) is None)
+        return parts.links.take(key, pod, made[1], secret) or nowhere
 
     async def remove(self, handle: Handle) -> None:
         key = _parsed(handle)
@@ -147,6 +153,7 @@ class KubernetesEngine:
             await parts.ender.remove(key)
             self._removed.add(key)
             self._ended.discard(key)
+            await parts.plains.drop(*key)
             await parts.links.drop(*key)
 
     async def close(self) -> None:
@@ -154,6 +161,7 @@ class KubernetesEngine:
         for key in list(self._trying):
             await self._give_up_trying(key)
         if self._parts is not None:
+            await self._parts.plains.close()
             await self._parts.links.close()
             await self._parts.cluster.close()
             self._parts = None
@@ -246,7 +254,11 @@ class KubernetesEngine:
         self._tombs[str(pod["metadata"].get("uid"))] = pod
         while len(self._tombs) > _TOMBS:
             del self._tombs[next(iter(self._tombs))]
-        if self._parts is not None and self._parts.links.is_of(key, str(pod["metadata"].get("uid"))):
+        if self._parts is None:
+            return
+        if is_plain(pod):
+            self._parts.plains.take(key, pod, gone=True)
+        elif self._parts.links.is_of(key, str(pod["metadata"].get("uid"))):
             self._parts.links.rest(key)
 
     def _take(self, pod: Object) -> None:
@@ -261,6 +273,9 @@ class KubernetesEngine:
         if secret is None or names.incarnation_of(pod) < marks(secret)[1].get(key[2], (0, ""))[0]:
             return
         metadata = pod["metadata"]
+        if is_plain(pod):
+            parts.plains.take(key, pod)
+            return
         if parts.links.take(key, metadata["name"], metadata["uid"], secret) is None:
             return
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
@@ -339,6 +354,7 @@ class _Parts:
         self.cluster = Cluster(engine.name, engine.config, home)
         self.cluster.listen(engine.heard)
         self.links = Links(self.cluster, settings.home.root / "mirror" / engine.name, engine.hint)
+        self.plains = Plains(self.cluster, self.links.path, settings.logs, engine.hint)
         self.submitter = Submitter(self.cluster, settings.home)
         self.ender = Ender(self.cluster, self.links)
         self.adopted = False

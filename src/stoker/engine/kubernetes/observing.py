@@ -13,6 +13,7 @@ from stoker.engine.kubernetes import capacity, causes, names
 from stoker.engine.kubernetes.causes import Finding
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.links import Contact
+from stoker.engine.kubernetes.plain import by_itself, is_plain
 from stoker.engine.kubernetes.submitting import marks
 from stoker.spec.words import Cause
 
@@ -90,7 +91,9 @@ def _pod(sight: Sight, key: Key, pod: Object) -> Observation:
     finding = causes.look(pod, sight.events(pod), sight.nodes)
     presence, waiting, hopeless = Presence.ALIVE, finding.waiting, finding.hopeless
     proof = finding.proof
-    if proof:
+    if proof and is_plain(pod) and by_itself(pod):
+        finding, proof = Finding(), ""
+    elif proof:
         presence = Presence.GONE
     elif ready is False:
         presence, proof = Presence.SILENT, f"node {_node_name(pod)} is not ready"

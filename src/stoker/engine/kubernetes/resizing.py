@@ -32,6 +32,9 @@ async def resize(cluster: Cluster, pod: Object, *, cpu: float | None, memory: in
     except KubeError as exc:
         if exc.absent:
             return "the cluster is too old to change a pod in place"
+        _, short, rest = exc.message.partition("enough allocatable resources: ")
+        if short:
+            return f"its node cannot give it that: {rest}"
         return f"the cluster does not change it in place: {exc.message}"
     problem = await _done(cluster, name, after)
     if problem is not None:

@@ -1,0 +1,171 @@
+"""The log of a container that has no launcher: what the API shows of it, as framed segments like any other task's.
+
+The API gives every line a time. Whoever asks again asks for everything since the last line's second, and passes over
+what is there already: by the time, and by how many lines with that very time were taken. So nothing is doubled and
+nothing is missed, and the same lines give the same bytes, whoever writes them and however often it is begun anew.
+"""
+
+from __future__ import annotations
+
+import calendar
+import json
+import os
+import re
+import time
+from collections import deque
+from pathlib import Path
+
+from stoker.task import formats, layout
+from stoker.task.formats import LogLine
+
+LAST_LINES = 20
+_LINE = 2000
+LONGEST = 1 << 20
+"""Bytes of one line; more is cut into pieces."""
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\d\d:\d\d) ?")
+_STATE = "plain.json"
+
+
+class PlainLog:
+    """Segments in `root`/log within a budget: the first half and the newest stay. One writer.
+
+    `feed` takes what the API sends, in pieces of any size; `begin` comes before each new stream.
+    """
+
+    def __init__(self, root: Path, *, budget: int, segment: int) -> None:
+        self._root = root
+        self._budget, self._segment = budget, max(4096, min(segment, budget // 4))
+        self.last_time = ""
+        """Of the newest line, as the API writes it."""
+        self._same = 0
+        """Lines taken that have this very time."""
+        self._sizes: dict[int, int] = {}
+        self.dropped = self.dropped_lines = self.written = 0
+        self.tail: deque[str] = deque(maxlen=LAST_LINES)
+        self._rest = b""
+        self._skip = 0
+        self._open()
+
+    @property
+    def number(self) -> int:
+        return max(self._sizes, default=0)
+
+    def begin(self) -> str:
+        """From when to ask, for a new stream; empty: from the beginning."""
+        self._rest, self._skip = b"", self._same
+        return f"{self.last_time[:19]}Z" if self.last_time else ""
+
+    def feed(self, data: bytes) -> None:
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > LONGEST:
+            lines.append(self._rest)
+            self._rest = b""
+        self._take(lines)
+
+    def end(self) -> None:
+        """The stream is over: what has no end of line is a line all the same."""
+        if self._rest:
+            self._take([self._rest])
+            self._rest = b""
+
+    def save(self) -> None:
+        """What was written so far counts; what comes after is written again by whoever comes next."""
+        state = {
+            "time": self.last_time,
+            "same": self._same,
+            "sizes": {str(number): size for number, size in self._sizes.items()},
+            "dropped": self.dropped,
+            "dropped_lines": self.dropped_lines,
+            "written": self.written,
+            "tail": list(self.tail),
+        }
+        formats.write_json(str(self._root / _STATE), state, mode=0o600)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            state = json.loads((self._root / _STATE).read_bytes())
+            self.last_time, self._same = str(state["time"]), int(state["same"])
+            self._sizes = {int(number): int(size) for number, size in state["sizes"].items()}
+            self.dropped, self.dropped_lines = int(state["dropped"]), int(state["dropped_lines"])
+            self.written = int(state["written"])
+            self.tail.extend(str(line) for line in state["tail"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        for name in os.listdir(self._root / layout.LOG):
+            path = self._root / layout.LOG / name
+            size = self._sizes.get(int(name[:6]) if name[:6].isdigit() else -1)
+            if size is None:
+                path.unlink()
+            elif path.stat().st_size > size:
+                os.truncate(path, size)
+
+    def _take(self, lines: list[bytes]) -> None:
+        framed = []
+        for line in lines:
+            stamp, text = _split(line)
+            if stamp is None:
+                stamp = self.last_time  # the rest of a line that was too long
+            elif stamp < self.last_time:
+                continue
+            elif stamp == self.last_time and self._skip:
+                self._skip -= 1
+                continue
+            self._same = self._same + 1 if stamp == self.last_time else 1
+            self.last_time, self._skip = stamp, 0
+            framed.append(LogLine("o", _milliseconds(stamp), text).encode())
+            self.tail.append(text[:_LINE].decode("utf-8", "replace"))
+        if framed:
+            self._write(framed)
+
+    def _write(self, framed: list[bytes]) -> None:
+        """Each segment ends with the line that fills it, so that where it ends depends on the lines alone."""
+        while framed:
+            if not self._sizes or self._sizes[self.number] >= self._segment:
+                self._sizes[self.number + 1] = 0
+                self._drop()
+            number = self.number
+            room, count = self._segment - self._sizes[number], 0
+            while count < len(framed) and room > 0:
+                room -= len(framed[count])
+                count += 1
+            data = b"".join(framed[:count])
+            framed = framed[count:]
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(self._root / layout.segment(number), flags, 0o600)
+            try:
+                formats.write_all(fd, data)
+            finally:
+                os.close(fd)
+            self._sizes[number] += len(data)
+            self.written += len(data)
+
+    def _drop(self) -> None:
+        """The oldest of the second half goes when the budget is spent."""
+        first = max(1, self._budget // 2 // self._segment)
+        while sum(self._sizes.values()) + self._segment > self._budget:
+            victim = next((n for n in sorted(self._sizes) if n > first and n != self.number), None)
+            if victim is None:
+                return
+            path = self._root / layout.segment(victim)
+            self.dropped_lines += path.read_bytes().count(b"\n")
+            self.dropped += self._sizes.pop(victim)
+            path.unlink()
+
+
+def _split(line: bytes) -> tuple[str | None, bytes]:
+    """The time of a line, in one form that sorts as it counts, and its text."""
+    found = _TIME.match(line)
+    if found is None:
+        return None, line
+    fraction = (found[2] or b"").ljust(9, b"0")
+    return f"{found[1].decode()}.{fraction.decode()}Z", line[found.end() :]
+
+
+def _milliseconds(stamp: str) -> int:
+    if not stamp:
+        return 0
+    seconds = calendar.timegm(time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S"))
+    return seconds * 1000 + int(stamp[20:23])
