@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def fill(store: Store, runs: int = 120) -> None:
+def fill(store: Store, runs: int = 60) -> None:
     chance = random.Random(5)
     names = ["digits", "Größe 数字", "nul\0 \ud800", "%s :x '\""]
     states = ["queued", "running", "succeeded", "failed", "suspended", "stopped"]
@@ -118,13 +118,13 @@ def everything(store: Store) -> dict[str, Any]:
 def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     moved = moving.move(path, url, progress=lambda *step: seen.append(step))
-    assert moved.rows["runs"] == 120 and not moved.already
+    assert moved.rows["runs"] == 60 and not moved.already
     assert {table for table, done, of in seen if done == of} >= {"runs", "metrics", "events"}
     with Store.open(path) as old, Store.open(url) as new:
         assert everything(new) == everything(old)
         # What is added on either side gets the next number.
         numbers = [store.submit(new_run("next"), now=1.0)[0].seq for store in (old, new)]
-        assert numbers == [121, 121]
+        assert numbers == [61, 61]
         seqs = []
         for store in (old, new):
             run = store.runs(RunFilter(limit=1))[0]
@@ -133,7 +133,7 @@ def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:
             seqs.append(store.events(run.id)[-1].seq)
         assert seqs[0] == seqs[1]
     back = moving.file_from(url, tmp_path / "back.db")
-    assert back.rows["runs"] == 121
+    assert back.rows["runs"] == 61
     assert moving.file_from(url, tmp_path / "back.db").already
     with Store.open(tmp_path / "back.db") as again, Store.open(url) as new:
         assert everything(again) == everything(new)
@@ -224,7 +224,7 @@ def test_not_while_a_server_leads(url: str, path: Path) -> None:
     finally:
         alive = False
         server.join(60)
-    assert moving.move(path, url, lease=0.5).rows["runs"] == 120, "it was killed and said nothing more"
+    assert moving.move(path, url, lease=0.5).rows["runs"] == 60, "it was killed and said nothing more"
     with pytest.raises(StoreError):
         seat.renew(epoch)
     seat.close()
@@ -238,7 +238,7 @@ def test_a_copy_put_back_into_its_place(url: str, path: Path, tmp_path: Path) ->
     kept = put_in_place(path, url, aside=tmp_path / "aside")
     with Store.open(path) as wanted, Store.open(url) as store:
         assert everything(store) == everything(wanted)
-        assert store.submit(new_run("next"), now=1.0)[0].seq == 121
+        assert store.submit(new_run("next"), now=1.0)[0].seq == 61
     assert kept is not None
     with Store.open(kept) as aside:
         assert everything(aside) == before
