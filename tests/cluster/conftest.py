@@ -32,6 +32,14 @@ def cluster() -> Iterator[Cluster | ForeignCluster]:
 
 
 @pytest.fixture
+def own_cluster(cluster: Cluster | ForeignCluster) -> Cluster:
+    """For tests that break the cluster, or reach its pods from this machine."""
+    if isinstance(cluster, ForeignCluster):
+        pytest.skip("needs a cluster that the tests may break; unset STOKER_TEST_KUBECONFIG")
+    return cluster
+
+
+@pytest.fixture
 def namespace(cluster: Cluster | ForeignCluster) -> Iterator[str]:
     """A namespace of the test's own, with its default service account; gone, with all in it, after the test."""
     name = f"test-{secrets.token_hex(4)}"

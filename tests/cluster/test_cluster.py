@@ -128,26 +128,26 @@ def test_a_network_policy_keeps_a_pod_in(cluster, namespace):
     until(lambda: not reaches(cluster, namespace, "client", server), "the pod to be kept in")
 
 
-def test_a_service_has_an_address(cluster, namespace):
-    cluster.services()
-    image = cluster.images["busybox"]
-    apply(cluster, namespace, pod("server", image, LISTEN), pod("client", image, FOREVER))
+def test_a_service_has_an_address(own_cluster, namespace):
+    own_cluster.services()
+    image = own_cluster.images["busybox"]
+    apply(own_cluster, namespace, pod("server", image, LISTEN), pod("client", image, FOREVER))
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "server"},
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 8000}]},
     }
-    apply(cluster, namespace, service)
-    running(cluster, namespace, "server", "client")
-    where = get(cluster, namespace, "service", "server")["spec"]["clusterIP"]
-    until(lambda: reaches(cluster, namespace, "client", where), "the service to answer a pod")
+    apply(own_cluster, namespace, service)
+    running(own_cluster, namespace, "server", "client")
+    where = get(own_cluster, namespace, "service", "server")["spec"]["clusterIP"]
+    until(lambda: reaches(own_cluster, namespace, "client", where), "the service to answer a pod")
     assert greeting((where, 8000)) == b"hello\n"
 
 
-def test_a_volume_outlives_the_pod_that_wrote_to_it(cluster, namespace):
-    image, name = cluster.images["busybox"], f"{namespace}-data"
-    cluster.volume(name)
+def test_a_volume_outlives_the_pod_that_wrote_to_it(own_cluster, namespace):
+    image, name = own_cluster.images["busybox"], f"{namespace}-data"
+    own_cluster.volume(name)
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -160,103 +160,103 @@ def test_a_volume_outlives_the_pod_that_wrote_to_it(cluster, namespace):
     }
     volumes = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
     mounts = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
-    writer = pod("writer", image, "echo kept > /data/file", nodeName=cluster.nodes[0], **volumes)
-    reader = pod("reader", image, "cat /data/file", nodeName=cluster.nodes[1], **volumes)
+    writer = pod("writer", image, "echo kept > /data/file", nodeName=own_cluster.nodes[0], **volumes)
+    reader = pod("reader", image, "cat /data/file", nodeName=own_cluster.nodes[1], **volumes)
     for each in (writer, reader):
         each["spec"]["containers"][0].update(mounts)
-    apply(cluster, namespace, claim, writer)
-    phase(cluster, namespace, "writer", "Succeeded")
-    apply(cluster, namespace, reader)
-    phase(cluster, namespace, "reader", "Succeeded")
-    assert cluster.kubectl("-n", namespace, "logs", "reader") == "kept\n"
+    apply(own_cluster, namespace, claim, writer)
+    phase(own_cluster, namespace, "writer", "Succeeded")
+    apply(own_cluster, namespace, reader)
+    phase(own_cluster, namespace, "reader", "Succeeded")
+    assert own_cluster.kubectl("-n", namespace, "logs", "reader") == "kept\n"
 
 
-def test_a_pod_that_is_cut_off_is_silent_until_healed(cluster, namespace):
-    apply(cluster, namespace, pod("server", cluster.images["busybox"], LISTEN))
-    running(cluster, namespace, "server")
-    where = (address(cluster, namespace, "server"), 8000)
+def test_a_pod_that_is_cut_off_is_silent_until_healed(own_cluster, namespace):
+    apply(own_cluster, namespace, pod("server", own_cluster.images["busybox"], LISTEN))
+    running(own_cluster, namespace, "server")
+    where = (address(own_cluster, namespace, "server"), 8000)
     assert greeting(where) == b"hello\n"
-    cluster.cut(where[0])
+    own_cluster.cut(where[0])
     try:
         with pytest.raises(TimeoutError):
             greeting(where)
     finally:
-        cluster.heal(where[0])
+        own_cluster.heal(where[0])
     assert greeting(where) == b"hello\n"
 
 
-def test_a_frozen_container_stands_still_until_thawed(cluster, namespace):
-    apply(cluster, namespace, pod("server", cluster.images["busybox"], LISTEN))
-    running(cluster, namespace, "server")
-    where = (address(cluster, namespace, "server"), 8000)
+def test_a_frozen_container_stands_still_until_thawed(own_cluster, namespace):
+    apply(own_cluster, namespace, pod("server", own_cluster.images["busybox"], LISTEN))
+    running(own_cluster, namespace, "server")
+    where = (address(own_cluster, namespace, "server"), 8000)
     assert greeting(where) == b"hello\n"
-    cluster.freeze("server", "main", namespace)
+    own_cluster.freeze("server", "main", namespace)
     try:
         with pytest.raises(TimeoutError):
             greeting(where)
     finally:
-        cluster.thaw("server", "main", namespace)
+        own_cluster.thaw("server", "main", namespace)
     assert greeting(where) == b"hello\n"
 
 
 @pytest.mark.parametrize("freeze", [False, True], ids=["ended", "hanging"])
-def test_the_api_server_goes_and_comes_back_and_pods_do_not_notice(cluster, namespace, freeze):
-    apply(cluster, namespace, pod("steady", cluster.images["busybox"], FOREVER))
-    running(cluster, namespace, "steady")
-    cluster.stop_api(freeze=freeze)
+def test_the_api_server_goes_and_comes_back_and_pods_do_not_notice(own_cluster, namespace, freeze):
+    apply(own_cluster, namespace, pod("steady", own_cluster.images["busybox"], FOREVER))
+    running(own_cluster, namespace, "steady")
+    own_cluster.stop_api(freeze=freeze)
     try:
         with pytest.raises(HarnessError, match=r"refused|timeout|Timeout|deadline"):
-            cluster.kubectl("-n", namespace, "get", "pod", "steady", "--request-timeout=2s")
+            own_cluster.kubectl("-n", namespace, "get", "pod", "steady", "--request-timeout=2s")
     finally:
-        cluster.start_api()
-    status = get(cluster, namespace, "pod", "steady")["status"]["containerStatuses"][0]
+        own_cluster.start_api()
+    status = get(own_cluster, namespace, "pod", "steady")["status"]["containerStatuses"][0]
     assert status["restartCount"] == 0
     assert "running" in status["state"]
 
 
-def test_what_was_before_a_compaction_is_gone(cluster, namespace):
+def test_what_was_before_a_compaction_is_gone(own_cluster, namespace):
     path = f"/api/v1/namespaces/{namespace}/configmaps"
-    before = cluster.api("GET", path)["metadata"]["resourceVersion"]
+    before = own_cluster.api("GET", path)["metadata"]["resourceVersion"]
     for number in range(3):
-        cluster.kubectl("-n", namespace, "create", "configmap", f"change-{number}")
-    cluster.compact()
-    status, said = cluster.api.raw("GET", f"{path}?watch=true&timeoutSeconds=5&resourceVersion={before}")
+        own_cluster.kubectl("-n", namespace, "create", "configmap", f"change-{number}")
+    own_cluster.compact()
+    status, said = own_cluster.api.raw("GET", f"{path}?watch=true&timeoutSeconds=5&resourceVersion={before}")
     assert (status == 410) or (json.loads(said.splitlines()[0])["object"]["code"] == 410)
 
 
-def test_a_lost_node_takes_its_pods_along_and_comes_back(cluster, namespace):
-    lost = cluster.nodes[1]
-    apply(cluster, namespace, pod("gone", cluster.images["busybox"], LISTEN, nodeName=lost))
-    running(cluster, namespace, "gone")
-    where = (address(cluster, namespace, "gone"), 8000)
+def test_a_lost_node_takes_its_pods_along_and_comes_back(own_cluster, namespace):
+    lost = own_cluster.nodes[1]
+    apply(own_cluster, namespace, pod("gone", own_cluster.images["busybox"], LISTEN, nodeName=lost))
+    running(own_cluster, namespace, "gone")
+    where = (address(own_cluster, namespace, "gone"), 8000)
     assert greeting(where) == b"hello\n"
-    cluster.lose_node(lost)
+    own_cluster.lose_node(lost)
     try:
         with pytest.raises(OSError):
             greeting(where)
-        until(lambda: not is_ready(cluster, lost), f"{lost} to be missed")
+        until(lambda: not is_ready(own_cluster, lost), f"{lost} to be missed")
     finally:
-        cluster.restore_node(lost)
-    assert is_ready(cluster, lost)
-    assert get(cluster, "default", "node", lost)["status"]["capacity"]["nvidia.com/gpu"] == "4"
-    apply(cluster, namespace, pod("again", cluster.images["busybox"], FOREVER, nodeName=lost))
-    running(cluster, namespace, "again")
+        own_cluster.restore_node(lost)
+    assert is_ready(own_cluster, lost)
+    assert get(own_cluster, "default", "node", lost)["status"]["capacity"]["nvidia.com/gpu"] == "4"
+    apply(own_cluster, namespace, pod("again", own_cluster.images["busybox"], FOREVER, nodeName=lost))
+    running(own_cluster, namespace, "again")
 
 
-def test_an_orphaned_node_runs_on_unseen(cluster, namespace):
-    lost = cluster.nodes[0]
-    apply(cluster, namespace, pod("alone", cluster.images["busybox"], LISTEN, nodeName=lost))
-    running(cluster, namespace, "alone")
-    where = (address(cluster, namespace, "alone"), 8000)
-    cluster.orphan_node(lost)
+def test_an_orphaned_node_runs_on_unseen(own_cluster, namespace):
+    lost = own_cluster.nodes[0]
+    apply(own_cluster, namespace, pod("alone", own_cluster.images["busybox"], LISTEN, nodeName=lost))
+    running(own_cluster, namespace, "alone")
+    where = (address(own_cluster, namespace, "alone"), 8000)
+    own_cluster.orphan_node(lost)
     try:
-        until(lambda: not is_ready(cluster, lost), f"{lost} to be missed")
+        until(lambda: not is_ready(own_cluster, lost), f"{lost} to be missed")
         assert greeting(where) == b"hello\n"
     finally:
-        cluster.restore_node(lost)
+        own_cluster.restore_node(lost)
     assert greeting(where) == b"hello\n"
-    running(cluster, namespace, "alone")
-    status = get(cluster, namespace, "pod", "alone")["status"]["containerStatuses"][0]
+    running(own_cluster, namespace, "alone")
+    status = get(own_cluster, namespace, "pod", "alone")["status"]["containerStatuses"][0]
     assert status["restartCount"] == 0
 
 

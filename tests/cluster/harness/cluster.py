@@ -126,7 +126,11 @@ class Cluster:
         """From now on Services have addresses that work; with `names`, and names that resolve."""
         services.start_proxy(self._layout, self._ledger)
         if names:
-            services.start_names(self._layout, self._ledger)
+            self.names()
+
+    def names(self) -> None:
+        """From now on the names of Services and pods resolve in pods."""
+        services.start_names(self._layout, self._ledger)
 
     def volume(self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce") -> Path:
         """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node)."""

@@ -57,6 +57,12 @@ class ForeignCluster:
             raise HarnessError(f"kubectl {' '.join(argv)}: {done.stderr.strip()}")
         return done.stdout
 
+    def services(self, *, names: bool = False) -> None:
+        """Services have addresses and names wherever somebody else runs the cluster."""
+
+    def names(self) -> None:
+        """As above."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

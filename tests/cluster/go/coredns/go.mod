@@ -77,3 +77,35 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
+
+replace google.golang.org/grpc => google.golang.org/grpc v1.82.1
+
+replace google.golang.org/protobuf => google.golang.org/protobuf v1.36.12-0.20260120151049-f2248ac996af
+
+replace golang.org/x/net => golang.org/x/net v0.57.0
+
+replace golang.org/x/text => golang.org/x/text v0.40.0
+
+replace golang.org/x/crypto => golang.org/x/crypto v0.54.0
+
+replace github.com/prometheus/client_golang => github.com/prometheus/client_golang v1.24.0
+
+replace github.com/coredns/caddy => github.com/coredns/caddy v1.1.1
+
+replace golang.org/x/sys => golang.org/x/sys v0.47.0
+
+replace github.com/prometheus/common => github.com/prometheus/common v0.70.0
+
+replace golang.org/x/oauth2 => golang.org/x/oauth2 v0.36.0
+
+replace google.golang.org/genproto/googleapis/rpc => google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa
+
+replace github.com/prometheus/client_model => github.com/prometheus/client_model v0.6.2
+
+replace github.com/go-logr/logr => github.com/go-logr/logr v1.4.3
+
+replace golang.org/x/term => golang.org/x/term v0.45.0
+
+replace golang.org/x/time => golang.org/x/time v0.15.0
+
+replace go.yaml.in/yaml/v3 => go.yaml.in/yaml/v3 v3.0.4
