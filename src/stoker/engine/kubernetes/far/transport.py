@@ -64,15 +64,16 @@ class StreamTransport:
                 writer.transport.abort()  # at once: whoever cancels may be about to end the loop
                 raise
         if answered.get("connection") == "close" or len(self._idle) >= SPARE:
-            writer.close()
+            writer.transport.abort()
         else:
             self._idle.append((time.monotonic(), reader, writer))
         return status, answered, data
 
     async def close(self) -> None:
+        """Without a farewell, which a frozen pod would never return."""
         idle, self._idle = self._idle, []
         for _, _, writer in idle:
-            writer.close()
+            writer.transport.abort()
         for _, _, writer in idle:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -82,13 +83,13 @@ class StreamTransport:
             since, reader, writer = self._idle.pop()
             if time.monotonic() - since < IDLE and not reader.at_eof() and not writer.is_closing():
                 return reader, writer
-            writer.close()
+            writer.transport.abort()
         reader, writer = await self._connect()
         shown = writer.get_extra_info("ssl_object")
         if self._certificate is not None and (
             shown is None or shown.getpeercert(binary_form=True) != self._certificate
         ):
-            writer.close()
+            writer.transport.abort()
             raise ConnectionError("somebody with another certificate answers in the courier's place")
         return reader, writer
 
