@@ -129,20 +129,24 @@ def test_a_network_policy_keeps_a_pod_in(cluster, namespace):
 
 
 def test_a_service_has_an_address(own_cluster, namespace):
-    own_cluster.services()
     image = own_cluster.images["busybox"]
-    apply(own_cluster, namespace, pod("server", image, LISTEN), pod("client", image, FOREVER))
+    several = [pod(name, image, LISTEN, labels={"app": "server"}) for name in ("first", "second")]
+    apply(own_cluster, namespace, *several, pod("client", image, FOREVER))
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "server"},
-        "spec": {"selector": {"app": "server"}, "ports": [{"port": 8000}]},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
     }
     apply(own_cluster, namespace, service)
-    running(own_cluster, namespace, "server", "client")
+    running(own_cluster, namespace, "first", "second", "client")
     where = get(own_cluster, namespace, "service", "server")["spec"]["clusterIP"]
-    until(lambda: reaches(own_cluster, namespace, "client", where), "the service to answer a pod")
-    assert greeting((where, 8000)) == b"hello\n"
+    until(lambda: reaches(own_cluster, namespace, "client", where, 80), "the service to answer a pod")
+    assert greeting((where, 80)) == b"hello\n"
+    assert reaches(own_cluster, namespace, "first", where, 80)
+    for name in ("first", "second"):
+        own_cluster.kubectl("-n", namespace, "delete", "pod", name)
+    until(lambda: not reaches(own_cluster, namespace, "client", where, 80), "the service to be empty")
 
 
 def test_a_volume_outlives_the_pod_that_wrote_to_it(own_cluster, namespace):
@@ -265,9 +269,9 @@ def is_ready(cluster, name: str) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in seen)
 
 
-def reaches(cluster, namespace: str, name: str, target: str) -> bool:
+def reaches(cluster, namespace: str, name: str, target: str, port: int = 8000) -> bool:
     """Whether the pod gets an answer from the address; the listener serves one at a time, so it may need a few tries."""
-    script = f"for i in 1 2 3; do nc -w 1 {target} 8000 </dev/null && exit 0; done; echo closed"
+    script = f"for i in 1 2 3; do nc -w 1 {target} {port} </dev/null && exit 0; done; echo closed"
     said = cluster.kubectl("-n", namespace, "exec", name, "--", "sh", "-c", script)
     assert "hello" in said or "closed" in said, said
     return "hello" in said

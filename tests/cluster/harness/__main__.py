@@ -8,9 +8,9 @@ import sys
 from harness.binaries import CORE, binary
 from harness.cleanup import clean
 from harness.cluster import Cluster
+from harness.connecting import connect
 from harness.errors import HarnessError
 from harness.layout import Layout, locked
-from harness.policies import enforce
 from harness.processes import Ledger, Process
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     verbs.add_parser("down")
     verbs.add_parser("status")
     verbs.add_parser("build").add_argument("names", nargs="*")
-    for verb, names in (("watch", ("slot", "pid", "start")), ("enforce", ("slot",))):
+    for verb, names in (("watch", ("slot", "pid", "start")), ("connect", ("slot",))):
         internal = verbs.add_parser(verb)
         for name in names:
             internal.add_argument(name, type=int)
@@ -76,8 +76,8 @@ def _watch(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _enforce(asked: argparse.Namespace) -> int:
-    enforce(Layout(asked.slot))
+def _connect(asked: argparse.Namespace) -> int:
+    connect(Layout(asked.slot))
     return 0
 
 
@@ -87,7 +87,7 @@ _VERBS = {
     "status": _status,
     "build": _build,
     "watch": _watch,
-    "enforce": _enforce,
+    "connect": _connect,
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from harness import cgroups, mounts, network, services
+from harness import cgroups, mounts, network
 from harness.layout import Layout
 from harness.processes import Ledger, Process, kill, marked
 
@@ -20,7 +20,6 @@ def clean(layout: Layout) -> None:
     kill(_pods(layout))
     mounts.unmount(layout.root)
     cgroups.remove(layout.cgroup)
-    services.remove(layout)
     network.remove(layout)
     if layout.root.exists():
         shutil.rmtree(layout.root)
@@ -33,7 +32,6 @@ def remains(layout: Layout) -> list[str]:
         *(f"mount {place}" for place in mounts.below(layout.root)),
         *(f"cgroup {path}" for path in cgroups.groups(layout.cgroup)),
         *network.remains(layout),
-        *services.remains(layout),
         *(f"file {path}" for path in [layout.root] if path.exists()),
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import cgroups, machine, network, registry, services
+from harness import cgroups, machine, names, network, registry
 from harness.api import Api, until
 from harness.binaries import CORE, binary
 from harness.catalog import TestImages
@@ -123,14 +123,13 @@ class Cluster:
         return push(self.registry, name, image)
 
     def services(self, *, names: bool = False) -> None:
-        """From now on Services have addresses that work; with `names`, and names that resolve."""
-        services.start_proxy(self._layout, self._ledger)
+        """Services have addresses that work, always; with `names`, from now on they have names that resolve."""
         if names:
             self.names()
 
     def names(self) -> None:
         """From now on the names of Services and pods resolve in pods."""
-        services.start_names(self._layout, self._ledger)
+        names.start(self._layout, self._ledger)
 
     def volume(self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce") -> Path:
         """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node)."""
@@ -231,7 +230,7 @@ class Cluster:
         pause = push(where, "pause", Image({"pause": binary("pause")}, entrypoint=("/pause",)))
         self._ledger.note("images", {"pause": pause, "busybox": push(where, "busybox", busybox())})
         self._control.start()
-        self._helper("enforce")
+        self._helper("connect")
         for node in parts:
             node.certify(authority)
             node.configure(where, pause)

@@ -31,7 +31,7 @@ class Control:
         authority.issue("apiserver", control, first, *names, user="kube-apiserver")
         authority.issue("kubelet-client", user="kube-apiserver-kubelet-client", group="system:masters")
         authority.service_accounts()
-        for name in ("kube-controller-manager", "kube-scheduler", "kube-proxy"):
+        for name in ("kube-controller-manager", "kube-scheduler"):
             authority.kubeconfig(name, user=f"system:{name}")
         admin = authority.kubeconfig("admin", user="admin", group="system:masters")
         self._layout.kubeconfig.write_bytes(admin.read_bytes())

@@ -17,10 +17,13 @@ from harness.errors import HarnessError
 __all__ = ["DEFAULT_VERSION", "Layout", "cache", "kubernetes_version", "locked"]
 
 DEFAULT_VERSION = "1.37.1"
+_OF_MINOR = {"1.37": DEFAULT_VERSION, "1.29": "1.29.15"}
 
 
 def kubernetes_version() -> str:
-    return os.environ.get("STOKER_TEST_KUBERNETES") or DEFAULT_VERSION
+    """STOKER_TEST_KUBERNETES, whole (1.29.15) or short (1.29); the newest otherwise."""
+    named = os.environ.get("STOKER_TEST_KUBERNETES") or DEFAULT_VERSION
+    return _OF_MINOR.get(named, named)
 
 
 def cache() -> Path:
@@ -90,9 +93,18 @@ class Layout:
         return f"stoker{self.slot}"
 
     @property
-    def policies(self) -> str:
+    def policies_table(self) -> str:
         """The nft table made of the NetworkPolicies."""
         return f"stoker{self.slot}-policies"
+
+    @property
+    def services_table(self) -> str:
+        """The nft table made of the Services."""
+        return f"stoker{self.slot}-services"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.table, self.policies_table, self.services_table)
 
     @property
     def cgroup(self) -> str:

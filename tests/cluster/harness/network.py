@@ -20,6 +20,8 @@ def setup(layout: Layout, addresses: list[str]) -> None:
     for address in addresses:
         command(["ip", "address", "add", f"{address}/32", "dev", layout.link])
     command(["ip", "link", "set", layout.link, "up"])
+    # The machine's own connections to Services start from an address of the cluster, and those to none stay here.
+    command(["ip", "route", "add", layout.services, "dev", layout.link])
     command(["nft", "-f", "-"], input=_rules(layout))
     for direction in ("-s", "-d"):
         command(["iptables", "-w", "-I", "FORWARD", *_accept(layout, direction)])
@@ -27,7 +29,7 @@ def setup(layout: Layout, addresses: list[str]) -> None:
 
 def remove(layout: Layout) -> None:
     command(["ip", "link", "delete", layout.link], check=False)
-    for table in (layout.table, layout.policies):
+    for table in layout.tables:
         command(["nft", "delete", "table", "ip", table], check=False)
     for direction in ("-s", "-d"):
         command(["iptables", "-w", "-D", "FORWARD", *_accept(layout, direction)], check=False)
@@ -42,7 +44,7 @@ def remains(layout: Layout) -> list[str]:
     return [
         *(f"link {name}" for name in links if name == layout.link),
         *(f"route {line}" for line in routes),
-        *(f"table {name}" for name in tables if name in (layout.table, layout.policies)),
+        *(f"table {name}" for name in tables if name in layout.tables),
         *(f"rule {line}" for line in rules if f"--comment {layout.table} " in line),
     ]
 

@@ -1,4 +1,4 @@
-"""NetworkPolicies, enforced: they and the pods they speak of become the rules of one nft table.
+"""NetworkPolicies: they and the pods they speak of become the rules of one nft table.
 
 What crosses the machine is judged when a connection opens: first by what its source may reach, then by whom its
 destination lets in. The machine itself reaches every pod, as a node always may.
@@ -6,40 +6,17 @@ destination lets in. The machine itself reaches every pod, as a node always may.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from harness.api import Api
-from harness.errors import HarnessError, command
-from harness.layout import Layout
-from harness.watching import Objects
+__all__ = ["NAMESPACES", "PODS", "POLICIES", "rules"]
 
-__all__ = ["enforce", "rules"]
-
-_POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
-_PODS = "/api/v1/pods"
-_NAMESPACES = "/api/v1/namespaces"
+POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
+PODS = "/api/v1/pods"
+NAMESPACES = "/api/v1/namespaces"
 _ANYWHERE = "0.0.0.0/0"
 
 Found = Mapping[str, Any]
-
-
-def enforce(layout: Layout) -> None:
-    """Keep the rules as the cluster wants them, until ended."""
-    objects = Objects(Api(layout), (_POLICIES, _PODS, _NAMESPACES))
-    last = ""
-    while True:
-        seen = objects.wait()
-        new = rules(layout.policies, seen[_POLICIES], seen[_PODS], seen[_NAMESPACES])
-        if new == last:
-            continue
-        try:
-            command(["nft", "-f", "-"], input=new)
-            last = new
-        except (HarnessError, subprocess.TimeoutExpired) as error:
-            print(f"{error}\n{new}", file=sys.stderr, flush=True)
 
 
 def rules(table: str, policies: Iterable[Found], pods: Iterable[Found], namespaces: Iterable[Found]) -> str:

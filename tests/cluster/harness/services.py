@@ -1,98 +1,70 @@
-"""What only some tests need of a cluster: the addresses of Services (kube-proxy), and their names (CoreDNS).
+"""The addresses of Services: each becomes rules of one nft table, which send a connection on to one of its endpoints.
 
-kube-proxy's rules are the machine's, so of the clusters on one machine only one can have Services.
+A cluster's own kube-proxy would write rules of the whole machine, so only one of several clusters could have one.
 """
 
 from __future__ import annotations
 
-from urllib.request import urlopen
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from harness.api import until
-from harness.binaries import binary
-from harness.errors import HarnessError, command
-from harness.layout import Layout
-from harness.processes import Ledger
+__all__ = ["ENDPOINTS", "SERVICES", "rules"]
 
-__all__ = ["remains", "remove", "start_names", "start_proxy"]
+SERVICES = "/api/v1/services"
+ENDPOINTS = "/apis/discovery.k8s.io/v1/endpointslices"
 
-_PROXY = "kube-proxy"
+Found = Mapping[str, Any]
 
 
-def start_proxy(layout: Layout, ledger: Ledger) -> None:
-    """Give Services their addresses. Both nodes are one machine to the network, so one proxy is both nodes'."""
-    if _runs(ledger, _PROXY):
-        return
-    if ":KUBE-SERVICES" in command(["iptables-save"]):
-        raise HarnessError(
-            "another cluster on this machine has Services already, and its rules are the machine's"
-        )
-    argv = [
-        binary(_PROXY),
-        f"--kubeconfig={layout.pki / f'{_PROXY}.kubeconfig'}",
-        "--hostname-override=node-1",
-    ]
-    argv += ["--proxy-mode=iptables", f"--cluster-cidr={layout.network}", f"--bind-address={layout.control}"]
-    argv += ["--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s"]
-    argv += ["--conntrack-tcp-timeout-close-wait=0s", "--iptables-min-sync-period=100ms"]
-    argv += [
-        f"--healthz-bind-address={layout.control}:10256",
-        f"--metrics-bind-address={layout.control}:10249",
-    ]
-    ledger.start(_PROXY, argv)
-    until(lambda: bool(remains(layout)), "the first Service's rules", evidence=lambda: ledger.tail(_PROXY))
-
-
-def start_names(layout: Layout, ledger: Ledger) -> None:
-    """Resolve the names of Services and pods in every pod started from now on or before."""
-    if _runs(ledger, "coredns"):
-        return
-    config = layout.root / "Corefile"
-    config.write_text(
-        f""".:53 {{
-  bind {layout.dns}
-  errors
-  ready {layout.dns}:8181
-  kubernetes cluster.local in-addr.arpa {{
-    kubeconfig {layout.kubeconfig}
-    pods insecure
-  }}
-  forward . /etc/resolv.conf
-}}
-"""
-    )
-    ledger.start("coredns", [binary("coredns"), "-conf", config])
-    until(
-        lambda: _answers(f"http://{layout.dns}:8181/ready"),
-        "CoreDNS",
-        evidence=lambda: ledger.tail("coredns"),
+def rules(table: str, services: Iterable[Found], slices: Iterable[Found]) -> str:
+    """The table, as a script that puts it in place of what there was in one step."""
+    sending, returning = [], set()
+    slices = list(slices)
+    for service in services:
+        address = service["spec"].get("clusterIP") or "None"
+        if address == "None" or ":" in address:
+            continue
+        for port in service["spec"].get("ports") or []:
+            protocol = port.get("protocol", "TCP").lower()
+            endpoints = sorted(_endpoints(service, port, slices))
+            for number, (host, target) in enumerate(endpoints):
+                choice = (
+                    f"numgen random mod {len(endpoints) - number} 0 " if number + 1 < len(endpoints) else ""
+                )
+                to = f"ip daddr {address} {protocol} dport {port['port']} {choice}dnat to {host}:{target}"
+                sending.append(f"    {to}")
+                # A pod that is sent to itself must not see itself as the caller.
+                returning.add(f"    ct status dnat ip saddr {host} ip daddr {host} masquerade")
+    return "\n".join(
+        [
+            f"table ip {table} {{}}",
+            f"delete table ip {table}",
+            f"table ip {table} {{",
+            "  chain services {",
+            *sending,
+            "  }",
+            "  chain pods { type nat hook prerouting priority -100; jump services; }",
+            "  chain machine { type nat hook output priority -100; jump services; }",
+            "  chain back { type nat hook postrouting priority 80;",
+            *sorted(returning),
+            "  }",
+            "}\n",
+        ]
     )
 
 
-def remove(layout: Layout) -> None:
-    """Take kube-proxy's rules back; it is not running any more. One chain it leaves, as a kubelet may share it."""
-    if not remains(layout):
-        return
-    command([binary(_PROXY), "--cleanup", f"--kubeconfig={layout.pki / f'{_PROXY}.kubeconfig'}"])
-    for program in ("iptables", "ip6tables"):
-        for chain in ("INPUT", "OUTPUT"):
-            command([program, "-w", "-D", chain, "-j", "KUBE-FIREWALL"], check=False)
-        for verb in ("-F", "-X"):
-            command([program, "-w", verb, "KUBE-FIREWALL"], check=False)
-
-
-def remains(layout: Layout) -> list[str]:
-    first = f"-d {layout.first_service}/32"
-    return [f"rule {line}" for line in command(["iptables-save"]).splitlines() if first in line]
-
-
-def _runs(ledger: Ledger, name: str) -> bool:
-    process = ledger.find(name)
-    return process is not None and process.alive
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urlopen(address, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+def _endpoints(service: Found, port: Found, slices: list[Found]) -> Iterator[tuple[str, int]]:
+    """Where the service's port leads, ready ones only."""
+    meta = service["metadata"]
+    for each in slices:
+        of = (each["metadata"].get("labels") or {}).get("kubernetes.io/service-name")
+        if each["metadata"]["namespace"] != meta["namespace"] or of != meta["name"]:
+            continue
+        if each.get("addressType") != "IPv4":
+            continue
+        for target in each.get("ports") or []:
+            if (target.get("name") or "") != (port.get("name") or "") or not target.get("port"):
+                continue
+            for endpoint in each.get("endpoints") or []:
+                if (endpoint.get("conditions") or {}).get("ready") is not False:
+                    yield from ((address, int(target["port"])) for address in endpoint["addresses"])

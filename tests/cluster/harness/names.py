@@ -1,0 +1,47 @@
+"""The names of Services and pods: CoreDNS, for the tests that need it."""
+
+from __future__ import annotations
+
+from urllib.request import urlopen
+
+from harness.api import until
+from harness.binaries import binary
+from harness.layout import Layout
+from harness.processes import Ledger
+
+__all__ = ["start"]
+
+
+def start(layout: Layout, ledger: Ledger) -> None:
+    """Resolve them in every pod, unless that is so already; every kubelet tells its pods to ask here."""
+    process = ledger.find("coredns")
+    if process is not None and process.alive:
+        return
+    config = layout.root / "Corefile"
+    config.write_text(
+        f""".:53 {{
+  bind {layout.dns}
+  errors
+  ready {layout.dns}:8181
+  kubernetes cluster.local in-addr.arpa {{
+    kubeconfig {layout.kubeconfig}
+    pods insecure
+  }}
+  forward . /etc/resolv.conf
+}}
+"""
+    )
+    ledger.start("coredns", [binary("coredns"), "-conf", config])
+    until(
+        lambda: _answers(f"http://{layout.dns}:8181/ready"),
+        "CoreDNS",
+        evidence=lambda: ledger.tail("coredns"),
+    )
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
