@@ -41,6 +41,9 @@ SAVE = 0.5
 _BACKOFF = (0.2, 10.0)
 _MARKER = ".mirror"
 _DEADLINE = 30.0
+_UNREADABLE = 20.0
+"""Seconds that the log of a container that has ended may be refused by its node before it ends without it. An API
+server that does not answer at all is waited for."""
 
 
 class PlainDirectory(NearTaskDir):
@@ -175,6 +178,7 @@ class PlainTask:
 
     async def _follow(self) -> None:
         wait = _BACKOFF[0]
+        refused: float | None = None
         while not self._drained.is_set():
             if not self.begun and not self._gone:
                 self._news.clear()
@@ -189,7 +193,10 @@ class PlainTask:
                     over = True  # nobody has the rest any more
                 else:
                     log.info("%s: its log cannot be read: %s", self._name, exc)
-                    over = False
+                    now = time.monotonic()
+                    if over and getattr(exc, "status", 0):
+                        refused = refused or now
+                    over = refused is not None and now - refused > _UNREADABLE
                     wait = min(wait * 2, _BACKOFF[1])
             if over:
                 self._log.end()
