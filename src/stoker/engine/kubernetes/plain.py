@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from stoker.engine.hints import Key
 from stoker.engine.kubernetes import causes, names
 from stoker.engine.kubernetes.cluster import Cluster
-from stoker.engine.kubernetes.kube import KubeError, kinds
+from stoker.engine.kubernetes.kube import KubeError, KubeUnavailable, kinds
 from stoker.engine.kubernetes.plain_log import PlainLog
 from stoker.engine.kubernetes.template import MAIN
 from stoker.errors import EngineError, StokerError
@@ -194,7 +194,7 @@ class PlainTask:
                 else:
                     log.info("%s: its log cannot be read: %s", self._name, exc)
                     now = time.monotonic()
-                    if over and getattr(exc, "status", 0):
+                    if over and isinstance(exc, KubeError | KubeUnavailable) and exc.status:
                         refused = refused or now
                     over = refused is not None and now - refused > _UNREADABLE
                     wait = min(wait * 2, _BACKOFF[1])
