@@ -53,13 +53,14 @@ class Imaging:
 
     def _read(self, name: str) -> dict[str, Any]:
         if self._registry is None:
-            from stoker.images import Registry, Rules  # lazy: most homes never read an image
+            from stoker.images import Logins, Registry, Rules  # lazy: most homes never read an image
 
             given = self._settings
             self._registry = Registry(
+                logins=Logins.load(),
                 rules=Rules(
                     plain=tuple(given.plain), inside=tuple(given.inside), ca_files=tuple(given.ca_files)
-                )
+                ),
             )
         config = self._registry.config(name)
         found: dict[str, Any] = {
@@ -70,9 +71,9 @@ class Imaging:
             "user": config.user,
             "size": config.size,
         }
-        if config.user and not config.user.partition(":")[0].isdigit():
+        if config.user:
             account = self._registry.account(config)
-            found["user"] = f"{account.uid}:{account.gid}"
+            found["user"] = str(account.uid) if account.gid is None else f"{account.uid}:{account.gid}"
         return found
 
 
