@@ -145,8 +145,44 @@ class Stage:
         cluster = (await engine._ready()).cluster
         there = [*cluster.pods(), *engine._tombs.values()]
         pod = next(one for one in there if one["metadata"]["name"].startswith("digits-7f3k"))
-        shown = {"pod": pod, "events": cluster.events(pod), "nodes": cluster.nodes()}
-        text = json.dumps(shown, indent=1, sort_keys=True).replace(
-            self.cluster.registry, "registry.example.com:5000"
-        )
+        nodes = [_part(node, _NODE) for node in cluster.nodes() or ()]
+        shown = {
+            "pod": _part(pod, _POD),
+            "events": [_part(one, _EVENT) for one in cluster.events(pod)],
+            "nodes": nodes,
+        }
+        text = json.dumps(shown, indent=1, sort_keys=True)
+        text = text.replace(self.cluster.registry, "registry.example.com:5000")
         (Path(directory) / f"{name}.json").write_text(text + "\n")
+
+
+_CONTAINER = {"name": None, "image": None, "resources": None, "restartPolicy": None}
+_STATUS = dict.fromkeys(("name", "state", "lastState", "restartCount", "started", "ready", "image"))
+_POD = {
+    "metadata": dict.fromkeys(("name", "namespace", "uid", "labels", "annotations", "deletionTimestamp")),
+    "spec": {
+        "nodeName": None,
+        "restartPolicy": None,
+        "containers": _CONTAINER,
+        "initContainers": _CONTAINER,
+    },
+    "status": {
+        "phase": None,
+        "reason": None,
+        "message": None,
+        "conditions": None,
+        "containerStatuses": _STATUS,
+        "initContainerStatuses": _STATUS,
+    },
+}
+_EVENT = dict.fromkeys(("reason", "message", "type", "lastTimestamp", "eventTime"))
+_NODE = {"metadata": {"name": None}, "status": {"allocatable": None}}
+
+
+def _part(value: Any, wanted: Any) -> Any:
+    """What of an object is worth keeping."""
+    if wanted is None:
+        return value
+    if isinstance(value, list):
+        return [_part(one, wanted) for one in value]
+    return {key: _part(value[key], inner) for key, inner in wanted.items() if key in value}

@@ -98,7 +98,7 @@ def _said(message: str) -> str:
     if not message or ("ack-off" in message and "rror" not in message):
         return ""
     text = re.sub(r"^Back-off pulling image \"[^\"]*\":? ?", "", message)
-    text = re.sub(r"^(?:ErrImagePull|Error|Failed):? ?", "", text)
+    text = re.sub(r"^(?:ErrImagePull|Error|Failed): ?", "", text)
     text = re.sub(r"^Failed to pull image \"[^\"]*\":? ?", "", text)
     text = re.sub(r"^(?:rpc error: code = \w+ desc = )+", "", text)
     text = re.sub(

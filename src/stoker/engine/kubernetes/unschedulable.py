@@ -84,7 +84,7 @@ def _said(number_: int, reason: str, count: int) -> str:
     have, do = ("have", "do") if number_ != 1 and count != 1 else ("has", "does")
     if found := re.match(r"Insufficient (.+)", reason):
         return f"{of} {have} too little {_resource(found[1])} free"
-    if found := re.match(r"node\(s\) had (?:untolerated )?taints? \{?([^}]*)\}?", reason):
+    if found := re.match(r"node\(s\) had (?:untolerated )?taint(?:s|\(s\))? \{?([^}]*)\}?", reason):
         taint = found[1].strip().rstrip(":").strip()
         known = _TAINTS.get(taint.split(":")[0].split("=")[0])
         are = "are" if have == "have" else "is"
