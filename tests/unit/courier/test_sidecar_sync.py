@@ -42,11 +42,11 @@ class Asker:
         for path in header["resets"]:
             self.files[path] = b""
         for path, offset, length in header["deltas"]:
-            piece = data.pop(0)
+            piece = bytes(data.pop(0))
             assert len(piece) == length and offset == len(self.files.get(path, b""))
             self.files[path] = self.files.get(path, b"") + piece
         for path, tag, length in header["records"]:
-            self.records[path] = data.pop(0)
+            self.records[path] = bytes(data.pop(0))
             assert wire.tag(self.records[path]) == tag and len(self.records[path]) == length
         for path in header["gone"]:
             self.files.pop(path, None)

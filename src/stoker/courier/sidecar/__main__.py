@@ -25,6 +25,7 @@ from stoker.task.near import NearTaskDir
 TOUCH = 10.0
 """Seconds between two touches of the contact file."""
 _PR_SET_DUMPABLE = 4
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 class Contact:
@@ -72,6 +73,7 @@ def main(argv: List[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     _keep_to_oneself()
+    _keep_small()
     key = _key(os.path.join(given.key_dir, "courier.key"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -107,6 +109,16 @@ def _keep_to_oneself() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     except (OSError, AttributeError):
         pass  # not Linux
+
+
+def _keep_small() -> None:
+    """Big blocks go back to the system when they are free, and threads share what is kept."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 256 << 10)
+        libc.mallopt(_M_ARENA_MAX, 2)
+    except (OSError, AttributeError):
+        pass  # not glibc
 
 
 if __name__ == "__main__":

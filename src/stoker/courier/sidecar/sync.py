@@ -90,7 +90,7 @@ class News:
         self.resets: List[str] = []
         self.records: List[Tuple[str, str, int]] = []
         self.gone: List[str] = []
-        self.data: List[bytes] = []
+        self.data: List[wire.Bytes] = []
         self.left = ANSWER
         self.behind: Dict[str, int] = {}
         """Files that go on after this answer, and up to where."""
@@ -99,7 +99,7 @@ class News:
     def __bool__(self) -> bool:
         return bool(self.deltas or self.resets or self.records or self.gone)
 
-    def add(self, path: str, offset: int, data: bytes) -> None:
+    def add(self, path: str, offset: int, data: wire.Bytes) -> None:
         self.deltas.append((path, offset, len(data)))
         self.data.append(data)
         self.left -= len(data)
@@ -208,11 +208,13 @@ class Sync:
             return
         data = os.pread(fd, min(size - held, news.left), held)
         reached = not data or held + len(data) >= size
-        if whole and (reached or b"\n" in data):
-            end = data.rfind(b"\n") + 1
-            data = data[:end] if end or len(data) < LONG_LINE else data
-        if data:
-            news.add(path, held, data)
+        end = len(data)
+        if whole:
+            newline = data.rfind(b"\n") + 1
+            if newline or (reached and len(data) < LONG_LINE):
+                end = newline
+        if end:
+            news.add(path, held, memoryview(data)[:end])
         if not reached:
             news.behind[path] = size
 
