@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import cgroups, machine, names, network, registry
+from harness import cgroups, dns, machine, network, registry
 from harness.api import Api, until
 from harness.binaries import CORE, binary
 from harness.catalog import TestImages
@@ -62,14 +62,16 @@ class Cluster:
         """The cluster that is running already, if it is of the wanted version, whole, and nobody's own."""
         cluster = cls(layout or Layout())
         noted = cluster._ledger.read()
-        if noted.get("kubernetes") != kubernetes_version() or not noted.get("whole") or noted.get("owner"):
+        if noted.get("kubernetes") != kubernetes_version() or noted.get("owner"):
             return None
         return cluster if cluster.whole else None
 
     @property
     def whole(self) -> bool:
-        """Whether all of its processes run and the API server answers."""
-        return all(process.alive for process in self._ledger.all().values()) and self.api.answers()
+        """Whether every process that it was started with runs, and the API server answers."""
+        noted: Any = self._ledger.read().get("whole") or []
+        running = {name for name, process in self._ledger.all().items() if process.alive}
+        return bool(noted) and running.issuperset(noted) and self.api.answers()
 
     def stop(self) -> None:
         with locked(self._layout.lock):
@@ -129,7 +131,7 @@ class Cluster:
 
     def names(self) -> None:
         """From now on the names of Services and pods resolve in pods."""
-        names.start(self._layout, self._ledger)
+        dns.start(self._layout, self._ledger)
 
     def volume(self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce") -> Path:
         """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node)."""
@@ -182,8 +184,8 @@ class Cluster:
         """The node is back, and Ready."""
         node = self._node(name)
         node.start()
-        self._offer_gpus()
         node.wait()
+        self._offer_gpus()
 
     def cut(self, address: str) -> None:
         """Nothing reaches the pod at this address any more, nor comes from it; also not on open connections."""
@@ -239,16 +241,11 @@ class Cluster:
             node.wait()
         self._offer_gpus()
         until(self._has_default_account, "the service account of the namespace default")
-        self._ledger.note("whole", True)
+        self._ledger.note("whole", sorted(self._ledger.all()))
 
     def _offer_gpus(self) -> None:
         if len(self.nodes) > 1:
-            node = self._node(self.nodes[1])
-            until(
-                lambda: self.api.raw("GET", f"/api/v1/nodes/{node.name}")[0] == 200,
-                f"{node.name} to register",
-            )
-            node.resource(GPU, 4)
+            self._node(self.nodes[1]).resource(GPU, 4)
 
     def _has_default_account(self) -> bool:
         return self.api.raw("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == 200
@@ -262,15 +259,8 @@ class Cluster:
         process = Process.of(owner)
         if process is None:
             raise HarnessError(f"no process {owner} to watch")
-        argv = [
-            sys.executable,
-            "-m",
-            "harness",
-            "watch",
-            str(self._layout.slot),
-            str(process.pid),
-            str(process.start),
-        ]
+        told = (self._layout.slot, process.pid, process.start)
+        argv = [sys.executable, "-m", "harness", "watch", *map(str, told)]
         self._ledger.note("owner", [process.pid, process.start])
         # Not recorded and not marked: it outlives what it cleans up.
         subprocess.Popen(

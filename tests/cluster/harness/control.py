@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -12,7 +13,7 @@ from harness.binaries import binary
 from harness.errors import HarnessError
 from harness.layout import Layout
 from harness.pki import Authority
-from harness.processes import Ledger
+from harness.processes import NICENESS, Ledger
 
 __all__ = ["Control"]
 
@@ -44,7 +45,7 @@ class Control:
 
     def start_etcd(self) -> None:
         client, peer = f"http://{self._layout.control}:2379", f"http://{self._layout.control}:2380"
-        argv = [
+        argv: list[str | Path] = [
             binary("etcd"),
             "--name=test",
             f"--data-dir={self._layout.root / 'etcd'}",
@@ -53,8 +54,8 @@ class Control:
         argv += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
         argv += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
         argv += [f"--initial-cluster=test={peer}", "--log-level=warn", "--quota-backend-bytes=8589934592"]
-        self._ledger.start("etcd", argv)
-        self._wait("etcd", lambda: self._etcd_answers())
+        self._start("etcd", argv)
+        self._wait("etcd", self._etcd_answers)
 
     def start_api(self) -> None:
         layout = self._layout
@@ -82,7 +83,7 @@ class Control:
             "--max-mutating-requests-inflight=800",
             "--shutdown-delay-duration=0s",
         ]
-        self._ledger.start("kube-apiserver", argv)
+        self._start("kube-apiserver", argv)
         self.wait_api()
 
     def wait_api(self) -> None:
@@ -102,10 +103,10 @@ class Control:
         argv += [f"--service-account-private-key-file={layout.pki / 'accounts.key'}"]
         # A node is missed after seconds, not after a minute; kubelets report as often (node.py).
         argv += ["--node-monitor-grace-period=14s", "--node-monitor-period=2s"]
-        self._ledger.start("kube-controller-manager", argv)
+        self._start("kube-controller-manager", argv)
         config = f"--kubeconfig={layout.pki / 'kube-scheduler.kubeconfig'}"
         argv = [binary("kube-scheduler"), config, f"--bind-address={layout.control}", "--leader-elect=false"]
-        self._ledger.start("kube-scheduler", [*argv, "--kube-api-qps=400", "--kube-api-burst=800"])
+        self._start("kube-scheduler", [*argv, "--kube-api-qps=400", "--kube-api-burst=800"])
 
     def compact(self) -> None:
         """Drop every revision but the last from etcd."""
@@ -126,11 +127,14 @@ class Control:
         except OSError:
             return False
 
-    def _wait(self, name: str, condition: object) -> None:
+    def _start(self, name: str, argv: list[str | Path]) -> None:
+        self._ledger.start(name, ["nice", "-n", NICENESS, *argv])
+
+    def _wait(self, name: str, condition: Callable[[], bool]) -> None:
         def ready() -> bool:
             process = self._ledger.find(name)
             if process is None or not process.alive:
                 raise HarnessError(f"{name} ended:\n{self._ledger.tail(name)}")
-            return bool(condition())  # type: ignore[operator]
+            return condition()
 
         until(ready, f"{name} to be ready", evidence=lambda: self._ledger.tail(name))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -14,7 +18,7 @@ from harness.binaries import binary
 from harness.errors import HarnessError
 from harness.layout import Layout
 from harness.pki import Authority
-from harness.processes import Ledger, Process, kill, marked
+from harness.processes import NICENESS, Ledger, Process, kill, marked
 
 __all__ = ["Node"]
 
@@ -63,25 +67,29 @@ class Node:
             path = f"{binary('containerd-shim-runc-v2').parent}:{os.environ['PATH']}"
             argv: list[str | Path] = [binary("containerd"), "--config", self.root / "containerd.toml"]
             self._start("containerd", argv, env={"PATH": path, "OTEL_SDK_DISABLED": "true"})
-            self._wait("containerd", self.socket.exists)
+            self._wait("containerd", self._listens)
         if not self._runs("kubelet"):
             argv = [binary("kubelet"), f"--config={self.root / 'kubelet.yaml'}"]
             argv += [f"--kubeconfig={self._layout.pki / f'{self.name}.kubeconfig'}"]
             argv += [f"--root-dir={self.root / 'kubelet'}", f"--hostname-override={self.name}"]
             argv += [f"--node-ip={self.address}", f"--cert-dir={self.root / 'kubelet'}", "--v=1"]
             argv += [f"--node-labels=stoker.test/node={self.name}"]
-            self._start("kubelet", argv)
+            self._ledger.note(f"{self.name}.started", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+            self._start("kubelet", ["nice", "-n", NICENESS, *argv])
 
-    def wait(self, ready: bool = True) -> None:
-        """Until the control plane sees it so."""
-        self._wait("kubelet" if ready else None, lambda: self.ready() is ready)
+    def wait(self) -> None:
+        """Until the control plane has heard that it is ready from the kubelet that runs now."""
+        self._wait("kubelet", self.ready)
 
     def ready(self) -> bool:
-        status, _ = self._api.raw("GET", f"/api/v1/nodes/{self.name}")
+        status, said = self._api.raw("GET", f"/api/v1/nodes/{self.name}")
         if status != 200:
             return False
-        seen = self._api("GET", f"/api/v1/nodes/{self.name}")["status"].get("conditions", [])
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in seen)
+        since = str(self._ledger.read().get(f"{self.name}.started"))
+        return any(
+            each["type"] == "Ready" and each["status"] == "True" and each["lastHeartbeatTime"] > since
+            for each in json.loads(said)["status"].get("conditions", [])
+        )
 
     def orphan(self) -> None:
         """End kubelet and containerd at once; what runs in the pods goes on, connected as before."""
@@ -106,14 +114,24 @@ class Node:
 
     def resource(self, name: str, amount: int) -> None:
         """Have the node offer an extended resource, as a device plugin would."""
-        path = f"/status/capacity/{name.replace('/', '~1')}"
-        patch = [{"op": "add", "path": path, "value": str(amount)}]
+        key = name.replace("/", "~1")
+        places = (f"/status/{part}/{key}" for part in ("capacity", "allocatable"))
+        patch = [{"op": "add", "path": place, "value": str(amount)} for place in places]
         self._api("PATCH", f"/api/v1/nodes/{self.name}/status", patch, "application/json-patch+json")
 
     @property
     def _mounts(self) -> Path:
         """The node's mount namespace."""
         return self.root / "namespace" / "mounts"
+
+    def _listens(self) -> bool:
+        """The socket's file outlives a containerd that was killed."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+            return True
 
     def _start(self, part: str, argv: list[str | Path], env: dict[str, str] | None = None) -> None:
         self._ledger.start(f"{self.name}-{part}", [*mounts.enter(self._mounts), *argv], env=env)
@@ -122,16 +140,15 @@ class Node:
         process = self._ledger.find(f"{self.name}-{part}")
         return process is not None and process.alive
 
-    def _wait(self, part: str | None, condition: object) -> None:
-        def met() -> bool:
-            if part and not self._runs(part):
-                raise HarnessError(
-                    f"{part} of {self.name} ended:\n{self._ledger.tail(f'{self.name}-{part}')}"
-                )
-            return bool(condition())  # type: ignore[operator]
+    def _wait(self, part: str, condition: Callable[[], bool]) -> None:
+        name = f"{self.name}-{part}"
 
-        log = f"{self.name}-{part or 'kubelet'}"
-        until(met, f"{part or 'the state'} of {self.name}", evidence=lambda: self._ledger.tail(log))
+        def met() -> bool:
+            if not self._runs(part):
+                raise HarnessError(f"{part} of {self.name} ended:\n{self._ledger.tail(name)}")
+            return condition()
+
+        until(met, f"{part} of {self.name}", evidence=lambda: self._ledger.tail(name))
 
     def _containerd(self, pause: str) -> str:
         unused = [

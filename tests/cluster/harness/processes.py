@@ -19,9 +19,11 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.layout import locked
 
-__all__ = ["MARK", "Ledger", "Process", "kill", "marked", "start_time"]
+__all__ = ["MARK", "NICENESS", "Ledger", "Process", "kill", "marked", "start_time"]
 
 MARK = "STOKER_CLUSTER_RUN"
+NICENESS = "-5"
+"""Of what keeps nodes alive: however busy the tests keep the machine, it must have its say."""
 
 
 def start_time(pid: int) -> int | None:
@@ -141,15 +143,14 @@ class Ledger:
         return process
 
     def find(self, name: str) -> Process | None:
-        noted = self.read().get(f"process.{name}")
-        return Process(*noted) if noted else None
+        return self.all().get(name)
 
     def all(self) -> dict[str, Process]:
         prefix = "process."
         return {
             key.removeprefix(prefix): Process(*value)
             for key, value in self.read().items()
-            if key.startswith(prefix)
+            if key.startswith(prefix) and isinstance(value, list)
         }
 
     def kill(self, name: str) -> None:
