@@ -69,9 +69,9 @@ class Cluster:
     @property
     def whole(self) -> bool:
         """Whether every process that it was started with runs, and the API server answers."""
-        noted: Any = self._ledger.read().get("whole") or []
+        started = self._ledger.read().get("whole")
         running = {name for name, process in self._ledger.all().items() if process.alive}
-        return bool(noted) and running.issuperset(noted) and self.api.answers()
+        return isinstance(started, list) and running.issuperset(started) and self.api.answers()
 
     def stop(self) -> None:
         with locked(self._layout.lock):
