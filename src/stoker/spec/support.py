@@ -47,7 +47,14 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
             _CLUSTER,
             "`cluster` other than local or any",
         ),
-    )
+    ),
+    "kubernetes": (
+        Row("workers", lambda job: job.workers.max > 1, _WORLD, "`workers` other than 1"),
+        Row("processes", lambda job: (job.processes or 1) > 1, _WORLD, "`processes` other than 1"),
+        Row("framework", lambda job: job.framework is not None, _WORLD),
+        Row("roles", lambda job: bool(job.roles), _WORLD),
+        Row("idle", lambda job: job.idle is not None, _LATER),
+    ),
 }
 
 GIVEN = {
