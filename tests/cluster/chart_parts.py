@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -131,13 +132,23 @@ class Release:
         return done
 
     def json(self, *argv: str) -> Any:
-        return json.loads(self.stoker(*argv, "--json").stdout)
+        return json.loads(self.stoker(argv[0], "--json", *argv[1:]).stdout)
+
+    def clusters(self) -> Json:
+        """By name."""
+        found: list[Json] = json.loads(self.stoker("cluster", "ls", "--json").stdout)
+        return {one["name"]: one for one in found}
+
+    def checks(self) -> Json:
+        """What `cluster check` says, by what was looked at."""
+        found: list[Json] = json.loads(self.stoker("cluster", "check", "main", "--json", check=False).stdout)
+        return {one["name"]: one for one in found}
 
     def submit(self, script: str, *options: str) -> str:
         """A run of this Python script; its id."""
         (self._home / "train.py").parent.mkdir(exist_ok=True)
         (self._home / "train.py").write_text(script)
-        found: str = self.json("run", "-d", *options, "--cpu", "0.05", "--", "python3", "train.py")["id"]
+        found: str = self.json("run", "-d", *options, "--", "python3", "train.py")["id"]
         return found
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -188,35 +199,28 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
 @contextmanager
 def forwarded(address: str, target: Path) -> Iterator[int]:
     """A port of this machine that leads to a socket in its file system, for pods to reach."""
-    listening = socket.create_server((address, 0))
 
-    def copy(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def serve() -> None:
-        while True:
-            try:
-                near, _ = listening.accept()
-            except OSError:
-                return
-            far = socket.socket(socket.AF_UNIX)
-            try:
+    class Through(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX) as far, suppress(OSError):
                 far.connect(str(target))
-            except OSError:
-                near.close()
-                far.close()
-                continue
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=copy, args=pair, daemon=True).start()
+                back = threading.Thread(target=_copy, args=(far, self.request))
+                back.start()
+                _copy(self.request, far)
+                back.join()
 
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
+    with socketserver.ThreadingTCPServer((address, 0), Through) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield server.server_address[1]
+        server.shutdown()
+        serving.join()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for end in (source, sink):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chart_parts import Release, forwarded
-from harness import Cluster, HarnessError
+from chart_parts import CHART, Release, forwarded, merged
+from harness import Cluster
 
 from stoker.testing.store_postgres import PostgresServer
 
@@ -16,9 +16,8 @@ pytestmark = pytest.mark.timeout(1800)
 
 HELLO = "print('trained', 6 * 7, flush=True)"
 STEPS = """
-import os, time
+import time
 from pathlib import Path
-end = Path(os.environ["STOKER_CHECKPOINT_DIR"]) / "end"
 step = 0
 while not Path("/tmp/enough").exists():
     print("step", step, flush=True)
@@ -40,10 +39,10 @@ def served(cluster: Cluster) -> Cluster:
 def place(served: Cluster, namespace: str) -> Iterator[str]:
     """A namespace for restricted pods only, and a volume of its own."""
     served.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    served.volume(namespace, mode="ReadWriteMany")
+    served.volume(namespace)
+    served.volume(f"{namespace}-many", mode="ReadWriteMany")
     yield namespace
-    served.kubectl("delete", "namespace", namespace, "--ignore-not-found")
-    served.kubectl("delete", "persistentvolume", namespace)
+    served.kubectl("delete", "persistentvolume", namespace, f"{namespace}-many", "--wait=false")
 
 
 @pytest.fixture
@@ -71,11 +70,15 @@ def finish(release: Release, run: str) -> None:
 
 def test_installed_used_and_taken_away(release: Release, served: Cluster) -> None:
     release.install()
-    assert release.json("cluster", "ls")[1]["name"] == "main"
-    checks = {one["name"]: one for one in release.json("cluster", "check", "main")}
+    assert set(release.clusters()) == {"local", "main"}
+    checks = release.checks()
     assert [one for one in checks.values() if one["ok"] is False] == []
     assert checks["permissions"]["ok"] is True
     assert checks["namespace"]["text"].endswith("(pod security: restricted)")
+
+    refused = release.stoker("run", "--cluster", "local", "--", "python3", "-c", "pass", check=False)
+    assert refused.returncode != 0, "the server's own pod is no place for training"
+    assert "the largest has 0.001" in refused.stderr
 
     run = release.submit(HELLO)
     assert release.stoker("wait", run).returncode == 0
@@ -90,10 +93,10 @@ def test_installed_used_and_taken_away(release: Release, served: Cluster) -> Non
     release.uninstall()
     names = json.loads(served.kubectl("get", kinds, "-l", owned, "-o", "json"))["items"]
     assert [one for one in names if release.namespace in one["metadata"]["name"]] == []
-    left = release.kubectl(
-        "get", "all,configmaps,roles,rolebindings,networkpolicies,jobs", "-l", owned, "-o", "name"
+    rest = "all,configmaps,roles,rolebindings,networkpolicies,jobs"
+    release.until(
+        lambda: not release.kubectl("get", rest, "-l", owned, "-o", "name"), "everything to be gone"
     )
-    assert left == ""
     assert release.kubectl("get", "persistentvolumeclaims", "-o", "name").split() == [
         "persistentvolumeclaim/stoker"
     ]
@@ -111,7 +114,7 @@ def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
 
     release.upgrade(config={"control": {"fault_retries": 7}}, cluster={"settings": {"start_deadline": "7m"}})
     release.until(lambda: release.ready() not in ([], servers), "the new server")
-    assert release.json("cluster", "ls")[1]["config"]["start_deadline"] == 420
+    assert release.clusters()["main"]["config"]["start_deadline"] == 420
     seen = len(steps(release, run))
     release.until(lambda: len(steps(release, run)) > seen, "steps after the upgrade")
 
@@ -122,39 +125,84 @@ def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
     finish(release, run)
 
 
+def reaches(release: Release, pod: str, address: str, port: int, container: str = "main") -> bool:
+    """Whether something in the pod can connect there. Refused is reached: the packets went through."""
+    code = f"""
+import socket
+try:
+    socket.create_connection(({address!r}, {port}), 5)
+except ConnectionRefusedError:
+    pass
+except TimeoutError:
+    print("nothing")
+"""
+    return "nothing" not in release.kubectl("exec", pod, "-c", container, "--", "python3", "-c", code)
+
+
 def test_training_pods_are_apart(release: Release, served: Cluster) -> None:
-    release.install(runs={"projects": ["default"]})
-    mine = release.submit(STEPS)
-    other = release.submit(STEPS, "--project", "elsewhere")
-    for run in (mine, other):
-        release.until(lambda run=run: bool(steps(release, run)), f"{run} to train")
-    mine_pod, other_pod = release.run_pod(mine), release.run_pod(other)
-    (server,) = release.pods()
-
-    def reaches(source: str, address: str, port: int, *container: str) -> bool:
-        code = f"import socket; socket.create_connection(('{address}', {port}), 3)"
-        try:
-            release.kubectl("exec", source, *container, "--", "python3", "-c", code)
-        except HarnessError as error:
-            assert "timed out" in str(error) or "Error" in str(error)
-            return False
-        return True
-
-    where, name = mine_pod["status"]["podIP"], other_pod["metadata"]["name"]
-    assert reaches(server["metadata"]["name"], where, 7447)
-    assert not reaches(server["metadata"]["name"], where, 7448), "only the courier's port"
-    assert not reaches(name, where, 7447, "-c", "main")
-    same = release.submit(STEPS)
-    release.until(lambda: bool(steps(release, same)), f"{same} to train")
-    assert reaches(release.run_pod(same)["metadata"]["name"], where, 7447, "-c", "main"), "one project"
-
-    main = ("exec", mine_pod["metadata"]["name"], "-c", "main", "--", "sh", "-c")
-    assert "no token" in release.kubectl(
-        *main, "ls /var/run/secrets/kubernetes.io 2>/dev/null || echo no token"
+    nodes = json.loads(served.kubectl("get", "nodes", "-o", "json"))["items"]
+    first, second = (node["status"]["addresses"][0]["address"] for node in nodes)
+    world = {"cidr": "0.0.0.0/0", "except": [f"{first}/32"]}
+    release.install(
+        runs={"projects": ["default"]},
+        networkPolicy={
+            "server": {"from": [{"podSelector": {"matchLabels": {"may": "ask"}}}]},
+            "runs": {"egress": [{"to": [{"ipBlock": world}]}]},
+        },
     )
-    assert mine_pod["spec"]["automountServiceAccountToken"] is False
-    for run in (mine, other, same):
+    mine, same = release.submit(STEPS), release.submit(STEPS)
+    other = release.submit(STEPS, "--project", "elsewhere")
+    pods = {}
+    for run in (mine, same, other):
+        release.until(lambda run=run: bool(steps(release, run)), f"{run} to train")
+        pods[run] = release.run_pod(run)
+    names = {run: pod["metadata"]["name"] for run, pod in pods.items()}
+    (server,) = release.pods()
+    name, here = server["metadata"]["name"], pods[mine]["status"]["podIP"]
+
+    assert reaches(release, name, here, 7447, "server")
+    assert not reaches(release, name, here, 7448, "server"), "only the courier's port"
+    assert not reaches(release, names[other], here, 7447)
+    assert not reaches(release, names[other], here, 29500)
+    assert reaches(release, names[same], here, 29500), "pods of one project work together"
+    assert not reaches(release, names[mine], server["status"]["podIP"], 7380)
+    assert reaches(release, names[mine], second, 10250)
+    assert not reaches(release, names[mine], first, 10250), "what egress excepts"
+
+    assert pods[mine]["spec"]["automountServiceAccountToken"] is False
+    look = ("exec", names[mine], "-c", "main", "--", "sh", "-c", "ls /var/run/secrets || echo nothing")
+    assert "nothing" in release.kubectl(*look)
+    for run in (mine, same, other):
         release.stoker("stop", run)
+
+
+def test_runs_in_a_namespace_of_their_own(release: Release, served: Cluster) -> None:
+    """Made and ended by the release, without a ClusterRole, and with runs that no drain moves."""
+    apart = f"{release.namespace}-runs"
+    capacity = {"capacity": {"cpu": 4, "memory": "8Gi"}}
+    release.install(
+        runs={"namespace": apart, "createNamespace": True, "blockDrains": True},
+        rbac={"nodes": False},
+        cluster={"settings": capacity},
+    )
+    assert release.checks()["nodes"]["text"].startswith("they may not be listed")
+    owned = f"app.kubernetes.io/instance={release.name}"
+    roles = json.loads(served.kubectl("get", "clusterroles", "-l", owned, "-o", "json"))["items"]
+    assert [one for one in roles if release.namespace in one["metadata"]["name"]] == []
+
+    run = release.submit(STEPS)
+    release.until(lambda: bool(steps(release, run)), "the first steps")
+    pod = json.loads(served.kubectl("-n", apart, "get", "pods", "-o", "json"))["items"][0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": apart}}
+    path = f"/api/v1/namespaces/{apart}/pods/{pod}/eviction"
+    release.until(lambda: served.api.raw("POST", path, eviction)[0] == 429, "the eviction to be refused")
+    assert release.json("show", run)["state"] == "running"
+    release.stoker("stop", run)
+    release.until(lambda: release.json("show", run)["state"] == "stopped", "its end")
+    release.uninstall()
+    release.until(
+        lambda: apart not in served.kubectl("get", "namespaces", "-o", "name"), f"{apart} to be gone"
+    )
 
 
 def test_bad_secrets_are_refused_before_anything_is_made(release: Release) -> None:
@@ -171,7 +219,7 @@ def test_bad_secrets_are_refused_before_anything_is_made(release: Release) -> No
         ({"token": {"existingSecret": "weak", "key": "password"}}, "has nothing at password"),
         (postgresql, "no url of a PostgreSQL database"),
     ]:
-        done = release.helm("install", release.name, "deploy/chart", **values)
+        done = release.helm("install", release.name, CHART, **values)
         assert done.returncode != 0
         assert said in done.stderr
     assert release.kubectl("get", "deployments", "-o", "name") == ""
@@ -189,15 +237,16 @@ def postgres() -> Iterator[PostgresServer]:
 
 def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -> None:
     """One leads; when its pod is gone the other does, and the run notices nothing."""
-    postgres.fresh()
     with forwarded(release._address, postgres.root / ".s.PGSQL.5432") as port:
         name = postgres.fresh().split("?")[0].rpartition("/")[2]
         release.secret("stoker-database", url=f"postgresql://stoker@{release._address}:{port}/{name}")
-        release.install(
-            database={"kind": "postgresql", "existingSecret": "stoker-database"},
-            replicas=2,
-            config={"server": {"lease": 4}},
-        )
+        values = {
+            "database": {"kind": "postgresql", "existingSecret": "stoker-database"},
+            "replicas": 2,
+            "persistence": {"storageClass": f"{release.namespace}-many"},
+            "config": {"server": {"lease": 4}},
+        }
+        release.install(**values)
         release.until(lambda: len(release.pods()) == 2 and len(release.ready()) == 1, "one of two to lead")
         run = release.submit(STEPS)
         release.until(lambda: len(steps(release, run)) > 5, "the first steps")
@@ -206,10 +255,13 @@ def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -
         release.until(lambda: release.ready() not in ([], [leader]), "the other to lead")
         seen = len(steps(release, run))
         release.until(lambda: len(steps(release, run)) > seen, "steps under the new leader")
-        release.upgrade(
-            database={"kind": "postgresql", "existingSecret": "stoker-database"},
-            replicas=2,
-            config={"server": {"lease": 4}, "control": {"fault_retries": 7}},
+        servers = {pod["metadata"]["uid"] for pod in release.pods()}
+        release.upgrade(**merged(values, {"config": {"control": {"fault_retries": 7}}}))
+        release.until(
+            lambda: (
+                not servers & {pod["metadata"]["uid"] for pod in release.pods()} and len(release.ready()) == 1
+            ),
+            "new servers, one of which leads",
         )
         finish(release, run)
         release.uninstall()
