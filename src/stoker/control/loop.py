@@ -58,7 +58,7 @@ _WELL = 60.0
 """Seconds without trouble after which the next one is the first again."""
 _STUCK = 60.0
 """Seconds until a task that the engine could not end (it waits inside the kernel) is tried again."""
-_THREADS = 32
+_THREADS = 64
 """For looks at tasks and for the store: a few slow ones (a huge checkpoint, a dead disk) hold up nobody else."""
 
 

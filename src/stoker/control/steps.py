@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.control import ending, keeping, orders, retention, secrets
@@ -134,7 +135,12 @@ class Steps:
         except (EngineUnavailable, StoreError):
             raise
         except (StokerError, OSError) as exc:
-            await self._failed_to_launch(live, exc)
+            if isinstance(exc, OSError) and live.engine != self._loop.fleet.home:
+                # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
+                log.info("run %s: its task does not answer: %s; trying again", live.id, exc)
+                await self._not_up(live)
+            else:
+                await self._failed_to_launch(live, exc)
             return False
         if launched is None:
             await self._not_up(live)
@@ -279,7 +285,10 @@ class Steps:
         assert live.attempt is not None
         if isinstance(directory, FarTaskDir):
             if live.seen is None or live.seen.presence is Presence.GONE:
-                directory.settle(live.attempt.generation)
+                try:
+                    directory.settle(live.attempt.generation)
+                except OSError as exc:
+                    log.info("run %s: its task is out of reach, what has arrived counts: %s", live.id, exc)
         else:
             collect(directory.root, live.attempt.generation)
 
@@ -407,10 +416,10 @@ class Steps:
     async def _outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
         if live.pump is None:
             return None
+        known = live.row.outputs["digest"] if live.row.outputs else None
+        carry = partial(carry_outputs, live.pump.directory, self._loop.blobs, known=known)
         try:
-            digest, files, size = await asyncio.get_running_loop().run_in_executor(
-                self._carriers, carry_outputs, live.pump.directory, self._loop.blobs
-            )
+            digest, files, size = await asyncio.get_running_loop().run_in_executor(self._carriers, carry)
         except (StokerError, OSError) as exc:
             text = f"outputs could not be kept: {exc}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
