@@ -160,6 +160,7 @@ def test_a_layer_that_is_not_what_its_digest_says(fake: Fake, images: Images) ->
         gzip.compress(tar({"x": b"y" * 5000}))[:-20],
         tar({"x": "y"})[:124] + b"zzzzzzzzzzz\0" + tar({"x": "y"})[136:],
     ],
+    ids=["text", "not gzip", "zstd", "cut tar", "cut gzip", "no number"],
 )
 def test_damaged_layers(images: Images, data: bytes) -> None:
     with pytest.raises(ImageError):
