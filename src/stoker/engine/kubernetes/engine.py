@@ -42,8 +42,8 @@ Object = dict[str, Any]
 
 RETRY = 10.0
 """Seconds between tries to make pods that the cluster did not take for now."""
-_TOMBS = 2000
-"""How many pods that are gone are remembered as they were last."""
+_REMEMBERED = 2000
+"""How many pods that are gone are remembered as they were last, and how many attempts as removed."""
 
 
 class KubernetesEngine:
@@ -64,7 +64,7 @@ class KubernetesEngine:
         self._refusals: dict[Key, tuple[str, str]] = {}
         self._trying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._ended: set[tuple[str, int]] = set()
-        self._removed: set[tuple[str, int]] = set()
+        self._removed: dict[tuple[str, int], None] = {}
 
     # -- what it would do: pure ------------------------------------------------------------------------------
 
@@ -151,7 +151,9 @@ class KubernetesEngine:
         await self._give_up_trying(key)
         async with self._lock(*key):
             await parts.ender.remove(key)
-            self._removed.add(key)
+            self._removed[key] = None
+            while len(self._removed) > _REMEMBERED:
+                del self._removed[next(iter(self._removed))]
             self._ended.discard(key)
             await parts.plains.drop(*key)
             await parts.links.drop(*key)
@@ -252,7 +254,7 @@ class KubernetesEngine:
 
     def _bury(self, key: Key, pod: Object) -> None:
         self._tombs[str(pod["metadata"].get("uid"))] = pod
-        while len(self._tombs) > _TOMBS:
+        while len(self._tombs) > _REMEMBERED:
             del self._tombs[next(iter(self._tombs))]
         if self._parts is None:
             return

@@ -29,6 +29,9 @@ _KNOCK = 1.0
 _AGAIN = 300.0
 """Seconds after which an address that could not be reached is tried again, with another pod."""
 
+_REFUSALS = 4
+"""Refused connections in a row after which another way is tried."""
+
 Answer = tuple[int, Mapping[str, str], bytes]
 
 
@@ -75,6 +78,8 @@ class _Chosen:
         self._order = order
         self._at = 0
         self._worked = False
+        self._refused = 0
+        self._last = ""
         self._made: dict[tuple[str, str], Transport] = {}
 
     async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
@@ -82,6 +87,9 @@ class _Chosen:
         try:
             answer = await way.call(path, headers, body, timeout)
         except ConnectionRefusedError:
+            self._refused += 1
+            if self._refused % _REFUSALS == 0:  # or somebody else has this address where we are
+                self._next()
             raise  # the way is good: the courier is not up yet
         except (OSError, StokerError):
             self._next()
@@ -108,9 +116,9 @@ class _Chosen:
 
     async def _way(self) -> Transport:
         address = self._address()
-        guess = self._order[self._at] == "direct" and len(self._order) > 1
-        if guess and not (address and await self._ways.open(address)):
-            self._at += 1
+        untried = self._order[self._at] == "direct" and ("direct", address) not in self._made
+        if untried and len(self._order) > 1 and not (address and await self._ways.open(address)):
+            self._at = 1
         name = self._order[self._at]
         if name == "direct" and not address:
             raise EngineUnavailable(f"pod {self._pod} has no address")
@@ -135,8 +143,11 @@ class _Chosen:
         return StreamTransport(connect, certificate=self._certificate)
 
     def _address(self) -> str:
-        pod = self._cluster.pod(self._pod) or {}
-        return str((pod.get("status") or {}).get("podIP") or "")
+        """As last heard: the way there does not lead through an API server that is away."""
+        with contextlib.suppress(EngineUnavailable):
+            pod = self._cluster.pod(self._pod) or {}
+            self._last = str((pod.get("status") or {}).get("podIP") or "") or self._last
+        return self._last
 
 
 class _Proxy:
