@@ -103,7 +103,7 @@ def _kubernetes(version: str) -> Build:
     facts = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     said = " ".join(f"-X {package}.{key}={value}" for package in packages for key, value in facts.items())
-    names = ("apiserver", "controller-manager", "scheduler", "proxy")
+    names = ("apiserver", "controller-manager", "scheduler")
     aliases = {f"kube-{name}": "kubernetes" for name in names} | {
         "kubelet": "kubernetes",
         "kubectl": "kubernetes",

@@ -15,7 +15,6 @@ import (
 	"k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
-	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
@@ -26,7 +25,6 @@ func main() {
 		"kube-controller-manager": controllers.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand() },
-		"kube-proxy":              proxy.NewProxyCommand,
 		"kubectl":                 cmd.NewDefaultKubectlCommand,
 	}
 	name := filepath.Base(os.Args[0])
