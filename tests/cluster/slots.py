@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 _FIRST = 1
-"""Slot 0 is for the cluster that people leave running."""
+"""Slot 0 is for the cluster that people leave running. STOKER_CLUSTER_SLOT names another one to begin with."""
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
-    os.environ["STOKER_CLUSTER_SLOT"] = str(_FIRST + int(worker.removeprefix("gw")))
+    first = int(os.environ.get("STOKER_CLUSTER_SLOT") or _FIRST)
+    os.environ["STOKER_CLUSTER_SLOT"] = str(first + int(worker.removeprefix("gw")))
