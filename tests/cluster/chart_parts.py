@@ -58,12 +58,12 @@ class Release:
         self.cluster, self.namespace, self.name = cluster, namespace, "stoker"
         self.token = secrets.token_hex(32)
         self._home = home
-        self._address = self._get("nodes", cluster.nodes[0])["status"]["addresses"][0]["address"]
+        self._address = self._free_address()
         registry, _, tag = cluster.images["stoker"].rpartition(":")
         base: Json = {
             "image": {"repository": registry, "tag": tag},
             "token": {"existingSecret": "stoker-token"},
-            "service": {"type": "NodePort"},
+            "service": {"clusterIP": self._address},
             "allowedHosts": [self._address],
             "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}},
             "cluster": {"defaultImage": cluster.images["nonroot"], "settings": {"default_cpu": 0.05}},
@@ -111,18 +111,13 @@ class Release:
             )
         ]
 
-    @property
-    def url(self) -> str:
-        port = self._get("service", self.name)["spec"]["ports"][0]["nodePort"]
-        return f"http://{self._address}:{port}"
-
     def stoker(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         self._home.mkdir(exist_ok=True)
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(self._home),
             "STOKER_HOME": str(self._home / "none"),
-            "STOKER_URL": self.url,
+            "STOKER_URL": f"http://{self._address}",
             "STOKER_TOKEN": self.token,
         }
         program = [sys.executable, "-P", "-m", "stoker.cli.main", *argv]
@@ -180,9 +175,12 @@ class Release:
             job = "\n".join(json.dumps(pod["status"].get("containerStatuses")) for pod in self.pods("setup"))
             raise AssertionError(f"{done.stderr}\n{done.stdout}\n{job}\n{self.said()}")
 
-    def _get(self, kind: str, name: str) -> Json:
-        found: Json = json.loads(self.kubectl("get", kind, name, "-o", "json"))
-        return found
+    def _free_address(self) -> str:
+        """For the Service. The server answers only to names it knows, so it has to be known before."""
+        self.kubectl("create", "service", "clusterip", "any", "--tcp=80")
+        found: Json = json.loads(self.kubectl("get", "service", "any", "-o", "json"))
+        self.kubectl("delete", "service", "any")
+        return str(found["spec"]["clusterIP"])
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
@@ -209,12 +207,17 @@ def forwarded(address: str, target: Path) -> Iterator[int]:
                 _copy(self.request, far)
                 back.join()
 
-    with socketserver.ThreadingTCPServer((address, 0), Through) as server:
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True  # whoever is still connected must not hold up the end
+
+    with Server((address, 0), Through) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        yield server.server_address[1]
-        server.shutdown()
-        serving.join()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:

@@ -237,9 +237,11 @@ def postgres() -> Iterator[PostgresServer]:
 
 def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -> None:
     """One leads; when its pod is gone the other does, and the run notices nothing."""
-    with forwarded(release._address, postgres.root / ".s.PGSQL.5432") as port:
+    nodes = json.loads(release.kubectl("get", "nodes", "-o", "json"))["items"]
+    address = nodes[0]["status"]["addresses"][0]["address"]
+    with forwarded(address, postgres.root / ".s.PGSQL.5432") as port:
         name = postgres.fresh().split("?")[0].rpartition("/")[2]
-        release.secret("stoker-database", url=f"postgresql://stoker@{release._address}:{port}/{name}")
+        release.secret("stoker-database", url=f"postgresql://stoker@{address}:{port}/{name}")
         values = {
             "database": {"kind": "postgresql", "existingSecret": "stoker-database"},
             "replicas": 2,
