@@ -81,8 +81,8 @@ class Release:
         more = ("-f", "-") if takes_values else ()
         return helm(*argv, *where, *more, kubeconfig=self.cluster.kubeconfig, input=given)
 
-    def install(self, **values: Any) -> None:
-        self._must(self.helm("install", self.name, CHART, **values))
+    def install(self, wait: str = "--wait", **values: Any) -> None:
+        self._must(self.helm("install", self.name, CHART, wait, **values))
 
     def upgrade(self, **values: Any) -> None:
         self._must(self.helm("upgrade", self.name, CHART, **values))

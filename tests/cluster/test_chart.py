@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,54 @@ def test_the_server_takes_the_settings_of_its_cluster(name):
         assert found.pools["spot"].autoscale is not None
     else:
         assert found.stoker_image == "registry.example.com/stoker:0.1.0"
+
+
+def prepare(name: str, folder: Path, token: str) -> subprocess.CompletedProcess[str]:
+    """What the init container does, with what is mounted there in this folder."""
+    config = next(one for one in objects(rendered(VARIANTS[name])) if one["kind"] == "ConfigMap")
+    for file, text in config["data"].items():
+        (folder / "config").mkdir(exist_ok=True)
+        (folder / "config" / file).write_text(text.replace("/etc/stoker", str(folder)))
+    (folder / "token").mkdir(exist_ok=True)
+    (folder / "token/token").write_text(token)
+    (folder / "home").mkdir(exist_ok=True)
+    env = {"PATH": os.environ["PATH"], "STOKER_HOME": str(folder / "home"), "HOSTNAME": "stoker-1"}
+    argv = ["sh", str(folder / "config/prepare")]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["least", "postgresql"])
+def test_the_home_is_prepared_with_the_token_that_was_chosen(name, tmp_path):
+    for _ in range(2):
+        assert prepare(name, tmp_path, "x" * 24).returncode == 0
+    home = Home(tmp_path / "home")
+    assert home.token.read_text() == "x" * 24 + "\n"
+    assert home.token.stat().st_mode & 0o777 == 0o600
+    assert Settings.load(home).server.port == 7380
+    assert sorted(path.name for path in home.root.iterdir()) == ["config.toml", "token"]
+
+
+def test_a_token_that_is_no_token_is_refused_before_the_server_would_make_its_own(tmp_path):
+    for token in ("", "\n", "short"):
+        done = prepare("least", tmp_path, token)
+        assert done.returncode == 1
+        assert "stoker-token" in done.stderr
+        assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_what_servers_leave_behind_is_swept_up_after_a_week(tmp_path):
+    prepare("postgresql", tmp_path, "x" * 24)
+    home, old = tmp_path / "home", time.time() - 8 * 86400
+    for name in ("gone", "held", "fresh"):
+        for end in ("lock", "log", "log.1"):
+            (home / f"server-{name}.{end}").touch()
+            os.utime(home / f"server-{name}.{end}", (old, old))
+    os.utime(home / "server-fresh.log")
+    with open(home / "server-held.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert prepare("postgresql", tmp_path, "x" * 24).returncode == 0
+    left = {path.name.split(".")[0] for path in home.glob("server-*")}
+    assert left == {"server-held", "server-fresh"}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

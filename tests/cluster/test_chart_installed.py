@@ -248,7 +248,7 @@ def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -
             "persistence": {"storageClass": f"{release.namespace}-many"},
             "config": {"server": {"lease": 4}},
         }
-        release.install(**values)
+        release.install("--wait=legacy", **values)
         release.until(lambda: len(release.pods()) == 2 and len(release.ready()) == 1, "one of two to lead")
         run = release.submit(STEPS)
         release.until(lambda: len(steps(release, run)) > 5, "the first steps")
