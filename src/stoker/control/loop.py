@@ -240,8 +240,8 @@ class Loop:
     def kick(self, live: LiveRun) -> None:
         """There may be something to do for this run."""
         live.dirty = True
-        if live.working is None and self._session is not None:
-            live.working = self._session.create_task(self._work(live))
+        if live.working is None:
+            live.working = self._begin_task(self._work(live))
 
     def kick_later(self, live: LiveRun, delay: float) -> None:
         if live.timer is not None:
@@ -266,6 +266,20 @@ class Loop:
             if live.dirty and live.id in self.runs and live.timer is None:
                 self.kick(live)
 
+    def _begin_task(
+        self, work: Coroutine[Any, Any, None], *inner: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None] | None:
+        """In this session, where there is one; what comes while it ends is left to the next. `inner`: what `work` would
+        have awaited."""
+        if self._session is not None:
+            try:
+                return self._session.create_task(work)
+            except RuntimeError:
+                log.debug("the session ends")
+        for coroutine in (work, *inner):
+            coroutine.close()
+        return None
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Something of nobody's run, in the background. An engine that cannot do it is no reason to end."""
 
@@ -275,8 +289,7 @@ class Loop:
             except EngineError as exc:
                 log.warning("%s", exc)
 
-        if self._session is not None:
-            self._session.create_task(guarded())
+        self._begin_task(guarded(), work)
 
     def schedule_soon(self) -> None:
         self._schedule.set()
@@ -411,7 +424,7 @@ class Loop:
         """Remove what the engine still holds of an ended attempt."""
         if self._session is not None and (attempt.run, attempt.number) not in self.cleaning:
             self.cleaning.add((attempt.run, attempt.number))
-            self._session.create_task(self._steps.clean(attempt))
+            self._begin_task(self._steps.clean(attempt))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
