@@ -1,6 +1,6 @@
 """However a test run ends, its cluster ends with it; and whatever one left, the next start or `cluster-down` removes.
 
-These have a small cluster of their own, in a slot that nobody else uses.
+These have a small cluster of their own, in a slot that nobody else uses; several test runs take turns.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from harness import Cluster, HarnessError, Layout
 from harness.api import until
 from harness.cleanup import clean, remains
+from harness.layout import cache, locked
 from harness.pods import apply, pod, running
 from harness.processes import Ledger
 
@@ -34,8 +35,9 @@ def layout() -> Iterator[Layout]:
     if os.environ.get("STOKER_TEST_KUBECONFIG"):
         pytest.skip("the cluster that STOKER_TEST_KUBECONFIG names is not ended here")
     layout = Layout(SLOT)
-    yield layout
-    clean(layout)
+    with locked(cache() / "ends.lock"):
+        yield layout
+        clean(layout)
 
 
 @pytest.fixture
