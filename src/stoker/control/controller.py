@@ -300,7 +300,8 @@ class Controller:
         members = self._fleet.candidates(job)
         if not all(member.known for member in members):
             return  # an engine has not answered yet: nothing can be said to be impossible
-        verdict = self._loop.scheduler.can_ever_fit((self._fleet.ask(job),))
+        names = tuple(member.name for member in members)
+        verdict = self._loop.scheduler.can_ever_fit((self._fleet.ask(job),), domains=names)
         if not verdict.ok:
             raise Refused(
                 f"this can never start here: {impossible(verdict)}",

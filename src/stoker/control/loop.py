@@ -30,7 +30,7 @@ from stoker.control.steps import Steps
 from stoker.control.watching import Attendant
 from stoker.engine.base import Engine, Handle, Observation
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
-from stoker.scheduling import Scheduler, Start
+from stoker.scheduling import Place, Scheduler, Start
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.words import RunState
@@ -388,9 +388,14 @@ class Loop:
         node = self.fleet.full(live.engine, seen.node)
         if not seen.node or [place.node for place in live.places] == [node]:
             return
-        placement = {task: {**place, "node": node} for task, place in live.attempt.placement.items()}
+        moved = self.scheduler.move(live.id, tuple(Place(node) for _ in live.places))
+        if not moved:
+            return
+        placement = {
+            task: {**before, "node": place.node, "gpus": list(place.gpus)}
+            for (task, before), place in zip(live.attempt.placement.items(), moved, strict=True)
+        }
         live.attempt = replace(live.attempt, placement=placement)
-        self.scheduler.move(live.id, live.places)
         change = UpdateAttempt(live.id, live.attempt.number, {"placement": placement})
         self.spawn(self._note([change]))
 
