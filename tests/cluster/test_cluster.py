@@ -9,6 +9,7 @@ import time
 import pytest
 from harness import HarnessError
 from harness.api import until
+from harness.layout import kubernetes_version
 from harness.pods import address, apply, get, phase, pod, running
 
 FOREVER = "while true; do sleep 1; done"
@@ -25,6 +26,13 @@ def test_both_nodes_are_ready(cluster):
     }
     assert ready == set(cluster.nodes)
     assert len(ready) >= 2
+
+
+def test_it_is_of_the_version_that_was_asked_for(own_cluster):
+    wanted = f"v{kubernetes_version()}"
+    assert own_cluster.api("GET", "/version")["gitVersion"] == wanted
+    seen = json.loads(own_cluster.kubectl("get", "nodes", "-o", "json"))["items"]
+    assert {each["status"]["nodeInfo"]["kubeletVersion"] for each in seen} == {wanted}
 
 
 def test_a_pod_pulls_runs_logs_and_takes_commands(cluster, namespace):
