@@ -38,6 +38,7 @@ IMAGES = [
     ("root", {"security": "baseline"}, ["0", "0", "home /root", "/"]),
     ("root", {"security": "baseline", "user": 1234}, ["1234", "1234", "home /stoker/home", "/"]),
     ("nonroot", {}, ["1000", "1000", "home /home/app", "/home/app"]),
+    ("nonroot", {"security": "baseline"}, ["1000", "1000", "home /home/app", "/home/app"]),
     ("readonly", {"read_only_root": True}, ["1001", "1001", "home /stoker/home", "/work"]),
     ("conda", {"read_only_root": True}, ["1000", "1000", "home /stoker/home", "/"]),
 ]
@@ -68,6 +69,35 @@ def test_everybody_runs_as_somebody_and_the_courier_reads_what_they_write(
             assert isinstance(directory, FarTaskDir)
             found = await asyncio.to_thread(directory.fetch, "checkpoints/1/one.txt", 0, 100)
             assert found == b"kept\n"
+
+    play(story)
+
+
+def test_where_the_platform_assigns_users_none_is_asked_for(stage: Stage) -> None:
+    async def story() -> None:
+        async with stage.engine(user="platform") as engine:
+            _, directory = await started(engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", WHO])
+            await phase(directory, "ended")
+            lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
+            assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/work"]), "the group is the kubelet's"
+            pod = json.loads(stage.kubectl("get", "pod", POD, "-o", "json"))
+            assert "runAsUser" not in json.dumps(pod["spec"])
+
+    play(story)
+
+
+def test_ending_a_task_takes_no_longer_than_its_body(stage: Stage) -> None:
+    """A launcher whose body has ended only holds: the rest of an hour's grace is not waited for."""
+
+    async def story() -> None:
+        async with stage.engine() as engine:
+            handle, directory = await started(engine, attempt_of(stage.job(grace="1h")), ["sleep", "1000"])
+            await phase(directory, "running")
+            await engine.stop(handle, grace=timedelta(hours=1))
+            (found,) = await engine.observe()
+            assert found.presence is Presence.GONE
+            status = directory.status()
+            assert status is not None and status.ending is not None and status.ending["kind"] == "stopped"
 
     play(story)
 

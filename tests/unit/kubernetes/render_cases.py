@@ -110,9 +110,9 @@ CASES = {
     ),
     "platform": Case("The cluster assigns users", {}, {"user": "platform"}, image={"user": "app"}),
     "named-user": Case(
-        "An image whose user has a name, where root is allowed: only root reads everything",
+        "An image whose user has a name, where root is allowed: all containers are of that image and agree on it",
         {},
-        {"security": "baseline", "stoker_image": "registry.example.com/stoker:1.0"},
+        {"security": "baseline"},
         image={"user": "app"},
     ),
     "no-launcher": Case(

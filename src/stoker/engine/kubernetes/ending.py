@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from typing import Any
@@ -12,6 +13,9 @@ from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.kube import KubeError, kinds
 from stoker.engine.kubernetes.links import Links
 from stoker.errors import Conflict, EngineError
+from stoker.task.formats import Order
+
+log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
@@ -21,6 +25,8 @@ LEAST = 1
 """Seconds of grace. With none the API server forgets a pod without knowing whether it ended: that is no proof."""
 _LOOK = 2.0
 """Seconds between looks where no change woke us."""
+_RELEASE = 10.0
+"""Seconds that a courier has to take the order; its pod ends at the end of its grace anyway."""
 _FORGET = 20.0
 """Seconds that deletions may take to be seen."""
 
@@ -39,15 +45,18 @@ class Ender:
 
     async def stop(self, key: tuple[str, int], grace: float) -> None:
         """Have every pod of the attempt end, and wait for it. EngineError where one cannot be proven to have."""
-        asked: dict[str, int] = {}
+        asked: set[str] = set()
+        released: set[str] = set()
         until = time.monotonic() + grace + MARGIN
         while living := self._living(key):
             for pod in living:
-                seconds = LEAST if self._idle(pod) else max(LEAST, math.ceil(grace))
-                uid = pod["metadata"]["uid"]
-                if seconds < asked.get(uid, 1 << 30):
-                    asked[uid] = seconds
-                    await self._delete(pod, seconds)
+                uid, idle = pod["metadata"]["uid"], self._idle(pod)
+                if uid not in asked:
+                    asked.add(uid)
+                    await self._delete(pod, LEAST if idle else max(LEAST, math.ceil(grace)))
+                elif idle and uid not in released:
+                    released.add(uid)
+                    await self._release(pod)
             self._refuse_lost(living)
             if time.monotonic() > until:
                 stuck = living[0]["metadata"]["name"]
@@ -97,6 +106,21 @@ class Ender:
         status = directory.status() if directory is not None else None
         unplaced = not (pod.get("spec") or {}).get("nodeName")
         return unplaced or (status is not None and status.phase in ("ready", "ended"))
+
+    async def _release(self, pod: Object) -> None:
+        """Its body has ended within the grace. A kubelet that waits does not hear of a shorter one; the launcher
+        goes when it is let go."""
+        key = names.key_of(pod)
+        directory = self._links.directory(key) if key is not None else None
+        order = directory.order() if directory is not None else None
+        if directory is None or order is None or order.verb == "release":
+            return
+        release = Order(seq=order.seq + 1, generation=order.generation, verb="release")
+        try:
+            async with asyncio.timeout(_RELEASE):
+                await asyncio.to_thread(directory.write_order, release)
+        except (OSError, TimeoutError) as exc:
+            log.info("%s: cannot be released: %s", pod["metadata"]["name"], exc)
 
     async def _delete(self, pod: Object, grace: int) -> None:
         try:

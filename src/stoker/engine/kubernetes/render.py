@@ -290,7 +290,7 @@ def _ours(task: _Task, program: str, verb: str, *arguments: str) -> Object:
         "command": container.command(program, verb, *arguments, python=python),
         "env": [_NO_GPUS],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": security.of_ours(task.user, task.config),
+        "securityContext": security.of_ours(task.config),
     }
 
 

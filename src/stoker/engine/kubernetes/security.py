@@ -1,7 +1,7 @@
 """As whom containers run and what they may do. Pure.
 
 `restricted` meets Kubernetes' pod security level of that name; `baseline` lets an image's own user, root too, be.
-The courier runs as the same user as the training: it has to read files that are for their owner only.
+The courier runs as the same user as the training: each has to read what the other wrote for its owner only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ class User:
 
     uid: int | None
     gid: int | None = None
-    ours: int | None = None
-    """Of init and courier, where it cannot be the same."""
 
 
 def user_of(image: Mapping[str, Any], config: ClusterConfig) -> User:
@@ -39,8 +37,8 @@ def user_of(image: Mapping[str, Any], config: ClusterConfig) -> User:
         return User(uid, gid or uid)
     if not named:
         return User(uid or 0, gid if gid is not None else uid or 0)
-    # A name means whatever the image's passwd says. Our own image does not know it, but root reads everything.
-    return User(None, ours=0 if config.stoker_image else None)
+    # A name means whatever the image's passwd says. Containers of that image agree on it; our own does not know it.
+    return User(USUAL, USUAL) if config.stoker_image else User(None)
 
 
 def of_pod(user: User, config: ClusterConfig) -> Object:
@@ -59,12 +57,9 @@ def secret_mode(user: User) -> int:
     return 0o440 if user.gid else 0o444
 
 
-def of_ours(user: User, config: ClusterConfig) -> Object:
+def of_ours(config: ClusterConfig) -> Object:
     """Of init and courier: they write to their volumes only."""
-    found = _limited(config) | {"readOnlyRootFilesystem": True}
-    if user.ours is not None:
-        found["runAsUser"] = user.ours
-    return found
+    return _limited(config) | {"readOnlyRootFilesystem": True}
 
 
 def of_main(config: ClusterConfig, rdma: bool) -> Object:
