@@ -38,7 +38,7 @@ for step in range(start, 5):
         sys.exit(4)
     if mode == "signal" and step == 1:
         os.kill(os.getpid(), 9)
-    if mode == "hang" and step == 1:
+    if mode == "hang" and step >= 1:
         while True:
             time.sleep(0.1)
 with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "model.txt"), "w") as file:
