@@ -33,11 +33,16 @@ def groups(group: str) -> list[Path]:
     return [top / group for top in hierarchies() if (top / group).exists()]
 
 
+def _below(root: Path, name: str) -> list[Path]:
+    """Files and groups of this name; somebody else may be removing groups meanwhile, and `os.walk` does not mind."""
+    return [Path(path) / name for path, groups, files in os.walk(root) if name in groups or name in files]
+
+
 def members(group: str) -> list[int]:
     """The processes in the group and below, whichever hierarchy they show up in."""
     found: set[int] = set()
     for root in groups(group):
-        for path in root.rglob("cgroup.procs"):
+        for path in _below(root, "cgroup.procs"):
             try:
                 found.update(int(line) for line in path.read_text().split())
             except OSError:
@@ -48,7 +53,7 @@ def members(group: str) -> list[int]:
 def freeze(name: str, frozen: bool, group: str) -> None:
     """Stop or continue everything in the group of this name below `group`."""
     for root in groups(group):
-        for found in root.rglob(name):
+        for found in _below(root, name):
             if (found / "freezer.state").exists():
                 (found / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
                 return
@@ -61,7 +66,7 @@ def freeze(name: str, frozen: bool, group: str) -> None:
 def thaw_all(group: str) -> None:
     """Nothing that is frozen can be ended."""
     for root in groups(group):
-        for path in [*root.rglob("freezer.state"), *root.rglob("cgroup.freeze")]:
+        for path in [*_below(root, "freezer.state"), *_below(root, "cgroup.freeze")]:
             try:
                 path.write_text("THAWED" if path.name == "freezer.state" else "0")
             except OSError:

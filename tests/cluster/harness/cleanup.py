@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 from harness import cgroups, mounts, network
@@ -21,8 +22,10 @@ def clean(layout: Layout) -> None:
     mounts.unmount(layout.root)
     cgroups.remove(layout.cgroup)
     network.remove(layout)
-    if layout.root.exists():
-        shutil.rmtree(layout.root)
+    while layout.root.exists():
+        # A watchdog may be at the same work: what it took away first is no error.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(layout.root)
 
 
 def remains(layout: Layout) -> list[str]:
