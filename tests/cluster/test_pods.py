@@ -79,7 +79,9 @@ def test_where_the_platform_assigns_users_none_is_asked_for(stage: Stage) -> Non
             _, directory = await started(engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", WHO])
             await phase(directory, "ended")
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
-            assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/work"]), "the group is the kubelet's"
+            assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/work"]), (
+                "the group is the kubelet's"
+            )
             pod = json.loads(stage.kubectl("get", "pod", POD, "-o", "json"))
             assert "runAsUser" not in json.dumps(pod["spec"])
 
