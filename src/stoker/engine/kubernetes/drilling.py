@@ -22,11 +22,11 @@ Object = Mapping[str, Any]
 async def hurt(cluster: Cluster, pod: Object, directory: TaskDir | None, how: str) -> str:
     """`launcher`: it is init of its container, which nobody inside can kill, so it is told to end as if killed."""
     name = pod["metadata"]["name"]
-    if how == "launcher":
+    if how in ("launcher", "pod"):
         await asyncio.to_thread(_kill_launcher, name, directory)
         return f"killed the launcher of pod {name}"
     if how != "process":
-        raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
+        raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher, pod.")
     status = directory.status() if directory is not None else None
     if status is None or not status.pid or status.phase not in ("running", "stopping", "setup"):
         raise NotFound(f"pod {name} has no training process")
