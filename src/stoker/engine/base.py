@@ -90,6 +90,9 @@ class Surroundings:
     """Directory in which inputs are mounted, each under its name."""
     image: str = ""
     """The image its tasks run in; empty: none."""
+    port: int = 0
+    """The first port of every task, where each has an address of its own; 0: tasks share an address, and whoever
+    makes the world gives out ports."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ class TaskPlan:
     """Ids of the GPUs it owns."""
     log_budget: int = 1 << 30
     log_segment: int = 8 << 20
+    job: Job | None = None
+    """The job as its role sees it; None: the attempt's."""
+    image: Mapping[str, Any] | None = None
+    """As `Attempt.image`, for a role with an image of its own."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,8 @@ class Observation:
     """How we know, for the evidence: `launcher 4711 is gone`, `the machine was restarted`."""
     node: str = "local"
     handle: Handle = field(default_factory=dict)
+    address: str = ""
+    """At which other tasks reach it; empty while it has none."""
     node_ready: bool | None = None
     """What the backend says of its node; None: it does not say."""
     cause: str = ""

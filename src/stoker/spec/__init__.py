@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stoker.spec.flags import FLAGS, Flag
     from stoker.spec.from_flags import job_from_flags
-    from stoker.spec.job import Best, Checkpoint, Idle, Job, Resources, Role, Setup
+    from stoker.spec.job import Best, Checkpoint, Hang, Idle, Job, Resources, Role, Setup
     from stoker.spec.load import load_job, override_job, parse_job
     from stoker.spec.names import derive_name
     from stoker.spec.quantities import Workers
@@ -28,6 +28,7 @@ _HOMES = {
     "Checkpoint": "job",
     "FLAGS": "flags",
     "Flag": "flags",
+    "Hang": "job",
     "Idle": "job",
     "Job": "job",
     "Resources": "job",
@@ -53,6 +54,7 @@ __all__ = [
     "Checkpoint",
     "FLAGS",
     "Flag",
+    "Hang",
     "Idle",
     "Job",
     "Resources",

@@ -146,6 +146,16 @@ class Idle(_Part):
     then: Annotated[Literal["suspend", "stop"], _one_of("idle.then")] = "suspend"
 
 
+OnLoss = Annotated[Literal["world", "task", "ignore"], _one_of("on_loss")]
+
+
+class Hang(_Part):
+    """When a run that says and does nothing counts as hung."""
+
+    after: Duration = 1800.0
+    then: Annotated[Literal["report", "restart"], _one_of("hang.then")] = "report"
+
+
 class Role(_Part):
     """A group of equal tasks beside the workers. What it does not say, it takes from the job."""
 
@@ -153,7 +163,12 @@ class Role(_Part):
     run: Command = None
     resources: Resources = Resources()
     env: Mapping[Variable, Text] = {}
-    on_loss: Annotated[Literal["world", "task", "ignore"], _one_of("roles.*.on_loss")] = "world"
+    image: Annotated[str | None, PlainValidator(names.image)] = None
+    on_loss: OnLoss | None = None
+    """None: by the role's name, see `stoker.spec.parts`."""
+    ends: Annotated[bool | None, PlainValidator(_switch)] = None
+    """Whether the run is over when all tasks of this role are. None: by the role's name."""
+    may_fail: Annotated[bool, PlainValidator(_switch)] = False
 
     def argv(self) -> list[str]:
         return _argv(self.run)
@@ -211,6 +226,11 @@ class Job(_Part):
         Literal["torch", "tensorflow", "jax", "mpi", "horovod", "dask"] | None, _one_of("framework")
     ] = None
     roles: Mapping[RoleName, Role] = {}
+    on_loss: OnLoss = "world"
+    """Of the workers."""
+    start_within: Duration = 600.0
+    """Seconds for the last task of a gang, counted from the first that is up."""
+    hang: Hang | None = None
     inputs: Annotated[Mapping[InputName, InputUri], AfterValidator(_distinct_inputs)] = {}
     checkpoint: Checkpoint = Checkpoint()
     retries: Annotated[int, PlainValidator(partial(quantities.count, most=1000))] = 0
@@ -252,11 +272,21 @@ class Job(_Part):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if self.run is None and self.image is None:
+        if self.workers.max == 0 and not self.roles:
+            raise Bad("workers: 0 leaves nothing to run", hint="Add a role, or say how many workers.")
+        if self.run is None and self.image is None and self._own_command():
             raise Bad("run: is missing", hint="Add a line like `run: python train.py`.")
         if not self.name:
-            object.__setattr__(self, "name", names.derive_name(self.argv() or [self.image or ""]))
+            commands = [self.argv(), *(role.argv() for role in self.roles.values())]
+            first = next((argv for argv in commands if argv), [self.image or ""])
+            object.__setattr__(self, "name", names.derive_name(first))
         return self
+
+    def _own_command(self) -> bool:
+        """Whether some task runs the command of the job itself."""
+        return self.workers.max > 0 or any(
+            role.run is None and role.image is None for role in self.roles.values()
+        )
 
     def argv(self) -> list[str]:
         """The command as a list of arguments; empty where the image's own command is to run."""

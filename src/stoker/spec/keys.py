@@ -17,7 +17,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.world_size": ("any", "same"),
     "idle.then": ("suspend", "stop"),
     "launcher": ("auto", "none"),
+    "on_loss": ("world", "task", "ignore"),
     "roles.*.on_loss": ("world", "task", "ignore"),
+    "hang.then": ("report", "restart"),
 }
 SYNONYMS: dict[str, dict[str, str]] = {
     "framework": {
@@ -137,7 +139,7 @@ KINDS: dict[str, Kind] = {
         "whole number or range `A..B`",
         {
             "anyOf": [
-                {"type": "integer", "minimum": 1},
+                {"type": "integer", "minimum": 0},
                 {"type": "string", "pattern": quantities.WORKERS_PATTERN},
             ]
         },
@@ -234,7 +236,15 @@ KEYS: tuple[Key, ...] = (
     Key("roles.*.run", "command", "The role's command.", "python ps.py", None, None, "the job's"),
     Key("roles.*.resources", "mapping", "What each task of the role gets; keys as in `resources`.", {"cpu": 2, "memory": "4Gi"}, None, None, "no limits"),
     Key("roles.*.env", "variables", "Variables of the role, over the job's.", {"PS_PORT": 2222}, None, None, "none"),
-    Key("roles.*.on_loss", "choice", "What happens when a task of the role is lost: the world starts again, only the task comes back, or nothing.", "task", "world"),
+    Key("roles.*.image", "image", "The role's own image.", "registry.example.com/team/ps:1", None, None, "the job's"),
+    Key("roles.*.on_loss", "choice", "What happens when a task of the role is lost: the world starts again, only the task comes back, or nothing.", "task", None, None, "`world`; `task` for ps, evaluator, scheduler and dask workers"),
+    Key("roles.*.ends", "switch", "The run is over when all tasks of this role are.", True, None, None, "a launcher, a client or TensorFlow's chief where there is one; else all that train"),
+    Key("roles.*.may_fail", "switch", "Tasks of this role may fail without failing the run.", True, False),
+    Key("on_loss", "choice", "What happens when a worker is lost: the world starts again from the newest checkpoint, only that worker comes back, or nothing.", "task", "world", "--on-loss"),
+    Key("start_within", "duration", "How long the last task of a run may take to come up after the first; then all of them let go and queue again.", "10m", "10m", "--start-within"),
+    Key("hang", "mapping", "When a run that prints nothing, reports nothing and uses no GPU counts as hung.", {"after": "30m", "then": "restart"}, None, None, "never"),
+    Key("hang.after", "duration", "For how long.", "30m", "30m", "--hang-after"),
+    Key("hang.then", "choice", "What happens then: `report` keeps the stacks of every process, `restart` starts again from the newest checkpoint too.", "restart", "report", "--hang-then"),
     Key("inputs", "sources", "Datasets mounted read-only: `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM`.", {"digits": "data://digits@3"}, None, "--input", "none"),
     Key("checkpoint", "mapping", "How checkpoints are kept.", {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}}, None, None, "the newest three"),
     Key("checkpoint.keep", "keep", "How many of the newest stored checkpoints are kept.", 3, 3, "--checkpoint-keep"),

@@ -199,7 +199,7 @@ def workers(value: Any) -> Workers:
             raise Bad(f"{show(value)} runs backwards", hint=f"Did you mean `{high}..{low}`?")
         return Workers(low, high)
     try:
-        exact = count(value, least=1, most=MAX_WORKERS)
+        exact = count(value, least=0, most=MAX_WORKERS)
     except Bad as exc:
         if "between" in exc.message:
             raise

@@ -107,6 +107,12 @@ class Order(Record):
     """Seconds the body may run; the launcher counts them, so the limit holds while the server is away."""
     setup: Optional[Dict[str, Any]] = None
     """{"command": str, "directory": absolute path, "key": str}: run once under a lock, then use the directory."""
+    processes: List[Dict[str, str]] = field(default_factory=list)
+    """Several processes in this task: what each has in its environment on top of `env`. The task ends when all have
+    ended; when one fails the others are stopped. Empty: one process."""
+    hang_after: Optional[float] = None
+    """Seconds without output, reports and GPU use after which the launcher keeps the stacks of all processes and
+    journals `hang`, once."""
     resume_from: Optional[str] = None
     """Name inside this generation's checkpoint directory."""
     kill: bool = False
@@ -121,6 +127,8 @@ class Ending(Record):
     generation: int
     kind: str
     """exit | signal | oom | setup | timeout | stopped | start-failed | lost | disk"""
+    process: Optional[int] = None
+    """Which of several processes it was that failed first, by its local rank."""
     code: Optional[int] = None
     signal: Optional[int] = None
     message: str = ""
@@ -152,6 +160,10 @@ class Status(Record):
     ending: Optional[Dict[str, Any]] = None
     usage: Dict[str, float] = field(default_factory=dict)
     """cpu_seconds, cpu_peak (cores), memory, memory_peak, pids_peak, gpu_peak, gpu_memory_peak"""
+    scans: int = 0
+    """How many looks at the checkpoint directory have been finished."""
+    pending: List[str] = field(default_factory=list)
+    """Names of checkpoints that are being written: seen by the last look, not committed yet. At most 64."""
     log_segment: int = 0
     """Number of the newest log segment."""
     log_bytes: int = 0

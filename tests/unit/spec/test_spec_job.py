@@ -67,8 +67,11 @@ def test_every_key_is_read_and_normalised() -> None:
                 "resources": {"cpu": 0.5, "gpu": 0},
                 "env": {},
                 "on_loss": "task",
+                "may_fail": False,
             }
         },
+        "on_loss": "world",
+        "start_within": 600.0,
         "inputs": {"digits": "data://digits@3", "big": "s3://bucket/path", "vol": "pvc://claim"},
         "checkpoint": {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}, "world_size": "any"},
         "retries": 2,

@@ -157,7 +157,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         'stoker.yaml:2: workers: "8..2" runs backwards',
         "Did you mean `2..8`?",
     ),
-    ("run: python train.py\nworkers: 0\n", "stoker.yaml:2: workers: 0 is not between 1 and 100000", None),
+    ("run: python train.py\nworkers: -1\n", "stoker.yaml:2: workers: -1 is not between 0 and 100000", None),
     (
         "run: python train.py\nframework: pytorch\n",
         'stoker.yaml:2: framework: "pytorch" is not one of the choices',

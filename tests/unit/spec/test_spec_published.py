@@ -15,6 +15,7 @@ from stoker.spec import (
     FLAGS,
     Best,
     Checkpoint,
+    Hang,
     Idle,
     Job,
     Resources,
@@ -38,6 +39,7 @@ def _paths(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
         "setup": Setup,
         "checkpoint": Checkpoint,
         "checkpoint.best": Best,
+        "hang": Hang,
         "idle": Idle,
     }
     found: dict[str, Any] = {}
@@ -58,7 +60,7 @@ def test_the_table_has_every_key_of_the_models_and_no_other() -> None:
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.default is not None], ids=lambda key: key.path)
 def test_defaults_in_the_table_are_those_of_the_models(key: Any) -> None:
-    tree: dict[str, Any] = {"run": "x", "checkpoint": {}, "idle": {}, "roles": {"r": {}}}
+    tree: dict[str, Any] = {"run": "x", "checkpoint": {}, "idle": {}, "hang": {}, "roles": {"r": {}}}
     without = Job.from_json(tree).to_json()
     *parents, leaf = [part if part != "*" else "r" for part in key.parts]
     here = tree
