@@ -100,7 +100,7 @@ class Fetcher:
                 if done + len(data) > limit:
                     raise TooLarge(f"{path!r} has grown beyond {limit} bytes")
                 done += _append(fd, data, done)
-        except BaseException:
+        except BaseException:  # raised again: only half a file must not stay, whoever broke it off
             part.unlink()
             raise
         finally:

@@ -93,7 +93,7 @@ class Connection(http.client.HTTPConnection):
             if self._context is not None:
                 sock = self._context.wrap_socket(sock, server_hostname=self._origin.host)
             sock.settimeout(self.timeout)
-        except BaseException:
+        except BaseException:  # raised again: only the socket must not stay open
             sock.close()
             raise
         self.sock = sock
@@ -146,7 +146,7 @@ def _through(proxy: str, origin: Origin, timeout: float) -> socket.socket:
             head += data
         if head.split(b" ", 2)[1:2] != [b"200"]:
             raise OSError(f"the proxy {parts.hostname} answered {head[:60]!r}")
-    except BaseException:
+    except BaseException:  # raised again: only the socket must not stay open
         sock.close()
         raise
     return sock

@@ -200,7 +200,7 @@ class Wire:
         try:
             with translated(origin):
                 return connection, connection.exchange(call.method, target, headers, call.body)
-        except BaseException:
+        except BaseException:  # raised again: only the connection must not stay open
             connection.close()
             raise
 

@@ -152,7 +152,7 @@ async def pull(runtime: Runtime, reference: str) -> None:
     )
     try:
         said, _ = await process.communicate()
-    except BaseException:
+    except BaseException:  # cancelled, most of all; raised again: only the pull must not go on alone
         if process.returncode is None:
             process.terminate()
             await process.wait()
