@@ -16,7 +16,8 @@ import tomllib
 import urllib.parse
 from pathlib import Path
 
-MIRROR = "http://deb.debian.org"
+from recipe import archives
+
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 HERE = Path(__file__).parent
 ARCHITECTURES = ("amd64", "arm64")
@@ -46,9 +47,9 @@ class Apt:
         (root / "status").touch()
         signed = f"[signed-by={KEYRING}]"
         (root / "etc/apt/sources.list").write_text(
-            f"deb {signed} {MIRROR}/debian {suite} main\n"
-            f"deb {signed} {MIRROR}/debian {suite}-updates main\n"
-            f"deb {signed} {MIRROR}/debian-security {suite}-security main\n"
+            f"deb {signed} {_archive('debian')} {suite} main\n"
+            f"deb {signed} {_archive('debian')} {suite}-updates main\n"
+            f"deb {signed} {_archive('debian-security')} {suite}-security main\n"
         )
         options = {
             "Dir": root,
@@ -91,6 +92,12 @@ class Apt:
         if done.returncode:
             sys.exit(f"error: {program} {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+
+def _archive(name: str) -> str:
+    return archives.archive(name) or sys.exit(
+        f"error: apt's sources name no archive {name!r}\n\nhint: {archives.HINT}"
+    )
 
 
 def lock(apt: Apt, sets: dict[str, dict[str, list[str]]]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import images  # noqa: F401 - makes `recipe` importable
 import pytest
-from recipe import debian, python, stoker
+from recipe import archives, debian, python, stoker
 
 from stoker.errors import ImageError
 from stoker.images import Cache
@@ -197,6 +197,44 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     server.shutdown()
     server.server_close()
     thread.join(10)
+
+
+def test_packages_come_from_where_the_machine_gets_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOKER_DEBIAN_MIRROR", raising=False)
+    assert archives.archive("debian", tmp_path) is None
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d/others.list").write_text(
+        "deb [arch=amd64] https://others.example/linux/debian bookworm stable\n"
+        "# deb http://old.example/debian bookworm main\n"
+        "deb cdrom:[Debian 12]/debian bookworm main\n"
+    )
+    (tmp_path / "sources.list.d/off.sources").write_text(
+        "Types: deb\nURIs: http://off.example/debian\nSuites: sid\nComponents: main\nEnabled: no\n"
+    )
+    assert archives.archive("debian", tmp_path) is None
+    (tmp_path / "sources.list.d/debian.sources").write_text(
+        "Types: deb deb-src\n# as it was\nURIs:\n http://one.example/debian/\n http://two.example/debian\n"
+        "Suites: bookworm\nComponents: main contrib\n\n"
+        "Types: deb\nURIs: http://one.example/debian-security\nSuites: bookworm-security\nComponents: main\n"
+    )
+    assert archives.archive("debian", tmp_path) == "http://one.example/debian"
+    assert archives.archive("debian-security", tmp_path) == "http://one.example/debian-security"
+    (tmp_path / "sources.list").write_text("deb [trusted=yes] https://three.example/debian/ bookworm main\n")
+    assert archives.archive("debian", tmp_path) == "https://three.example/debian"
+    monkeypatch.setenv("STOKER_DEBIAN_MIRROR", "http://mine.example/{archive}/today/")
+    assert archives.archive("debian-security", tmp_path) == "http://mine.example/debian-security/today"
+
+
+def test_a_machine_without_an_archive_is_told_how_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(archives, "archive", lambda name: None)
+    with pytest.raises(ImageError, match="no archive 'debian'") as caught:
+        debian.fetch(debian.Package("x", "1", "0" * 64, "debian", "pool/x.deb"))
+    assert "STOKER_DEBIAN_MIRROR" in str(caught.value.hint)
 
 
 def test_packages_are_what_the_lock_says(mirror: Path, tmp_path: Path) -> None:

@@ -21,11 +21,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipe import archives
 from stoker.errors import ImageError
 from stoker.images import Entry, Tree, cache_home
-
-MIRROR = "http://deb.debian.org/{archive}"
-"""STOKER_DEBIAN_MIRROR replaces it: `{archive}` becomes debian or debian-security."""
 
 _UNWANTED = re.compile(
     r"usr/share/(man|locale|info|lintian|bug|bash-completion|i18n|gdb|gcc|menu|pixmaps|applications|base-files)(/|$)"
@@ -71,8 +69,10 @@ def fetch(package: Package) -> Path:
     path = folder / f"{package.sha256}.deb"
     if path.is_file() and _hash(path) == package.sha256:
         return path
-    mirror = os.environ.get("STOKER_DEBIAN_MIRROR") or MIRROR
-    url = f"{mirror.format(archive=package.archive)}/{urllib.parse.quote(package.path)}"
+    archive = archives.archive(package.archive)
+    if archive is None:
+        raise ImageError(f"apt's sources name no archive {package.archive!r}", hint=archives.HINT)
+    url = f"{archive}/{urllib.parse.quote(package.path)}"
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             data = answer.read()
@@ -81,8 +81,7 @@ def fetch(package: Package) -> Path:
         raise ImageError(
             f"{url} answered {exc.code}",
             hint="Debian removes old versions: write a new lock with deploy/image/make-lock.py, "
-            "or set STOKER_DEBIAN_MIRROR to an archive that keeps them, such as "
-            "https://snapshot.debian.org/archive/{archive}/DATE.",
+            f"or set {archives.VARIABLE} to a mirror that keeps them.",
         ) from exc
     except OSError as exc:
         raise ImageError(f"{url} cannot be fetched: {exc}") from exc

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -178,7 +179,7 @@ def _go_version(go: str) -> tuple[int, ...]:
 def _fetch_go(home: Path) -> None:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     name = f"v0.0.1-go{FETCHED_GO}.linux-{machine}"
-    proxy = (os.environ.get("GOPROXY") or "https://proxy.golang.org").split(",")[0]
+    proxy = _go_proxy()
     _say(f"fetching Go {FETCHED_GO}")
     fresh = home.with_name(home.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -203,6 +204,18 @@ def _fetch_go(home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     tree.rename(home)
     shutil.rmtree(fresh)
+
+
+def _go_proxy() -> str:
+    """Where modules come from: as an older Go of this machine is set, or GOPROXY."""
+    older = shutil.which("go")
+    said = command([older, "env", "GOPROXY"]) if older else os.environ.get("GOPROXY", "")
+    for found in re.split(r"[,|]", said.strip()):
+        if found.startswith(("https://", "http://", "file://")):
+            return found.rstrip("/")
+    raise HarnessError(
+        f"there is no Go {'.'.join(map(str, GO))} or newer, and GOPROXY names nobody who could be asked for one"
+    )
 
 
 def _say(line: str) -> None:

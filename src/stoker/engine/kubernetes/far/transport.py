@@ -60,7 +60,9 @@ class StreamTransport:
             except (ValueError, asyncio.LimitOverrunError) as exc:
                 writer.transport.abort()
                 raise ConnectionError(f"whoever answers does not speak HTTP: {exc}") from exc
-            except BaseException:  # cancelled too: half an answer is on this connection, nobody else may use it
+            except (
+                BaseException
+            ):  # cancelled too: half an answer is on this connection, nobody else may use it
                 writer.transport.abort()  # at once: whoever cancels may be about to end the loop
                 raise
         if answered.get("connection") == "close" or len(self._idle) >= SPARE:
