@@ -143,6 +143,31 @@ def test_podman_and_docker_introduce_themselves(monkeypatch: pytest.MonkeyPatch)
     assert runtimes.find() is None
 
 
+def test_a_glance_at_podman_sees_what_the_machine_lets_it_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version_1, version_2 = tmp_path / "1", tmp_path / "2"
+    for name in ("cpu", "memory", "systemd"):
+        (version_1 / name).mkdir(parents=True)
+    delegated = version_2 / "user.slice/user-7.slice/user@7.service"
+    delegated.mkdir(parents=True)
+    (version_2 / "cgroup.controllers").write_text("cpu io memory pids\n")
+    (delegated / "cgroup.controllers").write_text("memory pids\n")
+    assert runtimes._controllers(0, version_1) >= {"cpu", "memory"}
+    assert runtimes._controllers(7, version_1) == set()
+    assert runtimes._controllers(0, version_2) == {"cpu", "io", "memory", "pids"}
+    assert runtimes._controllers(7, version_2) == {"memory", "pids"}
+    assert runtimes._controllers(8, version_2) == set(), "nothing is delegated to this one"
+
+    monkeypatch.setattr(runtimes.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(runtimes, "_run", lambda argv, **_: pytest.fail("podman was started"))
+    monkeypatch.setattr(runtimes, "_controllers", lambda user: {"memory", "io"})
+    monkeypatch.setattr(runtimes.os, "geteuid", lambda: 7)
+    found = runtimes.glance()
+    assert found is not None and found.limits == {"memory"} and found.rootless
+    assert containers.summary(found) == "podman /bin/podman (rootless, without limits on cpu, pids)"
+
+
 def test_states() -> None:
     raw = {"State": {"Running": False, "Pid": 0, "ExitCode": 137, "OOMKilled": True}}
     assert containers.state_of(raw) == (False, 0, 137, True)

@@ -348,6 +348,18 @@ def test_doctor_names_each_kind_of_isolation_with_reason_and_fix(tmp_path: Path)
     assert all(fact.fix for fact in facts.values() if fact.status != "ok"), "what is wrong comes with a fix"
 
 
+def test_doctor_starts_no_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary user's first `podman info` leaves a process and directories in /tmp."""
+    podman = tmp_path / "bin" / "podman"
+    podman.parent.mkdir()
+    podman.write_text(f"#!/bin/sh\n: > {tmp_path}/started\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", str(podman.parent))
+    facts = {fact.name: fact for fact in doctor.doctor_facts(Settings(Home(tmp_path)), Isolation())}
+    assert facts["containers"].text.startswith(f"podman {podman} (")
+    assert not (tmp_path / "started").exists()
+
+
 def test_doctor_finds_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LITTLE_DISK", 1 << 60)
     facts = {fact.name: fact for fact in doctor.doctor_facts(Settings(Home(tmp_path)), Isolation())}

@@ -174,7 +174,7 @@ def summary(runtime: Runtime) -> str:
     how = "rootless" if runtime.rootless else "rootful"
     unlimited = sorted({"cpu", "memory", "pids"} - runtime.limits)
     more = f", without limits on {', '.join(unlimited)}" if unlimited else ""
-    return f"{runtime.program} {runtime.version} ({how}{more})"
+    return f"{runtime.program} {runtime.version or runtime.path} ({how}{more})"
 
 
 def failure(program: str, said: str) -> str:

@@ -95,7 +95,7 @@ def _resources(settings: Settings) -> Iterator[Fact]:
 
 
 def _containers() -> Iterator[Fact]:
-    found = runtimes.find()
+    found = runtimes.glance()
     if found is None:
         yield Fact("containers", Health.OK, "none: jobs with `image:` are refused here")
     elif found.limits >= {"cpu", "memory", "pids"}:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from stoker.engine.local import containers
+from stoker.engine.local import containers, processes
 from stoker.engine.local.containers import Runtime
 from stoker.errors import EngineError, EngineUnavailable
 
@@ -24,6 +24,7 @@ PATIENCE = 60.0
 FINDING = 15.0
 """The same to say that it is there."""
 DOCKER = "unix:///var/run/docker.sock"
+CGROUPS = Path("/sys/fs/cgroup")
 CDI = ("/etc/cdi", "/var/run/cdi")
 MISSING = "image: needs podman or docker on this machine"
 
@@ -80,6 +81,25 @@ def find() -> Runtime | None:
         except (EngineError, ValueError):
             continue
     return None
+
+
+def glance() -> Runtime | None:
+    """Like `find`, but podman is not asked: whatever an ordinary user asks it first leaves a process and directories
+    of its own behind. So its version is not known, and what it can limit is what the machine would let it."""
+    path = shutil.which("podman")
+    if path is None:
+        return find()  # docker's daemon runs whether it is asked or not
+    rootless = os.geteuid() != 0
+    limits = frozenset({"cpu", "memory", "pids"} & _controllers(os.geteuid()))
+    return Runtime("podman", path, rootless=rootless, limits=limits, cdi=cdi_names())
+
+
+def _controllers(user: int, top: Path = CGROUPS) -> set[str]:
+    """What podman may use of control groups: of version 2 a user what systemd delegates, of version 1 only root."""
+    if (top / "cgroup.controllers").exists():
+        inside = f"user.slice/user-{user}.slice/user@{user}.service" if user else ""
+        return set(processes.read_text(str(top / inside / "cgroup.controllers")).split())
+    return set() if user else {path.name for path in top.glob("*")}
 
 
 def _podman(path: str, raw: dict[str, Any]) -> Runtime:
