@@ -103,6 +103,11 @@ class Home:
         return self.root / "engine"
 
     @property
+    def identity(self) -> Path:
+        """Names this home in the labels of its pods: with another one it would not find them again."""
+        return self.engine / "home-id"
+
+    @property
     def cache(self) -> Path:
         """Client-side caches (file hashes). May be deleted at any time."""
         return self.root / "cache"

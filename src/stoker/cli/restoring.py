@@ -2,7 +2,8 @@
 
 A copy is a directory (what `stoker backup create` makes) or a database file alone (the automatic copies). The
 database is replaced as a whole and the old one put aside; files that are kept by content or by run (blobs,
-logs, outputs) are only added, because what is in the home already is the same or newer.
+logs, outputs) are only added, because what is in the home already is the same or newer. The home's name in clusters
+goes with the database: the pods of the runs in it bear the copy's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def restore(home: Home, copy: Path) -> dict[str, Any]:
         settings = Settings.load(home)
         aside = put_in_place(database, settings.database, aside=home.backups, lease=settings.server.lease)
         added = _add_files(home, copy) if copy.is_dir() else 0
+        _take_identity(home, copy)
         with Store.open(settings.database, create=False) as store:
             missing = store.missing_runs(_ledger(home, copy))
     return {
@@ -99,18 +101,28 @@ def _add_files(home: Home, copy: Path) -> int:
                 target = home.root / inside / file
                 if target.exists() or (Path(directory) / file).is_symlink():
                     continue
-                try:
-                    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    temporary = target.with_name(f".{file}.{os.getpid()}.restoring")
-                    shutil.copy2(Path(directory) / file, temporary)
-                    temporary.replace(target)
-                except OSError as exc:
-                    reason = (exc.strerror or str(exc)).lower()
-                    raise StokerError(
-                        f"cannot write {str(target)!r}: {reason}", hint="Make room and restore again."
-                    ) from exc
+                _put(Path(directory) / file, target)
                 added += 1
     return added
+
+
+def _take_identity(home: Home, copy: Path) -> None:
+    source = copy / home.identity.name
+    if source.is_file() and not source.is_symlink():
+        _put(source, home.identity)
+
+
+def _put(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.restoring")
+        shutil.copy2(source, temporary)
+        temporary.replace(target)
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise StokerError(
+            f"cannot write {str(target)!r}: {reason}", hint="Make room and restore again."
+        ) from exc
 
 
 def _ledger(home: Home, copy: Path) -> list[bytes]:

@@ -8,7 +8,7 @@ directories are not copied: a backup must not be a key, and tasks are of this ma
     stoker.db     the database
     blobs/        objects and trees
     runs/         logs
-    ledger.jsonl  config.toml
+    ledger.jsonl  config.toml  home-id
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str
         if not (partial / "stoker.db").exists():
             store.backup(partial / "stoker.db")
     _mirror(home.runs, partial / "runs", copier, again=True)
-    with contextlib.suppress(FileNotFoundError):
-        _copy(home.ledger, partial / home.ledger.name, copier)
+    for path in (home.ledger, home.identity):
+        with contextlib.suppress(FileNotFoundError):
+            _copy(path, partial / path.name, copier)
     with contextlib.suppress(FileNotFoundError):
         # Without the database's url, which holds a password; one that is written in a strange way is left out.
         settings = with_database(home.config.read_text(), None)

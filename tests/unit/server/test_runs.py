@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.restoring import restore
+from stoker.engine.kubernetes import names
 from stoker.errors import Conflict, NotFound, SpecError, StoreDamaged
+from stoker.settings import Home
+from stoker.store import Store
 from stoker.store.rows import (
     AddAttempt,
     AddCheckpoint,
@@ -202,6 +206,21 @@ def test_backups(rig: Any) -> None:
         with pytest.raises(Exception, match=r"exists already|must be absolute|inside the home"):
             rig.client.backup(bad)
     assert rig.client.backup()["path"].startswith(str(rig.home.backups))
+
+
+def test_a_restored_home_bears_the_name_that_its_pods_bear(rig: Any, tmp_path: Path) -> None:
+    run = rig.submit("kept")
+    name = names.home_id(rig.home)
+    rig.client.backup(str(tmp_path / "copy"))
+    fresh, used = Home(tmp_path / "fresh"), Home(tmp_path / "used")
+    assert names.home_id(used) != name
+    for home in (fresh, used):
+        restore(home, tmp_path / "copy")
+        assert names.home_id(home) == name, "it goes with the database, in which the runs of these pods are"
+        with Store.open(home.database, create=False) as store:
+            assert [found.id for found in store.runs()] == [run["id"]]
+    restore(used, tmp_path / "copy" / "stoker.db")
+    assert names.home_id(used) == name, "a database alone is a copy of this home"
 
 
 def test_the_server_describes_itself_and_ends(rig: Any) -> None:

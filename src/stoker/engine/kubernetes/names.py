@@ -107,7 +107,7 @@ def _labels(obj: Mapping[str, Any]) -> Mapping[str, str]:
 
 def home_id(home: Home) -> str:
     """Names this home in labels. Random, kept in the home: paths and machines may be alike."""
-    path = home.engine / "home-id"
+    path = home.identity
     try:
         found = path.read_text().strip()
     except FileNotFoundError:
