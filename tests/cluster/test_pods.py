@@ -39,7 +39,7 @@ IMAGES = [
     ("root", {"security": "baseline", "user": 1234}, ["1234", "1234", "home /stoker/home", "/"]),
     ("nonroot", {}, ["1000", "1000", "home /home/app", "/home/app"]),
     ("nonroot", {"security": "baseline"}, ["1000", "1000", "home /home/app", "/home/app"]),
-    ("readonly", {"read_only_root": True}, ["1001", "1001", "home /stoker/home", "/work"]),
+    ("readonly", {"read_only_root": True}, ["1001", "1001", "home /stoker/home", "/job"]),
     ("conda", {"read_only_root": True}, ["1000", "1000", "home /stoker/home", "/"]),
 ]
 
@@ -79,7 +79,7 @@ def test_where_the_platform_assigns_users_none_is_asked_for(stage: Stage) -> Non
             _, directory = await started(engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", WHO])
             await phase(directory, "ended")
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
-            assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/work"]), (
+            assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/job"]), (
                 "the group is the kubelet's"
             )
             pod = json.loads(stage.kubectl("get", "pod", POD, "-o", "json"))

@@ -101,8 +101,8 @@ def _nopython(cache: Cache) -> Image:
 
 def _readonly(cache: Cache) -> Image:
     tree = Tree()
-    tree.directory("work", owner=1001)
-    settings = Settings(cmd=("python3",), user="1001:1001", workdir="/work", env={"PATH": PATH})
+    tree.directory("job", owner=1001)
+    settings = Settings(cmd=("python3",), user="1001:1001", workdir="/job", env={"PATH": PATH})
     return assemble([*_python(cache), _small(cache, "readonly", tree)], settings)
 
 

@@ -140,12 +140,12 @@ def test_no_python(pods: Pods, references: dict[str, str]) -> None:
 
 
 def test_a_read_only_root(pods: Pods, references: dict[str, str]) -> None:
-    script = "touch /work/x 2>/dev/null || echo closed; touch /tmp/x && echo open; python3 -c 'print(1)'; pwd; id -u"
+    script = "touch /job/x 2>/dev/null || echo closed; touch /tmp/x && echo open; python3 -c 'print(1)'; pwd; id -u"
     context = RESTRICTED | {"readOnlyRootFilesystem": True}
     pods.start(
         "ro", references["readonly"], command=["sh", "-c", script], securityContext=context, volumes=["/tmp"]
     )
-    assert pods.output("ro").split() == ["closed", "open", "1", "/work", "1001"]
+    assert pods.output("ro").split() == ["closed", "open", "1", "/job", "1001"]
 
 
 def test_a_real_training(pods: Pods, references: dict[str, str]) -> None:
