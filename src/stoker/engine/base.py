@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from stoker.spec import Job
 from stoker.task.access import TaskDir
+from stoker.task.formats import TaskInfo
 
 __all__ = [
     "Attempt",
@@ -131,6 +132,23 @@ class Attempt:
     """What the registry says of the job's image: reference (with digest), entrypoint, cmd, workdir, user, env."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """For people who look at the backend itself: name, project, user."""
+
+    def info(self, plan: TaskPlan) -> TaskInfo:
+        """task.json of one of its tasks, as far as it is the same wherever the task runs."""
+        return TaskInfo(
+            run=self.run,
+            attempt=self.number,
+            task=plan.name,
+            role=plan.role,
+            index=plan.index,
+            incarnation=plan.incarnation,
+            cpu=plan.cpu,
+            memory=plan.memory,
+            pids=plan.pids,
+            gpus=list(plan.gpus),
+            log_budget=plan.log_budget,
+            log_segment=plan.log_segment,
+        )
 
 
 class Presence(StrEnum):

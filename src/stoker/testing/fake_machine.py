@@ -170,18 +170,7 @@ class FakeMachine:
                     f"{plan.name} of {place.run} still lives at incarnation {known.info.incarnation}"
                 )
             directories.archive(path, known.info.incarnation)
-        info = formats.TaskInfo(
-            run=place.run,
-            attempt=place.attempt,
-            task=place.task,
-            role=plan.role,
-            index=plan.index,
-            incarnation=plan.incarnation,
-            cpu=plan.cpu,
-            memory=plan.memory,
-            pids=plan.pids,
-            gpus=list(plan.gpus),
-        )
+        info = attempt.info(plan)
         directories.create(path, info)
         task = Simulated(place, path, info, self._pids, self.boot_id)
         self._pids += 2

@@ -15,7 +15,7 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -345,19 +345,9 @@ def _literal(value: str) -> str:
 
 def _info(attempt: Attempt, plan: TaskPlan) -> TaskInfo:
     job, image = attempt.job or _NO_JOB, attempt.image
-    return TaskInfo(
-        run=attempt.run,
-        attempt=attempt.number,
-        task=plan.name,
-        role=plan.role,
-        index=plan.index,
-        incarnation=plan.incarnation,
-        cpu=plan.cpu,
-        memory=plan.memory,
-        pids=plan.pids,
+    return replace(
+        attempt.info(plan),
         gpus=None if placing.gpus(plan, job) else [],
-        log_budget=plan.log_budget,
-        log_segment=plan.log_segment,
         secrets_dir=container.SECRETS if attempt.secrets else None,
         setups=container.SETUPS,
         workdir=".",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.local.isolation import Isolation
 from stoker.task.formats import TaskInfo
@@ -22,19 +24,9 @@ def group_name(run: str, attempt: int, task: str) -> str:
 
 def _info(attempt: Attempt, plan: TaskPlan, isolation: Isolation) -> TaskInfo:
     tree = isolation.tree
-    return TaskInfo(
-        run=attempt.run,
-        attempt=attempt.number,
-        task=plan.name,
-        role=plan.role,
-        index=plan.index,
-        incarnation=plan.incarnation,
-        cpu=plan.cpu,
-        memory=plan.memory,
+    return replace(
+        attempt.info(plan),
         pids=DEFAULT_PIDS if plan.pids is None else plan.pids,
-        gpus=list(plan.gpus),
         cgroup=None if tree is None else tree.record(group_name(attempt.run, attempt.number, plan.name)),
         pid_namespace=isolation.pid_namespace,
-        log_budget=plan.log_budget,
-        log_segment=plan.log_segment,
     )
