@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from stoker.testing.store_postgres import PostgresServer
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("soak", derandomize=False, deadline=None, print_blob=True)
@@ -17,3 +23,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all tests of this process that ask for it; each test has its own database."""
+    from stoker.testing.store_postgres import PostgresServer  # lazy: few tests need it, and it takes its time
+
+    try:
+        server = PostgresServer()
+    except FileNotFoundError as exc:
+        pytest.skip(str(exc))
+    with server:
+        yield server

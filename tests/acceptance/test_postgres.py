@@ -45,16 +45,6 @@ for step in range(100000):
 """
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as exc:
-        pytest.skip(str(exc))
-    with server:
-        yield server
-
-
 class Shared(Box):
     """A home that several servers share."""
 

@@ -225,16 +225,6 @@ def test_bad_secrets_are_refused_before_anything_is_made(release: Release) -> No
     assert release.kubectl("get", "deployments", "-o", "name") == ""
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as exc:
-        pytest.skip(str(exc))
-    with server:
-        yield server
-
-
 def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -> None:
     """One leads; when its pod is gone the other does, and the run notices nothing."""
     nodes = json.loads(release.kubectl("get", "nodes", "-o", "json"))["items"]

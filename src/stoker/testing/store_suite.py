@@ -77,6 +77,46 @@ class Keeping(StoreCase):
             writer.join(timeout=60)
         assert not failures, failures
 
+    def test_several_create_at_once(self, url: str) -> None:
+        """Each gets the same database, and what the first wrote is not replaced by the second's creation."""
+        start = threading.Barrier(4)
+        failures: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                start.wait(timeout=30)
+                with Store.open(url) as store:
+                    store.submit(new_run(f"k{number}"), now=1.0)
+            except BaseException as exc:  # noqa: BLE001 - handed to the main thread, which raises it
+                failures.append(exc)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not failures, failures
+        with Store.open(url) as store:
+            assert store.counts()["queued"] == 4
+
+    def test_reading_sees_one_moment_while_others_write(self, store: Store) -> None:
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                store.submit_many([new_run(f"{number}{half}") for half in "ab"], now=1.0)
+                number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(40):
+                assert len(store.runs(RunFilter(limit=10**6), records=False)) % 2 == 0
+        finally:
+            stop.set()
+            writer.join(timeout=60)
+
 
 class StoreSuite(Asking, Changing, Configuring, Finding, Measuring, Keeping):
     """Everything that one process can try."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from box import wait
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rigs import Watched
 
 from stoker.blobs import BlobStore
 from stoker.control.archive import LogArchive
@@ -22,7 +27,7 @@ from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour, FakeEngine, Script
 
 
-class Rig:
+class Rig(Watched):
     """A server's inside without HTTP. `restart` is a server that was killed and started again."""
 
     def __init__(self, root: Path, script: Script, nodes: list[Node]) -> None:
@@ -59,22 +64,6 @@ class Rig:
             user="ada",
         )
         return row
-
-    def until(self, run: str, *states: str) -> RunRow:
-        return wait(lambda: self.store.run(run), lambda row: row.state in states)
-
-    def ended(self, run: str) -> RunRow:
-        return self.until(run, "succeeded", "failed", "stopped")
-
-
-def wait(look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = 60.0) -> Any:
-    deadline = time.monotonic() + limit
-    while True:
-        seen = look()
-        if good(seen):
-            return seen
-        assert time.monotonic() < deadline, f"still {seen!r}"
-        time.sleep(0.01)
 
 
 def scripted(info: TaskInfo, order: Order) -> Behaviour:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from box import wait
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rigs import Watched
 
 from stoker.blobs import BlobStore
 from stoker.control.controller import Controller
@@ -49,7 +55,7 @@ class Clouds:
         return {**config, **dict(change.split("=") for change in changes)}
 
 
-class Rig:
+class Rig(Watched):
     def __init__(self, root: Path) -> None:
         control = ControlSettings(poll=0.05, retry_backoff=0.01, retry_backoff_max=0.05, fault_retries=3)
         self.settings = Settings(Home(root / "home"), control=control)
@@ -89,22 +95,6 @@ class Rig:
             record={},
             user="ada",
         )[0]
-
-    def until(self, run: str, *states: str) -> RunRow:
-        return wait(lambda: self.store.run(run), lambda row: row.state in states)
-
-    def ended(self, run: str) -> RunRow:
-        return self.until(run, "succeeded", "failed", "stopped")
-
-
-def wait(look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = 60.0) -> Any:
-    deadline = time.monotonic() + limit
-    while True:
-        seen = look()
-        if good(seen):
-            return seen
-        assert time.monotonic() < deadline, f"still {seen!r}"
-        time.sleep(0.01)
 
 
 @pytest.fixture

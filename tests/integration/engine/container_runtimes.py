@@ -16,25 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from busybox import APPLETS
+
 IMAGE = "localhost/stoker-test:1"
 BARE = "localhost/stoker-bare:1"
 """The same without Python."""
-APPLETS = (
-    "sh",
-    "cat",
-    "echo",
-    "env",
-    "id",
-    "kill",
-    "ls",
-    "ps",
-    "pwd",
-    "seq",
-    "sleep",
-    "test",
-    "touch",
-    "true",
-)
 PYTHON = "/usr/bin/python3"
 _LEFT_OUT = (
     "test",

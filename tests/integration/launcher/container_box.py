@@ -18,25 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from busybox import APPLETS
+
 from stoker.launcher import bundle
 from stoker.task import container
 
-APPLETS = (
-    "sh",
-    "cat",
-    "echo",
-    "env",
-    "id",
-    "kill",
-    "ls",
-    "ps",
-    "pwd",
-    "seq",
-    "sleep",
-    "test",
-    "touch",
-    "true",
-)
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,16 +50,6 @@ class Candidate(Leading):
             self.why = why
         self._over.set()
         self._ending.set()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as exc:
-        pytest.skip(str(exc))
-    with server:
-        yield server
 
 
 @pytest.fixture

@@ -170,48 +170,6 @@ def test_two_writers_take_turns(url: str) -> None:
         assert one.run(run.id).faults == 200
 
 
-def test_several_create_at_once(url: str) -> None:
-    start = threading.Barrier(4)
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            start.wait(timeout=30)
-            with Store.open(url) as store:
-                store.submit(new_run(f"k{number}"), now=1.0)
-        except BaseException as exc:
-            failures.append(exc)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not failures, failures
-    with Store.open(url) as store:
-        assert store.counts()["queued"] == 4
-
-
-def test_reading_sees_one_moment_while_others_write(url: str) -> None:
-    with Store.open(url) as store:
-        stop = threading.Event()
-
-        def write() -> None:
-            number = 0
-            while not stop.is_set():
-                store.submit_many([new_run(f"{number}{half}") for half in "ab"], now=1.0)
-                number += 1
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for _ in range(30):
-                assert len(store.runs(RunFilter(limit=10**6), records=False)) % 2 == 0
-        finally:
-            stop.set()
-            writer.join(timeout=60)
-
-
 def test_what_is_wrong_with_a_server_is_said_at_once(postgres: PostgresServer, url: str) -> None:
     with pytest.raises(StoreError, match="does not exist") as caught:
         Store.open(postgres.url("nowhere"), busy_timeout=60)

@@ -10,7 +10,6 @@ import sqlite3
 import stat
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,51 +177,6 @@ def test_locked_by_another(tmp_path: Path) -> None:
         other.execute("ROLLBACK")
         other.close()
         assert store.submit(new_run("k2"), now=1.0)[1]
-
-
-def test_several_create_at_once(tmp_path: Path) -> None:
-    """Each gets the same database, and what the first wrote is not replaced by the second's creation."""
-    path = tmp_path / "stoker.db"
-    start = threading.Barrier(4)
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            start.wait(timeout=30)
-            with Store.open(path) as store:
-                store.submit(new_run(f"k{number}"), now=1.0)
-        except BaseException as exc:
-            failures.append(exc)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not failures, failures
-    with Store.open(path) as store:
-        assert store.counts()["queued"] == 4
-    assert [found.name for found in tmp_path.iterdir()] == ["stoker.db"]
-
-
-def test_reading_sees_one_moment_while_others_write(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "stoker.db") as store:
-        stop = threading.Event()
-
-        def write() -> None:
-            number = 0
-            while not stop.is_set():
-                store.submit_many([new_run(f"{number}{half}") for half in "ab"], now=1.0)
-                number += 1
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for _ in range(50):
-                assert len(store.runs(RunFilter(limit=10**6), records=False)) % 2 == 0
-        finally:
-            stop.set()
-            writer.join(timeout=60)
 
 
 def test_an_error_of_the_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
