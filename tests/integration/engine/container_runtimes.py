@@ -8,6 +8,7 @@ in their configuration, as an administrator would.
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -132,6 +133,16 @@ class Podman(Runtime):
 
     def end(self) -> None:
         self("rmi", "--all", "--force", check=False)
+        if shutil.which("runc"):
+            _forget_killed(self.root)
+
+
+def _forget_killed(root: Path) -> None:
+    """podman forgets a container whose conmon was killed, and leaves what runc knows of it."""
+    said = subprocess.run(["runc", "list", "--format", "json"], check=True, capture_output=True, text=True)
+    for known in json.loads(said.stdout) or ():
+        if known["bundle"].startswith(f"{root}/"):
+            subprocess.run(["runc", "delete", "--force", known["id"]], check=True, capture_output=True)
 
 
 RUNTIMES = {"podman": Podman, "docker": Docker}
