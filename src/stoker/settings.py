@@ -147,6 +147,8 @@ class ImageSettings:
 class LocalSettings:
     """What of this machine runs may use. None: all that is there."""
 
+    enabled: bool = True
+    """False: nothing, whoever asks; the server has only its clusters. Tasks that run already go on."""
     cpu: float | None = None
     memory: int | None = None
     """Bytes."""
@@ -269,6 +271,8 @@ def _problem(key: str, kind: str, value: Any) -> str | None:
         if key == "database" and value and "://" not in value:
             return "must be a url: postgresql://user:password@host/name"
         return "must be auto or none" if key == "isolation" and value not in ("auto", "none") else None
+    if kind == "bool":
+        return None if isinstance(value, bool) else "must be true or false, without quotes"
     whole = kind.startswith("int")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         return (

@@ -122,6 +122,7 @@ def test_why_reads_braces_as_text_and_promises_no_checkpoint_that_is_not_there(b
         ("[local]\ncpu = -3", "local.cpu = -3: must be more than 0"),
         ("[local]\nmemory_reserve = 3", "local.memory_reserve = 3: must be from 0 to 0.99"),
         ("[local]\nisolation = 'full'", "local.isolation = 'full': must be auto or none"),
+        ("[local]\nenabled = 'no'", "local.enabled = 'no': must be true or false, without quotes"),
         ("[control]\npoll = nan", "control.poll = nan: must be more than 0"),
         ("[server]\nallowed_hosts = 'me'", "server.allowed_hosts = 'me': must be a list of texts"),
     ],

@@ -290,6 +290,27 @@ def test_two_homes_never_meet(box: Box, tmp_path: Path) -> None:
         other.close()
 
 
+def test_this_machine_switched_off_runs_nothing_new_and_ends_what_runs(box: Box) -> None:
+    old = box.submit("--", "sh", "-c", "trap 'echo saved; exit 0' TERM; while :; do sleep 0.1; done")
+    box.until(old, "running")
+    box("server", "stop")
+    box.home.config.write_text("[local]\nenabled = false\n")
+    for words in ((), ("--cluster", "local"), ("--cluster", "any")):
+        refused = box("run", *words, "--", "true", code=None)
+        assert refused.returncode != 0 and "runs nothing on its own machine" in refused.stderr, refused
+    assert box.json("nodes") == [] and box("nodes").returncode == 0
+    assert box.json("cluster", "ls")[0]["nodes"] == 0
+    assert box.show(old)["state"] == "running", "what was begun goes on"
+    box("stop", old)
+    assert box.ended(old)["state"] == "stopped"
+    assert "saved" in box("logs", old).stdout
+
+    box("server", "stop")
+    box.home.config.write_text("[server]\ncluster = 'lab'\n[local]\nenabled = false\n")
+    refused = box("run", "--", "true", code=None)
+    assert "no cluster 'lab' here" in refused.stderr, "a run that names none goes to the server's"
+
+
 def test_an_unchanged_tree_is_not_sent_again(box: Box) -> None:
     for number in range(50):
         box.write(f"data/{number}.txt", str(number) * 100_000)

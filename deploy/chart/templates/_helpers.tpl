@@ -73,7 +73,7 @@ imagePullSecrets:
 {{- $server := dict "host" "0.0.0.0" "port" 7380 "cluster" .Values.cluster.name "allowed_hosts" (concat $hosts .Values.allowedHosts | uniq) -}}
 {{- $config := deepCopy .Values.config -}}
 {{- $_ := set $config "server" (merge $server (default dict $config.server)) -}}
-{{- $_ := set $config "local" (merge (default dict $config.local) (dict "cpu" 0.001 "memory" 1)) -}}
+{{- if not $config.local -}}{{- $_ := set $config "local" (dict "enabled" false) -}}{{- end -}}
 {{- range $section := keys $config | sortAlpha -}}
 [{{ $section }}]
 {{- range $key := keys (get $config $section) | sortAlpha }}

@@ -25,7 +25,7 @@ from stoker.engine.local.registry import Known, Registry
 from stoker.engine.local.render import group_name, render
 from stoker.engine.local.runtimes import ImageUnavailable
 from stoker.engine.local.starting import Starter
-from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
+from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound, Refused
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported
 from stoker.task.formats import TaskInfo
@@ -71,6 +71,12 @@ class LocalEngine:
         return Needs(cpu, resources.memory or 0, resources.gpu or 0, frozenset({self.name}))
 
     def refuse(self, job: Job) -> None:
+        if not self.settings.local.enabled:
+            raise Refused(
+                "this server runs nothing on its own machine ([local] enabled is false)",
+                hint="Name a cluster with --cluster; `stoker cluster ls` shows them. [server] cluster is the default.",
+                details={"key": "cluster"},
+            )
         refuse_unsupported(job, self.name)
         self._boxes.refuse(job)
 
@@ -80,6 +86,8 @@ class LocalEngine:
 
     async def capacity(self) -> Sequence[Node]:
         await self._ready()
+        if not self.settings.local.enabled:
+            return []
         self._look()
         owned = {
             gpu for known in self._registry if self._registry.is_alive(known) for gpu in known.info.gpus or ()
