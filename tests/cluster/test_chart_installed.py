@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,42 @@ def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
     release.until(lambda: release.ready() not in ([], servers), "the old server")
     assert release.run_pod(run)["metadata"]["uid"] == pod
     finish(release, run)
+
+
+@pytest.mark.soak
+def test_runs_live_through_a_server_that_is_put_elsewhere(release: Release, served: Cluster) -> None:
+    """Its pod is deleted, killed, and moved to another node: the next one goes on with what the last one left, also
+    with a run that ended when no server was there."""
+    release.install()
+    runs = [release.submit(STEPS) for _ in range(4)]
+    for run in runs:
+        release.until(lambda run=run: len(steps(release, run)) > 5, f"the first steps of {run}")
+    pods = {run: release.run_pod(run)["metadata"]["uid"] for run in runs}
+    for how in ("deleted", "killed", "moved"):
+        (server,) = release.pods()
+        name, node = server["metadata"]["name"], server["spec"]["nodeName"]
+        if how == "moved":
+            served.kubectl("cordon", node)
+        try:
+            violence = ("--grace-period=0", "--force") if how == "killed" else ()
+            release.kubectl("delete", "pod", name, *violence, "--wait=false")
+            begun = time.monotonic()
+            finish(release, runs.pop())
+            release.until(lambda name=name: release.ready() not in ([], [name]), "the server's next pod")
+            print(f"{how}: ready again after {time.monotonic() - begun:.1f} s")
+            if how == "moved":
+                assert release.pods()[0]["spec"]["nodeName"] != node
+        finally:
+            if how == "moved":
+                served.kubectl("uncordon", node)
+        for run in runs:
+            seen = len(steps(release, run))
+            release.until(
+                lambda run=run, seen=seen: len(steps(release, run)) > seen, f"{run} to go on ({how})"
+            )
+            assert release.run_pod(run)["metadata"]["uid"] == pods[run]
+    assert release.stoker("wait", release.submit(HELLO)).returncode == 0, "and what is new is run as ever"
+    finish(release, runs.pop())
 
 
 def reaches(release: Release, pod: str, address: str, port: int, container: str = "main") -> bool:
