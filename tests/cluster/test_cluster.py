@@ -10,7 +10,7 @@ import pytest
 from harness import HarnessError
 from harness.api import until
 from harness.layout import kubernetes_version
-from harness.pods import address, apply, get, phase, pod, running
+from harness.pods import address, apply, claim, get, phase, pod, running
 
 FOREVER = "while true; do sleep 1; done"
 LISTEN = "while true; do echo hello | nc -l -p 8000; done"
@@ -160,23 +160,13 @@ def test_a_service_has_an_address(own_cluster, namespace):
 def test_a_volume_outlives_the_pod_that_wrote_to_it(own_cluster, namespace):
     image, name = own_cluster.images["busybox"], f"{namespace}-data"
     own_cluster.volume(name)
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data"},
-        "spec": {
-            "storageClassName": name,
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
     volumes = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
     mounts = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
     writer = pod("writer", image, "echo kept > /data/file", nodeName=own_cluster.nodes[0], **volumes)
     reader = pod("reader", image, "cat /data/file", nodeName=own_cluster.nodes[1], **volumes)
     for each in (writer, reader):
         each["spec"]["containers"][0].update(mounts)
-    apply(own_cluster, namespace, claim, writer)
+    apply(own_cluster, namespace, claim("data", name), writer)
     phase(own_cluster, namespace, "writer", "Succeeded")
     apply(own_cluster, namespace, reader)
     phase(own_cluster, namespace, "reader", "Succeeded")

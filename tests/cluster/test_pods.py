@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from engine_parts import AnyCluster, Stage, attempt_of, image, log_of, phase, play, seen, started, until
 from harness import Cluster, HarnessError
+from harness.pods import apply, claim
 
 from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.kubernetes import render
@@ -285,17 +286,7 @@ def test_what_a_dry_run_prints_is_what_the_cluster_takes(stage: Stage) -> None:
 def test_an_input_from_a_claim_is_there_and_cannot_be_written(own_cluster: Cluster, stage: Stage) -> None:
     name = f"{stage.namespace}-data"
     own_cluster.volume(name)
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data"},
-        "spec": {
-            "storageClassName": name,
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    stage.kubectl("apply", "-f", "-", input=json.dumps(claim))
+    apply(own_cluster, stage.namespace, claim("data", name))
 
     async def story() -> None:
         async with stage.engine(security="baseline") as engine:

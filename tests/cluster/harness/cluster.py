@@ -18,7 +18,7 @@ from harness.binaries import CORE, binary
 from harness.catalog import TestImages
 from harness.cleanup import clean
 from harness.control import Control
-from harness.errors import HarnessError
+from harness.errors import HarnessError, command
 from harness.images import Image, busybox, push
 from harness.layout import Layout, kubernetes_version, locked
 from harness.node import Node
@@ -109,16 +109,7 @@ class Cluster:
         return self._layout.logs
 
     def kubectl(self, *argv: str, input: str | None = None) -> str:
-        done = subprocess.run(
-            [binary("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv],
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        if done.returncode:
-            raise HarnessError(f"kubectl {' '.join(argv)}: {done.stderr.strip()}")
-        return done.stdout
+        return command([binary("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv], input=input)
 
     def push(self, name: str, image: Image) -> str:
         """Put an image of the harness's kind into the registry; gives its reference."""

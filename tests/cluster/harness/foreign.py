@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ import pytest
 
 from harness.binaries import binary
 from harness.catalog import TestImages
-from harness.errors import HarnessError
+from harness.errors import HarnessError, command
 
 __all__ = ["ForeignCluster"]
 
@@ -46,16 +45,7 @@ class ForeignCluster:
 
     def kubectl(self, *argv: str, input: str | None = None) -> str:
         program = shutil.which("kubectl") or binary("kubectl")
-        done = subprocess.run(
-            [program, f"--kubeconfig={self.kubeconfig}", *argv],
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        if done.returncode:
-            raise HarnessError(f"kubectl {' '.join(argv)}: {done.stderr.strip()}")
-        return done.stdout
+        return command([program, f"--kubeconfig={self.kubeconfig}", *argv], input=input)
 
     def services(self, *, names: bool = False) -> None:
         """Services have addresses and names wherever somebody else runs the cluster."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from harness.api import until
 
-__all__ = ["Kubectl", "address", "apply", "get", "pod", "running"]
+__all__ = ["Kubectl", "address", "apply", "claim", "get", "pod", "running"]
 
 
 class Kubectl(Protocol):
@@ -23,6 +23,19 @@ def pod(name: str, image: str, script: str, **spec: Any) -> dict[str, Any]:
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"app": name, **labels}},
         "spec": {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [main], **spec},
+    }
+
+
+def claim(name: str, storage_class: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": storage_class,
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
     }
 
 
