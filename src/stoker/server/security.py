@@ -71,7 +71,7 @@ class Security:
         except ClientDisconnect:
             # Nobody is left to answer, and a client that goes away is no error of ours.
             return
-        except Exception as exc:
+        except Exception as exc:  # whatever a route raises, whoever asked gets an answer
             if sending.started:
                 # Half an answer is out already; cutting the connection is the only way to say so.
                 unexpected(exc)

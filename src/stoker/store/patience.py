@@ -23,7 +23,7 @@ def patiently(work: Callable[[], T], transient: Callable[[Exception], bool], sec
     for number in itertools.count(1):
         try:
             return work()
-        except Exception as exc:
+        except Exception as exc:  # of any driver: `transient` knows its own, all others are raised again
             if not transient(exc) or (number >= TRIES and time.monotonic() >= until):
                 raise
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number, 10))

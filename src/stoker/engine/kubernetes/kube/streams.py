@@ -185,7 +185,7 @@ async def forward(
             return await asyncio.open_connection(
                 sock=theirs, ssl=tls, server_hostname=(server_hostname or "") if tls else None
             )
-    except BaseException as exc:
+    except BaseException as exc:  # cancelled too: neither the socket nor the task may stay behind
         theirs.close()
         task.cancel()
         if isinstance(exc, OSError):  # TimeoutError and ssl.SSLError too
