@@ -1,1 +1,25 @@
-"""Frameworks: given the world, each task's environment and command. Pure. The distributed issue fills this room."""
+"""The frameworks: given the world, each task's environment and command.
+
+`find` loads only the one that is asked for; they import nothing but each other and the job's own words.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from stoker.frameworks.base import HELPER, Body, Framework, Member, World
+
+__all__ = ["HELPER", "NAMES", "Body", "Framework", "Member", "World", "find"]
+
+PLAIN = "none"
+NAMES = ("torch", "tensorflow", "jax", "mpi", "horovod", "dask", PLAIN)
+
+
+def find(name: str | None) -> Framework:
+    """The framework of a job's `framework`. None: ranks and peers, and nothing else."""
+    name = PLAIN if name is None else name
+    if name not in NAMES:
+        raise LookupError(f"no such framework: {name!r}")
+    module = import_module(f"stoker.frameworks.{'plain' if name == PLAIN else name}")
+    return cast(Framework, module.framework)

@@ -223,7 +223,7 @@ class Job(_Part):
     processes: Count | None = None
     """None: decided by the framework; 1 without one."""
     framework: Annotated[
-        Literal["torch", "tensorflow", "jax", "mpi", "horovod", "dask"] | None, _one_of("framework")
+        Literal["torch", "tensorflow", "jax", "mpi", "horovod", "dask", "none"] | None, _one_of("framework")
     ] = None
     roles: Mapping[RoleName, Role] = {}
     on_loss: OnLoss = "world"

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.spec import names, quantities
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "framework": ("torch", "tensorflow", "jax", "mpi", "horovod", "dask"),
+    "framework": ("torch", "tensorflow", "jax", "mpi", "horovod", "dask", "none"),
     "checkpoint.best.mode": ("max", "min"),
     "checkpoint.world_size": ("any", "same"),
     "idle.then": ("suspend", "stop"),
@@ -230,7 +230,7 @@ KEYS: tuple[Key, ...] = (
     Key("resources.disk", "size", "Scratch disk.", "50Gi", None, "--disk", "no limit"),
     Key("workers", "workers", "How many workers; a range is elastic.", "2..8", 1, "--workers"),
     Key("processes", "count", "Training processes per worker.", 1, None, "--processes", "1, or its GPUs for torch scripts that do not launch themselves"),
-    Key("framework", "choice", "Sets up the world for a distributed framework.", "torch", None, "--framework", "none"),
+    Key("framework", "choice", "Sets up the world for a distributed framework; `none`: ranks and peers only.", "torch", None, "--framework", "seen in the script's imports where there are several processes; else none"),
     Key("roles", "roles", "Groups of tasks beside the workers: parameter servers, a chief, evaluators.", {"ps": {"count": 2, "run": "python ps.py", "on_loss": "task"}}, None, "--roles", "none"),
     Key("roles.*.count", "count", "How many tasks the role has.", 2, 1),
     Key("roles.*.run", "command", "The role's command.", "python ps.py", None, None, "the job's"),

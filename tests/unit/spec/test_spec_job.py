@@ -238,7 +238,7 @@ _jobs = st.fixed_dictionaries(
         "resources": _resources,
         "workers": _workers,
         "processes": st.integers(1, 8),
-        "framework": st.sampled_from(["torch", "tensorflow", "jax", "mpi", "horovod", "dask"]),
+        "framework": st.sampled_from(["torch", "tensorflow", "jax", "mpi", "horovod", "dask", "none"]),
         "roles": st.dictionaries(
             st.sampled_from(["ps", "chief", "evaluator"]),
             st.fixed_dictionaries(

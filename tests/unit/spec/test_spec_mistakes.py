@@ -161,17 +161,17 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     (
         "run: python train.py\nframework: pytorch\n",
         'stoker.yaml:2: framework: "pytorch" is not one of the choices',
-        "Did you mean `torch`? Choices: torch, tensorflow, jax, mpi, horovod, dask.",
+        "Did you mean `torch`? Choices: torch, tensorflow, jax, mpi, horovod, dask, none.",
     ),
     (
         "run: python train.py\nframework: jaxx\n",
         'stoker.yaml:2: framework: "jaxx" is not one of the choices',
-        "Did you mean `jax`? Choices: torch, tensorflow, jax, mpi, horovod, dask.",
+        "Did you mean `jax`? Choices: torch, tensorflow, jax, mpi, horovod, dask, none.",
     ),
     (
         "run: python train.py\nframework: spark\n",
         'stoker.yaml:2: framework: "spark" is not one of the choices',
-        "Choices: torch, tensorflow, jax, mpi, horovod, dask.",
+        "Choices: torch, tensorflow, jax, mpi, horovod, dask, none.",
     ),
     (
         "run: python train.py\npriority: hihg\n",
@@ -450,7 +450,7 @@ def test_details_name_everything() -> None:
         "choices": [],
     }
     assert [(e["line"], e["key"]) for e in details["errors"]] == [(3, "resources.memory"), (4, "framework")]
-    assert details["errors"][1]["choices"] == ["torch", "tensorflow", "jax", "mpi", "horovod", "dask"]
+    assert details["errors"][1]["choices"] == ["torch", "tensorflow", "jax", "mpi", "horovod", "dask", "none"]
 
 
 def test_very_many_mistakes_stay_readable() -> None:

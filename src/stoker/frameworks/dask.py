@@ -1,0 +1,82 @@
+"""Dask: a scheduler, the workers, and the job's script as their client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.errors import SpecError
+from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.world import body, decided, endpoint, facts, is_python, words
+from stoker.spec.job import Job, Role
+
+SCHEDULER, CLIENT = "scheduler", "client"
+
+
+class Dask:
+    name = "dask"
+
+    def complete(self, job: Job) -> Job:
+        if job.run is None and CLIENT not in job.roles:
+            raise SpecError(
+                "framework dask needs a command to run as the client",
+                hint="Add a line like `run: python prepare.py`; the image's own command cannot be seen.",
+            )
+        for name in (SCHEDULER, CLIENT):
+            if name in job.roles and job.roles[name].count != 1:
+                raise SpecError(f"roles.{name}.count: dask has one {name}", hint="Leave `count` out.")
+        # What the scheduler knows is gone with it: the client begins again. Workers come and go.
+        roles = {SCHEDULER: Role(), CLIENT: Role(), **job.roles}
+        if roles[SCHEDULER].on_loss is None:
+            roles[SCHEDULER] = roles[SCHEDULER].model_copy(update={"on_loss": "world"})
+        return decided(job.model_copy(update={"roles": roles, "on_loss": "task"}), 1)
+
+    def ports(self, role: str) -> int:
+        return 2 if role == SCHEDULER else 1
+
+    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+        env, each = facts(world, member)
+        schedulers = world.role(SCHEDULER)
+        if not schedulers:
+            return body(job, argv, env, each)
+        scheduler = schedulers[0]
+        address = f"tcp://{endpoint(scheduler)}"
+        env["DASK_SCHEDULER_ADDRESS"] = address
+        if member.role == SCHEDULER:
+            return body(job, _scheduler(scheduler, argv), env, each)
+        if member.role == "worker":
+            return body(job, _worker(address, member, job, argv, len(each)), env, each)
+        return body(job, argv, env, each)
+
+
+def _scheduler(member: Member, argv: Sequence[str]) -> list[str]:
+    port, dashboard = member.ports
+    place = [
+        "--host",
+        member.address,
+        "--port",
+        str(port),
+        "--dashboard-address",
+        f"{member.address}:{dashboard}",
+    ]
+    return [*_dask(argv), "scheduler", *place]
+
+
+def _worker(address: str, member: Member, job: Job, argv: Sequence[str], count: int) -> list[str]:
+    """Without a nanny: a worker that ends is ours to bring back, and to tell of."""
+    options = ["--no-nanny", "--no-dashboard", "--host", member.address]
+    if count == 1:
+        options += ["--name", member.task, "--worker-port", str(member.ports[0])]
+    if job.resources.cpu is not None:
+        options += ["--nthreads", str(max(1, int(job.resources.cpu // count)))]
+    if job.resources.memory is not None:
+        options += ["--memory-limit", str(job.resources.memory // count)]
+    return [*_dask(argv), "worker", address, *options]
+
+
+def _dask(argv: Sequence[str]) -> list[str]:
+    """Its command, from the same Python as the script where that is named: that one has it for certain."""
+    python = next((word for word in words(argv) if is_python(word)), None)
+    return [python, "-m", "dask"] if python else ["dask"]
+
+
+framework = Dask()

@@ -1,0 +1,13 @@
+"""Horovod under MPI: every rank finds its place in HOROVOD_* as well, as `horovodrun` would set it."""
+
+from __future__ import annotations
+
+from stoker.frameworks.mpi import Mpi
+
+
+class Horovod(Mpi):
+    name = "horovod"
+    helper = "horovodrun"
+
+
+framework = Horovod()

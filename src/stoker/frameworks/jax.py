@@ -1,0 +1,47 @@
+"""JAX: who coordinates, and who am I.
+
+`jax.distributed.initialize` itself reads only the coordinator's address; `stoker.jax_initialize()` hands it the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.world import body, decided, endpoint, facts, processes, trainers
+from stoker.spec.job import Job
+
+
+class Jax:
+    name = "jax"
+
+    def complete(self, job: Job) -> Job:
+        return decided(job, 1)
+
+    def ports(self, role: str) -> int:
+        return 1
+
+    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+        env, each = facts(world, member)
+        training = trainers(world)
+        if member not in training:
+            return body(job, argv, env, each)
+        env["JAX_COORDINATOR_ADDRESS"] = endpoint(training[0])
+        env["JAX_NUM_PROCESSES"] = str(sum(processes(world, other) for other in training))
+        shared = _shares(member.gpus, len(each))
+        for local, one in enumerate(each):
+            one["JAX_PROCESS_ID"] = one["STOKER_RANK"]
+            if shared:
+                one["JAX_LOCAL_DEVICE_IDS"] = shared[local]
+        return body(job, argv, env, each)
+
+
+def _shares(gpus: int, count: int) -> list[str]:
+    """The GPUs of each process, where there are several processes and GPUs for all of them."""
+    if count == 1 or gpus < count:
+        return []
+    size = gpus // count
+    return [",".join(str(at) for at in range(one * size, (one + 1) * size)) for one in range(count)]
+
+
+framework = Jax()

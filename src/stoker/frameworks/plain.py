@@ -1,0 +1,26 @@
+"""No framework: everybody is told who is there, and does with it what it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.world import body, decided, facts
+from stoker.spec.job import Job
+
+
+class Plain:
+    name = "none"
+
+    def complete(self, job: Job) -> Job:
+        return decided(job, 1)
+
+    def ports(self, role: str) -> int:
+        return 1
+
+    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+        env, each = facts(world, member)
+        return body(job, argv, env, each)
+
+
+framework = Plain()

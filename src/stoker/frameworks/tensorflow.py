@@ -1,0 +1,46 @@
+"""TensorFlow: TF_CONFIG, for MultiWorkerMirroredStrategy, ParameterServerStrategy and estimators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.world import body, endpoint, facts, only_one
+from stoker.spec.job import Job
+
+_CLUSTER = ("chief", "worker", "ps")
+_TYPES = {"master": "chief"}
+"""What TensorFlow calls a role by another name."""
+
+
+class TensorFlow:
+    name = "tensorflow"
+
+    def complete(self, job: Job) -> Job:
+        return only_one(job, "TensorFlow has one process in each task, which uses all its GPUs")
+
+    def ports(self, role: str) -> int:
+        return 1
+
+    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+        env, each = facts(world, member)
+        kind = _TYPES.get(member.role, member.role)
+        if kind in (*_CLUSTER, "evaluator"):
+            env["TF_CONFIG"] = json.dumps(
+                {"cluster": _cluster(world), "task": {"type": kind, "index": member.index}}
+            )
+        return body(job, argv, env, each)
+
+
+def _cluster(world: World) -> dict[str, list[str]]:
+    """Without the evaluator: it looks on from outside, and nobody waits for it."""
+    found: dict[str, list[str]] = {}
+    for member in world.members:
+        kind = _TYPES.get(member.role, member.role)
+        if kind in _CLUSTER:
+            found.setdefault(kind, []).append(endpoint(member))
+    return found
+
+
+framework = TensorFlow()

@@ -1,0 +1,110 @@
+"""What every framework says of a world, and what they all ask of it.
+
+Ranks count processes: those of the tasks that train, in the order of the members, then one for each task that stands
+beside them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from stoker.errors import SpecError
+from stoker.frameworks.base import Body, Member, World
+from stoker.spec.job import Job
+from stoker.spec.parts import FIRST, WORKER
+
+TRAIN = (*FIRST, WORKER)
+"""Roles that train. What else there is (ps, evaluator, your own) stands beside them."""
+
+
+def trainers(world: World) -> tuple[Member, ...]:
+    """Those whose processes have ranks in the training; everybody in a world that has none of these roles."""
+    return tuple(member for member in world.members if member.role in TRAIN) or world.members
+
+
+def processes(world: World, member: Member) -> int:
+    """How many the member runs: a task beside the training runs one, whatever `processes` says of the workers."""
+    return max(1, member.processes) if member in trainers(world) else 1
+
+
+def first_rank(world: World, member: Member) -> int:
+    """The rank of its first process among all."""
+    before = world.members[: world.members.index(member)]
+    return sum(processes(world, other) for other in before)
+
+
+def endpoint(member: Member, port: int = 0) -> str:
+    """`host:port`; `port`: which of its own."""
+    host = f"[{member.address}]" if ":" in member.address else member.address
+    return f"{host}:{member.ports[port]}"
+
+
+def facts(world: World, member: Member) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Variables that say the same in every framework: of the task, and of each of its processes."""
+    count = processes(world, member)
+    task = {
+        "STOKER_WORLD_SIZE": str(sum(processes(world, other) for other in world.members)),
+        "STOKER_LOCAL_WORLD_SIZE": str(count),
+        "STOKER_PEERS": peers(world.members),
+        "STOKER_PORT": str(member.ports[0]),
+    }
+    for role in dict.fromkeys(other.role for other in world.members):
+        task[f"STOKER_PEERS_{variable(role)}"] = peers(world.role(role))
+    first = first_rank(world, member)
+    each = [{"STOKER_RANK": str(first + local), "STOKER_LOCAL_RANK": str(local)} for local in range(count)]
+    return task, each
+
+
+def peers(members: Iterable[Member]) -> str:
+    return ",".join(endpoint(member) for member in members)
+
+
+def variable(name: str) -> str:
+    return name.upper().replace("-", "_").replace(".", "_")
+
+
+def body(
+    job: Job, argv: Sequence[str], env: Mapping[str, str], each: Sequence[Mapping[str, str]] = ({},)
+) -> Body:
+    """What the job's own `env` names is the user's and stays. One process has no part of its own."""
+    if len(each) == 1:
+        env, each = {**env, **each[0]}, ()
+    return Body(
+        argv=tuple(argv), env=_without(env, job.env), each=tuple(_without(one, job.env) for one in each)
+    )
+
+
+def decided(job: Job, processes: int) -> Job:
+    """With a number of processes, where the job names none."""
+    return job if job.processes is not None else job.model_copy(update={"processes": processes})
+
+
+def only_one(job: Job, why: str) -> Job:
+    if (job.processes or 1) > 1:
+        raise SpecError(
+            f"processes: {job.processes} does not go with framework {job.framework}: {why}",
+            hint="Leave `processes` out, and ask for more `workers`.",
+        )
+    return decided(job, 1)
+
+
+def words(argv: Sequence[str]) -> list[str]:
+    """A command word by word, also one that is written for the shell."""
+    if len(argv) == 3 and PurePosixPath(argv[0]).name in ("sh", "bash") and argv[1] in ("-c", "-ec", "-lc"):
+        try:
+            return shlex.split(argv[2], comments=True)
+        except ValueError:
+            return argv[2].split()
+    return list(argv)
+
+
+def is_python(word: str) -> bool:
+    """`python`, `python3.12`, `/opt/venv/bin/python`"""
+    name = PurePosixPath(word).name
+    return name == "python" or (name.startswith("python") and name[6:].replace(".", "").isdigit())
+
+
+def _without(env: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in names}
