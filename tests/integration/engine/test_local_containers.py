@@ -329,3 +329,24 @@ def test_a_machine_without_a_runtime_refuses(box: Any, monkeypatch: pytest.Monke
         engine.refuse(Job.from_json({"image": IMAGE, "run": "true"}))
     assert caught.value.hint
     asyncio.run(engine.close())
+
+
+def test_a_home_that_never_had_an_image_starts_no_podman(
+    box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever an ordinary user asks podman first leaves a process behind."""
+    podman = tmp_path / "bin" / "podman"
+    podman.parent.mkdir()
+    podman.write_text(f"#!/bin/sh\n: > {tmp_path}/started\nexit 1\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{podman.parent}:{os.environ['PATH']}")
+
+    async def story() -> None:
+        handle = await box.start("print('hello')")
+        await box.ended(handle)
+        await box.restart()
+        await box.engine.observe()
+        assert {"containers"} <= {fact["name"] for fact in await box.engine.check()}
+
+    box.run(story)
+    assert not (tmp_path / "started").exists()
