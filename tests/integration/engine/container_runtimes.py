@@ -126,6 +126,8 @@ class Podman(Runtime):
             encoding="utf-8",
         )
         lines = ["[engine]", 'cgroup_manager = "cgroupfs"', 'events_logger = "none"']
+        # Not in /run, where it would stay.
+        lines += [f'tmp_dir = "{root}/tmp"']
         # crun refuses machines with both versions of control groups.
         lines += ['runtime = "runc"'] if shutil.which("runc") else []
         config.write_text("\n".join(lines) + "\n")
