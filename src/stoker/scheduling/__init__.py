@@ -2,6 +2,11 @@
 
 Events go in (nodes changed, a run asks, a run ended), decisions come out. Nothing here reads a clock, draws a
 random number or touches a file, so it can be tested by property and simulated over a year in seconds.
+
+For gangs: `Request.extra` are tasks beyond the minimum, `Request.size` how many it wants for now, `Request.avoid` the
+nodes and GPUs it keeps away from where it can. Tasks keep their numbers: `Scheduler.release_part(id, indexes)` gives
+some back, `Scheduler.replace(id, index, avoid)` finds a new place for one, `Scheduler.resize_gang(id, count)` changes
+the wish, `Scheduler.adopt(request, places, indexes)` believes what a restart finds.
 """
 
 from stoker.scheduling.model import (
@@ -16,6 +21,7 @@ from stoker.scheduling.model import (
     Snapshot,
     Start,
     Verdict,
+    gpu_name,
 )
 from stoker.scheduling.scheduler import Scheduler
 
@@ -32,4 +38,5 @@ __all__ = [
     "Snapshot",
     "Start",
     "Verdict",
+    "gpu_name",
 ]

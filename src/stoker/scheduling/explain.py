@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stoker.errors import NotFound
+from stoker.scheduling.holding import Holding
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import (
     RESOURCES,
@@ -14,11 +15,13 @@ from stoker.scheduling.model import (
     Explanation,
     Group,
     Holder,
+    Place,
     Request,
     Shape,
     Shortage,
     in_units,
     say,
+    task_name,
     welcome,
 )
 from stoker.scheduling.placement import Room, place_in_one, times, within
@@ -27,15 +30,26 @@ from stoker.scheduling.reserve import claim, holding
 from stoker.scheduling.verdict import ever_fits, fits_whole, scope
 
 
-def explain(id: str, queue: Queue, ledger: Ledger) -> Explanation:
-    if ledger.holds(id):
+def explain(id: str, queue: Queue, ledger: Ledger, holding: Holding | None = None) -> Explanation:
+    if holding is not None:
         places = ledger.places(id)
-        nodes = ", ".join(sorted({place.node for place in places}))
-        return Explanation(id, "held", f"has its resources on {nodes}", places=places)
+        return Explanation(id, "held", _holds(holding, places), places=places)
     request = queue.get(id)
     if request is None:
         raise NotFound(f"{id} is neither queued nor running here")
     return replace(_queued(request, queue, ledger), position=queue.position(request), queued=len(queue))
+
+
+def _holds(holding: Holding, places: Sequence[Place]) -> str:
+    request = holding.request
+    nodes = ", ".join(sorted({place.node for place in places})) or "no node"
+    text = f"has its resources on {nodes}"
+    if request.extra:
+        text = f"has {len(places)} of up to {request.most} tasks on {nodes}"
+    if holding.lost:
+        lost = ", ".join(task_name(request.tasks, index) for index in sorted(holding.lost))
+        text += f"; there is no room for {lost} now"
+    return text
 
 
 def _queued(request: Request, queue: Queue, ledger: Ledger) -> Explanation:

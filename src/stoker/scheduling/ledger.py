@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 
 from stoker.errors import Conflict
-from stoker.scheduling.model import ANYWHERE, Amount, NodeShape, Place
+from stoker.scheduling.model import ANYWHERE, Amount, NodeShape, Place, gpu_name
 
 NOTHING = Amount(0, 0, 0)
 
@@ -169,12 +169,19 @@ class Ledger:
     def places(self, holder: str) -> tuple[Place, ...]:
         return self._held[holder][1]
 
+    def domain_of(self, places: Sequence[Place]) -> str | None:
+        """Where they are; None when none of their nodes is there."""
+        nodes = [self._nodes[place.node] for place in places]
+        return next((node.shape.domain for node in nodes if node.shape is not None), None)
+
     def on_node(self, name: str) -> Iterator[tuple[str, Amount]]:
         """Who holds what there."""
         yield from self._holders.get(name, {}).items()
 
-    def choose(self, tasks: tuple[Amount, ...], nodes: Sequence[str]) -> tuple[Place, ...]:
-        """Name the GPUs: the lowest free ids of each node, task by task."""
+    def choose(
+        self, tasks: Sequence[Amount], nodes: Sequence[str], avoid: frozenset[str] = frozenset()
+    ) -> tuple[Place, ...]:
+        """Name the GPUs: the lowest free ids of each node, task by task; those to be avoided last."""
         given: dict[str, int] = {}
         places = []
         for task, name in zip(tasks, nodes, strict=True):
@@ -183,7 +190,10 @@ class Ledger:
                 continue
             first = given.get(name, 0)
             given[name] = first + task.gpu
-            places.append(Place(name, tuple(self._nodes[name].free_gpus[first : first + task.gpu])))
+            free = self._nodes[name].free_gpus
+            if avoid:
+                free = sorted(free, key=lambda gpu: gpu_name(name, gpu) in avoid)
+            places.append(Place(name, tuple(free[first : first + task.gpu])))
         return tuple(places)
 
     def name_gpus(self, tasks: tuple[Amount, ...], places: Sequence[Place]) -> tuple[Place, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.errors import SpecError
@@ -59,6 +59,8 @@ class Ask:
     among: frozenset[str] = frozenset()
     """Only nodes with at least one of these tags; empty: any node. Engines write `CLUSTER`, `CLUSTER:pool:NAME`, and
     `:gpu` after it for nodes that are kept for GPU tasks: only the words for people (see `verdict`) know that."""
+    name: str = field(default="", compare=False)
+    """What people call the task, for the words only: tasks that differ in nothing else are alike."""
 
     def __post_init__(self) -> None:
         for name, value in zip(RESOURCES, (self.cpu, self.memory, self.gpu), strict=True):
@@ -71,7 +73,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Request:
-    """A run that wants to start: all of its tasks or none."""
+    """A run that wants to start: all of its `asks` or none, and then as many of `extra` as there is room for."""
 
     id: str
     priority: int
@@ -81,10 +83,27 @@ class Request:
     """One for each task."""
     domains: tuple[str, ...] = ()
     """Only in one of these, the first in which all tasks fit; empty: any, in order of name."""
+    extra: tuple[Ask, ...] = ()
+    """Further tasks it would like, the dearest first. They are on loan: it gets them where nobody waits for the room,
+    and gives them back when somebody does. Tasks are numbered through: the first extra is task `len(asks)`."""
+    size: int | None = None
+    """It wants no more tasks than this for now; None: all it may have."""
+    avoid: frozenset[str] = frozenset()
+    """Nodes by name and GPUs by `gpu_name`, on which nothing of it goes where it fits anywhere else."""
 
     def __post_init__(self) -> None:
         if not self.asks:
             raise SpecError(f"{self.id} asks for no task at all", hint="Give it at least one ask.")
+
+    @property
+    def tasks(self) -> tuple[Ask, ...]:
+        return self.asks + self.extra
+
+    @property
+    def most(self) -> int:
+        """So many tasks it wants for now."""
+        every = len(self.asks) + len(self.extra)
+        return every if self.size is None else min(every, max(self.size, len(self.asks)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Start:
-    """A decision: this request starts now, its n-th task at the n-th place."""
+    """A decision: this request starts now, its n-th task at the n-th place: all of its asks, and the first of its
+    extras, as many as there are places more."""
 
     id: str
     places: tuple[Place, ...]
@@ -109,6 +129,14 @@ class Held:
 
     request: Request
     places: tuple[Place, ...]
+    indexes: tuple[int, ...] = ()
+    """Which task each place is for, in order; empty: the first ones."""
+    domain: str | None = None
+    """Where the task was that lost its place: the others go there too."""
+    lost: tuple[int, ...] = ()
+    """Tasks that lost their place and wait for another."""
+    done: tuple[int, ...] = ()
+    """Tasks that gave back their place for good."""
 
 
 @dataclass(frozen=True)
@@ -187,27 +215,28 @@ class Group(NamedTuple):
     """Their positions."""
 
 
-Form = tuple[tuple[Amount, ...], tuple[frozenset[str], ...], tuple[str, ...]]
-"""What makes two shapes equal: the amounts and tags of each task, and the domains. Where no task names a tag,
-the tags are left out."""
+Form = tuple[tuple[Amount, ...], tuple[frozenset[str], ...], tuple[str, ...], frozenset[str]]
+"""What makes two shapes equal: the amounts and tags of each task, the domains, and what is avoided. Where no task
+names a tag, the tags are left out."""
 
 
-def form_of(asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Form:
+def form_of(asks: Sequence[Ask], domains: tuple[str, ...] = (), avoid: frozenset[str] = frozenset()) -> Form:
     for ask in asks:
         if ask.among:
-            return amounts(asks), tuple([ask.among for ask in asks]), domains
-    return amounts(asks), (), domains
+            return amounts(asks), tuple([ask.among for ask in asks]), domains, avoid
+    return amounts(asks), (), domains, avoid
 
 
 class Shape:
     """The asks of a request, in whole numbers and grouped. Requests of equal shape are interchangeable but
     for their order, so the queue and the decisions think in shapes."""
 
-    __slots__ = ("domains", "groups", "least", "size", "tasks")
+    __slots__ = ("avoid", "domains", "groups", "indexes", "least", "size", "tasks")
 
     def __init__(self, form: Form) -> None:
-        self.tasks, tags, self.domains = tasks, _, _ = form
+        self.tasks, tags, self.domains, self.avoid = tasks, _, _, _ = form
         self.size = len(tasks)
+        self.indexes = tuple(range(self.size))
         kinds: dict[tuple[Amount, frozenset[str]], list[int]] = {}
         for index, task in enumerate(tasks):
             kinds.setdefault((task, tags[index] if tags else ANYWHERE), []).append(index)
@@ -225,6 +254,16 @@ def _hardness(group: Group) -> tuple[int, int, int, bool]:
 def welcome(among: frozenset[str], tags: frozenset[str]) -> bool:
     """Whether a task that may only go among these may go to a node with such tags."""
     return not among or not among.isdisjoint(tags)
+
+
+def task_name(asks: Sequence[Ask], index: int) -> str:
+    """As people call it."""
+    return asks[index].name or f"task {index}"
+
+
+def gpu_name(node: str, gpu: str) -> str:
+    """A GPU among all GPUs: on many machines the first one is called 0."""
+    return f"{node}#{gpu}"
 
 
 def amounts(asks: Sequence[Ask]) -> tuple[Amount, ...]:

@@ -3,7 +3,7 @@
 GPUs are the scarce thing, so a task with GPUs goes where the fewest are left over, and a task without goes
 to a node without where there is room. Equal tasks of a gang share one node where they can. Ties go to the
 first name. A task that names tags goes only where one of them is. A gang stays within one domain: the first
-in which it fits.
+in which it fits. What is to be avoided is used only where a gang fits nowhere without it.
 
 Equal tasks are placed exactly: if they fit at all, they are placed. Gangs of unequal tasks are bin packing;
 there a greedy pass comes first and, where it fails, a search with a bound on its steps.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from stoker.scheduling.model import ANYWHERE, Amount, Shape, welcome
+from stoker.scheduling.model import ANYWHERE, Amount, Shape, gpu_name, welcome
 
 SEARCH_STEPS = 2_000
 """How long to look for a packing of unequal tasks before calling it full: a few milliseconds."""
@@ -34,6 +34,8 @@ class Space(Protocol):
     @property
     def total_gpu(self) -> int: ...
     @property
+    def free_gpus(self) -> Sequence[str]: ...
+    @property
     def tags(self) -> frozenset[str]: ...
 
 
@@ -43,10 +45,17 @@ S = TypeVar("S", bound=Space)
 class Room:
     """A scratch copy of what is free on one node."""
 
-    __slots__ = ("cpu", "gpu", "memory", "name", "tags", "total_gpu")
+    __slots__ = ("cpu", "free_gpus", "gpu", "memory", "name", "tags", "total_gpu")
 
     def __init__(
-        self, name: str, cpu: int, memory: int, gpu: int, total_gpu: int, tags: frozenset[str] = ANYWHERE
+        self,
+        name: str,
+        cpu: int,
+        memory: int,
+        gpu: int,
+        total_gpu: int,
+        tags: frozenset[str] = ANYWHERE,
+        free_gpus: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.cpu = cpu
@@ -54,10 +63,14 @@ class Room:
         self.gpu = gpu
         self.total_gpu = total_gpu
         self.tags = tags
+        self.free_gpus = free_gpus
+        """By name, before anything was taken from this copy."""
 
     @classmethod
     def of(cls, space: Space) -> Room:
-        return cls(space.name, space.cpu, space.memory, space.gpu, space.total_gpu, space.tags)
+        return cls(
+            space.name, space.cpu, space.memory, space.gpu, space.total_gpu, space.tags, space.free_gpus
+        )
 
     def take(self, task: Amount, times: int = 1) -> None:
         self.cpu -= task.cpu * times
@@ -67,6 +80,12 @@ class Room:
 
 def place_in_one(shape: Shape, fields: Iterable[Sequence[Space]]) -> list[str] | None:
     """As `place`, in the first of these fields in which they all fit."""
+    if shape.avoid:
+        fields = list(fields)
+        for spaces in fields:
+            nodes = place(shape, _without(shape.avoid, spaces))
+            if nodes is not None:
+                return nodes
     for spaces in fields:
         nodes = place(shape, spaces)
         if nodes is not None:
@@ -89,6 +108,15 @@ def place(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
 def within(among: frozenset[str], spaces: Sequence[S]) -> Sequence[S]:
     """Those to which a task that may only go among these may go."""
     return [space for space in spaces if welcome(among, space.tags)] if among else spaces
+
+
+def _without(avoid: frozenset[str], spaces: Sequence[Space]) -> list[Room]:
+    """What is left when these nodes and GPUs are not counted."""
+    rooms = [Room.of(space) for space in spaces if space.name not in avoid]
+    for room in rooms:
+        clear = sum(gpu_name(room.name, gpu) not in avoid for gpu in room.free_gpus)
+        room.gpu = min(room.gpu, clear)
+    return rooms
 
 
 def times(task: Amount, space: Space, limit: int) -> int:

@@ -14,6 +14,9 @@ from stoker.scheduling.model import Amount, Form, Request, Shape, form_of
 
 Key = tuple[int, int, str]
 """(-priority, seq, id): sorts in the order of starting."""
+FIRST: Key = (-(1 << 62), 0, "")
+LAST: Key = (1 << 62, 0, "")
+"""Before and after all that are in any queue."""
 
 
 def key_of(request: Request) -> Key:
@@ -125,13 +128,13 @@ class Queue:
         return self._requests.get(request)
 
     def bucket(self, request: Request) -> Bucket:
-        return self.buckets[form_of(request.asks, request.domains)]
+        return self.buckets[form_of(request.asks, request.domains, request.avoid)]
 
     def position(self, request: Request) -> int:
         return self._order.rank(key_of(request)) + 1
 
     def add(self, request: Request) -> Bucket:
-        key, form = key_of(request), form_of(request.asks, request.domains)
+        key, form = key_of(request), form_of(request.asks, request.domains, request.avoid)
         bucket = self.buckets.get(form)
         if bucket is None:
             bucket = self.buckets[form] = Bucket(Shape(form))
@@ -146,7 +149,7 @@ class Queue:
         found = self._requests.pop(request, None)
         if found is None:
             return None
-        key, form = key_of(found), form_of(found.asks, found.domains)
+        key, form = key_of(found), form_of(found.asks, found.domains, found.avoid)
         bucket = self.buckets[form]
         bucket.keys.remove(key)
         self._order.remove(key)

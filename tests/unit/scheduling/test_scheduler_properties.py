@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 from hypothesis import assume, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Snapshot, Start
+from stoker.scheduling import Ask, Held, NodeShape, Place, Request, Scheduler, Snapshot, Start
 
 QUIET = settings(print_blob=True)
 
@@ -59,6 +59,8 @@ gangs = st.one_of(
     st.builds(lambda ask, n: (ask,) * n, asks, st.integers(2, 3)),
     st.lists(asks, min_size=2, max_size=4).map(tuple),
 )
+extras = st.one_of(st.just(()), st.just(()), gangs)
+sizes = st.sampled_from([None, None, None, 2, 3])
 priorities = st.sampled_from([0, 0, 0, 1, -1])
 
 
@@ -69,6 +71,11 @@ def exact(cpu: float) -> Fraction:
     return Fraction(str(cpu))
 
 
+def asks_of(held: Held) -> list[Ask]:
+    """What the tasks that have a place ask for."""
+    return [(held.request.asks + held.request.extra)[index] for index in held.indexes]
+
+
 class Free:
     """What is free on one node. Written with fractions and nothing from the program."""
 
@@ -76,7 +83,7 @@ class Free:
         on_it = [
             (ask, place)
             for held in snapshot.held
-            for ask, place in zip(held.request.asks, held.places, strict=True)
+            for ask, place in zip(asks_of(held), held.places, strict=True)
             if place.node == node.name
         ]
         taken = {gpu for _, place in on_it for gpu in place.gpus}
@@ -160,15 +167,51 @@ def check_decision(before: Snapshot, starts: list[Start]) -> None:
         if request.id not in started:
             blocked.append(request)
             continue
-        for ask, place in zip(request.asks, started[request.id].places, strict=True):
-            (space,) = [space for space in free if space.node.name == place.node]
-            assert space.node.domain == fitting[0], "not the domain it prefers"
-            assert may_go(ask, space.node), "not a node it may go to"
-            assert len(place.gpus) == ask.gpu
-            assert set(place.gpus) <= space.gpus, "a GPU that is not free"
-            space.gpus -= set(place.gpus)
-            space.left = [a - b for a, b in zip(space.left, wants(ask), strict=True)]
-            assert min(space.left) >= 0, "more than there is"
+        places = started[request.id].places
+        assert len(request.asks) <= len(places) <= request.most
+        for ask, place in zip(request.asks, places[: len(request.asks)], strict=True):
+            assert take(ask, place, free).node.domain == fitting[0], "not the domain it prefers"
+    check_extras([request for request in order if request.id in started], started, blocked, free)
+
+
+def take(ask: Ask, place: Place, free: list[Free]) -> Free:
+    (space,) = [space for space in free if space.node.name == place.node]
+    assert may_go(ask, space.node), "not a node it may go to"
+    assert len(place.gpus) == ask.gpu
+    assert set(place.gpus) <= space.gpus, "a GPU that is not free"
+    space.gpus -= set(place.gpus)
+    space.left = [a - b for a, b in zip(space.left, wants(ask), strict=True)]
+    assert min(space.left) >= 0, "more than there is"
+    return space
+
+
+def check_extras(
+    begun: list[Request], started: dict[str, Start], blocked: list[Request], free: list[Free]
+) -> None:
+    """Extras come out of what all who wait leave over, and none is left out that would fit there."""
+    kept = dict(
+        zip([space.node.name for space in free], kept_for(blocked, [s.node for s in free]), strict=True)
+    )
+    for request in begun:
+        places = started[request.id].places
+        (domain,) = {space.node.domain for space in free for place in places if space.node.name == place.node}
+        for ask, place in zip(request.extra, places[len(request.asks) :], strict=False):
+            space = take(ask, place, free)
+            assert space.node.domain == domain
+            assert all(
+                left >= keeps or not want
+                for left, keeps, want in zip(space.left, kept[place.node], wants(ask), strict=True)
+            ), "an extra takes what is kept for one that waits"
+    for request in begun:
+        places = started[request.id].places
+        if len(places) == request.most:
+            continue
+        ask = request.extra[len(places) - len(request.asks)]
+        (domain,) = {space.node.domain for space in free for place in places if space.node.name == place.node}
+        for space in free:
+            room = [max(Fraction(0), a - b) for a, b in zip(space.left, kept[space.node.name], strict=True)]
+            fits_there = all(has >= want for has, want in zip(room, wants(ask), strict=True))
+            assert not (space.node.domain == domain and may_go(ask, space.node) and fits_there), request
 
 
 # -- every sequence of events ----------------------------------------------------------------------------------
@@ -201,10 +244,17 @@ class Events(RuleBasedStateMachine):
         self.scheduler.set_nodes(nodes)
         self.changed()
 
-    @rule(gang=gangs, priority=priorities, domains=domains)
-    def enqueue(self, gang: tuple[Ask, ...], priority: int, domains: tuple[str, ...]) -> None:
+    @rule(gang=gangs, priority=priorities, domains=domains, extra=extras, size=sizes)
+    def enqueue(
+        self,
+        gang: tuple[Ask, ...],
+        priority: int,
+        domains: tuple[str, ...],
+        extra: tuple[Ask, ...] = (),
+        size: int | None = None,
+    ) -> None:
         self.number += 1
-        request = Request(f"run-{self.number}", priority, self.number, gang, domains)
+        request = Request(f"run-{self.number}", priority, self.number, gang, domains, extra, size)
         self.scheduler.enqueue(request)
         self.scheduler.enqueue(request)
         self.changed()
@@ -237,7 +287,7 @@ class Events(RuleBasedStateMachine):
     @rule(data=st.data(), priority=priorities)
     def change_priority(self, data: st.DataObject, priority: int) -> None:
         chosen = data.draw(st.sampled_from(self.scheduler.snapshot().queued))
-        self.scheduler.enqueue(Request(chosen.id, priority, chosen.seq, chosen.asks, chosen.domains))
+        self.scheduler.enqueue(replace(chosen, priority=priority))
         self.changed()
 
     @rule(ask=asks, node=st.sampled_from((*NAMES, "gone")), data=st.data())
@@ -266,10 +316,10 @@ class Events(RuleBasedStateMachine):
         chosen = data.draw(st.sampled_from(snapshot.held))
         free = [Free(shape, snapshot).gpus for shape in snapshot.nodes if shape.name == node] or [set()]
         back = {gpu for place in chosen.places if place.node == node for gpu in place.gpus}
-        assume(sum(ask.gpu for ask in chosen.request.asks) <= len(free[0] | back))
+        assume(sum(ask.gpu for ask in asks_of(chosen)) <= len(free[0] | back))
         moved = self.scheduler.move(chosen.request.id, [Place(node)] * len(chosen.places))
         assert [place.node for place in moved] == [node] * len(chosen.places)
-        assert [len(place.gpus) for place in moved] == [ask.gpu for ask in chosen.request.asks]
+        assert [len(place.gpus) for place in moved] == [ask.gpu for ask in asks_of(chosen)]
         assert self.scheduler.move(chosen.request.id, [Place(node)] * len(chosen.places)) == moved
         self.changed()
 

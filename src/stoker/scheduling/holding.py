@@ -1,0 +1,65 @@
+"""One that holds, task by task: which it has, which it may give back, which it would like.
+
+Tasks keep their number for as long as the request holds anything: one that gives back task 3 of five has the tasks
+0, 1, 2 and 4. So survivors are the same tasks before and after, and a new place for task 3 is a place for task 3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from stoker.scheduling.model import Ask, Held, Request
+
+NONE: frozenset[int] = frozenset()
+
+
+class Holding:
+    """What one request has. The places themselves are the ledger's, in the order of `indexes`."""
+
+    lost = NONE
+    """Tasks that lost their place and wait for another."""
+    done = NONE
+    """Tasks that gave back their place for good."""
+    domain: str | None = None
+    """Where a task was that lost its place: when all are lost, nothing else remembers it."""
+
+    def __init__(self, request: Request, indexes: tuple[int, ...]) -> None:
+        self.request = request
+        self.indexes = indexes
+        """The tasks that have a place, in order."""
+
+    def restore(self, held: Held) -> None:
+        """All of it that is not its places, from a snapshot."""
+        self.lost, self.done, self.domain = frozenset(held.lost), frozenset(held.done), held.domain
+
+    @property
+    def asks(self) -> list[Ask]:
+        """Of the tasks that have a place."""
+        tasks = self.request.tasks
+        return [tasks[index] for index in self.indexes]
+
+    def on_loan(self) -> list[int]:
+        """The tasks it could give back and keep as many of each kind as it needs; the first to give back first.
+
+        A task that lost its place or gave it back is stood in for by an extra that asks for the same: those who
+        asked for two workers and have two need both, whichever two they are."""
+        tasks = self.request.tasks
+        need = Counter(ask for index, ask in enumerate(self.request.asks) if index not in self.done)
+        spare: list[int] = []
+        for index in self.indexes:
+            if need[tasks[index]]:
+                need[tasks[index]] -= 1
+            else:
+                spare.append(index)
+        return spare[::-1]
+
+    def wanted(self) -> list[int]:
+        """The tasks it would like and has not, the dearest first. Of tasks that are no extras only those that an
+        extra could stand in for: the others it asks for itself (`Scheduler.replace`)."""
+        room = self.request.most - len(self.indexes) - len(self.lost) - len(self.done)
+        if room <= 0 or not self.request.extra:
+            return []
+        kinds = set(self.request.extra)
+        have = {*self.indexes, *self.lost, *self.done}
+        free = [index for index, ask in enumerate(self.request.tasks) if index not in have and ask in kinds]
+        return free[:room]
