@@ -31,6 +31,11 @@ Position = dict[str, list[int]]
 """`ATTEMPT/TASK` -> [segment, offset]: where a reader goes on."""
 
 
+def source_name(task: str, incarnation: int) -> str:
+    """What is read of a task that was replaced is read from another directory: it is kept apart."""
+    return task if incarnation == 1 else f"{task}.{incarnation}"
+
+
 class LogWriter:
     """Carries the log of one task. Called by the control loop only."""
 
@@ -175,8 +180,8 @@ class LogArchive:
             for number in _segments(_names(source.directory))
         ]
 
-    def last_lines(self, run: str, attempt: int, count: int) -> list[str]:
-        records, _ = self.read(run, None, attempt=attempt, tail=count)
+    def last_lines(self, run: str, attempt: int, count: int, *, task: str) -> list[str]:
+        records, _ = self.read(run, None, task=task, attempt=attempt, tail=count)
         return [record["text"] for record in records if "text" in record]
 
     def _sources(self, run: str, task: str | None, attempt: int | None) -> list[_Source]:
@@ -186,8 +191,9 @@ class LogArchive:
             if attempt is not None and number != attempt:
                 continue
             for name in sorted(_names(root / str(number))):
-                if task is None or name == task:
-                    found.append(_Source(f"{number}/{name}", number, name, root / str(number) / name))
+                whose = name.partition(".")[0]
+                if task is None or whose == task:
+                    found.append(_Source(f"{number}/{name}", number, whose, root / str(number) / name))
         return found
 
     def _read_source(

@@ -17,8 +17,9 @@ from stoker.control.clusters import Backend, Clusters
 from stoker.control.fleet import Fleet, Member, Wait, attempt_of, plan_of
 from stoker.control.hub import Hub
 from stoker.control.imaging import Imaging
-from stoker.control.live import TASK
+from stoker.control.live import LiveTask
 from stoker.control.loop import Loop
+from stoker.control.parting import parts_of
 from stoker.control.resizing import impossible
 from stoker.engine.base import Drills, Engine, Node, Shows
 from stoker.errors import Conflict, Refused, StokerError
@@ -78,7 +79,7 @@ class Controller:
         """The same key gives the same run, once. Returns when it is durable."""
         understood = self._understand(job, code)
         self._check_secrets(understood, secrets)
-        image = self._describe(understood)
+        images = self._describe(understood)
         normal = understood.to_json()
         new = NewRun(
             key=key,
@@ -90,7 +91,7 @@ class Controller:
             user=user,
             tags=tuple(understood.tags),
             code=code,
-            record={**record, "image": image} if image else dict(record),
+            record={**record, **images},
             fingerprint=_fingerprint(normal, code),
         )
         row, created = self._submit(new, secrets)
@@ -110,7 +111,7 @@ class Controller:
         """What a submit would do. Records nothing."""
         understood = self._understand(job, code)
         self._check_secrets(understood, secrets)
-        ask = self._fleet.ask(understood)
+        asks = self._fleet.asks(understood)
         members = self._fleet.candidates(understood)
         notes = []
         if understood.resources.cpu is None:
@@ -121,7 +122,10 @@ class Controller:
         plan = {
             "engine": members[0].name,
             "command": understood.argv(),
-            "tasks": [{"name": TASK, "cpu": ask.cpu, "memory": ask.memory, "gpu": ask.gpu}],
+            "tasks": [
+                {"name": name, "cpu": ask.cpu, "memory": ask.memory, "gpu": ask.gpu}
+                for name, ask in asks.items()
+            ],
             "environment": sorted(environment),
             "secrets": list(understood.secrets),
             "code": code,
@@ -129,25 +133,40 @@ class Controller:
             "timeout": understood.timeout,
             "retries": understood.retries,
         }
-        image = self._describe(understood)
-        if image.get("unread"):
-            notes.append(f"the image could not be read: {image['unread']}")
-        manifest = self._manifest(members[0].engine, understood, {**record, "image": image})
+        images = self._describe(understood)
+        for image in (images.get("image") or {}, *(images.get("images") or {}).values()):
+            if image.get("unread"):
+                notes.append(f"the image could not be read: {image['unread']}")
+        manifest = self._manifest(members[0].engine, understood, {**record, **images})
         if manifest is not None:
             plan["manifest"] = manifest
         return {"job": understood.to_json(), "fits": True, "plan": plan, "notes": notes}
 
     def _describe(self, job: Job) -> dict[str, Any]:
-        return self._imaging.describe(job, [member.engine for member in self._fleet.candidates(job)])
+        """`image` of the job, and `images` of the roles that have their own, as the registries describe them."""
+        engines = [member.engine for member in self._fleet.candidates(job)]
+        found: dict[str, Any] = {}
+        if image := self._imaging.describe(job, engines):
+            found["image"] = image
+        own = {part.role: part.job for part in parts_of(job) if part.job.image not in (None, job.image)}
+        images = {role: self._imaging.describe(seen, engines) for role, seen in own.items()}
+        if any(images.values()):
+            found["images"] = images
+        return found
 
     def _manifest(self, engine: Engine, job: Job, record: Mapping[str, Any]) -> str | None:
         """What the engine would send, where it sends anything. No run exists, so its id is one that could be."""
         if not isinstance(engine, Shows):
             return None
         row = _imagined(job, record)
-        plan = plan_of(job, TASK, 0, "", (), self._settings)
+        nowhere = {"node": "", "gpus": []}
+        plans = [
+            plan_of(row, LiveTask(name, part, index, place=nowhere), "", self._settings)
+            for part in parts_of(job)
+            for index, name in enumerate(part.names)
+        ]
         hidden = dict.fromkeys(job.secrets, "REDACTED")
-        return engine.manifest(attempt_of(row, job, 1, (plan,), hidden))
+        return engine.manifest(attempt_of(row, job, 1, plans, hidden))
 
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
         row = self._want(run_id, "kill" if kill else "stop", by)
@@ -179,14 +198,14 @@ class Controller:
             self._hub.publish(run_id)
         return row, created
 
-    def drill(self, run_id: str, how: str) -> str:
-        """Hurt a running run on purpose. Says what was done."""
+    def drill(self, run_id: str, how: str, task: str | None = None) -> str:
+        """Hurt a running run on purpose: one of its tasks, the first where none is named. Says what was done."""
         if how not in DRILLS:
             raise Refused(f"no such drill: {how!r}", hint=f"Choose one of: {', '.join(DRILLS)}.")
         run = self._store.run(run_id)
         if run.state not in (RunState.RUNNING,):
             raise Conflict(f"{run_id} is {run.state}, not running", hint="A drill needs a running run.")
-        did = self._loop.ask(lambda: self._hurt(run_id, how))
+        did = self._loop.ask(lambda: self._hurt(run_id, how, task))
         self._store.apply([AddEvent(EventRow(run_id, time.time(), "drill", f"drill: {did}"))])
         return did
 
@@ -223,9 +242,9 @@ class Controller:
             lambda: resizing.resize(self._loop, run_id, cpu=cpu, memory=memory), timeout=60.0
         )
 
-    def shell(self, run_id: str) -> dict[str, Any]:
-        """How a person on the server's machine gets into the run's task, where there still is one."""
-        return self._loop.ask(lambda: keeping.shell(self._loop, run_id), timeout=60.0)
+    def shell(self, run_id: str, task: str | None = None) -> dict[str, Any]:
+        """How a person on the server's machine gets into one of the run's tasks, where there still is one."""
+        return self._loop.ask(lambda: keeping.shell(self._loop, run_id, task), timeout=60.0)
 
     def place(self, run_id: str) -> int | None:
         return self.places([run_id]).get(run_id)
@@ -265,7 +284,8 @@ class Controller:
         for live in self._loop.runs.values():
             if live.state not in HOLDING or live.attempt is None:
                 continue
-            for place in live.attempt.placement.values():
+            for task in live.tasks.values():
+                place = task.place
                 if place["node"] == name:
                     used["cpu"] += place.get("cpu") or 0.0
                     used["memory"] += place.get("memory") or 0
@@ -273,10 +293,11 @@ class Controller:
                     here.append(
                         {
                             "id": live.id,
+                            "task": task.name,
                             "name": live.row.name,
                             "user": live.row.user,
                             "state": live.row.state,
-                            "usage": live.usage,
+                            "usage": task.usage,
                             "cpu": place.get("cpu"),
                             "memory": place.get("memory"),
                             "gpus": place["gpus"],
@@ -301,7 +322,8 @@ class Controller:
         if not all(member.known for member in members):
             return  # an engine has not answered yet: nothing can be said to be impossible
         names = tuple(member.name for member in members)
-        verdict = self._loop.scheduler.can_ever_fit((self._fleet.ask(job),), domains=names)
+        asks = tuple(self._fleet.asks(job).values())
+        verdict = self._loop.scheduler.can_ever_fit(asks, domains=names)
         if not verdict.ok:
             raise Refused(
                 f"this can never start here: {impossible(verdict)}",
@@ -367,7 +389,7 @@ class Controller:
         except StokerError:
             return None
 
-    async def _hurt(self, run_id: str, how: str) -> str:
+    async def _hurt(self, run_id: str, how: str, task: str | None) -> str:
         live = self._loop.runs.get(run_id)
         if live is None or live.attempt is None or not live.launched:
             raise Conflict(f"{run_id} is not running any more")
@@ -375,12 +397,13 @@ class Controller:
             live.preempt = True
             self._loop.kick(live)
             return "preempted: asked to checkpoint and let go"
+        chosen = keeping.one_of(live.tasks, task, run_id)
         engine = self._fleet.engine(live.engine)
         if not isinstance(engine, Drills):
             raise Refused(f"the {engine.name} engine has no drill {how!r}")
-        done = await engine.hurt(live.handle, TASK, how)
+        done = await engine.hurt(live.handle, chosen, how)
         self._loop.observe_soon()
-        return done
+        return done if live.alone else f"{done} of {chosen}"
 
 
 def _imagined(job: Job, record: Mapping[str, Any]) -> RunRow:

@@ -6,18 +6,25 @@ to the control loop's thread but for `of_job`, `names` and the pure questions ab
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stoker.engine.base import Attempt, Engine, Node, Observation, Presence, TaskPlan
+from stoker.control.orders import image_of
+from stoker.control.parting import parts_of
+from stoker.engine.base import Attempt, Engine, Needs, Node, Observation, Presence, TaskPlan
 from stoker.errors import EngineUnavailable, NotFound, Refused
 from stoker.scheduling import Ask, NodeShape, Place, Request
 from stoker.settings import Settings
 from stoker.spec import Job
+from stoker.spec.parts import Part
 from stoker.store.rows import RunRow
 from stoker.task.fence import Sight, Vigil
+
+if TYPE_CHECKING:
+    from stoker.control.live import LiveTask
 
 LOCAL = "local"
 ANY = "any"
@@ -91,13 +98,13 @@ class Fleet:
         wanted = job.cluster or self.default
         if wanted != ANY:
             member = self.member(wanted)
-            member.engine.refuse(job)
+            self._refuse(member, job)
             return [member]
         fitting: list[Member] = []
         reasons: list[str] = []
         for member in self:
             try:
-                member.engine.refuse(job)
+                self._refuse(member, job)
             except Refused as exc:
                 reasons.append(f"{member.name}: {exc.message}")
             else:
@@ -106,11 +113,21 @@ class Fleet:
             raise Refused("no engine here can run this:\n  " + "\n  ".join(reasons))
         return fitting
 
-    def ask(self, job: Job) -> Ask:
-        """What one task of the job asks of the queue: enough for wherever it may go."""
-        needs = [member.engine.needs(job) for member in self._possible(job)]
+    def _refuse(self, member: Member, job: Job) -> None:
+        member.engine.refuse(job)
+        for part in parts_of(job) if job.roles or job.framework else ():
+            member.engine.refuse(part.job)
+
+    def asks(self, job: Job) -> dict[str, Ask]:
+        """What each task of the job asks of the queue, in the order of their ranks: enough for wherever it may go."""
+        members, found = self._possible(job), parts_of(job)
+        asks = [(part, self._ask(part, members, found, job)) for part in found]
+        return {name: ask for part, ask in asks for name in part.names}
+
+    def _ask(self, part: Part, members: Sequence[Member], found: Sequence[Part], job: Job) -> Ask:
+        needs = [self._need(member, part, found) for member in members]
         if not needs:
-            return Ask(gpu=job.resources.gpu, among=frozenset({job.cluster or self.default}))
+            return Ask(gpu=part.job.resources.gpu, among=frozenset({job.cluster or self.default}))
         anywhere = any(not need.among for need in needs)
         return Ask(
             cpu=max(need.cpu for need in needs),
@@ -119,12 +136,23 @@ class Fleet:
             among=frozenset() if anywhere else frozenset().union(*(need.among for need in needs)),
         )
 
+    def _need(self, member: Member, part: Part, found: Sequence[Part]) -> Needs:
+        """Tasks that name no CPU share this machine's: however many they are, they fit when nobody else is there."""
+        need = member.engine.needs(part.job)
+        unsaid = sum(one.count for one in found if one.job.resources.cpu is None)
+        if member.name != self.home or part.job.resources.cpu is not None or unsaid == 1:
+            return need
+        said = sum(one.count * (one.job.resources.cpu or 0.0) for one in found)
+        there = sum(node.cpu for node in member.nodes)
+        share = math.floor(max(0.0, there - said) / unsaid * 1000) / 1000
+        return replace(need, cpu=min(need.cpu, share or 0.001)) if there else need
+
     def request(self, row: RunRow, job: Job) -> Request:
         return Request(
             id=row.id,
             priority=row.priority,
             seq=row.seq,
-            asks=(self.ask(job),),
+            asks=tuple(self.asks(job).values()),
             domains=tuple(member.name for member in self._possible(job)),
         )
 
@@ -189,16 +217,23 @@ def attempt_of(
     )
 
 
-def plan_of(job: Job, task: str, index: int, node: str, gpus: Sequence[str], settings: Settings) -> TaskPlan:
+def plan_of(run: RunRow, task: LiveTask, node: str, settings: Settings) -> TaskPlan:
+    """`node`: the engine's own name of it."""
+    resources = task.part.job.resources
     return TaskPlan(
-        name=task,
-        index=index,
+        name=task.name,
+        role=task.part.role,
+        index=task.index,
+        incarnation=task.incarnation,
         node=node,
-        cpu=job.resources.cpu,
-        memory=job.resources.memory,
-        gpus=tuple(gpus),
+        cpu=resources.cpu,
+        memory=resources.memory,
+        gpus=tuple(task.place["gpus"]),
         log_budget=settings.logs.budget,
         log_segment=settings.logs.segment,
+        job=task.part.job,
+        image=image_of(run, task.part),
+        given_up=task.replaced_silent,
     )
 
 

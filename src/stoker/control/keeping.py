@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.control.ending import Next, Verdict
+from stoker.control.live import places_of
 from stoker.engine.base import Shows
 from stoker.errors import Conflict, Refused
-from stoker.scheduling import Place
 from stoker.spec import Job
 from stoker.spec.words import RunState
 from stoker.store.rows import AttemptRow, RunRow
@@ -50,10 +51,7 @@ def name(attempt: AttemptRow) -> str:
 
 def keep(loop: Loop, row: RunRow, job: Job, attempt: AttemptRow) -> None:
     """Hold its places, and clean up when the time is over."""
-    places = tuple(
-        Place(node=place["node"], gpus=tuple(place["gpus"])) for place in attempt.placement.values()
-    )
-    loop.scheduler.adopt(replace(loop.fleet.request(row, job), id=name(attempt)), places)
+    loop.scheduler.adopt(replace(loop.fleet.request(row, job), id=name(attempt)), places_of(attempt))
     loop.kept[attempt.run] = attempt
     asyncio.get_running_loop().call_later(max(0.0, left(attempt)), _over, loop, attempt)
 
@@ -70,7 +68,16 @@ async def let_go(loop: Loop, run: str) -> None:
         _over(loop, attempt)
 
 
-async def shell(loop: Loop, run: str) -> dict[str, Any]:
+def one_of(tasks: Mapping[str, Any], task: str | None, run: str) -> str:
+    """The task that is meant; the first where none is named."""
+    if task is None:
+        return next(iter(tasks))
+    if task not in tasks:
+        raise Refused(f"{run} has no task {task!r}", hint=f"There are: {', '.join(tasks)}.")
+    return task
+
+
+async def shell(loop: Loop, run: str, task: str | None = None) -> dict[str, Any]:
     live = loop.runs.get(run)
     attempt = live.attempt if live is not None and live.launched else loop.kept.get(run)
     if attempt is None:
@@ -82,4 +89,4 @@ async def shell(loop: Loop, run: str) -> dict[str, Any]:
     if not isinstance(engine, Shows):
         raise Refused(f"the tasks of the {engine.name} engine cannot be entered")
     handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
-    return dict(await engine.shell(handle, next(iter(attempt.placement))))
+    return dict(await engine.shell(handle, one_of(attempt.placement, task, run)))

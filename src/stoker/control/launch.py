@@ -1,32 +1,34 @@
-"""Bringing an attempt up: launcher, code, checkpoint, secrets, and last the order to run.
+"""Bringing an attempt up: launchers, code, checkpoint, secrets, the world, and last the orders to run.
 
-Everything here may be done again after a crash: the engine adopts what it started, and while there is no
-order nothing has run, so code and checkpoint are simply placed anew.
+Everything here may be done again after a crash: the engine adopts what it started, and where there is no order of a
+generation nothing of it has run, so code and checkpoint are simply placed anew. The generation and the checkpoint it
+starts from are recorded before the first of several orders is given: no two members can disagree.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.blobs import BlobStore
-from stoker.control import fleet, orders, retention, secrets
-from stoker.control.live import TASK, LiveRun
+from stoker.control import fleet, orders, retention, secrets, worlds
+from stoker.control.live import LiveRun, LiveTask
 from stoker.courier import bring_code, bring_outputs, restore_checkpoint
-from stoker.engine.base import Engine, Handle, Surroundings, TaskDir
+from stoker.engine.base import Engine, Handle
 from stoker.errors import StokerError
+from stoker.frameworks.base import World
 from stoker.settings import Settings
 from stoker.store import Store
 from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
 
 
 @dataclass(frozen=True)
-class Launched:
-    handle: Handle
-    directory: TaskDir
-    resumed_from: CheckpointRow | None
+class Restored:
+    """What a generation starts from."""
+
+    row: CheckpointRow | None
     changes: tuple[Change, ...]
 
 
@@ -38,74 +40,130 @@ class Launcher:
         self._store = store
         self._blobs = blobs
 
-    async def submit(self, live: LiveRun, engine: Engine, bare: str) -> Handle:
-        """Ask the engine for the attempt's tasks. `bare`: its own name of the node. May be repeated."""
+    async def submit(self, live: LiveRun, engine: Engine, bare: Mapping[str, str]) -> Handle:
+        """Ask the engine for the attempt's tasks. `bare`: its own names of their nodes. May be repeated."""
         assert live.attempt is not None
         values = secrets.load(self._settings.home, live.row.key) if live.job.secrets else {}
-        gpus = live.places[0].gpus
-        plan = fleet.plan_of(live.job, TASK, 0, bare, gpus, self._settings)
-        attempt = fleet.attempt_of(live.row, live.job, live.attempt.number, (plan,), values)
-        return await engine.submit(attempt)
+        plans = [
+            fleet.plan_of(live.row, task, bare[task.name], self._settings) for task in live.tasks.values()
+        ]
+        return await engine.submit(fleet.attempt_of(live.row, live.job, live.attempt.number, plans, values))
 
-    async def launch(self, live: LiveRun, engine: Engine, handle: Handle) -> Launched | None:
-        """Bring everything in and give the order; None while the directory is not there yet."""
-        directory = await engine.reach(handle, TASK)
-        if not directory.exists():
-            return None
-        if directory.order() is not None:
-            return Launched(handle, directory, None, ())
-        around = engine.surroundings(live.job)
-        resumed, changes = await asyncio.to_thread(self._prepare, live, directory, around)
-        return Launched(handle, directory, resumed, tuple(changes))
+    async def reach(self, live: LiveRun, engine: Engine) -> list[LiveTask]:
+        """Find the directories of those that have none yet; who is still not there."""
+        missing = []
+        for task in live.tasks.values():
+            if task.directory is None:
+                directory = await engine.reach(live.handle, task.name)
+                if directory.exists():
+                    task.directory = directory
+                    self._adopt(task)
+                else:
+                    missing.append(task)
+        return missing
 
-    def _prepare(
-        self, live: LiveRun, directory: TaskDir, around: Surroundings
-    ) -> tuple[CheckpointRow | None, list[Change]]:
-        assert live.attempt is not None
-        run, job = live.row, live.job
-        generation = live.attempt.generation
+    def _adopt(self, task: LiveTask) -> None:
+        """What an earlier server ordered stands."""
+        assert task.directory is not None
+        order = task.directory.order()
+        task.ordered = order is not None and order.generation >= task.generation
+        if order is not None and task.ordered and order.verb == "stop":
+            task.told = True
+            task.stop_sent = "kill" if order.kill else "stop"
+
+    def choose(self, live: LiveRun) -> CheckpointRow | None:
+        """The checkpoint that the next generation starts from, unless it turns out to be damaged."""
+        candidates = self._candidates(live)
+        return candidates[0] if candidates else None
+
+    async def order(
+        self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask], world: World | None
+    ) -> Restored:
+        """Bring everything into these tasks and give each its order."""
+        restored = await asyncio.to_thread(self._restore, live, tasks)
+        work = [asyncio.to_thread(self._order, live, engine, task, world, restored.row) for task in tasks]
+        if len(work) == 1:
+            await work[0]
+        else:
+            await asyncio.gather(*work)
+        return restored
+
+    def _order(
+        self,
+        live: LiveRun,
+        engine: Engine,
+        task: LiveTask,
+        world: World | None,
+        resumed: CheckpointRow | None,
+    ) -> None:
+        assert live.attempt is not None and task.directory is not None
+        run, job, directory = live.row, task.part.job, task.directory
+        around = engine.surroundings(job)
+        before = directory.order()
         tree = None
         if run.code:
-            bring_code(self._blobs, run.code, directory)
+            if before is None:
+                bring_code(self._blobs, run.code, directory)
             tree = self._blobs.tree(run.code) if job.setup else None
-        resumed, changes = self._restore(live, directory, generation)
-        if run.outputs:
+        if before is None and run.outputs and task is next(iter(live.tasks.values())):
             bring_outputs(self._blobs, run.outputs["digest"], directory)
-        values = secrets.load(self._settings.home, run.key)
-        if values:
-            directory.write_secrets(values)
+        if before is None:
+            values = secrets.load(self._settings.home, run.key)
+            if values:
+                directory.write_secrets(values)
+        body = worlds.body(live, task, world)
         order = orders.run_order(
             run,
             job,
-            seq=1,
-            generation=generation,
+            body,
+            seq=before.seq + 1 if before else 1,
+            generation=task.generation,
             around=around,
+            timeout=_remaining(live),
+            hang_after=live.job.hang.after if live.job.hang else None,
             setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
             resume_from=resumed.name if resumed else None,
         )
         directory.write_order(order)
-        return resumed, changes
 
-    def _restore(
-        self, live: LiveRun, directory: TaskDir, generation: int
-    ) -> tuple[CheckpointRow | None, list[Change]]:
+    def _restore(self, live: LiveRun, tasks: Sequence[LiveTask]) -> Restored:
         """The newest checkpoint whose bytes are still what they were; the damaged ones are let go, aloud."""
         changes: list[Change] = []
-        if live.row.attempt <= 1:
-            return None, changes
         for row in self._candidates(live):
             try:
-                restore_checkpoint(self._blobs, row.digest, directory, generation)
+                for task in tasks:
+                    assert task.directory is not None
+                    restore_checkpoint(self._blobs, row.digest, task.directory, task.generation)
             except StokerError as exc:
                 text = f"checkpoint {row.name} is damaged and was not offered: {exc.message}"
                 changes.append(UpdateCheckpoint(row.id, {"kept": False}))
                 changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text, {"id": row.id})))
                 continue
             step = f" (step {row.step})" if row.step is not None else ""
-            text = f"attempt {live.row.attempt} goes on from checkpoint {row.name}{step}"
+            text = f"{_who(live, tasks)} goes on from checkpoint {row.name}{step}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "restored", text, {"id": row.id})))
-            return row, changes
-        return None, changes
+            return Restored(row, tuple(changes))
+        return Restored(None, tuple(changes))
 
     def _candidates(self, live: LiveRun) -> Sequence[CheckpointRow]:
+        assert live.attempt is not None
+        if live.row.attempt <= 1 and live.attempt.generation <= 1:
+            return []
         return retention.newest(self._store.checkpoints(live.id, kept_only=True))
+
+
+def _who(live: LiveRun, tasks: Sequence[LiveTask]) -> str:
+    assert live.attempt is not None
+    if live.attempt.generation == 1:
+        return f"attempt {live.attempt.number}"
+    if len(tasks) < len(live.tasks) and len(tasks) == 1:
+        return f"{tasks[0].name}, generation {tasks[0].generation},"
+    return f"generation {live.attempt.generation}"
+
+
+def _remaining(live: LiveRun) -> float | None:
+    """Of the attempt's timeout: a new generation does not begin it anew."""
+    assert live.attempt is not None
+    if live.job.timeout is None or live.attempt.started_at is None:
+        return live.job.timeout
+    return max(1.0, live.job.timeout - max(0.0, time.time() - live.attempt.started_at))

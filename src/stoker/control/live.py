@@ -4,19 +4,88 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stoker.control.ending import Verdict
 from stoker.control.fleet import Wait
 from stoker.control.pump import Pump
 from stoker.engine.base import Handle, Observation
 from stoker.scheduling import Place
 from stoker.spec import Job
+from stoker.spec.parts import Part
 from stoker.spec.words import RunState
 from stoker.store.rows import AttemptRow, RunRow
+from stoker.task.access import TaskDir
 
-TASK = "worker-0"
-"""The one task of an attempt until the distributed work gives it company."""
+
+@dataclass
+class LiveTask:
+    """One task of the current attempt. Of a task that was replaced only the newest incarnation is here."""
+
+    name: str
+    part: Part
+    index: int
+    incarnation: int = 1
+    generation: int = 1
+    """Of its newest body, or of the one it is to start next."""
+    place: dict[str, Any] = field(default_factory=dict)
+    """Its entry of the attempt's placement, as recorded."""
+    directory: TaskDir | None = None
+    """Reached and there."""
+    ordered: bool = False
+    """It has the order to run its generation."""
+    pump: Pump | None = None
+    verdict: Verdict | None = None
+    """How its newest body ended; None while it runs or waits."""
+    ended: float = 0.0
+    """When, by the clock of its own machine."""
+    told: bool = False
+    """It was told to stop before it ended: its end says nothing about the others'."""
+    gone: str | None = None
+    """Proof that its launcher is dead."""
+    given_up: bool = False
+    """Gone without proof: silent for too long."""
+    replaced_silent: bool = False
+    """It stands in for one that was given up."""
+    seen: Observation | None = None
+    """How the engine last showed it."""
+    wait: Wait | None = None
+    """Why it is not up yet."""
+    missing: int = 0
+    """How many looks in a row the engine did not list it."""
+    stop_sent: str | None = None
+    """Which stop was ordered already: stop | kill."""
+    stop_deadline: float | None = None
+    """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    unjournalled_since: float | None = None
+    """Monotonic time since when the status says `ended` and the journal does not."""
+    usage: dict[str, Any] = field(default_factory=dict)
+    phase: str = ""
+    touched: bool = True
+    """Something may have changed in its directory."""
+
+    @property
+    def over(self) -> bool:
+        return self.verdict is not None
+
+    def again(self, generation: int, *, fresh: bool) -> None:
+        """Another body in its place; `fresh`: in another directory, with another launcher."""
+        self.generation = generation
+        self.ordered = self.told = False
+        self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
+        self.touched = True
+        if self.pump is not None:
+            self.pump.generation = generation
+        if fresh:
+            self.incarnation += 1
+            self.replaced_silent = self.given_up
+            self.directory, self.pump = None, None
+            self.gone = self.seen = self.wait = None
+            self.given_up = False
+            self.missing = 0
+            self.phase = ""
 
 
 @dataclass
@@ -26,34 +95,29 @@ class LiveRun:
 
     row: RunRow
     job: Job
+    parts: tuple[Part, ...]
+    """Of the job, with what its framework adds."""
     attempt: AttemptRow | None = None
-    pump: Pump | None = None
+    tasks: dict[str, LiveTask] = field(default_factory=dict)
+    """Of the current attempt, in the order of their ranks."""
     submitted: bool = False
-    """The engine has been asked for its tasks."""
-    launched: bool = False
-    """Its directory was reached and it has its order."""
-    gone: str | None = None
-    """Proof that the current attempt's launcher is dead."""
-    seen: Observation | None = None
-    """How the engine last showed it."""
-    wait: Wait | None = None
-    """Why it is not up yet."""
-    missing: int = 0
-    """How many looks in a row the engine did not list the current attempt."""
+    """The engine has been asked for its tasks, all at their newest incarnation."""
+    first_up: float | None = None
+    """Monotonic time at which the first of the tasks that are waited for was up."""
+    closing: Verdict | None = None
+    """The attempt ends like this as soon as all its tasks have ended."""
+    reforming: Verdict | None = None
+    """The world starts again because of this as soon as all its members have ended."""
+    form_at: float = 0.0
+    """Monotonic time before which the next generation does not start: backoff."""
     preempt: bool = False
-    stop_sent: str | None = None
-    """Which stop was ordered already: stop | kill."""
-    stop_deadline: float | None = None
-    """Monotonic time after which a launcher that did not stop is ended by the engine."""
-    unjournalled_since: float | None = None
-    """Monotonic time since when the status says `ended` and the journal does not."""
     progressed: bool = False
-    """The current attempt left a new checkpoint."""
+    """The current attempt left a new checkpoint since its last trouble."""
+    hung: str | None = None
+    """What a launcher said of a hang, once."""
     dirty: bool = False
     working: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
-    phase: str = ""
 
     @property
     def id(self) -> str:
@@ -70,14 +134,34 @@ class LiveRun:
         return self.attempt.engine
 
     @property
+    def alone(self) -> bool:
+        """It has one task and always will: there is no world to keep."""
+        return len(self.parts) == 1 and self.parts[0].count == 1
+
+    @property
+    def launched(self) -> bool:
+        """Every task was reached and has had its order."""
+        return bool(self.tasks) and all(task.pump is not None for task in self.tasks.values())
+
+    @property
     def places(self) -> tuple[Place, ...]:
         assert self.attempt is not None
-        return tuple(Place(node=p["node"], gpus=tuple(p["gpus"])) for p in self.attempt.placement.values())
+        return places_of(self.attempt)
 
     @property
     def handle(self) -> Handle:
         assert self.attempt is not None
         return self.attempt.handle or {"run": self.attempt.run, "attempt": self.attempt.number}
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Of all tasks together."""
+        return usage_of(task.usage for task in self.tasks.values())
+
+    @property
+    def wait(self) -> Wait | None:
+        """Why it is not up yet: what the first of those says that are not."""
+        return next((task.wait for task in self.tasks.values() if task.wait is not None), None)
 
     def due(self) -> float:
         """Seconds until backoff lets it into the queue. Bounded, so that a clock that jumped cannot hold it."""
@@ -85,13 +169,49 @@ class LiveRun:
 
     def begin(self, attempt: AttemptRow) -> None:
         self.attempt = attempt
-        self.pump = None
-        self.submitted = self.launched = self.preempt = self.progressed = False
-        self.gone = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
-        self.seen = self.wait = None
-        self.missing = 0
-        self.usage = {}
-        self.phase = ""
+        self.submitted = self.preempt = self.progressed = False
+        self.closing = self.reforming = self.first_up = self.hung = None
+        self.form_at = 0.0
+        self.tasks = tasks_of(self.parts, attempt)
+
+    def leave(self) -> None:
+        """The attempt is over."""
+        self.attempt = None
+        self.tasks = {}
 
     def update(self, **values: Any) -> None:
         self.row = replace(self.row, **values)
+
+
+def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
+    """The tasks of an attempt as they were placed."""
+    found = {}
+    for part in parts:
+        for index, name in enumerate(part.names):
+            if (place := attempt.placement.get(name)) is not None:
+                found[name] = LiveTask(
+                    name=name,
+                    part=part,
+                    index=index,
+                    incarnation=place.get("incarnation", 1),
+                    generation=place.get("generation", attempt.generation),
+                    place=dict(place),
+                )
+    return found
+
+
+def places_of(attempt: AttemptRow) -> tuple[Place, ...]:
+    return tuple(Place(node=p["node"], gpus=tuple(p["gpus"])) for p in attempt.placement.values())
+
+
+def usage_of(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several tasks used together. Steps are not summed: they are each task's own."""
+    total: dict[str, Any] = {}
+    known = [dict(usage) for usage in usages]
+    if len(known) == 1:
+        return known[0]
+    for usage in known:
+        for key, value in usage.items():
+            if key not in ("step", "step_seconds"):
+                total[key] = total.get(key, 0) + value
+    return total

@@ -24,11 +24,13 @@ from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
-from stoker.control.live import LiveRun
+from stoker.control.live import LiveRun, LiveTask
 from stoker.control.packages import Packages
+from stoker.control.parting import has_world, parts_of, ports
 from stoker.control.steps import Steps
 from stoker.control.watching import Attendant
 from stoker.engine.base import Engine, Handle, Observation
+from stoker.engine.local.ports import Ports
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
 from stoker.scheduling import Place, Scheduler, Start
 from stoker.settings import Settings
@@ -81,6 +83,7 @@ class Loop:
         self.runs: dict[str, LiveRun] = {}
         self.scheduler = Scheduler()
         self.committer = Committer(store)
+        self._ports = Ports()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -207,12 +210,17 @@ class Loop:
         self._schedule.set()
 
     async def _adopt(self, row: RunRow) -> None:
-        live = LiveRun(row=row, job=Job.from_json(row.job))
+        live = self._made(row)
         self.runs[row.id] = live
         if live.state.holds:
             live.begin(await asyncio.to_thread(self.store.attempt, row.id, row.attempt))
             self.scheduler.adopt(self.fleet.request(row, live.job), live.places)
+            self._ports.adopt(_ports(live.attempt))
         self.kick(live)
+
+    def _made(self, row: RunRow) -> LiveRun:
+        job = Job.from_json(row.job)
+        return LiveRun(row=row, job=job, parts=parts_of(job))
 
     async def _left(self, attempt: AttemptRow) -> None:
         """An ended attempt whose tasks are still there."""
@@ -230,15 +238,17 @@ class Loop:
         if live is None:
             if row.state != RunState.QUEUED:
                 return
-            live = self.runs[row.id] = LiveRun(row=row, job=Job.from_json(row.job))
+            live = self.runs[row.id] = self._made(row)
         else:
             live.update(desired=row.desired)
         self.kick(live)
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def kick(self, live: LiveRun) -> None:
-        """There may be something to do for this run."""
+    def kick(self, live: LiveRun, task: str = "") -> None:
+        """There may be something to do for this run: something new in one task, or in any."""
+        for one in [live.tasks[task]] if task in live.tasks else live.tasks.values():
+            one.touched = True
         live.dirty = True
         if live.working is None:
             live.working = self._begin_task(self._work(live))
@@ -294,6 +304,10 @@ class Loop:
     def schedule_soon(self) -> None:
         self._schedule.set()
 
+    def observe_from_anywhere(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.observe_soon)
+
     def observe_soon(self) -> None:
         for attendant in self._attendants.values():
             attendant.observe.set()
@@ -318,17 +332,7 @@ class Loop:
         for start in starts:
             live = self.runs[start.id]
             engine = self.fleet.engine_of(start.places)
-            ask = self.fleet.ask(live.job)
-            placement = {
-                f"worker-{index}": {
-                    "node": place.node,
-                    "gpus": list(place.gpus),
-                    "cpu": ask.cpu,
-                    "memory": ask.memory,
-                    "isolation": self.fleet.isolation(engine, place.node),
-                }
-                for index, place in enumerate(start.places)
-            }
+            placement = self._placement(live, engine, start.places)
             number = live.row.attempt + 1
             attempt = AttemptRow(
                 run=live.id, number=number, created_at=now, engine=engine, placement=placement
@@ -343,6 +347,32 @@ class Loop:
             live.begin(attempt)
             self.hub.publish(live.id)
             self.kick(live)
+
+    def _placement(self, live: LiveRun, engine: str, places: Sequence[Place]) -> dict[str, Any]:
+        """By task: where it goes, with what, and by which ports the others reach it."""
+        asks = list(self.fleet.asks(live.job).items())[: len(places)]
+        shared = has_world(live.job, live.parts) and not self.fleet.engine(engine).surroundings(live.job).port
+        found: dict[str, Any] = {}
+        for (task, ask), place in zip(asks, places, strict=True):
+            found[task] = {
+                "node": place.node,
+                "gpus": list(place.gpus),
+                "cpu": ask.cpu,
+                "memory": ask.memory,
+                "isolation": self.fleet.isolation(engine, place.node),
+            }
+            if shared:
+                found[task]["ports"] = list(self._ports.take(ports(live.job, task.rpartition("-")[0])))
+        return found
+
+    def new_ports(self, old: Sequence[int]) -> list[int]:
+        """Others in place of these: somebody who does not ask us has one of them."""
+        fresh = list(self._ports.take(len(old)))
+        self._ports.give(old)
+        return fresh
+
+    def give_ports(self, attempt: AttemptRow) -> None:
+        self._ports.give(_ports(attempt))
 
     # -- engines ---------------------------------------------------------------------------------------------
 
@@ -382,20 +412,26 @@ class Loop:
             if live.state is RunState.QUEUED and not self.scheduler.holds(live.id):
                 self.kick(live)
 
-    def placed(self, live: LiveRun, seen: Observation) -> None:
+    def placed(self, live: LiveRun, task: LiveTask, seen: Observation) -> None:
         """The engine put it where it saw fit: the queue's books follow."""
         assert live.attempt is not None
         node = self.fleet.full(live.engine, seen.node)
-        if not seen.node or [place.node for place in live.places] == [node]:
+        if not seen.node or task.place["node"] == node:
             return
-        moved = self.scheduler.move(live.id, tuple(Place(node) for _ in live.places))
+        wanted = tuple(
+            Place(node) if name == task.name else Place(place["node"], tuple(place["gpus"]))
+            for name, place in live.attempt.placement.items()
+        )
+        moved = self.scheduler.move(live.id, wanted)
         if not moved:
             return
         placement = {
-            task: {**before, "node": place.node, "gpus": list(place.gpus)}
-            for (task, before), place in zip(live.attempt.placement.items(), moved, strict=True)
+            name: {**before, "node": place.node, "gpus": list(place.gpus)}
+            for (name, before), place in zip(live.attempt.placement.items(), moved, strict=True)
         }
         live.attempt = replace(live.attempt, placement=placement)
+        for one in live.tasks.values():
+            one.place = dict(placement[one.name])
         change = UpdateAttempt(live.id, live.attempt.number, {"placement": placement})
         self.spawn(self._note([change]))
 
@@ -417,8 +453,10 @@ class Loop:
             await asyncio.sleep(self.settings.control.poll)
             now = time.monotonic()
             for live in list(self.runs.values()):
-                if live.stop_deadline is not None and now > live.stop_deadline and live.launched:
-                    live.stop_deadline = now + _STUCK
+                late = [task for task in live.tasks.values() if task.stop_deadline is not None]
+                if any(now > (task.stop_deadline or now) for task in late):
+                    for task in late:
+                        task.stop_deadline = now + _STUCK
                     self.spawn(self._end(live.engine, live.handle))
                     self.observe_soon()
 
@@ -436,3 +474,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What went wrong, out of its wrappings."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _ports(attempt: AttemptRow | None) -> list[int]:
+    places = attempt.placement.values() if attempt is not None else ()
+    return [port for place in places for port in place.get("ports") or ()]

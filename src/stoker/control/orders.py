@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.engine.base import Surroundings
+from stoker.frameworks.base import Body
 from stoker.spec import Job, setup_inputs
+from stoker.spec.parts import Part
 from stoker.spec.tree import Tree
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order
@@ -19,41 +21,54 @@ _FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def run_order(
     run: RunRow,
     job: Job,
+    body: Body,
     *,
     seq: int,
     generation: int,
     around: Surroundings,
+    timeout: float | None,
+    hang_after: float | None,
     setup: Mapping[str, Any] | None,
     resume_from: str | None,
 ) -> Order:
+    """`job`: as the task's role sees it."""
     return Order(
         seq=seq,
         generation=generation,
         verb="run",
-        argv=command(run),
-        env=environment(run, job, around),
+        argv=list(body.argv),
+        env={**environment(run, job, around), **body.env},
         inherit=around.inherit,
         grace=job.grace,
-        timeout=job.timeout,
+        timeout=timeout,
+        processes=[dict(one) for one in body.each],
+        hang_after=hang_after,
         setup=dict(setup) if setup else None,
         resume_from=resume_from,
     )
 
 
-def stop_order(job: Job, *, seq: int, generation: int, kill: bool) -> Order:
-    return Order(seq=seq, generation=generation, verb="stop", grace=0.0 if kill else job.grace, kill=kill)
+def stop_order(*, seq: int, generation: int, grace: float, kill: bool) -> Order:
+    return Order(seq=seq, generation=generation, verb="stop", grace=0.0 if kill else grace, kill=kill)
 
 
 def release_order(*, seq: int, generation: int) -> Order:
     return Order(seq=seq, generation=generation, verb="release")
 
 
-def command(run: RunRow) -> list[str]:
-    """What the job says to run; else what its image would."""
-    if run.command:
-        return list(run.command)
-    image = run.record.get("image") or {}
-    return [str(part) for part in [*(image.get("entrypoint") or ()), *(image.get("cmd") or ())]]
+def command(run: RunRow, part: Part) -> list[str]:
+    """What the role's job says to run; else what its image would."""
+    if part.job.run is not None:
+        return part.job.argv()
+    image = image_of(run, part)
+    return [str(word) for word in [*(image.get("entrypoint") or ()), *(image.get("cmd") or ())]]
+
+
+def image_of(run: RunRow, part: Part) -> Mapping[str, Any]:
+    """What the registry said of the image that the role runs in."""
+    images: Mapping[str, Any] = run.record.get("images") or {}
+    found: Mapping[str, Any] = images.get(part.role) or run.record.get("image") or {}
+    return found
 
 
 def environment(run: RunRow, job: Job, around: Surroundings) -> dict[str, str]:

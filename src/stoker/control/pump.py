@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from stoker.blobs import BlobStore
-from stoker.control.archive import LOOK, LogWriter
+from stoker.control.archive import LOOK, LogWriter, source_name
 from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, StokerError
 from stoker.settings import Home, LogSettings
@@ -81,6 +81,7 @@ class Pump:
         run: str,
         attempt: int,
         task: str,
+        incarnation: int = 1,
         generation: int,
         cursors: Mapping[tuple[str, str], int],
         latest: Mapping[str, float],
@@ -92,8 +93,10 @@ class Pump:
         self.task = task
         self.generation = generation
         self._blobs = blobs
-        self._cursors = {file: offset for (name, file), offset in cursors.items() if name == task}
-        self._logs = LogWriter(home, run, attempt, task, logs)
+        self._key = source_name(task, incarnation)
+        self._prefix = "" if self._key == "worker-0" else f"{self._key}-"
+        self._cursors = {file: offset for (name, file), offset in cursors.items() if name == self._key}
+        self._logs = LogWriter(home, run, attempt, self._key, logs)
         self._dropped = 0
         self._latest = dict(latest)
 
@@ -191,7 +194,7 @@ class Pump:
             found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
             return
         row = CheckpointRow(
-            id=f"ck-{self.run}-{self.attempt}-{staged.number}",
+            id=f"ck-{self.run}-{self.attempt}-{self._prefix}{staged.number}",
             run=self.run,
             attempt=self.attempt,
             generation=staged.generation,
@@ -244,7 +247,7 @@ class Pump:
     def _move(self, file: str, offset: int, found: Intake) -> None:
         if offset != self._cursors.get(file, 0):
             self._cursors[file] = offset
-            found.changes.append(MoveCursor(self.run, self.attempt, self.task, file, offset))
+            found.changes.append(MoveCursor(self.run, self.attempt, self._key, file, offset))
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
         return AddEvent(EventRow(self.run, time.time(), kind, _text(text, _LINE), data or {}))

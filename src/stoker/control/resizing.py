@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.live import TASK, LiveRun
+from stoker.control.live import LiveRun
+from stoker.control.parting import parts_of
 from stoker.engine.base import Resizes
 from stoker.errors import Conflict, Refused
 from stoker.scheduling import Verdict
@@ -26,7 +27,7 @@ async def resize(loop: Loop, run: str, *, cpu: float | None, memory: int | None)
             f"{run} is not waiting or running", hint="`stoker rerun --set resources...` starts it anew."
         )
     job = resized(live.job, cpu=cpu, memory=memory)
-    verdict = loop.scheduler.can_ever_fit((loop.fleet.ask(job),))
+    verdict = loop.scheduler.can_ever_fit(tuple(loop.fleet.asks(job).values()))
     if not verdict.ok:
         raise Refused(
             f"this can never fit: {impossible(verdict)}", hint="`stoker nodes` shows what there is."
@@ -66,25 +67,31 @@ async def _in_place(loop: Loop, live: LiveRun, *, cpu: float | None, memory: int
         return "it is not up yet"
     if not isinstance(engine, Resizes):
         return f"the {engine.name} engine cannot change a task while it runs"
-    return await engine.resize(live.handle, TASK, cpu=cpu, memory=memory)
+    if not live.alone:
+        return "it has several tasks"
+    return await engine.resize(live.handle, next(iter(live.tasks)), cpu=cpu, memory=memory)
 
 
 async def _record(loop: Loop, live: LiveRun, job: Job, how: str, text: str) -> None:
     """The run's job is the new one from here on: later attempts have the new size too."""
-    ask = loop.fleet.ask(job)
+    asks = loop.fleet.asks(job)
     changes: list[Change] = [
         UpdateRun(live.id, {"job": job.to_json()}),
         AddEvent(EventRow(live.id, time.time(), "resized", text, {"how": how, **_sizes(job)})),
     ]
     if live.attempt is not None and how == "in place":
         placement = {
-            task: {**place, "cpu": ask.cpu, "memory": ask.memory}
+            task: {**place, "cpu": asks[task].cpu, "memory": asks[task].memory}
             for task, place in live.attempt.placement.items()
         }
         changes.append(UpdateAttempt(live.id, live.attempt.number, {"placement": placement}))
         live.attempt = replace(live.attempt, placement=placement)
     await loop.committer.commit(changes)
-    live.job = job
+    live.job, live.parts = job, parts_of(job)
+    for part in live.parts:
+        for task in live.tasks.values():
+            if task.part.role == part.role:
+                task.part = part
     live.update(job=job.to_json())
     loop.hub.publish(live.id)
 

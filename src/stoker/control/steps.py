@@ -5,47 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, keeping, orders, retention, secrets
+from stoker.control import ending, gang, keeping, orders, secrets
+from stoker.control.coming import Coming
 from stoker.control.fleet import Member
 from stoker.control.launch import Launcher
-from stoker.control.live import TASK, LiveRun
-from stoker.control.pump import OURS, Intake, Pump
-from stoker.courier import carry_outputs
-from stoker.engine.base import Observation, Presence, TaskDir
-from stoker.errors import EngineError, EngineUnavailable, NotFound, StokerError, StoreError
-from stoker.launcher.collect import collect
+from stoker.control.leaving import Leaving
+from stoker.control.live import LiveRun, LiveTask
+from stoker.control.looking import Looking
+from stoker.control.recording import Recording
+from stoker.engine.base import Observation
+from stoker.errors import EngineError, NotFound
 from stoker.spec.words import Cause, RunState
-from stoker.store.rows import (
-    AddEvent,
-    AttemptRow,
-    Change,
-    EventRow,
-    PutTask,
-    TaskRow,
-    UpdateAttempt,
-    UpdateCheckpoint,
-    UpdateRun,
-)
-from stoker.task.access import FarTaskDir
-from stoker.task.formats import Ending, Status
+from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
+from stoker.task.access import TaskDir
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
 
 log = logging.getLogger(__name__)
 
-_STOP_MARGIN = 15.0
-"""Seconds beyond the grace that a launcher has for its ladder, its last scan and its last lines."""
 _CLEAN_AGAIN = 10.0
 """Seconds before an attempt that the engine still shows is cleaned up again: a pod on a lost node stays for long."""
-_JOURNAL_WAIT = 30.0
-"""Seconds that a launcher has to write to its journal what its status says already."""
 
 
 class Steps:
@@ -53,10 +38,11 @@ class Steps:
 
     def __init__(self, loop: Loop, launcher: Launcher) -> None:
         self._loop = loop
-        self._launcher = launcher
+        self._coming = Coming(loop, launcher)
+        self._looking = Looking(loop)
+        self._leaving = Leaving(loop)
+        self._recording = Recording(loop)
         self._unknown: set[tuple[str, int]] = set()
-        self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
-        """Apart from the threads that look at tasks: big outputs take their time."""
 
     async def step(self, live: LiveRun) -> None:
         if live.state is RunState.QUEUED:
@@ -97,264 +83,86 @@ class Steps:
     # -- holding a place -------------------------------------------------------------------------------------
 
     async def _held(self, live: LiveRun) -> None:
-        if not live.launched and not await self._launch(live):
+        if (live.row.desired != "run" or live.preempt) and live.closing is None:
+            live.closing = ending.stopped(None, live.row.desired, {"message": "it had not started yet"})
+        never = await self._coming.bring(live)
+        if never is not None:
+            await self._coming.let_go(live)
+            await self._finish(live, never, [])
             return
-        assert live.pump is not None
-        if live.row.desired != "run" or live.preempt:
-            await self._send_stop(live)
-        found = await asyncio.to_thread(live.pump.look, final=live.gone is not None)
-        verdict: ending.Verdict | None = None
-        if found.more:
-            live.dirty = True  # recorded piece by piece; nothing ends before all of it is
-        elif found.ending is not None:
-            verdict = self._judge(live, found.ending)
-        elif live.gone is not None:
-            verdict = await self._collect(live, found)
-        elif found.status is not None and found.status.phase == "ended":
-            verdict = self._unjournalled(live, found.status)
-        changes = self._take_in(live, found)
-        if verdict is not None:
-            await self._finish(live, found, verdict, changes)
+        if live.closing is not None:
+            await self._leaving.stop(live, list(live.tasks.values()))
+        found = await self._looking.look(live)
+        changes = self._recording.take_in(live, found)
+        decision = gang.decide(
+            [_seat(task) for task in live.tasks.values()],
+            closing=self._closing(live),
+            reforming=live.reforming,
+        )
+        if decision.end is not None:
+            await self._finish(live, decision.end, changes)
             return
         await self._loop.committer.commit(changes)
-        if found.visible or changes:
+        if changes or any(intake.visible for intake in found.values()):
             self._loop.hub.publish(live.id)
+        await self._act(live, decision)
 
-    async def _launch(self, live: LiveRun) -> bool:
-        """Bring the attempt up, or find it where an earlier server left it. False: it is not up yet, or ended before
-        it began."""
-        assert live.attempt is not None
-        try:
-            engine = self._loop.fleet.engine(live.engine)
-            if not live.submitted:
-                bare = self._loop.fleet.bare(live.engine, live.places[0].node)
-                handle = await self._launcher.submit(live, engine, bare)
-                live.attempt = replace(live.attempt, handle=dict(handle))
-                live.submitted = True
-            launched = await self._launcher.launch(live, engine, live.handle)
-        except (EngineUnavailable, StoreError):
-            raise
-        except (StokerError, OSError) as exc:
-            if isinstance(exc, OSError) and live.engine != self._loop.fleet.home:
-                # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
-                log.info("run %s: its task does not answer: %s; trying again", live.id, exc)
-                await self._not_up(live)
-            else:
-                await self._failed_to_launch(live, exc)
-            return False
-        if launched is None:
-            await self._not_up(live)
-            return False
-        cursors = await asyncio.to_thread(self._loop.store.cursors, live.id, live.attempt.number)
-        latest = (
-            await asyncio.to_thread(self._loop.store.latest_metrics, live.id) if live.row.attempt > 1 else {}
-        )
-        live.pump = Pump(
-            self._loop.settings.home,
-            self._loop.blobs,
-            launched.directory,
-            run=live.id,
-            attempt=live.attempt.number,
-            task=TASK,
-            generation=live.attempt.generation,
-            cursors=cursors,
-            latest=latest,
-            logs=self._loop.settings.logs,
-        )
-        values: dict[str, Any] = {"handle": dict(launched.handle), "order_seq": 1}
-        if launched.resumed_from is not None:
-            values["resumed_from"] = launched.resumed_from.id
-        live.attempt = replace(live.attempt, **values)
-        live.launched = True
-        live.wait = None
-        # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
-        await self._loop.committer.commit(
-            [*launched.changes, UpdateAttempt(live.id, live.attempt.number, values)]
-        )
-        return True
+    def _closing(self, live: LiveRun) -> ending.Verdict | None:
+        """How an attempt that is told to end has ended: as its tasks say, where they do."""
+        if live.closing is None or live.closing.cause not in (Cause.STOPPED, Cause.PREEMPTED):
+            return live.closing
+        ends = [task.verdict for task in live.tasks.values() if task.part.ends and task.verdict is not None]
+        said = [verdict for verdict in ends if verdict.cause is not Cause.COMPLETED]
+        return said[0] if said else ends[0] if ends else live.closing
 
-    async def _not_up(self, live: LiveRun) -> None:
-        """Its tasks are asked for and not there yet: a pod that waits for its place or its image. That may end before
-        it begins."""
-        verdict: ending.Verdict | None = None
-        if live.gone is not None:
-            verdict = ending.gone(live.gone, live.seen, desired=live.row.desired, last_lines=[])
-        elif live.row.desired != "run" or live.preempt:
-            evidence = {"message": "it had not started yet"}
-            verdict = ending.stopped(None, live.row.desired, evidence)
-        elif live.wait is not None and live.wait.over:
-            verdict = ending.hopeless(live.wait.cause, live.wait.text, live.wait.patience, live.seen)
-        if verdict is None:
-            self._loop.kick_later(live, 1.0)
+    async def _act(self, live: LiveRun, decision: gang.Decision) -> None:
+        if decision.close is not None:
+            live.closing = decision.close
+        if decision.trouble is not None and live.reforming is None:
+            live.reforming = decision.trouble
+        if decision.stop:
+            await self._leaving.stop(
+                live, [live.tasks[name] for name in decision.stop], brief=live.closing is None
+            )
+        if decision.reform is not None:
+            await self._reform(live, decision.reform)
+        elif decision.again:
+            await self._again(live, [live.tasks[name] for name in decision.again])
+
+    # -- going on --------------------------------------------------------------------------------------------
+
+    async def _reform(self, live: LiveRun, verdict: ending.Verdict) -> None:
+        """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
+        world = [task for task in live.tasks.values() if task.part.on_loss == "world"]
+        following = self._following(live, verdict)
+        survivors = [task for task in live.tasks.values() if task.gone is None]
+        if live.alone or not survivors or following.state is not RunState.QUEUED:
+            await self._close(live, verdict)
             return
-        if live.gone is None:
-            engine = self._loop.fleet.engine(live.engine)
-            await engine.stop(live.handle, grace=timedelta(0))
-        await self._finish(live, Intake(), verdict, [])
+        live.reforming = None
+        await self._restart(live, world, verdict, following)
 
-    def _judge(self, live: LiveRun, found: Ending) -> ending.Verdict:
-        """The launcher's word; where it could not know better, the engine's."""
-        if found.kind == "lost":
-            proof = found.message or "its launcher was lost"
-            lines = list(found.last_lines)
-            return ending.gone(proof, live.seen, desired=live.row.desired, last_lines=lines)
-        return ending.judge(found, desired=live.row.desired)
-
-    async def _failed_to_launch(self, live: LiveRun, exc: Exception) -> None:
-        log.warning("run %s: attempt could not be brought up: %s", live.id, exc)
-        cause = Cause.ENGINE_ERROR
-        reason = getattr(exc, "message", None) or str(exc)
-        verdict = ending.Verdict(cause, None, f"could not be started: {reason}", {"message": reason})
-        await self._finish(live, Intake(), verdict, [])
-
-    async def _send_stop(self, live: LiveRun) -> None:
-        """Tell the launcher, once per kind of stop; a launcher that does not answer in time is ended."""
-        assert live.pump is not None and live.attempt is not None
-        kind = "kill" if live.row.desired == "kill" else "stop"
-        if live.stop_sent in (kind, "kill"):
+    async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
+        """Only these come back; the others never stopped."""
+        verdict = gang.root([_seat(task) for task in tasks], alone=False)
+        following = self._following(live, verdict)
+        if following.state is not RunState.QUEUED:
+            await self._close(live, verdict)
             return
-        directory = live.pump.directory
-        current = directory.order()
-        seq = current.seq if current else 0
-        if current is None or current.verb != "stop" or (kind == "kill" and not current.kill):
-            order = orders.stop_order(
-                live.job, seq=seq + 1, generation=live.attempt.generation, kill=kind == "kill"
-            )
-            try:
-                await asyncio.to_thread(directory.write_order, order)
-            except OSError as exc:
-                # The directory is gone, then presence will say so; or something is in the way (a full disk, a
-                # link), then the engine ends the task when its time is over.
-                log.warning("run %s: cannot be told to stop: %s", live.id, exc)
-                self._loop.observe_soon()
-        live.stop_sent = kind
-        grace = 0.0 if kind == "kill" else live.job.grace
-        live.stop_deadline = time.monotonic() + grace + _STOP_MARGIN
-        if live.state is not RunState.STOPPING:
-            text = (
-                {"stop": "asked to stop", "kill": "killed"}[kind]
-                if live.row.desired != "run"
-                else "preempted"
-            )
-            await self._loop.committer.commit(
-                [
-                    UpdateRun(live.id, {"state": RunState.STOPPING}),
-                    UpdateAttempt(live.id, live.attempt.number, {"state": "stopping"}),
-                    AddEvent(EventRow(live.id, time.time(), "stopping", f"{text}; {grace:.0f} s of grace")),
-                ]
-            )
-            live.update(state=RunState.STOPPING)
-            self._loop.hub.publish(live.id)
+        await self._restart(live, tasks, verdict, following)
 
-    def _unjournalled(self, live: LiveRun, status: Status) -> ending.Verdict | None:
-        """The status says that the body ended and the journal does not. Its last line was written after we read
-        it, or there is no room for it yet; or user code destroyed it, then the status has to do."""
-        now = time.monotonic()
-        live.unjournalled_since = live.unjournalled_since or now
-        if now - live.unjournalled_since < _JOURNAL_WAIT:
-            self._loop.kick_later(live, 0.2)
-            return None
-        try:
-            return ending.judge(Ending.from_json(status.ending or {}), desired=live.row.desired)
-        except TypeError:
-            return ending.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
-
-    async def _collect(self, live: LiveRun, found: Intake) -> ending.Verdict:
-        """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
-        assert live.pump is not None and live.attempt is not None and live.gone is not None
-        directory = live.pump.directory
-        if directory.exists():
-            try:
-                await asyncio.to_thread(self._settle, live, directory)
-            except OSError as exc:
-                if exc.errno in OURS:
-                    raise  # tried again: what was complete must not be lost to a full disk
-                log.warning("run %s: what it left cannot be collected: %s", live.id, exc)
-            rest = await asyncio.to_thread(live.pump.look, final=True)
-            found.changes += rest.changes
-            found.checkpoints += rest.checkpoints
-            found.started_at = found.started_at or rest.started_at
-            found.status = rest.status or found.status
-            if rest.ending is not None and rest.ending.kind != "lost":
-                return ending.judge(rest.ending, desired=live.row.desired)
-        lines = await asyncio.to_thread(self._loop.archive.last_lines, live.id, live.attempt.number, 20)
-        return ending.gone(live.gone, live.seen, desired=live.row.desired, last_lines=lines)
-
-    def _settle(self, live: LiveRun, directory: TaskDir) -> None:
-        """Have it journalled what the dead launcher had complete. What cannot be reached any more is lost."""
-        assert live.attempt is not None
-        if isinstance(directory, FarTaskDir):
-            if live.seen is None or live.seen.presence is Presence.GONE:
-                try:
-                    directory.settle(live.attempt.generation)
-                except OSError as exc:
-                    log.info("run %s: its task is out of reach, what has arrived counts: %s", live.id, exc)
+    async def _close(self, live: LiveRun, verdict: ending.Verdict) -> None:
+        """Over, as soon as everybody is."""
+        live.closing = verdict
+        live.reforming = None
+        if all(task.over for task in live.tasks.values()):
+            await self._finish(live, verdict, [])
         else:
-            collect(directory.root, live.attempt.generation)
+            await self._leaving.stop(live, [task for task in live.tasks.values() if not task.over])
 
-    def _take_in(self, live: LiveRun, found: Intake) -> list[Change]:
-        """What a look means for the rows."""
-        assert live.attempt is not None
-        changes = list(found.changes)
-        if found.checkpoints:
-            live.progressed = True
-            changes += self._retain(live, found)
-        if found.started_at is not None and live.state is RunState.STARTING:
-            first = live.row.started_at or found.started_at
-            changes += [
-                UpdateRun(live.id, {"state": RunState.RUNNING, "started_at": first}),
-                UpdateAttempt(
-                    live.id, live.attempt.number, {"state": "running", "started_at": found.started_at}
-                ),
-                AddEvent(
-                    EventRow(live.id, found.started_at, "running", f"attempt {live.attempt.number} runs")
-                ),
-            ]
-            live.update(state=RunState.RUNNING, started_at=first)
-            live.attempt = replace(live.attempt, state="running", started_at=found.started_at)
-            order = live.pump.directory.order() if live.pump is not None and live.job.setup else None
-            record = (
-                self._loop.packages.record(
-                    live.row, order.setup["directory"] if order and order.setup else None
-                )
-                if live.engine == self._loop.fleet.home
-                else None
-            )
-            if record is not None:
-                changes.append(UpdateRun(live.id, {"record": record}))
-                live.update(record=record)
-        status = found.status
-        if status is not None and (status.phase != live.phase or status.usage != live.usage):
-            live.phase, live.usage = status.phase, dict(status.usage)
-            changes.append(PutTask(self._task_row(live, None)))
-        if found.ending is not None and found.ending.usage:
-            live.usage = dict(found.ending.usage)
-        return changes
-
-    def _retain(self, live: LiveRun, found: Intake) -> list[Change]:
-        rows = self._loop.store.checkpoints(live.id, kept_only=True)
-        # What this look adds is not in the store yet: it is newer than all that is.
-        newest = max((row.seq for row in rows), default=0)
-        fresh = [replace(row, seq=newest + 1 + index) for index, row in enumerate(found.checkpoints)]
-        known = {row.id for row in fresh}
-        best = live.job.checkpoint.best
-        dropped = retention.to_drop(
-            [row for row in rows if row.id not in known] + fresh,
-            keep=live.job.checkpoint.keep,
-            metric=best.metric if best else None,
-            mode=best.mode if best else "max",
-        )
-        self._loop.sweeper.dropped.update(row.digest for row in dropped)
-        return [UpdateCheckpoint(row.id, {"kept": False}) for row in dropped]
-
-    # -- the end ---------------------------------------------------------------------------------------------
-
-    async def _finish(
-        self, live: LiveRun, found: Intake, verdict: ending.Verdict, changes: list[Change]
-    ) -> None:
-        assert live.attempt is not None
+    def _following(self, live: LiveRun, verdict: ending.Verdict) -> ending.Next:
         control = self._loop.settings.control
-        following = ending.decide(
+        return ending.decide(
             verdict,
             desired=live.row.desired,
             retries=live.job.retries,
@@ -365,6 +173,54 @@ class Steps:
             backoff_max=control.retry_backoff_max,
             fault_retries=control.fault_retries,
         )
+
+    async def _restart(
+        self, live: LiveRun, tasks: Sequence[LiveTask], verdict: ending.Verdict, following: ending.Next
+    ) -> None:
+        """Record the next generation, then let the next step bring it up."""
+        assert live.attempt is not None
+        generation = live.attempt.generation + 1
+        placement = dict(live.attempt.placement)
+        for task in tasks:
+            lost = task.gone is not None
+            place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}
+            if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
+                place["ports"] = self._loop.new_ports(task.place["ports"])
+            placement[task.name] = place
+        counters = {"failures": following.failures, "faults": following.faults, "reason": following.reason}
+        lost_names = ", ".join(task.name for task in tasks if task.gone is not None)
+        event = {"cause": verdict.cause, "generation": generation, "evidence": dict(verdict.evidence)}
+        text = (
+            f"{verdict.reason}; "
+            + (f"{lost_names} is replaced, " if lost_names else "")
+            + f"generation {generation} follows"
+        )
+        await self._loop.committer.commit(
+            [
+                UpdateAttempt(
+                    live.id, live.attempt.number, {"generation": generation, "placement": placement}
+                ),
+                UpdateRun(live.id, counters),
+                AddEvent(EventRow(live.id, time.time(), "reforming", text, event)),
+            ]
+        )
+        live.attempt = replace(live.attempt, generation=generation, placement=placement)
+        live.update(**counters)
+        for task in tasks:
+            task.place = dict(placement[task.name])
+            if task.gone is not None:
+                live.submitted = False
+            task.again(generation, fresh=task.gone is not None)
+        live.progressed = False
+        live.form_at = time.monotonic() + following.delay
+        live.dirty = True
+        self._loop.hub.publish(live.id)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def _finish(self, live: LiveRun, verdict: ending.Verdict, changes: list[Change]) -> None:
+        assert live.attempt is not None
+        following = self._following(live, verdict)
         now = time.time()
         values: dict[str, Any] = {
             "state": following.state,
@@ -375,7 +231,7 @@ class Steps:
             "cause": verdict.cause,
             "not_before": now + following.delay if following.delay else 0.0,
         }
-        outputs = await self._outputs(live, changes)
+        outputs = await self._recording.outputs(live, changes)
         if outputs is not None:
             values["outputs"] = outputs
         if following.state.terminal:
@@ -389,22 +245,22 @@ class Steps:
             "usage": live.usage,
         }
         kind = "ended" if following.state is not RunState.QUEUED else "requeued"
+        changes += self._recording.last_rows(live)
         changes += [
-            PutTask(self._task_row(live, verdict.exit_code)),
             UpdateAttempt(live.id, live.attempt.number, ended),
             UpdateRun(live.id, values),
             AddEvent(EventRow(live.id, now, kind, following.reason, {"cause": verdict.cause})),
         ]
-        kept = (
-            keeping.until(live.job, verdict, following, now) if live.launched and live.gone is None else 0.0
-        )
+        kept = 0.0
+        if live.launched and any(task.gone is None for task in live.tasks.values()):
+            kept = keeping.until(live.job, verdict, following, now)
         if kept:
             ended["evidence"]["kept_until"] = kept
             changes.append(AddEvent(EventRow(live.id, now, "kept", keeping.say(live.id, live.job))))
         await self._loop.committer.commit(changes)
         live.update(**values)
         finished = replace(live.attempt, **ended)
-        live.attempt, live.pump = None, None
+        live.leave()
         self._loop.scheduler.release(live.id)
         self._retire(live)
         if kept:
@@ -412,19 +268,6 @@ class Steps:
         else:
             self._loop.clean(finished)
         self._loop.schedule_soon()
-
-    async def _outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
-        if live.pump is None:
-            return None
-        known = live.row.outputs["digest"] if live.row.outputs else None
-        carry = partial(carry_outputs, live.pump.directory, self._loop.blobs, known=known)
-        try:
-            digest, files, size = await asyncio.get_running_loop().run_in_executor(self._carriers, carry)
-        except (StokerError, OSError) as exc:
-            text = f"outputs could not be kept: {exc}"
-            changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
-            return None
-        return {"digest": digest, "files": files, "bytes": size} if files else None
 
     def _retire(self, live: LiveRun) -> None:
         """After the end of an attempt, or of the waiting: out of memory, or back into the queue."""
@@ -436,24 +279,21 @@ class Steps:
                 secrets.forget(self._loop.settings.home, live.row.key)
         self._loop.hub.publish(live.id)
 
-    def _task_row(self, live: LiveRun, exit_code: int | None) -> TaskRow:
-        assert live.attempt is not None
-        phase = "ended" if exit_code is not None else live.phase or "starting"
-        return TaskRow(live.id, live.attempt.number, TASK, phase=phase, exit_code=exit_code, usage=live.usage)
-
     # -- what is left ----------------------------------------------------------------------------------------
 
     async def clean(self, attempt: AttemptRow) -> None:
-        """Release the launcher and delete what the engine holds; everything worth keeping has been carried."""
+        """Release the launchers and delete what the engine holds; everything worth keeping has been carried."""
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
         try:
             engine = self._loop.fleet.engine(attempt.engine)
-            directory = await engine.reach(handle, TASK)
-            if directory.exists():
-                await asyncio.to_thread(self._release, directory)
+            for task in attempt.placement:
+                directory = await engine.reach(handle, task)
+                if directory.exists():
+                    await asyncio.to_thread(self._release, directory)
             await engine.stop(handle, grace=timedelta(seconds=2))
             await engine.remove(handle)
             await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
+            self._loop.give_ports(attempt)
             self._loop.scheduler.release(keeping.name(attempt))
             self._loop.schedule_soon()
         except (EngineError, OSError) as exc:
@@ -488,3 +328,15 @@ class Steps:
             return
         if attempt.state == "ended" and not keeping.is_kept(attempt):
             self._loop.clean(attempt)
+
+
+def _seat(task: LiveTask) -> gang.Seat:
+    return gang.Seat(
+        task=task.name,
+        on_loss=task.part.on_loss,
+        ends=task.part.ends,
+        may_fail=task.part.may_fail,
+        verdict=task.verdict,
+        told=task.told,
+        ended=task.ended,
+    )

@@ -15,10 +15,12 @@ from stoker.errors import EngineUnavailable
 from stoker.task import fence
 
 if TYPE_CHECKING:
-    from stoker.control.live import LiveRun
+    from stoker.control.live import LiveRun, LiveTask
     from stoker.control.loop import Loop
 
 log = logging.getLogger(__name__)
+Key = tuple[str, int, str]
+"""Run, attempt, task."""
 
 _UNLISTED = 3
 """Looks in a row that must not list an attempt before it counts as gone: a directory being made is not there yet."""
@@ -40,7 +42,7 @@ class Attendant:
         self.observe = asyncio.Event()
         """Set to have its tasks looked at now."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._ended: set[tuple[str, int]] = set()
+        self._ended: set[Key] = set()
         """Silent on a ready node: told to end, once."""
 
     def begin(self, group: asyncio.TaskGroup) -> None:
@@ -84,10 +86,10 @@ class Attendant:
         engine = self._member.engine
         if not isinstance(engine, Watches):
             return
-        async for run, attempt, _task in engine.changes():
+        async for run, attempt, task in engine.changes():
             live = self._loop.runs.get(run)
             if live is not None and live.attempt is not None and live.attempt.number == attempt:
-                self._loop.kick(live)
+                self._loop.kick(live, task)
                 if not live.launched:
                     self.observe.set()
 
@@ -99,7 +101,10 @@ class Attendant:
                 pass
             self.observe.clear()
             before = {
-                (live.id, live.attempt.number) for live in self._ours() if live.submitted and live.attempt
+                (live.id, live.attempt.number, task.name)
+                for live in self._ours()
+                if live.submitted and live.attempt
+                for task in live.tasks.values()
             }
             try:
                 seen = await self._member.engine.observe()
@@ -116,12 +121,12 @@ class Attendant:
             if live.attempt is not None and live.attempt.engine == self._member.name
         ]
 
-    def _compare(self, before: set[tuple[str, int]], seen: Sequence[Observation]) -> None:
+    def _compare(self, before: set[Key], seen: Sequence[Observation]) -> None:
         listed = set()
-        watched: dict[str, tuple[LiveRun, Observation]] = {}
+        watched: dict[str, tuple[LiveRun, LiveTask, Observation]] = {}
         sights = []
         for observation in seen:
-            listed.add((observation.run, observation.attempt))
+            listed.add((observation.run, observation.attempt, observation.task))
             live = self._loop.runs.get(observation.run)
             if (
                 live is None
@@ -130,55 +135,66 @@ class Attendant:
             ):
                 self._loop.orphan(self._member, observation)
                 continue
-            self._take_in(live, observation)
+            task = live.tasks.get(observation.task)
+            if task is None or task.incarnation != observation.incarnation:
+                continue  # one that was let go, or what is left of one that was replaced
+            self._take_in(live, task, observation)
             found = sight(observation, live.job)
-            watched[found.task] = live, observation
+            watched[found.task] = live, task, observation
             sights.append(found)
-        for task, verdict in self._member.vigil.look(time.monotonic(), sights).items():
-            self._act(*watched[task], verdict)
-        for run, number in before - listed:
-            self._unlisted(run, number)
+        for name, verdict in self._member.vigil.look(time.monotonic(), sights).items():
+            self._act(*watched[name], verdict)
+        for key in before - listed:
+            self._unlisted(*key)
 
-    def _take_in(self, live: LiveRun, seen: Observation) -> None:
-        before, live.seen = live.seen, seen
-        live.missing = 0
-        if live.launched or not seen.waiting:
-            if live.wait is not None:
-                live.wait = None
+    def _take_in(self, live: LiveRun, task: LiveTask, seen: Observation) -> None:
+        before, task.seen = task.seen, seen
+        task.missing = 0
+        if task.ordered or not seen.waiting:
+            task.wait = None
         else:
-            known = live.wait
-            live.wait = (known or Wait(seen.waiting, seen.hopeless, seen.patience)).follow(seen)
+            known = task.wait
+            task.wait = (known or Wait(seen.waiting, seen.hopeless, seen.patience)).follow(seen)
             if known is None or known.text != seen.waiting:
-                self._loop.say_waiting(live, seen.waiting)
-            if live.wait.over:
+                text = seen.waiting if live.alone else f"{task.name}: {seen.waiting}"
+                self._loop.say_waiting(live, text)
+            if task.wait.over:
                 self._loop.kick(live)
         if before is None or before.node != seen.node:
-            self._loop.placed(live, seen)
+            self._loop.placed(live, task, seen)
+        if not task.ordered and seen.address and (before is None or before.address != seen.address):
+            self._loop.kick(live)
 
-    def _act(self, live: LiveRun, seen: Observation, verdict: str) -> None:
-        if not live.submitted or live.gone is not None:
+    def _act(self, live: LiveRun, task: LiveTask, seen: Observation, verdict: str) -> None:
+        if not live.submitted or task.gone is not None:
             return
         if seen.presence is Presence.GONE:
-            live.gone = seen.proof or "its launcher is gone"
-            self._loop.kick(live)
+            task.gone = seen.proof or "its launcher is gone"
+            self._loop.kick(live, task.name)
         elif verdict == fence.REPLACE:
-            live.gone = (
+            task.gone = (
                 f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
             )
-            self._loop.kick(live)
-        elif verdict == fence.END and (live.id, seen.attempt) not in self._ended:
-            self._ended.add((live.id, seen.attempt))
-            log.warning("run %s does not answer on node %s, which is ready: ended", live.id, seen.node)
+            task.given_up = True
+            self._loop.kick(live, task.name)
+        elif verdict == fence.END and (live.id, seen.attempt, task.name) not in self._ended:
+            self._ended.add((live.id, seen.attempt, task.name))
+            log.warning(
+                "%s of %s does not answer on node %s, which is ready: ended", task.name, live.id, seen.node
+            )
             self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0)))
 
-    def _unlisted(self, run: str, number: int) -> None:
+    def _unlisted(self, run: str, number: int, name: str) -> None:
         live = self._loop.runs.get(run)
         if live is None or live.attempt is None or live.attempt.number != number:
             return
-        live.missing += 1
-        if live.missing >= _UNLISTED and live.gone is None:
-            live.gone = "its task directory is gone"
-            self._loop.kick(live)
+        task = live.tasks.get(name)
+        if task is None:
+            return
+        task.missing += 1
+        if task.missing >= _UNLISTED and task.gone is None:
+            task.gone = "its task directory is gone"
+            self._loop.kick(live, name)
 
     async def _look_again(self) -> None:
         """A change that nobody noticed: every task is looked at now and then, a few at a time. All at once would

@@ -7,7 +7,7 @@ finds what it started (`observe`) and adopts it, and finds what it does not know
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -118,6 +118,8 @@ class TaskPlan:
     """The job as its role sees it; None: the attempt's."""
     image: Mapping[str, Any] | None = None
     """As `Attempt.image`, for a role with an image of its own."""
+    given_up: bool = False
+    """The incarnation before this one was silent for too long: it may still live somewhere, and is not waited for."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,12 @@ class Attempt:
     """What the registry says of the job's image: reference (with digest), entrypoint, cmd, workdir, user, env."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """For people who look at the backend itself: name, project, user."""
+
+    def seen_by(self, plan: TaskPlan) -> Attempt:
+        """The attempt as a task of it sees it: with the job and the image of its role."""
+        if plan.job is None and plan.image is None:
+            return self
+        return replace(self, job=plan.job or self.job, image=self.image if plan.image is None else plan.image)
 
     def info(self, plan: TaskPlan) -> TaskInfo:
         """task.json of one of its tasks, as far as it is the same wherever the task runs."""

@@ -25,18 +25,22 @@ class Row:
     """What of the key is meant, where not all of it is refused."""
 
 
-_WORLD = "It comes with distributed training; leave `{key}` out to train in one process."
 _DATA = "It comes with datasets; leave `{key}` out and read the files from where they are."
 _CLUSTER = "It comes with clusters; leave `{key}` out to run on this machine."
+_ELASTIC = "Write one number for now, as in `workers: 4`."
 _LATER = "Leave `{key}` out."
+
+
+def _needs_launcher(job: Job) -> bool:
+    """Only a launcher can tell a task of the others."""
+    return job.launcher == "none" and (job.workers.max > 1 or bool(job.roles) or job.framework is not None)
+
 
 NOT_YET: dict[str, tuple[Row, ...]] = {
     "local": (
+        Row("workers", lambda job: job.workers.elastic, _ELASTIC, "`workers` as a range"),
+        Row("launcher", _needs_launcher, "Leave `launcher` out.", "`launcher: none` with several tasks"),
         Row("resources.disk", lambda job: job.resources.disk is not None, _LATER),
-        Row("workers", lambda job: job.workers.max > 1, _WORLD, "`workers` other than 1"),
-        Row("processes", lambda job: (job.processes or 1) > 1, _WORLD, "`processes` other than 1"),
-        Row("framework", lambda job: job.framework is not None, _WORLD),
-        Row("roles", lambda job: bool(job.roles), _WORLD),
         Row("inputs", lambda job: bool(job.inputs), _DATA),
         Row("idle", lambda job: job.idle is not None, _LATER),
         Row("exclusive", lambda job: job.exclusive, _CLUSTER),
@@ -49,10 +53,8 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "kubernetes": (
-        Row("workers", lambda job: job.workers.max > 1, _WORLD, "`workers` other than 1"),
-        Row("processes", lambda job: (job.processes or 1) > 1, _WORLD, "`processes` other than 1"),
-        Row("framework", lambda job: job.framework is not None, _WORLD),
-        Row("roles", lambda job: bool(job.roles), _WORLD),
+        Row("workers", lambda job: job.workers.elastic, _ELASTIC, "`workers` as a range"),
+        Row("launcher", _needs_launcher, "Leave `launcher` out.", "`launcher: none` with several tasks"),
         Row("idle", lambda job: job.idle is not None, _LATER),
     ),
 }

@@ -38,6 +38,8 @@ from stoker.task import container
 
 log = logging.getLogger(__name__)
 
+_PORT = 29400
+"""The first of the ports by which the tasks of a run reach each other, each at its own address."""
 Object = dict[str, Any]
 
 RETRY = 10.0
@@ -76,7 +78,9 @@ class KubernetesEngine:
 
     def surroundings(self, job: Job) -> Surroundings:
         image = job.image or self.config.default_image
-        return Surroundings(inherit=True, setups=container.SETUPS, inputs=volumes.INPUTS, image=image)
+        return Surroundings(
+            inherit=True, setups=container.SETUPS, inputs=volumes.INPUTS, image=image, port=_PORT
+        )
 
     def manifest(self, attempt: Attempt) -> str:
         origin = render.Origin(

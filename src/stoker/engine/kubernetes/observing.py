@@ -107,6 +107,7 @@ def _pod(sight: Sight, key: Key, pod: Object) -> Observation:
         proof=proof,
         node=_node_name(pod),
         handle=_handle(sight, key),
+        address=str((pod.get("status") or {}).get("podIP") or ""),
         node_ready=ready,
         cause=finding.cause,
         evidence=finding.evidence,

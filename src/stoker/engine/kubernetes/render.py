@@ -92,14 +92,16 @@ def secret(attempt: Attempt, config: ClusterConfig, keys: Keys, origin: Origin) 
 def task_files(attempt: Attempt) -> dict[str, bytes]:
     """task.json of every task, by its key in the Secret."""
     return {
-        volumes.task_key(plan): json.dumps(_info(attempt, plan).to_json(), separators=(",", ":")).encode()
+        volumes.task_key(plan): json.dumps(
+            _info(attempt.seen_by(plan), plan).to_json(), separators=(",", ":")
+        ).encode()
         for plan in attempt.tasks
     }
 
 
 def pods(attempt: Attempt, config: ClusterConfig, origin: Origin) -> list[Object]:
     names.checked(attempt.run, *(plan.name for plan in attempt.tasks))
-    return [_pod(_Task(attempt, plan, config, origin)) for plan in attempt.tasks]
+    return [_pod(_Task(attempt.seen_by(plan), plan, config, origin)) for plan in attempt.tasks]
 
 
 def bundle(content: bytes, digest: str) -> Object:

@@ -120,7 +120,7 @@ class Submitter:
                 continue
             if names.incarnation_of(pod) >= plan.incarnation:
                 continue
-            if not causes.look(pod).proof:
+            if not causes.look(pod).proof and not plan.given_up:
                 raise Conflict(
                     f"{plan.name} of {attempt.run} still lives at incarnation {names.incarnation_of(pod)}",
                     hint="Stop it first.",

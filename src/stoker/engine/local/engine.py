@@ -113,13 +113,17 @@ class LocalEngine:
             self._look(attempt.run, attempt.number)
             await self._starter.ensure()
             infos = render(attempt, self._starter.isolation)
-            if attempt.job is not None and attempt.job.image is not None:
+            seen = [attempt.seen_by(plan) for plan in attempt.tasks]
+            if any(one.job is not None and one.job.image is not None for one in seen):
                 runtime = await self._boxes.runtime()
                 self._tidy_containers()
-                infos = [self._boxes.info(runtime, info, attempt) for info in infos]
+                infos = [
+                    self._boxes.info(runtime, info, one) if one.job and one.job.image else info
+                    for info, one in zip(infos, seen, strict=True)
+                ]
             await _all(
-                self._submit(place, path, info, attempt)
-                for place, path, info in zip(places, paths, infos, strict=True)
+                self._submit(place, path, info, one)
+                for place, path, info, one in zip(places, paths, infos, seen, strict=True)
             )
         return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
 

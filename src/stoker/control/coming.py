@@ -1,0 +1,195 @@
+"""Bringing tasks up: asking the engine for them, waiting until all are there, and starting a generation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stoker.control import ending, worlds
+from stoker.control.launch import Launcher
+from stoker.control.live import LiveRun, LiveTask
+from stoker.control.parting import has_world
+from stoker.control.pump import Pump
+from stoker.engine.base import Engine
+from stoker.errors import EngineUnavailable, StokerError, StoreError
+from stoker.frameworks.base import World
+from stoker.spec.words import Cause
+from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+
+class Coming:
+    """Runs in the loop's thread."""
+
+    def __init__(self, loop: Loop, launcher: Launcher) -> None:
+        self._loop = loop
+        self._launcher = launcher
+
+    async def bring(self, live: LiveRun) -> ending.Verdict | None:
+        """One step nearer to every task having its order. A verdict: it ended before it began."""
+        waiting = [task for task in live.tasks.values() if not task.ordered]
+        if not waiting and live.submitted and live.launched:
+            return None
+        try:
+            engine = self._loop.fleet.engine(live.engine)
+            if not live.submitted:
+                await self._submit(live, engine)
+            missing = await self._launcher.reach(live, engine)
+            await self._adopt(live)
+            if missing or (waiting := [task for task in live.tasks.values() if not task.ordered]):
+                return await self._start(live, engine, missing, waiting)
+        except (EngineUnavailable, StoreError):
+            raise
+        except (StokerError, OSError) as exc:
+            if isinstance(exc, OSError) and live.engine != self._loop.fleet.home:
+                # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
+                log.info("run %s: a task does not answer: %s; trying again", live.id, exc)
+                return self._not_up(live)
+            return self._failed(live, exc)
+        return None
+
+    async def _submit(self, live: LiveRun, engine: Engine) -> None:
+        assert live.attempt is not None
+        bare = {
+            task.name: self._loop.fleet.bare(live.engine, task.place["node"]) for task in live.tasks.values()
+        }
+        handle = await self._launcher.submit(live, engine, bare)
+        live.attempt = replace(live.attempt, handle=dict(handle))
+        live.submitted = True
+
+    async def _adopt(self, live: LiveRun) -> None:
+        """Whoever has an order gets a reader: those that an earlier server started."""
+        found = [task for task in live.tasks.values() if task.ordered and task.pump is None]
+        if found:
+            await self._attend(live, found)
+
+    async def _start(
+        self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
+    ) -> ending.Verdict | None:
+        assert live.attempt is not None
+        if any(task.gone is not None for task in waiting) or live.closing is not None:
+            return self._not_up(live)
+        pause = live.form_at - time.monotonic()
+        if pause > 0:
+            self._loop.kick_later(live, pause)
+            return None
+        world: World | None = None
+        if not missing and has_world(live.job, live.parts):
+            first = engine.surroundings(live.job).port
+            world = await asyncio.to_thread(worlds.world, live, self._loop.settings.home, first)
+        if missing or (world is None and has_world(live.job, live.parts)):
+            return self._not_up(live)
+        if len(live.tasks) > 1:
+            await self._intend(live)
+        restored = await self._launcher.order(live, engine, waiting, world)
+        for task in waiting:
+            task.ordered = True
+            task.wait = None
+        live.first_up = None
+        values: dict[str, Any] = {"handle": dict(live.handle), "order_seq": 1}
+        if restored.row is not None:
+            values["resumed_from"] = restored.row.id
+        live.attempt = replace(live.attempt, **values)
+        await self._attend(live, [task for task in waiting if task.pump is None])
+        changes: list[Change] = [*restored.changes, UpdateAttempt(live.id, live.attempt.number, values)]
+        if live.attempt.generation > 1:
+            text = f"generation {live.attempt.generation} starts: {_names(waiting, live)}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "generation", text)))
+        # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
+        await self._loop.committer.commit(changes)
+        return None
+
+    async def _intend(self, live: LiveRun) -> None:
+        """What this generation starts from is the same for all, also when the server dies between two orders."""
+        assert live.attempt is not None
+        chosen = await asyncio.to_thread(self._launcher.choose, live)
+        values: dict[str, Any] = {"resumed_from": chosen.id if chosen else None}
+        await self._loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values)])
+        live.attempt = replace(live.attempt, **values)
+
+    async def _attend(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
+        """From here on what these tasks write is taken in."""
+        assert live.attempt is not None
+        if not tasks:
+            return
+        store = self._loop.store
+        cursors = await asyncio.to_thread(store.cursors, live.id, live.attempt.number)
+        again = live.row.attempt > 1 or live.attempt.generation > 1
+        latest = await asyncio.to_thread(store.latest_metrics, live.id) if again else {}
+        for task in tasks:
+            assert task.directory is not None
+            task.pump = Pump(
+                self._loop.settings.home,
+                self._loop.blobs,
+                task.directory,
+                run=live.id,
+                attempt=live.attempt.number,
+                task=task.name,
+                incarnation=task.incarnation,
+                generation=task.generation,
+                cursors=cursors,
+                latest=latest,
+                logs=self._loop.settings.logs,
+            )
+            task.wait = None
+
+    def _not_up(self, live: LiveRun) -> ending.Verdict | None:
+        """Tasks are asked for and not there yet: pods that wait for their place or their image. That may end before
+        it begins."""
+        down = [task for task in live.tasks.values() if not task.ordered]
+        for task in down:
+            if task.gone is not None and not task.over:
+                task.verdict = ending.gone(task.gone, task.seen, desired=live.row.desired, last_lines=[])
+        if live.closing is not None:
+            for task in down:
+                task.verdict = task.verdict or live.closing
+            return None
+        for task in down:
+            if task.wait is not None and task.wait.over:
+                return ending.hopeless(task.wait.cause, task.wait.text, task.wait.patience, task.seen)
+        late = self._late(live, down)
+        if late is None:
+            self._loop.kick_later(live, 1.0)
+        return late
+
+    def _late(self, live: LiveRun, down: Sequence[LiveTask]) -> ending.Verdict | None:
+        """A gang whose last tasks do not come in time lets go of all of them: two that wait for each other's places
+        would wait for ever."""
+        up = [task for task in live.tasks.values() if task.directory is not None]
+        if not up or live.alone:
+            return None
+        live.first_up = live.first_up or time.monotonic()
+        if time.monotonic() - live.first_up < live.job.start_within:
+            return None
+        absent = [task for task in down if task.directory is None]
+        why = next((task.wait.text for task in absent if task.wait is not None), "")
+        text = (
+            f"only {len(up)} of {len(live.tasks)} tasks came up within {live.job.start_within:.0f} s"
+            f" ({', '.join(task.name for task in absent)} did not{': ' + why if why else ''})"
+        )
+        return ending.Verdict(Cause.ENGINE_ERROR, None, text, {"message": text})
+
+    def _failed(self, live: LiveRun, exc: Exception) -> ending.Verdict:
+        log.warning("run %s: attempt could not be brought up: %s", live.id, exc)
+        reason = getattr(exc, "message", None) or str(exc)
+        return ending.Verdict(
+            Cause.ENGINE_ERROR, None, f"could not be started: {reason}", {"message": reason}
+        )
+
+    async def let_go(self, live: LiveRun) -> None:
+        """End what is there of an attempt that never began."""
+        if any(task.gone is None for task in live.tasks.values()):
+            await self._loop.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0))
+
+
+def _names(tasks: Sequence[LiveTask], live: LiveRun) -> str:
+    return "all tasks" if len(tasks) == len(live.tasks) else ", ".join(task.name for task in tasks)

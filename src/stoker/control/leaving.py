@@ -1,0 +1,88 @@
+"""Telling tasks to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stoker.control import orders
+from stoker.control.live import LiveRun, LiveTask
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_STOP_MARGIN = 15.0
+"""Seconds beyond the grace that a launcher has for its ladder, its last scan and its last lines."""
+_BRIEF = 10.0
+"""Seconds of grace for those whose world is broken: what they wait for will not come."""
+
+
+class Leaving:
+    """Runs in the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def stop(self, live: LiveRun, tasks: Sequence[LiveTask], *, brief: bool = False) -> None:
+        """Tell the launchers, once per kind of stop; one that does not answer in time is ended. `brief`: only to start
+        again."""
+        kind = "kill" if live.row.desired == "kill" else "stop"
+        grace = 0.0 if kind == "kill" else live.job.grace
+        if brief:
+            grace = min(grace, _BRIEF)
+        due = [
+            task for task in tasks if task.stop_sent not in (kind, "kill") and not task.over and task.ordered
+        ]
+        if not due:
+            return
+        for task in due:
+            task.stop_sent = kind
+            task.told = True
+            task.stop_deadline = time.monotonic() + grace + _STOP_MARGIN
+        work = [asyncio.to_thread(self._write, live, task, kind, grace) for task in due]
+        if len(work) == 1:
+            await work[0]
+        else:
+            await asyncio.gather(*work)
+        if not brief and live.state is not RunState.STOPPING and self._asked(live):
+            await self._say(live, kind, grace)
+
+    def _asked(self, live: LiveRun) -> bool:
+        """Somebody wants it to end; it did not come to its end by itself."""
+        return live.closing is None or live.closing.cause in (Cause.STOPPED, Cause.PREEMPTED)
+
+    def _write(self, live: LiveRun, task: LiveTask, kind: str, grace: float) -> None:
+        assert task.directory is not None
+        try:
+            current = task.directory.order()
+            seq = current.seq if current else 0
+            if current is None or current.verb != "stop" or (kind == "kill" and not current.kill):
+                order = orders.stop_order(
+                    seq=seq + 1, generation=task.generation, grace=grace, kill=kind == "kill"
+                )
+                task.directory.write_order(order)
+        except OSError as exc:
+            # The directory is gone, then presence will say so; or something is in the way (a full disk, a
+            # link), then the engine ends the task when its time is over.
+            log.warning("run %s: %s cannot be told to stop: %s", live.id, task.name, exc)
+            self._loop.observe_from_anywhere()
+
+    async def _say(self, live: LiveRun, kind: str, grace: float) -> None:
+        assert live.attempt is not None
+        text = {"stop": "asked to stop", "kill": "killed"}[kind] if live.row.desired != "run" else "preempted"
+        await self._loop.committer.commit(
+            [
+                UpdateRun(live.id, {"state": RunState.STOPPING}),
+                UpdateAttempt(live.id, live.attempt.number, {"state": "stopping"}),
+                AddEvent(EventRow(live.id, time.time(), "stopping", f"{text}; {grace:.0f} s of grace")),
+            ]
+        )
+        live.update(state=RunState.STOPPING)
+        self._loop.hub.publish(live.id)

@@ -1,0 +1,138 @@
+"""Looking at tasks: what is new in their directories, and how their bodies ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from stoker.control import ending
+from stoker.control.live import LiveRun, LiveTask
+from stoker.control.pump import OURS, Intake
+from stoker.engine.base import Presence
+from stoker.launcher.collect import collect
+from stoker.spec.words import Cause
+from stoker.task.access import FarTaskDir, TaskDir
+from stoker.task.formats import Ending, Status
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_JOURNAL_WAIT = 30.0
+"""Seconds that a launcher has to write to its journal what its status says already."""
+_TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
+"""What a program says, in any language, when somebody else has its port."""
+
+
+class Looking:
+    """Runs in the loop's thread; reads in others."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def look(self, live: LiveRun) -> dict[str, Intake]:
+        """What is new, by task. Sets the verdicts of those that have ended."""
+        tasks = [
+            task
+            for task in live.tasks.values()
+            if task.pump is not None
+            and task.ordered
+            and not task.over
+            and (task.touched or task.gone is not None)
+        ]
+        looks = [self._one(live, task) for task in tasks]
+        found = [await looks[0]] if len(looks) == 1 else await asyncio.gather(*looks)
+        return {task.name: intake for task, intake in zip(tasks, found, strict=True)}
+
+    async def _one(self, live: LiveRun, task: LiveTask) -> Intake:
+        assert task.pump is not None
+        task.touched = False
+        found = await asyncio.to_thread(task.pump.look, final=task.gone is not None)
+        if found.more:
+            task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
+        elif found.ending is not None:
+            self._over(live, task, self._judge(live, task, found.ending), found.ending.at)
+        elif task.gone is not None:
+            self._over(live, task, await self._collect(live, task, found), time.time())
+        elif found.status is not None and found.status.phase == "ended":
+            self._unjournalled(live, task, found.status)
+        elif not found.visible:
+            self._loop.observe_soon()  # somebody said that something changed, and no file did: is it still there?
+        return found
+
+    def _over(self, live: LiveRun, task: LiveTask, verdict: ending.Verdict, at: float) -> None:
+        task.verdict, task.ended = verdict, at
+        task.stop_deadline = None
+        live.dirty = True
+
+    def _judge(self, live: LiveRun, task: LiveTask, found: Ending) -> ending.Verdict:
+        """The launcher's word; where it could not know better, the engine's."""
+        if found.kind == "lost":
+            proof = found.message or "its launcher was lost"
+            lines = list(found.last_lines)
+            return ending.gone(proof, task.seen, desired=live.row.desired, last_lines=lines)
+        verdict = ending.judge(found, desired=live.row.desired)
+        if verdict.cause is Cause.USER_ERROR and task.place.get("ports") and _port_taken(found):
+            text = "somebody else has one of its ports"
+            return ending.Verdict(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
+        return verdict
+
+    def _unjournalled(self, live: LiveRun, task: LiveTask, status: Status) -> None:
+        """The status says that the body ended and the journal does not. Its last line was written after we read
+        it, or there is no room for it yet; or user code destroyed it, then the status has to do."""
+        now = time.monotonic()
+        if status.generation != task.generation:
+            return  # of the body before: the order of this one has not been taken up yet
+        task.unjournalled_since = task.unjournalled_since or now
+        if now - task.unjournalled_since < _JOURNAL_WAIT:
+            task.touched = True
+            self._loop.kick_later(live, 0.2)
+            return
+        try:
+            verdict = ending.judge(Ending.from_json(status.ending or {}), desired=live.row.desired)
+        except TypeError:
+            verdict = ending.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
+        self._over(live, task, verdict, time.time())
+
+    async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> ending.Verdict:
+        """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
+        assert task.pump is not None and live.attempt is not None and task.gone is not None
+        directory = task.pump.directory
+        if directory.exists():
+            try:
+                await asyncio.to_thread(self._settle, live, task, directory)
+            except OSError as exc:
+                if exc.errno in OURS:
+                    raise  # tried again: what was complete must not be lost to a full disk
+                log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
+            rest = await asyncio.to_thread(task.pump.look, final=True)
+            found.changes += rest.changes
+            found.checkpoints += rest.checkpoints
+            found.started_at = found.started_at or rest.started_at
+            found.status = rest.status or found.status
+            if rest.ending is not None and rest.ending.kind != "lost":
+                return ending.judge(rest.ending, desired=live.row.desired)
+        lines = await asyncio.to_thread(
+            self._loop.archive.last_lines, live.id, live.attempt.number, 20, task=task.name
+        )
+        return ending.gone(task.gone, task.seen, desired=live.row.desired, last_lines=lines)
+
+    def _settle(self, live: LiveRun, task: LiveTask, directory: TaskDir) -> None:
+        """Have it journalled what the dead launcher had complete. What cannot be reached any more is lost."""
+        if isinstance(directory, FarTaskDir):
+            if task.seen is None or task.seen.presence is Presence.GONE:
+                try:
+                    directory.settle(task.generation)
+                except OSError as exc:
+                    log.info(
+                        "run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc
+                    )
+        else:
+            collect(directory.root, task.generation)
+
+
+def _port_taken(found: Ending) -> bool:
+    return any(sign in line for line in [found.message, *found.last_lines] for sign in _TAKEN)

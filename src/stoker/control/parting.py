@@ -1,0 +1,23 @@
+"""The groups of tasks that a job becomes, with what its framework adds to what people wrote. Pure."""
+
+from __future__ import annotations
+
+from stoker import frameworks
+from stoker.spec import Job
+from stoker.spec.parts import Part, parts
+
+
+def parts_of(job: Job) -> tuple[Part, ...]:
+    """In the order of their ranks."""
+    return parts(frameworks.find(job.framework).complete(job))
+
+
+def has_world(job: Job, found: tuple[Part, ...]) -> bool:
+    """Whether its tasks are told of each other. One process that says no framework is simply run."""
+    alone = len(found) == 1 and found[0].count == 1
+    return not alone or job.framework is not None or (found[0].job.processes or 1) > 1
+
+
+def ports(job: Job, role: str) -> int:
+    """How many ports a task of the role needs."""
+    return frameworks.find(job.framework).ports(role)

@@ -1,0 +1,138 @@
+"""What looks at tasks mean for the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stoker.control import retention
+from stoker.control.live import LiveRun, LiveTask
+from stoker.control.pump import Intake
+from stoker.courier import carry_outputs
+from stoker.errors import StokerError
+from stoker.spec.words import RunState
+from stoker.store.rows import (
+    AddEvent,
+    Change,
+    CheckpointRow,
+    EventRow,
+    PutTask,
+    TaskRow,
+    UpdateAttempt,
+    UpdateCheckpoint,
+    UpdateRun,
+)
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+
+class Recording:
+    """Runs in the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
+        """Apart from the threads that look at tasks: big outputs take their time."""
+
+    def take_in(self, live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
+        changes: list[Change] = []
+        checkpoints: list[CheckpointRow] = []
+        for name, intake in found.items():
+            task = live.tasks[name]
+            changes += intake.changes
+            checkpoints += intake.checkpoints
+            changes += self._status(live, task, intake)
+        if checkpoints:
+            live.progressed = True
+            changes += self._retain(live, checkpoints)
+        started = [intake.started_at for intake in found.values() if intake.started_at is not None]
+        if started and live.state is RunState.STARTING:
+            changes += self._runs(live, max(started))
+        return changes
+
+    def _status(self, live: LiveRun, task: LiveTask, found: Intake) -> list[Change]:
+        changes: list[Change] = []
+        status = found.status
+        if status is not None and (status.phase != task.phase or status.usage != task.usage):
+            task.phase, task.usage = status.phase, dict(status.usage)
+            changes.append(PutTask(_row(live, task)))
+        if found.ending is not None and found.ending.usage:
+            task.usage = dict(found.ending.usage)
+        return changes
+
+    def _runs(self, live: LiveRun, at: float) -> list[Change]:
+        assert live.attempt is not None
+        number = live.attempt.number
+        first = live.row.started_at or at
+        changes: list[Change] = [
+            UpdateRun(live.id, {"state": RunState.RUNNING, "started_at": first}),
+            UpdateAttempt(live.id, number, {"state": "running", "started_at": at}),
+            AddEvent(EventRow(live.id, at, "running", f"attempt {number} runs")),
+        ]
+        live.update(state=RunState.RUNNING, started_at=first)
+        live.attempt = replace(live.attempt, state="running", started_at=at)
+        if live.engine == self._loop.fleet.home:
+            lead = next(iter(live.tasks.values()))
+            order = lead.directory.order() if lead.directory is not None and live.job.setup else None
+            setup = order.setup["directory"] if order and order.setup else None
+            record = self._loop.packages.record(live.row, setup)
+            if record is not None:
+                changes.append(UpdateRun(live.id, {"record": record}))
+                live.update(record=record)
+        return changes
+
+    def _retain(self, live: LiveRun, checkpoints: list[CheckpointRow]) -> list[Change]:
+        rows = self._loop.store.checkpoints(live.id, kept_only=True)
+        # What this look adds is not in the store yet: it is newer than all that is.
+        newest = max((row.seq for row in rows), default=0)
+        fresh = [replace(row, seq=newest + 1 + index) for index, row in enumerate(checkpoints)]
+        known = {row.id for row in fresh}
+        best = live.job.checkpoint.best
+        dropped = retention.to_drop(
+            [row for row in rows if row.id not in known] + fresh,
+            keep=live.job.checkpoint.keep,
+            metric=best.metric if best else None,
+            mode=best.mode if best else "max",
+        )
+        self._loop.sweeper.dropped.update(row.digest for row in dropped)
+        return [UpdateCheckpoint(row.id, {"kept": False}) for row in dropped]
+
+    def last_rows(self, live: LiveRun) -> list[Change]:
+        """The tasks as they ended."""
+        return [PutTask(_row(live, task)) for task in live.tasks.values()]
+
+    async def outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
+        """What all tasks left, as one tree."""
+        lead = next(iter(live.tasks.values()), None)
+        if lead is None or lead.pump is None:
+            return None
+        known = live.row.outputs["digest"] if live.row.outputs else None
+        carry = partial(carry_outputs, lead.pump.directory, self._loop.blobs, known=known)
+        try:
+            digest, files, size = await asyncio.get_running_loop().run_in_executor(self._carriers, carry)
+        except (StokerError, OSError) as exc:
+            text = f"outputs could not be kept: {exc}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
+            return None
+        return {"digest": digest, "files": files, "bytes": size} if files else None
+
+
+def _row(live: LiveRun, task: LiveTask) -> TaskRow:
+    assert live.attempt is not None
+    code = task.verdict.exit_code if task.verdict is not None else None
+    phase = "ended" if code is not None else task.phase or "starting"
+    return TaskRow(
+        live.id,
+        live.attempt.number,
+        task.name,
+        incarnation=task.incarnation,
+        phase=phase,
+        exit_code=code,
+        usage=task.usage,
+    )
