@@ -49,12 +49,12 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"image": "i", "launcher": "none", "setup": "make"}, "needs the launcher", "`setup`", "setup"),
     ({"image": "i", "launcher": "none", "python": "/x"}, "needs the launcher", "`python`", "python"),
     (
-        {"run": "x", "image": "i", "workers": 4},
+        {"run": "x", "image": "i", "workers": "2..4"},
         "not yet available on the kubernetes engine",
-        "`workers`",
+        "workers: 4",
         "workers",
     ),
-    ({"run": "x", "image": "i", "framework": "torch"}, "not yet available", "`framework`", "framework"),
+    ({"image": "i", "workers": 2, "launcher": "none"}, "not yet available", "`launcher`", "launcher"),
     ({"run": "x", "image": "i", "idle": {}}, "not yet available", "`idle`", "idle"),
 ]
 CONFIG = ClusterConfig.from_json({"pools": {"a100": {"selector": {"gpu": "a100"}}}})

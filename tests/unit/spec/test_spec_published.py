@@ -228,9 +228,7 @@ def test_jobs_shown_in_the_reference_are_valid() -> None:
 NOT_LOCAL: dict[str, str] = {
     "resources.disk": "resources: {disk: 1Gi}",
     "workers": "workers: 1..2",
-    "processes": "processes: 2",
-    "framework": "framework: torch",
-    "roles": "roles: {ps: {}}",
+    "launcher": "launcher: none\nimage: i\nworkers: 2",
     "inputs": "inputs: {d: data://d}",
     "idle": "idle: {for: 1h}",
     "exclusive": "exclusive: true",
@@ -255,7 +253,7 @@ def test_key_the_local_engine_cannot_honour_is_refused_by_name(key: str, line: s
 
 
 def test_all_refused_keys_are_named_at_once() -> None:
-    job = parse_job("run: x\nworkers: 2\npool: a\n")
+    job = parse_job("run: x\nworkers: 1..2\npool: a\n")
     assert [error.details["key"] for error in unsupported(job)] == ["workers", "pool"]
     with pytest.raises(Refused, match="2 keys are not yet available"):
         refuse_unsupported(job, "local")
@@ -264,7 +262,7 @@ def test_all_refused_keys_are_named_at_once() -> None:
 def test_what_the_local_engine_honours_is_not_refused() -> None:
     refuse_unsupported(
         parse_job(
-            "run: x\nsetup: make\nenv: {A: 1}\nresources: {cpu: 1, memory: 1Gi, gpu: 1}\nworkers: 1\nprocesses: 1\n"
+            "run: x\nsetup: make\nenv: {A: 1}\nresources: {cpu: 1, memory: 1Gi, gpu: 1}\nworkers: 2\nprocesses: 2\nframework: torch\n"
             "checkpoint: {keep: 2, world_size: same}\nretries: 1\ntimeout: 1h\npriority: high\nsecrets: [T]\n"
             "grace: 5s\nlost_after: 1m\nlease: 1h\nexclusive: false\nlauncher: auto\ntags: [a]\nproject: p\ncluster: any\n"
         )
