@@ -11,6 +11,9 @@ from typing import Any, Iterable, List, Mapping, Optional
 from stoker.launcher.body import CannotStart
 from stoker.task.formats import Ending, Order
 
+PEER = "peer"
+"""Why the others of several processes were ended: one had failed, and its end is the body's."""
+
 FULL_DISK = ("no space left on device", "disk quota exceeded", "errno 28]", "errno 122]")
 
 
@@ -22,9 +25,11 @@ class Facts:
     """It was the setup, not the training."""
     failure: Optional[CannotStart] = None
     status: Optional[int] = None
-    """Wait status of the main process."""
+    """Wait status of the main process; of several, of the one that failed first."""
+    process: Optional[int] = None
+    """Which of several that is."""
     why: Optional[str] = None
-    """Why the launcher ended it: stop | timeout | memory | pids; None: it ended by itself."""
+    """Why the launcher ended it: stop | timeout | memory | pids | peer; None: it ended by itself."""
     reason: str = ""
     """Why it was stopped, where that is not plain."""
     timeout: Optional[float] = None
@@ -57,6 +62,7 @@ def ending(order: Order, facts: Facts) -> Ending:
     result = Ending(
         seq=order.seq, generation=order.generation, kind="exit", at=facts.at, seconds=facts.seconds
     )
+    result.process = facts.process
     result.last_lines = facts.last_lines
     _how(result, facts)
     stage = "the setup" if facts.setup else "the process"
@@ -86,8 +92,11 @@ def ending(order: Order, facts: Facts) -> Ending:
         result.message = (
             f"a process of it was killed at the memory limit of {_bytes(facts.limit)} while it ran on"
         )
-    if result.kind in ("exit", "signal") and not result.message and result.signal:
-        result.message = f"ended by {_outcome(result)}"
+    if result.kind in ("exit", "signal") and not result.message:
+        if result.process is not None:
+            result.message = f"process {result.process} ended with {_outcome(result)}"
+        elif result.signal:
+            result.message = f"ended by {_outcome(result)}"
     return result
 
 

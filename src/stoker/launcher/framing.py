@@ -154,6 +154,34 @@ class Stream:
         return b"%s %d %s\n" % (letter, ms, self.redact(text))
 
 
+class Marked(Stream):
+    """A stream of one of several processes. Their lines stand mixed in the log, so each line is whole and bears a mark;
+    one that is too long becomes several."""
+
+    def __init__(self, letter: str, redact: Optional[Redactor], mark: str) -> None:
+        super().__init__(letter, redact)
+        self.mark = mark.encode()
+
+    def due(self) -> Optional[float]:
+        return None if self._bar_since is None else super().due()
+
+    def _plain(self, data: bytes, ms: int) -> bytes:
+        out = super()._plain(data, ms)
+        self.open = False
+        return out
+
+    def _lines(self, text: bytes, ms: int) -> bytes:
+        text = self.redact(text)
+        prefix = b"%s %d %s" % (self.letter, ms, self.mark)
+        if _has_long_line(text):
+            lines = text.split(b"\n")
+            text = b"\n".join(b"\n".join([*head, rest]) for head, rest in map(_whole, lines))
+        return prefix + text.replace(b"\n", b"\n" + prefix) + b"\n"
+
+    def _frame(self, text: bytes, ms: int, letter: bytes) -> bytes:
+        return b"%s %d %s%s\n" % (self.letter, ms, self.mark, self.redact(text))
+
+
 def _state(line: bytes) -> bytes:
     """What a terminal would show of a line that overwrites itself."""
     line = line.rstrip(b"\r")

@@ -12,7 +12,7 @@ import re
 import time
 from typing import Dict, List, Optional, Tuple
 
-from stoker.launcher.framing import Redactor, Stream
+from stoker.launcher.framing import Marked, Stream
 from stoker.task import layout
 from stoker.task.formats import LogLine
 
@@ -198,10 +198,12 @@ class Log:
         self.rest_until = 0.0
         """Before this time the pipes need not be looked at."""
         self._tail = b""
+        self._tails: Dict[str, bytes] = {}
+        """Of several processes each has its own, by its mark: one that talks much does not drown the others."""
 
-    def attach(self, fd: int, letter: str, redact: Redactor) -> None:
+    def attach(self, fd: int, stream: Stream) -> None:
         """Read this descriptor from now on; it is closed at its end."""
-        self.streams[fd] = Stream(letter, redact)
+        self.streams[fd] = stream
 
     def drain(self, fd: int) -> bool:
         """Take one batch. False at the end of the stream."""
@@ -215,7 +217,8 @@ class Log:
             self.detach(fd)
             return False
         now = time.monotonic()
-        self._write(self.streams[fd].feed(data, now_ms(), now))
+        stream = self.streams[fd]
+        self._write(stream.feed(data, now_ms(), now), stream)
         if len(data) < BATCH // 4:
             self.rest_until = now + REST
         return True
@@ -223,7 +226,7 @@ class Log:
     def detach(self, fd: int) -> None:
         stream = self.streams.pop(fd)
         os.close(fd)
-        self._write(stream.close(now_ms()))
+        self._write(stream.close(now_ms()), stream)
 
     def say(self, text: str) -> None:
         """A line of Stoker's own."""
@@ -235,16 +238,20 @@ class Log:
 
     def flush(self, now: float) -> None:
         for stream in self.streams.values():
-            self._write(stream.flush(now_ms(), now))
+            self._write(stream.flush(now_ms(), now), stream)
 
-    def last_lines(self) -> List[str]:
-        """What the processes said last, cleaned; whole lines, whatever records they came in."""
+    def last_lines(self, mark: Optional[str] = None) -> List[str]:
+        """What the processes said last, cleaned; whole lines, whatever records they came in. `mark`: only what the one
+        with this mark said, without the mark."""
         lines: List[str] = []
         unfinished: Dict[str, bytes] = {}
-        for raw in self._tail.split(b"\n"):
+        tail = self._tail if mark is None else self._tails.get(mark, b"")
+        for raw in tail.split(b"\n"):
             record = LogLine.decode(raw)
             if record.stream == "s":
                 continue
+            if mark is not None:
+                record.text = record.text[len(mark.encode()) :]
             text = (unfinished.pop(record.stream, b"") + record.text)[-4 * LINE_LENGTH :]
             if record.partial:
                 unfinished[record.stream] = text
@@ -256,17 +263,25 @@ class Log:
     def forget(self) -> None:
         """A new body begins: the last lines are its own."""
         self._tail = b""
+        self._tails = {}
 
     def close(self) -> None:
         for fd in list(self.streams):
             self.detach(fd)
         self.segments.close()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, stream: Optional[Stream] = None) -> None:
         if not data:
             return
         self.segments.write(data)
-        self._tail = data[-TAIL:] if len(data) >= TAIL else (self._tail + data)[-TAIL:]
+        self._tail = _last(self._tail, data)
+        if isinstance(stream, Marked):
+            mark = stream.mark.decode()
+            self._tails[mark] = _last(self._tails.get(mark, b""), data)
+
+
+def _last(tail: bytes, data: bytes) -> bytes:
+    return data[-TAIL:] if len(data) >= TAIL else (tail + data)[-TAIL:]
 
 
 def now_ms() -> int:

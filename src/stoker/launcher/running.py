@@ -14,9 +14,10 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
 
-from stoker.launcher import endings
+from stoker.launcher import endings, helpers
 from stoker.launcher.body import CannotStart, environment, identity, setup_directory, spawn
-from stoker.launcher.framing import Redactor
+from stoker.launcher.crew import Crew
+from stoker.launcher.framing import Marked, Redactor, Stream
 from stoker.launcher.logs import Log, pipe
 from stoker.launcher.sample import Sampler
 from stoker.launcher.tree import Tree
@@ -62,6 +63,8 @@ class Running:
         self.code = os.path.join(directory, layout.CODE)
         self.workdir = workdir
         self.argv = order.argv or info.command
+        if self.argv[:1] == [helpers.MARK]:
+            self.argv = helpers.command(self.argv, bundle)
         self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
         self.outside: Optional[Outside] = None
         if not contained and info.container is not None and "run" in info.container:
@@ -76,12 +79,14 @@ class Running:
         """Ended by a signal: what it wrote last is suspect."""
         self.stopping = False
         self.started_at: Optional[float] = None
-        self.rusage: Any = None
+        self.crew = Crew()
+        """The processes of the present stage."""
+        self._failure: Optional[CannotStart] = None
+        """Why not all of several processes could be started."""
         self._in_setup = False
         self._why: Optional[str] = None
         self.reason = ""
         """Said of a body that was stopped, where there is more to say."""
-        self._status: Optional[int] = None
         self._began = time.monotonic()
         self._kill_at: Optional[float] = None
         self._asked_again = False
@@ -116,8 +121,14 @@ class Running:
             self._kill_at = deadline
 
     def exited(self, pid: int, status: int, rusage: Any) -> None:
-        if pid == self.pid and self._status is None:
-            self._status, self.rusage = status, rusage
+        if self.crew.exited(pid, status, rusage) and self.crew.broken and not self.stopping:
+            self.log.say(f"process {self.crew.failed} has failed: the others are asked to end")
+            self.stop(endings.PEER, self.order.grace, time.monotonic())
+
+    @property
+    def _status(self) -> Optional[int]:
+        """How the body, or the setup, ended; None while one of its main processes runs."""
+        return self.crew.status
 
     def tick(self, now: float) -> Optional[float]:
         """Do what is due; seconds until the next time, None when only an event can bring news."""
@@ -185,7 +196,7 @@ class Running:
             if built:
                 self._after_setup()
                 return
-        self._end(now)
+        self._end(now, self._failure)
 
     # -- starting --------------------------------------------------------------------------------------------
 
@@ -212,7 +223,7 @@ class Running:
         assert self.setup is not None
         self.env = self.setup.activated(self.env)
         self._in_setup = False
-        self._status, self.rusage = None, None
+        self.crew = Crew()
         self._start_body()
 
     def _start_body(self) -> None:
@@ -220,32 +231,51 @@ class Running:
         if self.outside is not None:
             self.outside.before()
         try:
-            self._spawn(self.argv, self.env, self.workdir)
+            self._spawn_body()
         except CannotStart as exc:
-            self._cannot(exc)
-            return
+            if not self.crew.pids:
+                self._cannot(exc)
+                return
+            self.log.say(exc.message)
+            self._failure = exc
         self.stage = "body"
-        self.journal(
-            {
-                "k": "started",
-                "seq": self.order.seq,
-                "generation": self.order.generation,
-                "at": time.time(),
-                "pid": self.pid,
-            }
-        )
+        entry: Dict[str, Any] = {
+            "k": "started",
+            "seq": self.order.seq,
+            "generation": self.order.generation,
+            "at": time.time(),
+            "pid": self.pid,
+        }
+        if self.order.processes:
+            entry["pids"] = self.crew.pids
+        self.journal(entry)
+        if self._failure is not None:
+            self.stop(endings.PEER, 0.0, time.monotonic())
 
-    def _spawn(self, argv: Any, env: Mapping[str, str], directory: str, keep: Any = ()) -> None:
+    def _spawn_body(self) -> None:
+        if not self.order.processes:
+            self._spawn(self.argv, self.env, self.workdir)
+            return
+        if self.outside is not None:
+            raise CannotStart(0, "an image that runs as it is has one process", 126)
+        for local, own in enumerate(self.order.processes):
+            mark = mark_of(local, own) if len(self.order.processes) > 1 else None
+            self._spawn(self.argv, {**self.env, **own}, self.workdir, mark=mark)
+
+    def _spawn(
+        self, argv: Any, env: Mapping[str, str], directory: str, *, keep: Any = (), mark: Optional[str] = None
+    ) -> None:
         try:
             out, out_writer = pipe()
             err, err_writer = pipe()
         except OSError as exc:
             raise CannotStart(exc.errno or 0, f"cannot start {argv[0]!r}: {exc.strerror}", 126) from exc
         try:
-            self.sampler.begin()
+            if not self.crew.pids:
+                self.sampler.begin()
+                self._began = time.monotonic()
             self.tree.empty = False
-            self._began = time.monotonic()
-            self.pid = spawn(
+            pid = spawn(
                 argv,
                 env,
                 directory=directory,
@@ -255,7 +285,8 @@ class Running:
                 keep=keep,
                 victim=self.sampler.memory_limit if self.contained else None,
             )
-            self.started_at = time.time()
+            self.crew.pids.append(pid)
+            self.pid, self.started_at = self.crew.pids[0], time.time()
         except CannotStart:
             os.close(out)
             os.close(err)
@@ -263,8 +294,9 @@ class Running:
         finally:
             os.close(out_writer)
             os.close(err_writer)
-        self.log.attach(out, "o", self.redact)
-        self.log.attach(err, "e", self.redact)
+        for fd, letter in ((out, "o"), (err, "e")):
+            stream = Stream(letter, self.redact) if mark is None else Marked(letter, self.redact, mark)
+            self.log.attach(fd, stream)
 
     # -- ending ----------------------------------------------------------------------------------------------
 
@@ -278,15 +310,18 @@ class Running:
         if self._in_setup and self.setup is not None:
             self.setup.finish(False)
         seconds = 0.0 if self.pid is None else round(now - self._began, 3)
-        self.sampler.finish(seconds, self.rusage)
+        self.sampler.finish(seconds, self.crew.rusage)
+        process = self._failed_process() if failure is None else None
         lines = self.log.last_lines()
+        if process is not None:
+            lines = self.log.last_lines(mark_of(process, self.order.processes[process]))
         status = self._status
-        if status is not None and os.WIFSIGNALED(status):
-            self.violent = True
+        self.violent = self.violent or self.crew.violent
         facts = endings.Facts(
             setup=self._in_setup,
             failure=failure,
             status=status,
+            process=process,
             why=self._why,
             reason=self.reason,
             timeout=self.order.timeout,
@@ -305,6 +340,11 @@ class Running:
             facts.full = endings.full_disks(self.directory, self.env)
         self.ending = endings.ending(self.order, facts)
         self.stage = "done"
+
+    def _failed_process(self) -> Optional[int]:
+        """Which of several processes brought the body down; None where something else did."""
+        several = len(self.order.processes) > 1 and not self._in_setup
+        return self.crew.failed if several and self._why in (None, endings.PEER) else None
 
     def _journal_setup(self, state: str) -> None:
         if state == "built" and self.setup is not None and self.setup.cached:
@@ -334,3 +374,8 @@ class Running:
         )  # most tasks have none, and it loads a good deal: start-up time
 
         return Setup(str(order["command"]), setup_directory(order, self.info), self.code)
+
+
+def mark_of(local: int, own: Mapping[str, str]) -> str:
+    """What stands before each line of one of several processes: its rank among all of the run."""
+    return f"[r{own.get('STOKER_RANK', local)}] "

@@ -14,6 +14,7 @@ import pytest
 
 from stoker.launcher import body, bundle, endings, sample
 from stoker.launcher.body import CannotStart
+from stoker.launcher.framing import Stream
 from stoker.launcher.journal import Journal
 from stoker.launcher.limits import Cgroup
 from stoker.launcher.logs import Log, Segments, clean
@@ -78,7 +79,7 @@ class TestSegments:
 def test_last_lines_are_whole_clean_and_few(directory: str) -> None:
     log = Log(directory, 1 << 20, 1 << 18)
     reader, writer = os.pipe()
-    log.attach(reader, "o", body_redactor())
+    log.attach(reader, Stream("o", body_redactor()))
     for number in range(30):
         os.write(writer, b"line %d \x1b[1mbold\x1b[0m\x07\n" % number)
     os.write(writer, b"y" * 40_000)

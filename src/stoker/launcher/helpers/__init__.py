@@ -1,0 +1,97 @@
+"""Programs that the launcher brings along for bodies that need more than the user's own command.
+
+An order whose command begins with `{helper}` names one of them; the rest are its arguments. They run as the body
+does: as its user, in its environment, within its limits.
+
+    remote-shell ADDRESS PORT        runs what others of this world ask for (MPI's workers)
+    mpirun COMMAND...                runs the command over the workers, with whatever MPI is there
+    horovodrun COMMAND...            the same, and every rank finds HOROVOD_*
+    horovod-rank COMMAND...          one such rank
+    mpi-agent HOST COMMAND...        what mpirun calls in place of ssh
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
+
+MARK = "{helper}"
+"""As the first word of a command."""
+BAD_USAGE = 64
+CANNOT = 127
+
+_BEGIN = "import sys; sys.path.insert(0, {root!r}); from stoker.launcher.helpers import main; sys.exit(main(sys.argv[1:]))"
+
+
+def command(argv: Sequence[str], bundle: Optional[str] = None) -> List[str]:
+    """What to execute for `argv`, which begins with MARK. `bundle`: where our code can be read by the body; None: where
+    this code is."""
+    root = bundle or os.path.dirname(
+        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    )
+    return [sys.executable, "-I", "-S", "-c", _BEGIN.format(root=root), *argv[1:]]
+
+
+def again(name: str, *argv: str) -> List[str]:
+    """From within a helper: the command of another one."""
+    return command([MARK, name, *argv])
+
+
+def become(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Execute something else in this process's place; the exit status where that is not possible."""
+    # Python ignores it, and what is ignored stays so through exec.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], list(argv), dict(environ))
+    except OSError as exc:
+        print(f"stoker: cannot run {argv[0]!r}: {exc.strerror}", file=sys.stderr)
+    return CANNOT
+
+
+def main(argv: List[str]) -> int:
+    helper = _HELPERS.get(argv[0]) if argv else None
+    if helper is None:
+        print(f"stoker: no such helper: {' '.join(argv[:1])!r}", file=sys.stderr)
+        return BAD_USAGE
+    return helper(argv[1:])
+
+
+def _remote_shell(argv: List[str]) -> int:
+    from stoker.launcher.helpers import remote_shell
+
+    return remote_shell.main(argv)
+
+
+def _mpi_agent(argv: List[str]) -> int:
+    from stoker.launcher.helpers import remote_agent
+
+    return remote_agent.main(argv)
+
+
+def _mpirun(argv: List[str]) -> int:
+    from stoker.launcher.helpers import mpirun
+
+    return mpirun.main(argv)
+
+
+def _horovodrun(argv: List[str]) -> int:
+    from stoker.launcher.helpers import mpirun
+
+    return mpirun.main(argv, wrap=["horovod-rank"])
+
+
+def _horovod_rank(argv: List[str]) -> int:
+    from stoker.launcher.helpers import horovod
+
+    return horovod.main(argv)
+
+
+_HELPERS: Dict[str, Callable[[List[str]], int]] = {
+    "remote-shell": _remote_shell,
+    "mpi-agent": _mpi_agent,
+    "mpirun": _mpirun,
+    "horovodrun": _horovodrun,
+    "horovod-rank": _horovod_rank,
+}
