@@ -10,10 +10,10 @@ TYPE_CHECKING = False  # not from typing: importing that doubles the time of `st
 if TYPE_CHECKING:
     from typing import Any
 
-    from stoker.sdk import checkpoint, params, report, should_stop
+    from stoker.sdk import checkpoint, jax_initialize, params, report, should_stop
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "checkpoint", "params", "report", "should_stop"]
+__all__ = ["__version__", "checkpoint", "jax_initialize", "params", "report", "should_stop"]
 
 
 def __getattr__(name: str) -> Any:

@@ -141,6 +141,39 @@ def workdir_of(base: Path, job: Mapping[str, Any]) -> Path:
     return found
 
 
+def with_framework(ctx: Context, job: Json, workdir: Path, *, quiet: bool = False) -> Json:
+    """The job with the framework that its script uses, where it names none and has more than one process."""
+    if job.get("framework") is not None or not job.get("run") or not _several(job):
+        return job
+    from stoker.frameworks.guessing import guess  # lazy: only where there is something to guess
+
+    run = job["run"]
+    found = guess(["/bin/sh", "-c", run] if isinstance(run, str) else run, lambda path: _text(workdir, path))
+    if found is None:
+        return job
+    if not quiet:
+        hint = "" if found.framework else "; say which with --framework"
+        ctx.note(f"framework: {found.framework or 'none'} ({term.safe(found.why)}{hint})")
+    return {**job, "framework": found.framework} if found.framework else job
+
+
+def _several(job: Mapping[str, Any]) -> bool:
+    """Unchecked: what is not a number is for the server to refuse."""
+    counts = [str(job.get(key) or 1).rpartition("..")[2] for key in ("workers", "processes")]
+    return any(count.isdigit() and int(count) > 1 for count in counts)
+
+
+def _text(workdir: Path, path: str) -> str | None:
+    """Of a file in what is shipped; nothing outside it is read."""
+    try:
+        found = (workdir / path).resolve()
+        if not found.is_relative_to(workdir.resolve()) or not found.is_file():
+            return None
+        return found.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
 def check_detached(detach: bool, as_json: bool) -> None:
     if as_json and not detach:
         raise UsageMistake(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from stoker.errors import SpecError
 from stoker.frameworks.base import Body, Member, World
-from stoker.frameworks.world import body, decided, endpoint, facts, is_python, words
+from stoker.frameworks.commands import is_python, words
+from stoker.frameworks.world import body, decided, endpoint, facts
 from stoker.spec.job import Job, Role
 
 SCHEDULER, CLIENT = "scheduler", "client"

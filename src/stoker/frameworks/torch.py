@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from stoker.frameworks.base import Body, Member, World
-from stoker.frameworks.world import body, decided, facts, first_rank, is_python, processes, trainers, words
+from stoker.frameworks.commands import calls_torchrun, is_python, words
+from stoker.frameworks.world import body, decided, facts, first_rank, processes, trainers
 from stoker.spec.job import Job
 
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ACCELERATE = re.compile(r"(?<![\w./-])((?:[\w./-]*/)?accelerate(?: +|-)launch)(?![\w.-])")
 _OWN_PLACE = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port", "--config_file")
 """Options of `accelerate launch` with which people say themselves where they are."""
@@ -61,24 +60,14 @@ class Torch:
 
 
 def starts_itself(argv: Sequence[str]) -> bool:
-    """Whether the command is a launcher of processes. `--launcher torchrun` is an option of something else."""
-    return _is_torchrun(argv) or _is_accelerate(argv)
+    """Whether the command is a launcher of processes."""
+    return calls_torchrun(argv) or _is_accelerate(argv)
 
 
 def _launches(argv: Sequence[str], member: Member) -> bool:
     """Whether it will start several processes. `accelerate launch` does so only for several GPUs; else it becomes the
     one process, with the environment it finds."""
-    return _is_torchrun(argv) or (_is_accelerate(argv) and member.gpus > 1)
-
-
-def _is_torchrun(argv: Sequence[str]) -> bool:
-    found = words(argv)
-    for before, word in zip(["", *found], found, strict=False):
-        if PurePosixPath(word).name == "torchrun" and not before.startswith("-"):
-            return True
-        if before == "-m" and word in _MODULES:
-            return True
-    return False
+    return calls_torchrun(argv) or (_is_accelerate(argv) and member.gpus > 1)
 
 
 def _is_accelerate(argv: Sequence[str]) -> bool:

@@ -6,9 +6,7 @@ beside them.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
 
 from stoker.errors import SpecError
 from stoker.frameworks.base import Body, Member, World
@@ -88,22 +86,6 @@ def only_one(job: Job, why: str) -> Job:
             hint="Leave `processes` out, and ask for more `workers`.",
         )
     return decided(job, 1)
-
-
-def words(argv: Sequence[str]) -> list[str]:
-    """A command word by word, also one that is written for the shell."""
-    if len(argv) == 3 and PurePosixPath(argv[0]).name in ("sh", "bash") and argv[1] in ("-c", "-ec", "-lc"):
-        try:
-            return shlex.split(argv[2], comments=True)
-        except ValueError:
-            return argv[2].split()
-    return list(argv)
-
-
-def is_python(word: str) -> bool:
-    """`python`, `python3.12`, `/opt/venv/bin/python`"""
-    name = PurePosixPath(word).name
-    return name == "python" or (name.startswith("python") and name[6:].replace(".", "").isdigit())
 
 
 def _without(env: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:

@@ -532,3 +532,51 @@ def test_pull_with_nothing_there(digits: Any, invoke: Any) -> None:
 
 def test_backup_create(fake: Any, invoke: Any, tmp_path: Path) -> None:
     assert invoke("backup", "create", "copy").out == f"{tmp_path}/copy\n"
+
+
+# -- the framework ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "framework", "said"),
+    [
+        (["--workers", "2"], "torch", "framework: torch (train.py imports torch.distributed)\n"),
+        (["--processes", "2"], "torch", "framework: torch (train.py imports torch.distributed)\n"),
+        (["--workers", "1..4"], "torch", "framework: torch (train.py imports torch.distributed)\n"),
+        (["--workers", "2", "--framework", "none"], "none", ""),
+        (["--workers", "2", "-q"], "torch", ""),
+        ([], None, ""),
+    ],
+)
+def test_a_framework_is_seen_in_the_script_where_there_are_several_processes(
+    flags: list[str], framework: str | None, said: str, fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
+    script.write_text("import torch.distributed\nraise SystemExit('never run')\n")
+    monkeypatch.chdir(script.parent)
+    result = invoke("run", "-d", *flags, "train.py")
+    assert fake.submitted[-1]["job"].get("framework") == framework
+    assert result.err == said
+
+
+def test_the_framework_of_a_job_file(fake: Any, invoke: Any, script: Path, monkeypatch: Any) -> None:
+    script.write_text("from mpi4py import MPI\nimport torch.distributed\n")
+    (script.parent / "stoker.yaml").write_text("run: python train.py\nworkers: 2\n")
+    monkeypatch.chdir(script.parent)
+    result = invoke("submit", "-d", "stoker.yaml")
+    assert "framework" not in fake.submitted[-1]["job"]
+    assert result.err == (
+        "framework: none (train.py imports mpi4py and train.py imports torch.distributed; say which with --framework)\n"
+    )
+
+
+def test_nothing_outside_what_is_shipped_is_read(
+    fake: Any, invoke: Any, script: Path, monkeypatch: Any
+) -> None:
+    inside = script.parent / "inside"
+    inside.mkdir()
+    script.write_text("import jax")
+    (inside / "link.py").symlink_to(script)
+    monkeypatch.chdir(inside)
+    for command in (["python", "../train.py"], ["python", "link.py"]):
+        invoke("run", "-d", "--no-code", "--workers", "2", "--", *command)
+        assert "framework" not in fake.submitted[-1]["job"]

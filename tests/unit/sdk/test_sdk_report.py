@@ -66,7 +66,7 @@ class Scalar:
 
 
 def test_what_is_exported() -> None:
-    assert sdk.__all__ == ["checkpoint", "params", "report", "should_stop"]
+    assert sdk.__all__ == ["checkpoint", "jax_initialize", "params", "report", "should_stop"]
     assert checkpoint.__all__ == ["directory", "latest", "load", "load_torch", "save", "save_torch"]
     assert stoker.report is sdk.report
     for module in (sdk, checkpoint):

@@ -43,6 +43,7 @@ def run(
     job = job_flags.plain_job(found, words) if base is None and not sets else None
     if job is None:
         job = _checked(found, words, base, sets)
+    job = submitting.with_framework(ctx, job, workdir, quiet=quiet)
     try:
         if dry_run:
             return submitting.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)

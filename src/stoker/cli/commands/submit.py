@@ -34,6 +34,7 @@ def submit(
     if given - set(job.secrets):
         tree["secrets"] = [*job.secrets, *sorted(given - set(job.secrets))]
     workdir = submitting.workdir_of(Path(file).absolute().parent, tree)
+    tree = submitting.with_framework(ctx, tree, workdir, quiet=quiet)
     if dry_run:
         return submitting.dry_run(ctx, job=tree, secrets=secrets, as_json=as_json)
     answer = submitting.submit(ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
