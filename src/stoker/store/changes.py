@@ -23,13 +23,27 @@ from stoker.store.rows import (
     AddEvent,
     AddMetrics,
     Change,
+    DropPart,
+    DropParts,
     MoveCursor,
+    PartRow,
+    PutPart,
     PutTask,
     UpdateAttempt,
     UpdateCheckpoint,
     UpdateRun,
 )
-from stoker.store.schema import attempts, checkpoints, cursors, events, run_records, run_tags, runs, tasks
+from stoker.store.schema import (
+    attempts,
+    checkpoint_parts,
+    checkpoints,
+    cursors,
+    events,
+    run_records,
+    run_tags,
+    runs,
+    tasks,
+)
 
 Rows = list[dict[str, Any]]
 
@@ -43,6 +57,13 @@ UPDATE_ATTEMPT = update(attempts).where(
     attempts.c.run == bindparam("of_run"), attempts.c.number == bindparam("of_number")
 )
 UPDATE_CHECKPOINT = update(checkpoints).where(checkpoints.c.id == bindparam("of_id"))
+PART_KEY = ["run", "attempt", "generation", "task", "number"]
+DROP_PART = delete(checkpoint_parts).where(
+    *(checkpoint_parts.c[name] == bindparam(f"of_{name}") for name in PART_KEY)
+)
+DROP_PARTS = delete(checkpoint_parts).where(
+    checkpoint_parts.c.run == bindparam("of_run"), checkpoint_parts.c.attempt == bindparam("of_attempt")
+)
 ADD_EVENT = insert(events)
 
 
@@ -55,6 +76,7 @@ class Changes:
         self._put_task = _upsert(dialect, tasks, ["run", "attempt", "task"])
         self._move_cursor = _upsert(dialect, cursors, ["run", "attempt", "task", "file"])
         self._add_checkpoint = dialect.insert(checkpoints).on_conflict_do_nothing(index_elements=["id"])
+        self._put_part = _upsert(dialect, checkpoint_parts, PART_KEY)
         # In this order parents come before their children.
         self._tables: tuple[
             tuple[tuple[type, ...], Callable[[Connection, list[Any]], KeyIds | None]], ...
@@ -63,6 +85,7 @@ class Changes:
             ((AddAttempt, UpdateAttempt), self._attempts),
             ((PutTask,), self._tasks),
             ((AddCheckpoint, UpdateCheckpoint), self._checkpoints),
+            ((PutPart, DropPart, DropParts), self._parts),
             ((AddEvent,), self._events),
             ((AddMetrics,), self.metrics.add),
             ((MoveCursor,), self._cursors),
@@ -153,6 +176,18 @@ class Changes:
             ]
             _update(connection, UPDATE_CHECKPOINT, rows, "checkpoint", lambda row: str(row["of_id"]))
 
+    def _parts(self, connection: Connection, changes: list[PutPart | DropPart | DropParts]) -> None:
+        for change in changes:
+            if isinstance(change, PutPart):
+                values = {**_part_key(change.row), **codec.columns(change.row, codec.PART)}
+                connection.execute(self._put_part, values)
+            elif isinstance(change, DropPart):
+                key = {f"of_{name}": value for name, value in _part_key(change.row).items()}
+                connection.execute(DROP_PART, key)
+            else:
+                values = {"of_run": codec.text(change.run), "of_attempt": change.attempt}
+                connection.execute(DROP_PARTS, values)
+
     def _events(self, connection: Connection, changes: list[AddEvent]) -> None:
         rows = [
             {"run": codec.text(change.row.run), **codec.columns(change.row, codec.EVENT)}
@@ -198,6 +233,16 @@ def _update(
 def _attempt_columns(change: AddAttempt) -> dict[str, Any]:
     run = codec.text(change.row.run)
     return {"run": run, "number": change.row.number, **codec.columns(change.row, codec.ATTEMPT)}
+
+
+def _part_key(row: PartRow) -> dict[str, Any]:
+    return {
+        "run": codec.text(row.run),
+        "attempt": codec.integer(row.attempt),
+        "generation": codec.integer(row.generation),
+        "task": codec.text(row.task),
+        "number": codec.integer(row.number),
+    }
 
 
 def _seq(connection: Connection, run_id: str) -> int:

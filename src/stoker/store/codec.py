@@ -14,7 +14,16 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from stoker.errors import StoreDamaged
-from stoker.store.rows import AttemptRow, CheckpointRow, ClusterRow, EventRow, NewRun, RunRow, TaskRow
+from stoker.store.rows import (
+    AttemptRow,
+    CheckpointRow,
+    ClusterRow,
+    EventRow,
+    NewRun,
+    PartRow,
+    RunRow,
+    TaskRow,
+)
 
 Columns = dict[str, Any]
 Found = Mapping[Any, Any]
@@ -150,6 +159,18 @@ CHECKPOINT: dict[str, Encoder] = {
     "step": _maybe(integer),
     "metrics": to_json,
     "kept": bool,
+    "world_size": _maybe(integer),
+}
+PART: dict[str, Encoder] = {
+    "name": exact,
+    "digest": text,
+    "size": integer,
+    "how": text,
+    "created_at": number,
+    "written_at": number,
+    "step": _maybe(integer),
+    "metrics": to_json,
+    "checkpoint": _maybe(text),
 }
 EVENT: dict[str, Encoder] = {"t": number, "kind": text, "text": text, "data": to_json}
 
@@ -209,6 +230,7 @@ _JSON = {
     AttemptRow: ("evidence", "handle", "placement", "usage"),
     TaskRow: ("usage",),
     CheckpointRow: ("metrics",),
+    PartRow: ("metrics",),
     EventRow: ("data",),
     ClusterRow: ("config",),
 }
@@ -246,6 +268,10 @@ def _parse(value: str) -> Any:
 
 def checkpoint_row(row: Found) -> CheckpointRow:
     return decode(CheckpointRow, {**row, "name": unexact(row["name"])})
+
+
+def part_row(row: Found) -> PartRow:
+    return decode(PartRow, {**row, "name": unexact(row["name"])})
 
 
 def decode(kind: type[Row], row: Found) -> Row:

@@ -12,8 +12,18 @@ from sqlalchemy import Connection, Select, bindparam, func, select, union_all
 from stoker.errors import Conflict, NotFound
 from stoker.spec.words import RunState
 from stoker.store import codec
-from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunFilter, RunRow, TaskRow
-from stoker.store.schema import attempts, checkpoints, cursors, events, run_records, run_tags, runs, tasks
+from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, PartRow, RunFilter, RunRow, TaskRow
+from stoker.store.schema import (
+    attempts,
+    checkpoint_parts,
+    checkpoints,
+    cursors,
+    events,
+    run_records,
+    run_tags,
+    runs,
+    tasks,
+)
 
 STATES = tuple(str(state) for state in RunState)
 LIVE = ("queued", "starting", "running", "stopping")
@@ -46,6 +56,7 @@ ROOTS = union_all(
     select(runs.c.code).where(runs.c.code.is_not(None)),
     select(runs.c.output_digest).where(runs.c.output_digest.is_not(None)),
     select(checkpoints.c.digest).where(checkpoints.c.kept.is_(True)),
+    select(checkpoint_parts.c.digest),
 )
 
 ATTEMPTS_OF = select(attempts).where(attempts.c.run == bindparam("run")).order_by(attempts.c.number)
@@ -68,6 +79,11 @@ TASKS_OF = (
 CHECKPOINTS_OF = select(checkpoints).where(checkpoints.c.run == bindparam("run")).order_by(checkpoints.c.seq)
 KEPT_CHECKPOINTS_OF = CHECKPOINTS_OF.where(checkpoints.c.kept.is_(True))
 CHECKPOINT = select(checkpoints).where(checkpoints.c.id == bindparam("id"))
+PARTS_OF = (
+    select(checkpoint_parts)
+    .where(checkpoint_parts.c.run == bindparam("run"), checkpoint_parts.c.attempt == bindparam("attempt"))
+    .order_by(checkpoint_parts.c.generation, checkpoint_parts.c.task, checkpoint_parts.c.number)
+)
 EVENTS_OF = select(events).where(events.c.run == bindparam("run")).order_by(events.c.seq)
 CURSORS_OF = select(cursors.c.task, cursors.c.file, cursors.c.offset).where(
     cursors.c.run == bindparam("run"), cursors.c.attempt == bindparam("attempt")
@@ -275,6 +291,11 @@ def checkpoint(connection: Connection, checkpoint_id: str) -> CheckpointRow:
             f"no checkpoint {checkpoint_id!r}", hint="stoker show RUN lists the checkpoints of a run."
         )
     return codec.checkpoint_row(row)
+
+
+def parts_of(connection: Connection, run_id: str, number: int) -> list[PartRow]:
+    rows = connection.execute(PARTS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
+    return [codec.part_row(row) for row in rows]
 
 
 def events_of(connection: Connection, run_id: str) -> list[EventRow]:

@@ -119,8 +119,33 @@ class CheckpointRow:
     metrics: Json = field(default_factory=dict)
     kept: bool = True
     """False once retention let its bytes go; the row stays."""
+    world_size: int | None = None
+    """How many processes trained when it was written; None: nobody counted, there was one task."""
     seq: int = 0
     """Order within the store; set by it."""
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """What one task wrote of a checkpoint that others may have parts of too."""
+
+    run: str
+    attempt: int
+    generation: int
+    """Of the task's body. A number is used once in a task directory, and another directory means another generation."""
+    task: str
+    number: int
+    name: str
+    digest: str
+    """Tree of blobs."""
+    size: int
+    how: str
+    created_at: float
+    written_at: float = 0.0
+    step: int | None = None
+    metrics: Json = field(default_factory=dict)
+    checkpoint: str | None = None
+    """The complete checkpoint that it went into."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +225,28 @@ class UpdateCheckpoint:
 
 
 @dataclass(frozen=True)
+class PutPart:
+    """Insert or replace."""
+
+    row: PartRow
+
+
+@dataclass(frozen=True)
+class DropPart:
+    """Forget one; one that is not there is forgotten already."""
+
+    row: PartRow
+
+
+@dataclass(frozen=True)
+class DropParts:
+    """Forget all parts of an attempt."""
+
+    run: str
+    attempt: int
+
+
+@dataclass(frozen=True)
 class AddMetrics:
     run: str
     attempt: int
@@ -225,6 +272,9 @@ Change = (
     | AddEvent
     | AddCheckpoint
     | UpdateCheckpoint
+    | PutPart
+    | DropPart
+    | DropParts
     | AddMetrics
     | MoveCursor
 )

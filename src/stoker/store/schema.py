@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 2
+VERSION = 3
 """The schema this program works on. Raised by one with every migration."""
 
 # Every constraint has a name, so that a later migration can change it on any database.
@@ -160,8 +160,29 @@ checkpoints = Table(
     Column("step", BigInteger),
     Column("metrics", Text, nullable=False),
     Column("kept", Boolean, nullable=False),
+    Column("world_size", Integer),
     UniqueConstraint("id"),
     Index(None, "run", "seq"),
+)
+
+# What single tasks wrote of checkpoints that several write. Gone with the attempt that wrote them.
+checkpoint_parts = Table(
+    "checkpoint_parts",
+    metadata,
+    Column("run", Text, ForeignKey(runs.c.id), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("task", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("how", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("written_at", Double, nullable=False),
+    Column("step", BigInteger),
+    Column("metrics", Text, nullable=False),
+    Column("checkpoint", Text),
 )
 
 events = Table(

@@ -23,6 +23,7 @@ from stoker.store.rows import (
     EventRow,
     Json,
     NewRun,
+    PartRow,
     RunFilter,
     RunRow,
     TaskRow,
@@ -175,6 +176,10 @@ class Store:
     def checkpoint(self, checkpoint_id: str) -> CheckpointRow:
         return self._database.read(reading.checkpoint, checkpoint_id)
 
+    def checkpoint_parts(self, run_id: str, attempt: int) -> list[PartRow]:
+        """What tasks of an attempt wrote of checkpoints that wait for others, and of the newest complete ones."""
+        return self._database.read(reading.parts_of, run_id, attempt)
+
     def events(self, run_id: str) -> list[EventRow]:
         return self._database.read(reading.events_of, run_id)
 
@@ -220,7 +225,7 @@ class Store:
         return self._database.read(_digests, reading.CODES)
 
     def blob_roots(self) -> set[str]:
-        """Every tree that must be kept: code, kept checkpoints, outputs."""
+        """Every tree that must be kept: code, kept checkpoints and parts of such, outputs."""
         return self._database.read(_digests, reading.ROOTS)
 
     def schema_version(self) -> int:

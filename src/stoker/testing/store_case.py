@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.store import Store
-from stoker.store.rows import CheckpointRow, NewRun, RunRow
+from stoker.store.rows import CheckpointRow, NewRun, PartRow, RunRow
 
 
 def new_run(key: str, name: str = "digits", **changes: Any) -> NewRun:
@@ -36,6 +36,22 @@ def checkpoint(run: RunRow, number: int, **changes: Any) -> CheckpointRow:
         digest=f"tree{number}",
         size=1 << 40,
         how="rename",
+        created_at=5.0,
+    )
+    return replace(row, **changes)
+
+
+def part(run: RunRow, task: str, number: int, **changes: Any) -> PartRow:
+    row = PartRow(
+        run=run.id,
+        attempt=1,
+        generation=1,
+        task=task,
+        number=number,
+        name=f"step-{number}",
+        digest=f"{task}-tree{number}",
+        size=1 << 40,
+        how="quiet",
         created_at=5.0,
     )
     return replace(row, **changes)

@@ -20,9 +20,12 @@ from stoker.store.rows import (
     AttemptRow,
     Change,
     ClusterRow,
+    DropPart,
+    DropParts,
     EventRow,
     MoveCursor,
     Point,
+    PutPart,
     PutTask,
     RunFilter,
     RunRow,
@@ -31,7 +34,7 @@ from stoker.store.rows import (
     UpdateCheckpoint,
     UpdateRun,
 )
-from stoker.testing.store_case import StoreCase, checkpoint, new_run
+from stoker.testing.store_case import StoreCase, checkpoint, new_run, part
 
 
 class Asking(StoreCase):
@@ -179,7 +182,9 @@ class Changing(StoreCase):
     def test_everything_comes_back(self, store: Store, run: RunRow) -> None:
         attempt = AttemptRow(run.id, 1, handle={"opaque": [1]}, placement={"worker-0": {"gpus": ["GPU-1"]}})
         task = TaskRow(run.id, 1, "worker-0")
-        first = checkpoint(run, 1, name="odd \udcff \\ name", metrics={"loss": math.inf}, step=2**62)
+        first = checkpoint(
+            run, 1, name="odd \udcff \\ name", metrics={"loss": math.inf}, step=2**62, world_size=4
+        )
         store.apply(
             [
                 AddAttempt(attempt),
@@ -294,6 +299,7 @@ class Changing(StoreCase):
         for refused in (
             AddAttempt(AttemptRow(name, 1)),
             AddEvent(EventRow(name, 1.0, name, name)),
+            PutPart(replace(part(run, name, 1), run=name)),
             MoveCursor(name, 1, name, name, 1),
             AddMetrics(name, 1, [Point(name, 1, 1.0, 1.0)]),
         ):
@@ -312,6 +318,21 @@ class Changing(StoreCase):
             name, name
         )
         assert store.runs() == [run]
+
+    def test_parts_wait_and_are_forgotten(self, store: Store, run: RunRow, url: str) -> None:
+        odd = part(run, "worker-0", 1, name="odd \udcff \\ name", metrics={"loss": math.inf}, step=2**62)
+        peer, later = part(run, "worker-1", 1), part(run, "worker-0", 1, generation=2)
+        next_ = part(run, "worker-0", 1, attempt=2)
+        store.apply([PutPart(row) for row in (odd, peer, later, next_, odd)])
+        assert store.checkpoint_parts(run.id, 1) == [odd, peer, later]
+        assert store.blob_roots() == {"worker-0-tree1", "worker-1-tree1"}
+        store.apply([PutPart(replace(odd, checkpoint="c1")), DropPart(peer), DropPart(peer)])
+        assert store.checkpoint_parts(run.id, 1) == [replace(odd, checkpoint="c1"), later]
+        store.apply([DropParts(run.id, 1), DropParts("nobody-0000", 1)])
+        assert store.checkpoint_parts(run.id, 1) == [] == store.checkpoint_parts("nobody-0000", 1)
+        store.close()
+        with Store.open(url, create=False) as again:
+            assert again.checkpoint_parts(run.id, 2) == [next_]
 
     def test_an_attempt_is_added_once(self, store: Store, run: RunRow) -> None:
         store.apply([AddAttempt(AttemptRow(run.id, 1, handle={"first": True}))])

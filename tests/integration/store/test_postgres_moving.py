@@ -27,13 +27,14 @@ from stoker.store.rows import (
     EventRow,
     MoveCursor,
     Point,
+    PutPart,
     PutTask,
     RunFilter,
     TaskRow,
     UpdateRun,
 )
 from stoker.store.seat import Seat
-from stoker.testing.store_case import checkpoint, new_run
+from stoker.testing.store_case import checkpoint, new_run, part
 from stoker.testing.store_postgres import PostgresServer
 
 
@@ -74,6 +75,7 @@ def fill(store: Store, runs: int = 60) -> None:
                 *(AddAttempt(AttemptRow(run.id, attempt, evidence={"lines": [name]})) for attempt in (1, 2)),
                 PutTask(TaskRow(run.id, 2, "worker-0", usage={"cpu": 1.5})),
                 AddCheckpoint(checkpoint(run, number, name=name, step=2**60, metrics={"loss": math.nan})),
+                PutPart(part(run, "worker-1", number, name=name, metrics={"loss": math.inf})),
                 AddEvent(EventRow(run.id, 1.5, "warning", name, {"odd": name})),
                 AddMetrics(run.id, 1, points),
                 AddMetrics(run.id, 2, points[20:]),
@@ -111,6 +113,7 @@ def everything(store: Store) -> dict[str, Any]:
             found[f"{key['key']} of {run.id}"] = store.metric_points(run.id, key["key"])
         for number in (1, 2):
             found[f"tasks {number} of {run.id}"] = store.tasks(run.id, number)
+            found[f"parts {number} of {run.id}"] = store.checkpoint_parts(run.id, number)
             found[f"cursors {number} of {run.id}"] = sorted(store.cursors(run.id, number).items())
     return {name: repr(value) for name, value in found.items()}
 
