@@ -12,10 +12,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from stoker.blobs import BlobStore
 from stoker.control.archive import LOOK, LogWriter, source_name
+from stoker.control.pace import Pace
 from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, StokerError
 from stoker.settings import Home, LogSettings
@@ -27,6 +28,7 @@ from stoker.store.rows import (
     CheckpointRow,
     EventRow,
     MoveCursor,
+    PartRow,
     Point,
 )
 from stoker.task import fence, layout
@@ -34,6 +36,7 @@ from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status
 from stoker.task.near import UnsafePath
 
+Scored = TypeVar("Scored", CheckpointRow, PartRow)
 LOOK_BYTES = 4 << 20
 """Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
 LARGEST_FILE = 1 << 30
@@ -62,6 +65,13 @@ class Intake:
     checkpoints: list[CheckpointRow] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     """Metrics taken in by this look."""
+    generation: int = 0
+    """Of the body that was looked at."""
+    parts: list[PartRow] = field(default_factory=list)
+    """Of a task that is not alone: what it committed, for `assembly.Assembly` to make checkpoints of. Nothing of them is
+    in `changes`."""
+    rejected: list[str] = field(default_factory=list)
+    """Names of checkpoints that it wrote and that are damaged."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -86,7 +96,12 @@ class Pump:
         cursors: Mapping[tuple[str, str], int],
         latest: Mapping[str, float],
         logs: LogSettings = LogSettings(),
+        alone: bool = True,
+        speaks: bool = True,
     ) -> None:
+        """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
+        `Intake.parts`, and how fast it gets on is in the usage. `speaks`: what it reports is the run's; of the others
+        it gets their name: `loss@worker-1`."""
         self.directory = directory
         self.run = run
         self.attempt = attempt
@@ -99,11 +114,14 @@ class Pump:
         self._logs = LogWriter(home, run, attempt, self._key, logs)
         self._dropped = 0
         self._latest = dict(latest)
+        self._alone = alone
+        self._speaks = speaks
+        self._pace = Pace()
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
         nothing more will come."""
-        found = Intake(status=self.directory.status())
+        found = Intake(status=self.directory.status(), generation=self.generation)
         self._metrics(found)  # first: a checkpoint is judged by what was reported before it
         if not found.more:
             self._log(found, final=final)
@@ -112,7 +130,11 @@ class Pump:
         if not found.more and (found.ending is not None or final):
             self._rest(found, final=final)
         self._latest.update({point.key: point.value for point in found.points})
-        found.visible = bool(found.changes or found.log_bytes)
+        found.visible = bool(found.changes or found.parts or found.log_bytes)
+        if not self._alone:
+            for said in (found.status, found.ending):
+                if said is not None:
+                    said.usage = {**said.usage, **self._pace.usage()}
         return found
 
     def _rest(self, found: Intake, *, final: bool) -> None:
@@ -172,6 +194,7 @@ class Pump:
             name = _text(entry.get("name"), _NAME)
             text = f"checkpoint {name} is not offered: {entry.get('reason')}"
             found.changes.append(self._event("warning", text, {"name": name}))
+            found.rejected.append(name)
         elif kind == "warning":
             found.changes.append(self._event("warning", str(entry.get("message"))))
         elif kind == "setup":
@@ -184,14 +207,17 @@ class Pump:
         except OSError as exc:
             if exc.errno in OURS:
                 raise  # it is tried again
-            found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
+            self._refuse(staged, exc, found)
             return
         except DiskFull:
             raise
         except StokerError as exc:
             # The copy in the task directory is not what the launcher hashed (damaged, or tampered with): it is
             # never offered, training goes on, and the one before it stays.
-            found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
+            self._refuse(staged, exc, found)
+            return
+        if not self._alone:
+            found.parts.append(self._part(staged, digest, size))
             return
         row = CheckpointRow(
             id=f"ck-{self.run}-{self.attempt}-{self._prefix}{staged.number}",
@@ -215,6 +241,27 @@ class Pump:
             self._event("checkpoint", f"checkpoint {staged.name}{step} kept", {"id": row.id})
         )
 
+    def _refuse(self, staged: StagedCheckpoint, exc: Exception, found: Intake) -> None:
+        found.rejected.append(_text(staged.name, _NAME))
+        found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
+
+    def _part(self, staged: StagedCheckpoint, digest: str, size: int) -> PartRow:
+        return PartRow(
+            run=self.run,
+            attempt=self.attempt,
+            generation=staged.generation,
+            task=self.task,
+            number=staged.number,
+            name=_text(staged.name, _NAME),
+            digest=digest,
+            size=size,
+            how=_text(staged.how, 20),
+            created_at=staged.at,
+            written_at=staged.written_at,
+            step=staged.step,
+            metrics={_text(key, _NAME): value for key, value in staged.metrics.items()},
+        )
+
     def _metrics(self, found: Intake) -> None:
         taken = 0
         for name in self._metric_files():
@@ -227,6 +274,8 @@ class Pump:
             except (UnsafePath, PermissionError):
                 continue  # not a regular file, or not readable: user code put it there, nothing to read
             points = [point for entry in entries for point in _points(entry)]
+            if not self._alone:
+                points = self._of_several(points, _local_rank(name))
             if points:
                 found.changes.append(AddMetrics(self.run, self.attempt, points))
                 found.points.extend(points)
@@ -235,6 +284,15 @@ class Pump:
             if taken >= LOOK_BYTES // 2:
                 found.more = True
                 return
+
+    def _of_several(self, points: list[Point], local_rank: int) -> list[Point]:
+        """Who reported it is said in the key, but for the one that speaks for all."""
+        if local_rank == 0:
+            self._pace.take(points)
+        if self._speaks and local_rank == 0:
+            return points
+        tail = f"@{self.task}.{local_rank}" if local_rank else f"@{self.task}"
+        return [replace(point, key=point.key + tail) for point in points]
 
     def _metric_files(self) -> list[str]:
         try:
@@ -253,7 +311,7 @@ class Pump:
         return AddEvent(EventRow(self.run, time.time(), kind, _text(text, _LINE), data or {}))
 
 
-def score(row: CheckpointRow, points: Sequence[Point], latest: Mapping[str, float]) -> CheckpointRow:
+def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> Scored:
     """A checkpoint is judged by what it was saved with, else by what was reported for its step, else by the
     newest values reported before it was written."""
     values = dict(latest)
@@ -291,6 +349,12 @@ def _time(value: object) -> float:
 def _text(value: object, limit: int) -> str:
     """Text from a task as a database can hold it."""
     return str(value)[:limit].encode("utf-8", "replace").decode()
+
+
+def _local_rank(name: str) -> int:
+    """Of the process that wrote a file of metrics: `3-1234-abcd.jsonl`, `3-1235-ef01-1.jsonl`."""
+    pieces = name.removesuffix(".jsonl").split("-")
+    return int(pieces[3]) if len(pieces) == 4 and pieces[3].isascii() and pieces[3].isdigit() else 0
 
 
 def _of_generation(name: str, generation: int) -> bool:

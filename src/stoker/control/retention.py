@@ -31,6 +31,17 @@ def newest(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
     return sorted((row for row in rows if row.kept), key=age, reverse=True)
 
 
+def restorable(
+    rows: Sequence[CheckpointRow], *, world_size: int, same: bool
+) -> tuple[list[CheckpointRow], list[CheckpointRow]]:
+    """Newest first: those that a world of this size may go on from, and those newer than the first of them that it may
+    not, for somebody to say so. `same`: the job's `checkpoint.world_size`."""
+    kept = newest(rows)
+    fits = [row for row in kept if not same or (row.world_size or 1) == world_size]
+    before = kept.index(fits[0]) if fits else len(kept)
+    return fits, kept[:before]
+
+
 def age(row: CheckpointRow) -> tuple[int, int, int]:
     """Orders checkpoints by what they hold: a later attempt or generation went on from an earlier one; within
     one, the order in which they were committed decides. No clock is asked: clocks jump."""

@@ -2,6 +2,7 @@
 
     carry      the journeys, to and from directories near and far
     outputs    what a task leaves in its output directory
+    merging    what several tasks left, as one tree, and back to each of them
     fetching   getting the bytes of a far directory
     walk       looking through a directory that belongs to somebody else
     sidecar    serves a task directory from inside a pod; standard library only
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
         bring_outputs,
         carry_checkpoint,
         carry_outputs,
+        merge_outputs,
+        outputs_for,
         restore_checkpoint,
     )
 
-__all__ = ["bring_code", "bring_outputs", "carry_checkpoint", "carry_outputs", "restore_checkpoint"]
+__all__ = [
+    "bring_code",
+    "bring_outputs",
+    "carry_checkpoint",
+    "carry_outputs",
+    "merge_outputs",
+    "outputs_for",
+    "restore_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:

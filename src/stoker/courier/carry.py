@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.blobs import BlobStore
 from stoker.blobs.place import remove_at
 from stoker.courier import outputs
 from stoker.courier.fetching import Fetcher, Taken, store
+from stoker.courier.merging import for_task, merge
 from stoker.courier.outputs import check_room, plain_mode
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile, check_digest
@@ -28,6 +30,8 @@ CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000
 OUTPUT_BYTES = 256 << 30
 """Caps on what one task may hand over. A sparse file counts with the size it claims."""
+APART_NAMED = 20
+"""Paths that are named of those that went apart."""
 
 
 def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
@@ -85,6 +89,34 @@ def carry_outputs(
     if tree.files:
         blobs.sync()
     return blobs.put_tree(tree), len(tree.files), tree.size
+
+
+def merge_outputs(
+    blobs: BlobStore, carried: Mapping[int, str], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The outputs of several tasks as the run's: {"digest", "files", "bytes"}, and "apart" with the paths of which they
+    wrote different bytes.
+
+    `carried`: digests from `carry_outputs`, by the tasks' places in the order of the ranks. `before`: the run's outputs
+    that were brought to each with `outputs_for`, if any were.
+    """
+    base = blobs.tree(before["digest"]) if before else Tree()
+    trees = [(place, blobs.tree(digest)) for place, digest in sorted(carried.items())]
+    merged = merge(trees, base, parted=bool(before and before.get("apart")))
+    found: dict[str, Any] = {
+        "digest": blobs.put_tree(merged.tree),
+        "files": len(merged.tree.files),
+        "bytes": merged.tree.size,
+    }
+    if merged.apart:
+        found["apart"] = list(merged.apart[:APART_NAMED])
+    return found
+
+
+def outputs_for(blobs: BlobStore, outputs: Mapping[str, Any], place: int) -> str:
+    """The tree to bring to the task in this place: its own of what differs."""
+    digest = str(outputs["digest"])
+    return for_task(blobs, digest, place) if outputs.get("apart") else digest
 
 
 def bring_outputs(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:

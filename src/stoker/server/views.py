@@ -75,6 +75,7 @@ def checkpoint_view(row: CheckpointRow) -> Json:
         "created_at": row.created_at,
         "how": row.how,
         "kept": row.kept,
+        "world_size": row.world_size,
         "metrics": row.metrics,
     }
 

@@ -120,7 +120,7 @@ class CheckpointRow:
     kept: bool = True
     """False once retention let its bytes go; the row stays."""
     world_size: int | None = None
-    """How many processes trained when it was written; None: nobody counted, there was one task."""
+    """How many trained when it was written; None: nobody counted, there was one task."""
     seq: int = 0
     """Order within the store; set by it."""
 

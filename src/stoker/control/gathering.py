@@ -1,0 +1,402 @@
+"""When a checkpoint that several tasks write is complete. Pure: parts and what is known of the tasks in, complete
+rounds out; no clocks, no files.
+
+A task's launcher commits what that task wrote: a part. Who else writes a part of the same checkpoint nobody says, so
+it is found out. The first time, every task must have finished a look at its directory that began after the last part
+had arrived, and have nothing of that name under way. From then on it is known who writes such checkpoints: the next
+one is complete as soon as they all have, which takes no look at anybody. Somebody who turns out to have written a part
+of a checkpoint that was already called complete takes that word back, and the checkpoint is complete when he is in.
+
+    group     parts belong together when their names are the same but for a rank: `step-100`, `last-rank0.pt`
+    round     one state of a group: by the step, where it is known (the SDK said it, or the name does). Files that are
+              overwritten in place by several tasks, without a step, count in the newest state of each, and only at a
+              moment when nobody is at one of them: no two clocks are compared.
+    family    groups that differ only in numbers: who writes them is learnt together
+
+A task that died a violent death may have been about to write: a round that lacks a part of it is complete only if it
+is known that it never writes one, or if it had finished a look after the last part had arrived. What lacks its
+format's own marker (torch's DCP writes `.metadata` last, `-00001-of-00004` says how many there are) never is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stoker.launcher import scan
+from stoker.store.rows import PartRow
+
+OPEN = 4
+"""Rounds of one family that wait at a time. When one more comes, the oldest is given up; and if it waited only for
+somebody who goes on without writing, he is not waited for any more."""
+
+_RANK = re.compile(r"[-_.]?(?<![a-z])(?:rank|worker|task|proc|process|node)[-_=.]?\d+", re.IGNORECASE)
+_OF = re.compile(r"^(?P<stem>.*[-_.])(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>[^/]*)$")
+
+Slot = tuple[str, str]
+"""A task and a name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    row: PartRow
+    paths: tuple[str, ...] = ()
+
+    @property
+    def slot(self) -> Slot:
+        return self.row.task, self.row.name
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.row.task, self.row.generation, self.row.number
+
+
+@dataclass(eq=False)
+class Round:
+    group: str
+    parts: dict[Slot, Part] = field(default_factory=dict)
+    last: Part | None = None
+    """The one that came last."""
+    checkpoint: str | None = None
+    """What it was called when it was complete."""
+    replaces: str | None = None
+    """What it was called before something came that belongs to it."""
+    asked: dict[str, int] = field(default_factory=dict)
+    """By task: how many looks it had finished when it was first heard of after the last part."""
+    passed: set[str] = field(default_factory=set)
+    """Tasks that have finished a look since."""
+
+    def put(self, part: Part) -> None:
+        self.parts[part.slot] = part
+        self.last = part
+        self.asked, self.passed = {}, set()
+
+    def tasks(self) -> Counter[str]:
+        return Counter(task for task, _ in self.parts)
+
+
+@dataclass
+class _Task:
+    generation: int
+    state: str = "running"
+    """running | done (by itself) | stopped (told to end, and it did) | lost"""
+    pending: frozenset[str] = frozenset()
+
+
+@dataclass
+class Settled:
+    """What became of rounds and parts."""
+
+    complete: list[Round] = field(default_factory=list)
+    reopened: list[Round] = field(default_factory=list)
+    """Complete before, and something has come since."""
+    withdrawn: list[str] = field(default_factory=list)
+    """What was called complete and was not: somebody had written a part of it that was not in."""
+    dropped: list[Part] = field(default_factory=list)
+
+
+class Gathering:
+    """One generation of the world of one attempt. Used by one thread. Made anew from the parts in the store after a
+    restart: then looks are waited for again, and nothing else is lost."""
+
+    def __init__(self, members: Mapping[str, int]) -> None:
+        """`members`: task -> generation of its body, in the order of the ranks."""
+        self._tasks = {task: _Task(generation) for task, generation in members.items()}
+        self._rounds: list[Round] = []
+        self._writers: dict[str, Counter[str]] = {}
+        """By family: who writes, and how many."""
+        self._refused: dict[str, set[str]] = {}
+        """By group: tasks whose newest part was damaged."""
+        self._unstepped: set[str] = set()
+        """Groups of which somebody does not say the step."""
+
+    # -- what is heard -------------------------------------------------------------------------------------------
+
+    def see(self, task: str, generation: int, scans: int, pending: Iterable[str]) -> None:
+        """A status, read after everything that was added before."""
+        known = self._current(task, generation)
+        if known is None:
+            return
+        known.pending = frozenset(pending)
+        for round_ in self._rounds:
+            if round_.asked.get(task, scans + 1) > scans:
+                round_.asked[task] = scans  # the first time; or its launcher was started anew and counts anew
+            elif scans > round_.asked[task]:
+                round_.passed.add(task)
+
+    def add(self, part: Part) -> Settled:
+        """A committed part. One of another generation is refused."""
+        settled = Settled()
+        if self._current(part.row.task, part.row.generation) is None:
+            settled.dropped.append(part)
+            return settled
+        group = group_of(part.row.name)
+        self._refused.get(group, set()).discard(part.row.task)
+        if any(part.key == other.key for round_ in self._rounds for other in round_.parts.values()):
+            return settled
+        if step_of(part) is None and group not in self._unstepped:
+            self._unstepped.add(group)
+            for round_ in [other for other in self.waiting if other.group == group][:-1]:
+                self._drop(round_, settled)
+        self._place(part, settled)
+        return settled
+
+    def refuse(self, task: str, generation: int, name: str) -> None:
+        """What it wrote under this name is damaged: no round of that name is complete without a better one."""
+        if self._current(task, generation) is not None:
+            self._refused.setdefault(group_of(name), set()).add(task)
+
+    def end(self, task: str, generation: int, state: str) -> None:
+        """Its body has ended (done | stopped | lost) and its last look has been made: what was under way has become a
+        part, or was refused."""
+        known = self._current(task, generation)
+        if known is not None:
+            known.state, known.pending = state, frozenset()
+
+    def lose(self, task: str) -> None:
+        """Nothing more will be heard of it; what it had under way is lost with it."""
+        if task in self._tasks and self._tasks[task].state == "running":
+            self._tasks[task].state = "lost"
+
+    def leave(self, task: str) -> None:
+        """It is not part of the world any more, and nobody waits for it. What it wrote stays."""
+        self._tasks.pop(task, None)
+
+    def replace(self, task: str, generation: int) -> Settled:
+        """It begins anew, alone, with a new body. What its old one wrote and is not complete is given up."""
+        self._tasks[task] = _Task(generation)
+        settled = Settled()
+        for round_ in list(self._rounds):
+            mine = [slot for slot in round_.parts if slot[0] == task]
+            if mine and round_.checkpoint is None:
+                settled.dropped += [round_.parts.pop(slot) for slot in mine]
+                if not round_.parts:
+                    self._rounds.remove(round_)
+        return settled
+
+    def restore(self, parts: Sequence[Part]) -> Settled:
+        """Parts from the store, after a restart."""
+        settled = Settled()
+        complete: dict[str, Round] = {}
+        for part in parts:
+            name = part.row.checkpoint
+            if name is not None:
+                complete.setdefault(name, Round(group_of(part.row.name), checkpoint=name)).put(part)
+        for round_ in complete.values():
+            if all(self._current(part.row.task, part.row.generation) for part in round_.parts.values()):
+                self._rounds.append(round_)
+                self._learn(round_)
+            else:
+                settled.dropped += round_.parts.values()
+        for part in parts:
+            if part.row.checkpoint is None:
+                settled.dropped += self.add(part).dropped
+        return settled
+
+    def forget(self) -> list[Part]:
+        """Every part there is: the generation is over."""
+        parts = [part for round_ in self._rounds for part in round_.parts.values()]
+        self._rounds = []
+        return parts
+
+    def writers(self) -> dict[str, Counter[str]]:
+        return self._writers
+
+    def know(self, writers: Mapping[str, Counter[str]]) -> None:
+        """Who writes what, from a generation before this one with the same members."""
+        self._writers = {family: Counter(tasks) for family, tasks in writers.items()}
+
+    # -- what follows --------------------------------------------------------------------------------------------
+
+    def settle(self) -> Settled:
+        """Rounds that have become complete, oldest first, each once. The caller says what each is called, with
+        `call`, before anything else is asked of us."""
+        settled = Settled()
+        for round_ in sorted(self.waiting, key=self._numbers):
+            if round_ in self._rounds and self._complete(round_):
+                settled.complete.append(round_)
+                self._learn(round_)
+                self._supersede(round_, settled)
+        for family in {family_of(round_.group) for round_ in self.waiting}:
+            self._limit(family, settled)
+        return settled
+
+    def call(self, round_: Round, checkpoint: str) -> None:
+        round_.checkpoint, round_.replaces = checkpoint, None
+
+    @property
+    def waiting(self) -> list[Round]:
+        return [round_ for round_ in self._rounds if round_.checkpoint is None]
+
+    def _complete(self, round_: Round) -> bool:
+        have = round_.tasks()
+        refused = self._refused.get(round_.group, set())
+        if refused and (self._step(round_) is None or refused - set(have)):
+            return False
+        if lacking(path for part in round_.parts.values() for path in part.paths):
+            return False
+        known = self._writers.get(family_of(round_.group))
+        exact = self._step(round_) is not None
+        for name, task in self._tasks.items():
+            under_way = {other for other in task.pending if group_of(other) == round_.group}
+            if under_way - {other for owner, other in round_.parts if owner == name}:
+                return False
+            if task.state == "done" and exact and not self._wrote_later(name, round_):
+                continue
+            if known is not None:
+                lacks = have[name] < known[name]
+            elif self._wrote_others(name, round_):
+                # Where names speak of ranks, one task may have several.
+                lacks = not have[name] or ("*" in round_.group and not self._looked(name, round_))
+            else:
+                lacks = not self._looked(name, round_) and not self._needless(task, round_)
+            if lacks:
+                return False
+        alone = max(len(round_.parts), sum(known.values()) if known else 0) == 1
+        return exact or alone or self._at_rest(round_)
+
+    def _looked(self, task: str, round_: Round) -> bool:
+        return task in round_.passed or self._tasks[task].state == "done"
+
+    def _wrote_others(self, task: str, round_: Round) -> bool:
+        """It has written one of the family, or is at it."""
+        family = family_of(round_.group)
+        if any(family_of(name) == family for name in self._tasks[task].pending):
+            return True
+        return any(task in other.tasks() for other in self._rounds if family_of(other.group) == family)
+
+    def _wrote_later(self, task: str, round_: Round) -> bool:
+        """Then it wrote this one too, whatever became of it."""
+        family, mine = family_of(round_.group), self._numbers(round_)
+        return any(
+            task in other.tasks() and self._numbers(other) > mine
+            for other in self._rounds
+            if family_of(other.group) == family
+        )
+
+    def _numbers(self, round_: Round) -> tuple[int, ...]:
+        """By which rounds of one family follow each other."""
+        named = tuple(int(number) for number in re.findall(r"\d+", round_.group))
+        return (*named, self._step(round_) or 0)
+
+    def _at_rest(self, round_: Round) -> bool:
+        """Since the last part came, everybody has been seen not to be at another one."""
+        for name, task in self._tasks.items():
+            if task.state == "done":
+                continue
+            if name not in round_.passed or any(group_of(other) == round_.group for other in task.pending):
+                return False
+        return True
+
+    def _needless(self, task: _Task, round_: Round) -> bool:
+        """No look of it has to be waited for: nobody else could have a part; or it has had its time to write one
+        before it ended, and nothing speaks of others who do."""
+        if any(
+            _RANK.search(path) for part in round_.parts.values() for path in part.paths or (part.row.name,)
+        ):
+            return False
+        return len(self._tasks) == 1 or task.state == "stopped"
+
+    def _learn(self, round_: Round) -> None:
+        self._writers[family_of(round_.group)] = round_.tasks()
+
+    def _supersede(self, round_: Round, settled: Settled) -> None:
+        """Older ones of its family will not be complete any more, or have been and may be forgotten."""
+        family, mine = family_of(round_.group), self._numbers(round_)
+        for other in [one for one in self._rounds if one is not round_ and family_of(one.group) == family]:
+            if other not in settled.complete and (
+                other.checkpoint is not None or self._numbers(other) <= mine
+            ):
+                self._drop(other, settled)
+
+    def _limit(self, family: str, settled: Settled) -> None:
+        waiting = [
+            one for one in self.waiting if family_of(one.group) == family and one not in settled.complete
+        ]
+        waiting.sort(key=self._numbers)
+        while len(waiting) > OPEN:
+            oldest = waiting.pop(0)
+            known = self._writers.get(family)
+            if known is not None and self._goes_without(oldest, known):
+                self._learn(oldest)
+            self._drop(oldest, settled)
+
+    def _goes_without(self, round_: Round, known: Counter[str]) -> bool:
+        have = round_.tasks()
+        missing = [name for name in known if name in self._tasks and have[name] < known[name]]
+        return all(self._tasks[name].state == "running" and name in round_.passed for name in missing)
+
+    def _drop(self, round_: Round, settled: Settled) -> None:
+        self._rounds.remove(round_)
+        settled.dropped += round_.parts.values()
+
+    def _place(self, part: Part, settled: Settled) -> None:
+        group = group_of(part.row.name)
+        for round_ in reversed([other for other in self._rounds if other.group == group]):
+            if self._step(round_) != (None if group in self._unstepped else step_of(part)):
+                continue
+            if round_.checkpoint is None or part.slot not in round_.parts or self._step(round_) is not None:
+                self._join(round_, part, settled)
+                return
+            break  # in place, and complete in its old state
+        round_ = Round(group)
+        round_.put(part)
+        self._rounds.append(round_)
+
+    def _step(self, round_: Round) -> int | None:
+        if round_.group in self._unstepped:
+            return None
+        return next((step_of(part) for part in round_.parts.values()), None)
+
+    def _join(self, round_: Round, part: Part, settled: Settled) -> None:
+        old = round_.parts.get(part.slot)
+        if old is not None:
+            settled.dropped.append(old)
+        if round_.checkpoint is not None:
+            round_.replaces, round_.checkpoint = round_.checkpoint, None
+            settled.reopened.append(round_)
+            if old is None:
+                settled.withdrawn.append(round_.replaces)
+                self._writers.pop(family_of(round_.group), None)
+        round_.put(part)
+
+    def _current(self, task: str, generation: int) -> _Task | None:
+        known = self._tasks.get(task)
+        return known if known is not None and known.generation == generation else None
+
+
+def group_of(name: str) -> str:
+    """The name with a star for the rank in it."""
+    return _RANK.sub("*", name)
+
+
+def family_of(name: str) -> str:
+    return re.sub(r"\d+", "#", group_of(name))
+
+
+def step_of(part: Part) -> int | None:
+    """A number in a name with a rank in it may be the rank."""
+    group = group_of(part.row.name)
+    return part.row.step if part.row.how == "sdk" or group == part.row.name else scan.step_of(group)
+
+
+def lacking(paths: Iterable[str]) -> str:
+    """What is missing by the format's own word; empty: nothing is known to be."""
+    there = set(paths)
+    counts: dict[tuple[str, str, str], set[str]] = {}
+    for path in sorted(there):
+        directory, _, name = path.rpartition("/")
+        if name.endswith(".distcp"):
+            marker = f"{directory}/.metadata" if directory else ".metadata"
+            if marker not in there:
+                return marker
+        found = _OF.match(path)
+        if found is not None:
+            key = found.group("stem"), found.group("count"), found.group("rest")
+            counts.setdefault(key, set()).add(found.group("number"))
+    for (stem, count, rest), numbers in counts.items():
+        if len(numbers) < int(count):
+            return f"{int(count) - len(numbers)} of {stem}*-of-{count}{rest}"
+    return ""

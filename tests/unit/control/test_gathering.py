@@ -1,0 +1,362 @@
+"""Checkpoints of several tasks: never offered before all that was written for them is in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.control.gathering import OPEN, Gathering, Part, Settled, family_of, group_of, lacking
+from stoker.store.rows import PartRow
+
+
+def part(task: str, name: str = "step-100", number: int = 1, **changes: object) -> Part:
+    paths = changes.pop("paths", (name,))
+    row = PartRow("r", 1, 1, task, number, name, f"{task}-{number}", 1, "quiet", 1.0)
+    return Part(replace(row, **changes), paths)  # type: ignore[arg-type]
+
+
+class Bench:
+    """A gathering whose complete rounds are named as they come."""
+
+    def __init__(self, *tasks: str, generation: int = 1) -> None:
+        self.gathering = Gathering(dict.fromkeys(tasks, generation))
+        self.scans = dict.fromkeys(tasks, 0)
+        self.offered: dict[str, set[str]] = {}
+        self.dropped: list[Part] = []
+
+    def add(self, *parts: Part) -> Bench:
+        for one in parts:
+            self.apply(self.gathering.add(one))
+        self.settle()
+        return self
+
+    def look(self, *tasks: str, pending: Iterable[str] = ()) -> Bench:
+        for task in tasks or tuple(self.scans):
+            self.scans[task] += 1
+            self.gathering.see(task, 1, self.scans[task], pending)
+        self.settle()
+        return self
+
+    def end(self, task: str, state: str = "done") -> Bench:
+        self.gathering.end(task, 1, state)
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        settled = self.gathering.settle()
+        for round_ in settled.complete:
+            name = f"c{len(self.offered)}"
+            if round_.replaces:
+                self.offered.pop(round_.replaces, None)
+            self.offered[name] = {p.row.digest for p in round_.parts.values()}
+            self.gathering.call(round_, name)
+        self.apply(settled)
+
+    def apply(self, settled: Settled) -> None:
+        for name in settled.withdrawn:
+            self.offered.pop(name, None)
+        self.dropped += settled.dropped
+
+    @property
+    def sets(self) -> list[set[str]]:
+        return list(self.offered.values())
+
+
+def known(bench: Bench, *tasks: str) -> Bench:
+    """After a first checkpoint that these wrote."""
+    bench.add(*(part(task, "step-0", step=0, number=900) for task in tasks)).look().look()
+    assert bench.sets == [{f"{task}-900" for task in tasks}]
+    bench.offered.clear()
+    return bench
+
+
+def test_one_task_alone_is_complete_at_once() -> None:
+    assert Bench("a").add(part("a", step=100)).sets == [{"a-1"}]
+
+
+def test_the_first_time_every_task_must_have_looked_since() -> None:
+    bench = Bench("a", "b").look().look().add(part("a", step=100))
+    assert bench.look().sets == []
+    assert bench.look("a").sets == [] and bench.look("b").sets == [{"a-1"}]
+
+
+def test_who_has_it_under_way_is_waited_for() -> None:
+    bench = Bench("a", "b").add(part("a", step=100)).look("a").look("a")
+    bench.look("b", pending=["step-100"]).look("b", pending=["step-100"])
+    assert bench.sets == []
+    bench.add(part("b", step=100)).look().look()
+    assert bench.sets == [{"a-1", "b-1"}]
+
+
+def test_then_it_is_known_who_writes() -> None:
+    bench = known(Bench("a", "b"), "a")
+    assert bench.add(part("a", step=100)).sets == [{"a-1"}]
+    both = known(Bench("a", "b"), "a", "b").add(part("a", step=100)).look().look()
+    assert both.sets == []
+    assert both.add(part("b", step=100)).sets == [{"a-1", "b-1"}]
+
+
+def test_who_turns_out_to_have_written_takes_it_back() -> None:
+    bench = Bench("a", "b").add(part("a", step=100)).look().look()
+    assert bench.sets == [{"a-1"}]
+    assert bench.add(part("b", step=100)).sets == [{"a-1", "b-1"}]
+    assert bench.add(part("a", "step-200", 2, step=200)).look().look().sets == [{"a-1", "b-1"}]
+
+
+def test_what_is_written_again_replaces_what_it_was() -> None:
+    bench = known(Bench("a", "b"), "a", "b")
+    bench.add(part("a", step=100), part("b", step=100)).add(part("b", step=100, number=2))
+    assert bench.sets == [{"a-1", "b-2"}] and "b-1" in {p.row.digest for p in bench.dropped}
+
+
+def test_parts_of_another_generation_are_refused() -> None:
+    bench = Bench("a", "b", generation=2).add(part("a", step=100, generation=1))
+    assert bench.sets == [] and len(bench.dropped) == 1 and bench.gathering.waiting == []
+
+
+@pytest.mark.parametrize(("state", "offered"), [("done", True), ("stopped", True), ("lost", False)])
+def test_the_end_of_a_task_that_never_wrote(state: str, offered: bool) -> None:
+    bench = Bench("a", "b").end("b", state).add(part("a", step=100)).end("a")
+    assert bool(bench.sets) is offered
+
+
+@pytest.mark.parametrize(("state", "offered"), [("done", True), ("stopped", False), ("lost", False)])
+def test_the_end_of_a_task_that_writes(state: str, offered: bool) -> None:
+    bench = known(Bench("a", "b"), "a", "b").add(part("a", step=100)).end("b", state).end("a", state)
+    assert bool(bench.sets) is offered
+
+
+def test_shards_of_stopped_tasks_are_not_guessed_complete() -> None:
+    bench = Bench("a", "b").add(part("a", step=100, paths=("step-100/rank0.pt",)))
+    assert bench.end("b", "stopped").end("a", "stopped").sets == []
+
+
+def test_a_lost_task_that_had_looked_and_had_nothing() -> None:
+    bench = Bench("a", "b").add(part("a", step=100)).look("b").look("b")
+    bench.gathering.lose("b")
+    assert bench.end("a", "stopped").sets == [{"a-1"}]
+
+
+def test_a_damaged_part_spoils_the_round() -> None:
+    bench = Bench("a", "b").add(part("a", step=100))
+    bench.gathering.refuse("b", 1, "step-100")
+    assert bench.look().look().end("b").end("a").sets == []
+
+
+def test_ranks_in_names_belong_together() -> None:
+    assert group_of("last-rank0.pt") == group_of("last-rank17.pt") != group_of("best-rank0.pt")
+    assert group_of("rank_3") == group_of("worker-0") and group_of("crank5.pt") == "crank5.pt"
+    assert family_of("step-100-rank3.pt") == family_of("step-2-rank0.pt")
+    bench = Bench("a", "b").add(*(part(t, f"ckpt_rank_{n}.pt", step=n) for n, t in enumerate(("a", "b"))))
+    assert bench.look().look().sets == [{"a-1", "b-1"}]
+
+
+def test_the_formats_own_word() -> None:
+    assert lacking(["s/__0_0.distcp", "s/__1_0.distcp"]) == "s/.metadata"
+    assert lacking(["s/__0_0.distcp", "s/.metadata"]) == ""
+    assert lacking(["ckpt.index", "ckpt.data-00000-of-00002"]) != ""
+    assert lacking(["ckpt.index", "ckpt.data-00000-of-00002", "ckpt.data-00001-of-00002"]) == ""
+    bench = Bench("a", "b").add(part("b", step=100, paths=("step-100/__1_0.distcp",)))
+    assert bench.look().look().sets == []
+    bench.add(part("a", step=100, paths=("step-100/__0_0.distcp", "step-100/.metadata"))).look().look()
+    assert bench.sets == [{"a-1", "b-1"}]
+
+
+def test_files_in_place_count_when_everybody_rests() -> None:
+    bench = Bench("a", "b").add(part("a", "last.pt", 1), part("b", "last.pt", 1))
+    assert bench.look().look().sets == [{"a-1", "b-1"}]
+    # b has skipped one, and a's newest is not in yet
+    bench.add(part("a", "last.pt", 2)).add(part("b", "last.pt", 3))
+    bench.look(pending=["last.pt"]).look(pending=["last.pt"])
+    assert len(bench.sets) == 1
+    bench.add(part("a", "last.pt", 3)).look().look()
+    assert bench.sets == [{"a-1", "b-1"}, {"a-3", "b-3"}]
+    # Of one who writes alone each state is complete by itself.
+    alone = Bench("a", "b").add(part("a", "last.pt", 1)).look().look()
+    assert alone.add(part("a", "last.pt", 2)).sets == [{"a-1"}, {"a-2"}]
+
+
+def test_steps_that_the_sdk_said_match_exactly() -> None:
+    bench = known(Bench("a", "b"), "a", "b")
+    bench.add(part("a", "last.pt", 1, step=1, how="sdk"), part("a", "last.pt", 2, step=2, how="sdk"))
+    bench.add(part("b", "last.pt", 2, step=2, how="sdk")).look().look()
+    assert bench.sets == [{"a-2", "b-2"}]
+
+
+def test_who_stops_writing_is_not_waited_for_for_ever() -> None:
+    bench = known(Bench("a", "b"), "a", "b")
+    for step in range(1, OPEN + 2):
+        bench.look().look().add(part("a", f"step-{step}", step=step, number=step)).look().look()
+    assert bench.sets and bench.sets[-1] == {f"a-{OPEN + 1}"}
+
+
+# -- anything in any order -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Writer:
+    writes: bool
+    begun: int = -1
+    """The newest save it has begun."""
+    committed: int = -1
+    scans: int = 0
+    alive: bool = True
+    number: int = 0
+    journal: list[Part | str] = field(default_factory=list)
+    status: tuple[int, tuple[str, ...]] = (0, ())
+    told: bool = False
+
+
+class Simulation:
+    """Tasks that save together, a server that looks at them when it likes, deaths and restarts of either.
+
+    What a real training promises: nobody begins a save before all have begun the one before it; and the first time,
+    and for files in place, that a save is seen to begin everywhere before it is committed anywhere."""
+
+    def __init__(self, chance: random.Random, style: str) -> None:
+        self.chance = chance
+        self.style = style
+        count = chance.randint(1, 4)
+        writers = [chance.random() < 0.6 for _ in range(count)]
+        writers[chance.randrange(count)] = True
+        self.tasks = {f"t{n}": Writer(writes) for n, writes in enumerate(writers)}
+        self.store: dict[tuple[str, int], Part] = {}
+        self.offered: dict[str, frozenset[int | None]] = {}
+        self.gathering = Gathering(dict.fromkeys(self.tasks, 1))
+        self.names = 0
+
+    def name(self, save: int) -> str:
+        return f"step-{save}" if self.style == "steps" else "last.pt"
+
+    @property
+    def writers(self) -> list[Writer]:
+        return [writer for writer in self.tasks.values() if writer.writes]
+
+    def begin(self, task: str) -> None:
+        writer = self.tasks[task]
+        aligned = all(other.begun >= writer.begun for other in self.writers)
+        # A file in place may be overwritten before it was taken; a step has a name of its own, and is waited for.
+        ready = writer.committed == writer.begun or self.style == "place"
+        if writer.alive and writer.writes and aligned and ready:
+            writer.begun += 1
+
+    def commit(self, task: str) -> None:
+        writer = self.tasks[task]
+        if not writer.alive or writer.committed >= writer.begun:
+            return
+        if (writer.begun == 0 or self.style == "place") and any(
+            other.begun < writer.begun for other in self.writers
+        ):
+            return
+        writer.committed = writer.begun
+        writer.number += 1
+        row = PartRow(
+            "r", 1, 1, task, writer.number, self.name(writer.begun), f"{writer.begun}", 1, "quiet", 1.0
+        )
+        step = None if self.style == "place" else writer.begun
+        row = replace(row, step=step)
+        writer.journal.append(Part(row, (row.name,)))
+
+    def scan(self, task: str) -> None:
+        writer = self.tasks[task]
+        if writer.alive:
+            writer.scans += 1
+            pending = (self.name(writer.begun),) if writer.begun > writer.committed else ()
+            writer.status = (writer.scans, pending)
+
+    def kill(self, task: str) -> None:
+        writer = self.tasks[task]
+        if writer.alive:
+            writer.alive = False
+            if writer.begun > writer.committed:
+                writer.journal.append(self.name(writer.begun))
+
+    def look(self, task: str) -> None:
+        writer = self.tasks[task]
+        self.gathering.see(task, 1, *writer.status)
+        for entry in writer.journal:
+            if isinstance(entry, str):
+                self.gathering.refuse(task, 1, entry)
+            else:
+                self.store[entry.key[0], entry.key[2]] = entry
+                self.apply(self.gathering.add(entry))
+        writer.journal = []
+        if not writer.alive:
+            writer.told = True
+            self.gathering.end(task, 1, "lost")
+        self.settle()
+
+    def settle(self) -> None:
+        settled = self.gathering.settle()
+        for round_ in settled.complete:
+            self.names += 1
+            name = f"c{self.names}"
+            self.offer(name, list(round_.parts.values()))
+            self.gathering.call(round_, name)
+            for one in round_.parts.values():
+                marked = Part(replace(one.row, checkpoint=name), one.paths)
+                self.store[one.key[0], one.key[2]] = marked
+        self.apply(settled)
+
+    def offer(self, name: str, parts: list[Part]) -> None:
+        saves = {part.row.digest for part in parts}
+        who = {part.row.task for part in parts}
+        wrote = {task for task, writer in self.tasks.items() if writer.writes}
+        assert len(saves) == 1, f"a mixture: {parts}"
+        assert who == wrote, f"torn: {who} of {wrote}"
+
+    def apply(self, settled: Settled) -> None:
+        assert not settled.withdrawn
+        for one in settled.dropped:
+            self.store.pop((one.key[0], one.key[2]), None)
+        for round_ in settled.reopened:
+            for one in round_.parts.values():
+                self.store[one.key[0], one.key[2]] = one
+
+    def restart(self) -> None:
+        """The server dies and comes back: it has what is in the store, and hears of the ended again."""
+        self.gathering = Gathering(dict.fromkeys(self.tasks, 1))
+        self.apply(self.gathering.restore(list(self.store.values())))
+        for task, writer in self.tasks.items():
+            if writer.told:
+                self.gathering.end(task, 1, "lost")
+
+    def finish(self) -> None:
+        """All come to their end by themselves: what they wrote last is offered."""
+        for task, writer in self.tasks.items():
+            while writer.writes and writer.begun < max(other.begun for other in self.writers):
+                self.begin(task)
+                if self.style != "place":
+                    self.commit(task)
+        for task in self.tasks:
+            self.commit(task)
+        for task, writer in self.tasks.items():
+            if writer.alive:
+                self.scan(task)
+                self.look(task)
+        for task, writer in self.tasks.items():
+            if writer.alive:
+                self.gathering.end(task, 1, "done")
+        self.settle()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from(["steps", "place"]), st.booleans())
+def test_whatever_happens_what_is_offered_is_whole(chance: random.Random, style: str, deaths: bool) -> None:
+    world = Simulation(chance, style)
+    actions = ["begin", "commit", "scan", "look"] * 3 + ["restart"] + (["kill"] if deaths else [])
+    for _ in range(chance.randint(1, 120)):
+        action = chance.choice(actions)
+        if action == "restart":
+            world.restart()
+        else:
+            getattr(world, action)(chance.choice(sorted(world.tasks)))
+    if not deaths:
+        begun = max(writer.begun for writer in world.writers)
+        world.finish()
+        assert begun < 0 or world.names > 0
