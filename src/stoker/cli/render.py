@@ -102,30 +102,43 @@ def runs_table(
 ) -> list[str]:
     """`ps`."""
     at = time.time() if now is None else now
-    columns = (
+    columns = [
         Column("ID"),
         Column("STATE"),
         Column("AGE", right=True),
         Column("TIME", right=True, spare=True),
+        Column("TASKS", right=True, spare=True),
         Column("ASKED", spare=True),
         Column("INFO", shrink=True),
-    )
-    rows = [
-        (
+    ]
+    rows: list[list[Cell | str]] = [
+        [
             Cell(term.safe(run["id"]), ("bold",)),
             state_cell(run["state"]),
             human.age(run.get("created_at"), at),
             human.duration(ran_for(run, at)),
+            tasks_up(run) or "-",
             asked(run),
             info(run),
-        )
+        ]
         for run in runs
     ]
+    if not any(tasks_up(run) for run in runs):
+        columns, rows = columns[:4] + columns[5:], [row[:4] + row[5:] for row in rows]
     return table(columns, rows, fit=fit, color=color)
 
 
 def state_cell(state: str) -> Cell:
     return Cell(term.safe(state), STATE_STYLES.get(state, ()))
+
+
+def tasks_up(run: Mapping[str, Any]) -> str:
+    """`3/4`: how many tasks are there of those that there should be; `4` once it is over; empty for one alone."""
+    attempt = (run.get("attempts") or [{}])[-1]
+    placed = attempt.get("placed") or len(attempt.get("tasks") or ())
+    if placed < 2:
+        return ""
+    return str(placed) if attempt.get("up") is None else f"{attempt['up']}/{placed}"
 
 
 def ran_for(run: Mapping[str, Any], now: float) -> float | None:

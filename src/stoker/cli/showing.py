@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.cli import human, render, term
+from stoker.cli import gangs, human, render, term
 from stoker.cli.render import Cell, Column, table
 
 Json = Mapping[str, Any]
@@ -43,7 +43,12 @@ class Page:
 
 def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
     _header(run, page)
-    _resources(run, page)
+    _hang(run, events, page)
+    if gangs.several(run):
+        _tasks(run, page)
+    else:
+        _resources(run, page)
+    _scaling(run, page)
     _attempts(run, page)
     _checkpoints(run, page)
     _outputs(run, page)
@@ -69,7 +74,7 @@ def _header(run: Json, page: Page) -> None:
         page.field(
             "because" if run["state"] in ("failed", "stopped") else "reason", place + term.safe(run["reason"])
         )
-    page.field("command", command_text(run.get("command") or []))
+    page.field("command", gangs.render_command(run.get("command") or []))
     page.field("tags", " ".join(f"#{term.safe(tag)}" for tag in run.get("tags") or []))
     project = run.get("project")
     page.field("project", term.safe(project) if project not in (None, "default") else "")
@@ -81,14 +86,6 @@ def _header(run: Json, page: Page) -> None:
     page.field("started", _when(run.get("started_at"), page) if run.get("started_at") else "")
     page.field("ended", _when(run.get("ended_at"), page) if run.get("ended_at") else "")
     page.field("code", _code(run))
-
-
-def command_text(command: Sequence[str]) -> str:
-    import shlex  # lazy: only for `show`
-
-    if len(command) == 3 and list(command[:2]) == ["/bin/sh", "-c"]:
-        return term.safe(command[2])
-    return term.safe(" ".join(shlex.quote(str(word)) for word in command))
 
 
 def _when(t: float | None, page: Page) -> str:
@@ -132,6 +129,40 @@ def _resources(run: Json, page: Page) -> None:
             rows,
         )
         _isolation((run.get("attempts") or [{}])[-1].get("isolation") or {}, page)
+
+
+def _tasks(run: Json, page: Page) -> None:
+    """Who is there, and how the world stands."""
+    attempt = gangs.newest(run)
+    number = attempt.get("number") or 1
+    page.title("Tasks" if number == 1 else f"Tasks of attempt {number}")
+    page.table(*gangs.tasks_table(run))
+    page.lines.append("")
+    page.field("world", term.safe((attempt.get("world") or {}).get("text") or "").removeprefix("world "))
+    page.field("straggler", term.safe((attempt.get("straggler") or {}).get("text") or ""))
+    _isolation(attempt.get("isolation") or {}, page)
+
+
+def _scaling(run: Json, page: Page) -> None:
+    found = run.get("scaling") or {}
+    if not found:
+        return
+    if not gangs.several(run):
+        page.lines.append("")
+    page.field("pace", term.safe(found.get("pace") or ""))
+    page.field("scaling", term.safe(found.get("text") or ""))
+
+
+def _hang(run: Json, events: Sequence[Json], page: Page) -> None:
+    """The newest one of the newest attempt: what was seen, and where the stacks are."""
+    began = (gangs.newest(run).get("started_at") or 0.0) - 1.0
+    found = [event for event in events if event["kind"] == "hang" and event["t"] >= began]
+    if found:
+        last = found[-1]
+        stacks = (last.get("data") or {}).get("stacks")
+        text = f"{term.safe(last.get('text') or '')} ({human.age(last['t'], page.now)} ago)"
+        page.field("hang", text)
+        page.field("stacks", term.safe(stacks) if isinstance(stacks, str) and stacks not in text else "")
 
 
 def _isolation(how: Json, page: Page) -> None:

@@ -99,11 +99,25 @@ def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str], as_json: boo
     if manifest and not as_json:
         for line in str(manifest).splitlines():
             ctx.print(term.safe(line))
+    elif len((answer.get("plan") or {}).get("tasks") or ()) > 1 and not as_json:
+        _plan(ctx, answer)
     else:
         ctx.json(answer)
     for note in answer.get("notes") or []:
         ctx.note(f"note: {term.safe(note)}")
     return 0
+
+
+def _plan(ctx: Context, answer: Json) -> None:
+    """The tasks of a run with several, as a table; `--json` has all of it."""
+    from stoker.cli import gangs, render  # lazy: only for several tasks
+
+    tasks, job = answer["plan"]["tasks"], answer.get("job") or {}
+    name = term.safe(job.get("name") or "the run")
+    framework = f", {term.safe(job['framework'])}" if job.get("framework") else ""
+    ctx.print(f"{name} would start {human.plural(len(tasks), 'task')}{framework}")
+    for line in render.table(*gangs.plan_table(answer), fit=ctx.columns, color=ctx.out_color):
+        ctx.print(line)
 
 
 def deliver(ctx: Context, run: Json, *, detach: bool, as_json: bool, quiet: bool) -> int:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control import keeping, resizing, secrets, why
+from stoker.control import keeping, planning, resizing, secrets, telling, why
 from stoker.control.clusters import Backend, Clusters
 from stoker.control.fleet import Fleet, Member, Wait, attempt_of, plan_of
 from stoker.control.hub import Hub
@@ -113,19 +113,12 @@ class Controller:
         self._check_secrets(understood, secrets)
         asks = self._fleet.asks(understood)
         members = self._fleet.candidates(understood)
-        notes = []
-        if understood.resources.cpu is None:
-            notes.append("no cpu asked for: holds one CPU's place, may use more when the machine is idle")
-        if understood.resources.memory is None:
-            notes.append("no memory asked for: not limited")
+        notes = planning.notes(understood, parts_of(understood))
         environment = {**(record.get("environment") or {}), **understood.env}
         plan = {
             "engine": members[0].name,
             "command": understood.argv(),
-            "tasks": [
-                {"name": name, "cpu": ask.cpu, "memory": ask.memory, "gpu": ask.gpu}
-                for name, ask in asks.items()
-            ],
+            "tasks": planning.tasks(parts_of(understood), asks),
             "environment": sorted(environment),
             "secrets": list(understood.secrets),
             "code": code,
@@ -220,6 +213,8 @@ class Controller:
             now=time.time(),
             trouble=self._loop.trouble,
             wait=self._wait(run_id) if run.state == RunState.STARTING else None,
+            muster=self.musters([run_id]).get(run_id) if run.state in HOLDING else None,
+            events=self._store.events(run_id) if run.state not in (RunState.QUEUED, RunState.STARTING) else (),
         )
         return {
             "run": run.id,
@@ -235,6 +230,19 @@ class Controller:
             return live.wait if live is not None else None
 
         return self._loop.ask(ask)
+
+    def musters(self, run_ids: Sequence[str]) -> dict[str, telling.Muster]:
+        """Who is there of those of them that have several tasks: one visit to the loop for a whole page."""
+
+        async def ask() -> dict[str, telling.Muster]:
+            lives = [live for run_id in run_ids if (live := self._loop.runs.get(run_id)) is not None]
+            found = ((live.id, telling.muster(live)) for live in lives)
+            return {run_id: one for run_id, one in found if one is not None}
+
+        try:
+            return self._loop.ask(ask) if run_ids else {}
+        except StokerError:
+            return {}
 
     def resize(self, run_id: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
         """Give a run more or less. Says how: in place, or by checkpoint and restart."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.control.fleet import Wait
+from stoker.control.telling import Muster
 from stoker.scheduling import Explanation
 from stoker.spec.words import Cause, RunState
-from stoker.store.rows import AttemptRow, CheckpointRow, RunRow
+from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ def explain(
     now: float,
     trouble: str | None,
     wait: Wait | None = None,
+    muster: Muster | None = None,
+    events: Sequence[EventRow] = (),
 ) -> Answer:
+    """`muster`: of a run with several tasks, who is there."""
     state = RunState(run.state)
     if trouble is not None and not state.terminal:
         return Answer(
@@ -39,7 +43,9 @@ def explain(
     if state is RunState.QUEUED:
         return _queued(run, explanation, now)
     if state is RunState.FAILED:
-        return _failed(run, attempts, checkpoints)
+        return _failed(run, attempts, checkpoints, events)
+    if state is RunState.STARTING and muster is not None and muster.absent:
+        return _gathering(run, muster)
     if state is RunState.STARTING and wait is not None:
         return _waiting(run, wait)
     if state is RunState.STARTING:
@@ -47,7 +53,7 @@ def explain(
             f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs"
         )
     if state is RunState.RUNNING:
-        return Answer(_running(run, attempts), f"`stoker logs -f {run.id}` shows what it prints.")
+        return _running(run, attempts, muster, events)
     if state is RunState.STOPPING:
         return Answer(
             "it was asked to stop and has its grace period to write one more checkpoint",
@@ -69,10 +75,23 @@ _WAIT_HINTS = {
 }
 
 
-def _waiting(run: RunRow, wait: Wait) -> Answer:
+def _gathering(run: RunRow, muster: Muster) -> Answer:
+    """A gang starts when all of it is there: who is missing."""
+    first = next((one.wait for one in muster.absent if one.wait is not None), None)
+    found = _waiting(run, first or Wait(""), muster.text())
+    facts = {**found.facts, **_gang_facts(muster)}
+    return Answer(found.text, found.hint or "All tasks start together, or none.", facts)
+
+
+def _gang_facts(muster: Muster) -> dict[str, Any]:
+    return {"up": muster.up, "tasks": muster.size, "missing": {one.task: one.why for one in muster.absent}}
+
+
+def _waiting(run: RunRow, wait: Wait, said: str = "") -> Answer:
     """The engine has it and says why it is not up."""
-    text = f"attempt {run.attempt} is not up yet: {wait.text}"
-    facts: dict[str, Any] = {"waiting": wait.text, "since": round(time.monotonic() - wait.since, 1)}
+    said = said or wait.text
+    text = f"attempt {run.attempt} is not up yet: {said}"
+    facts: dict[str, Any] = {"waiting": said, "since": round(time.monotonic() - wait.since, 1)}
     if not wait.cause:
         return Answer(text, None, facts)
     left = max(0.0, wait.patience - facts["since"])
@@ -143,7 +162,12 @@ def _goes_on(checkpoints: Sequence[CheckpointRow]) -> str:
     return "starts it again from the beginning: it has no checkpoint"
 
 
-def _failed(run: RunRow, attempts: Sequence[AttemptRow], checkpoints: Sequence[CheckpointRow]) -> Answer:
+def _failed(
+    run: RunRow,
+    attempts: Sequence[AttemptRow],
+    checkpoints: Sequence[CheckpointRow],
+    events: Sequence[EventRow],
+) -> Answer:
     last = attempts[-1] if attempts else None
     evidence = dict(last.evidence) if last else {}
     count = f" after {len(attempts)} attempts" if len(attempts) > 1 else ""
@@ -151,6 +175,9 @@ def _failed(run: RunRow, attempts: Sequence[AttemptRow], checkpoints: Sequence[C
     lines = [line for line in evidence.get("last_lines") or [] if line.strip()]
     if lines:
         text += f"; the last line it printed was: {lines[-1].strip()[:300]}"
+    if run.cause == Cause.HANG:
+        found = next((event for event in reversed(events) if event.kind == "hang"), None)
+        text += f"; {found.text}" if found is not None and found.text not in text else ""
     kept = [row for row in checkpoints if row.kept]
     if kept:
         text += f"; {len(kept)} checkpoint(s) are kept, the newest is {kept[-1].name}"
@@ -176,8 +203,52 @@ def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _running(run: RunRow, attempts: Sequence[AttemptRow]) -> str:
-    if len(attempts) <= 1:
-        return "it runs"
-    before = attempts[-2]
-    return f"it runs; attempt {before.number} ended with cause {before.cause}, this is attempt {attempts[-1].number}"
+def _running(
+    run: RunRow, attempts: Sequence[AttemptRow], muster: Muster | None, events: Sequence[EventRow]
+) -> Answer:
+    hint = f"`stoker logs -f {run.id}` shows what it prints."
+    hang = hang_of(events)
+    if hang is not None:
+        return Answer(
+            f"it runs, and it seems to hang: {hang.text}",
+            f"`stoker show {run.id}` says where the stacks of its processes are; `hang: {{then: restart}}` starts such "
+            "a run again by itself.",
+            {"hang": {"t": hang.t, "text": hang.text, **hang.data}},
+        )
+    text = "it runs"
+    if len(attempts) > 1:
+        before = attempts[-2]
+        text += f"; attempt {before.number} ended with cause {before.cause}, this is attempt {attempts[-1].number}"
+    if muster is None:
+        return Answer(text, hint)
+    if not muster.started:
+        who = f": {muster.text()}" if muster.absent else ""
+        return Answer(
+            f"it re-forms: generation {muster.generation} is being brought up{who}{_trouble(events)}",
+            hint,
+            _gang_facts(muster),
+        )
+    again = f", generation {muster.generation}" if muster.generation > 1 else ""
+    last = _trouble(events) if muster.generation > 1 else ""
+    there = f"all {muster.size}" if muster.complete else f"{muster.up} of {muster.size}"
+    return Answer(f"{text} with {there} tasks{again}{last}", hint, _gang_facts(muster))
+
+
+def _trouble(events: Sequence[EventRow]) -> str:
+    """Why the newest generation had to be."""
+    last = next((event for event in reversed(events) if event.kind == "reforming"), None)
+    return f"; the one before ended because {last.text.partition('; ')[0]}" if last is not None else ""
+
+
+def hang_of(events: Sequence[EventRow]) -> EventRow | None:
+    """The hang that the newest bodies are in, if they are in one: nothing has started or ended since."""
+    for event in reversed(events):
+        if event.kind == "hang":
+            return event
+        if event.kind in _MOVES:
+            return None
+    return None
+
+
+_MOVES = ("starting", "running", "generation", "reforming", "requeued", "ended", "resumed", "checkpoint")
+"""Events that say that a run moved on."""

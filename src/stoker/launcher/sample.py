@@ -95,6 +95,8 @@ class Sampler:
             unit = 1024 if os.uname().sysname == "Linux" else 1
             self._raise("memory_peak", rusage.ru_maxrss * unit)
         self.usage["memory"] = 0
+        for now in ("cpu", "gpu"):
+            self.usage.pop(now, None)
         self._raise("pids_peak", 1)
 
     def _watch(self) -> None:
@@ -118,6 +120,7 @@ class Sampler:
         if pids is None:
             pids = self.processes.count()
         self.usage["cpu_seconds"] = round(cpu, 3)
+        self.usage["cpu"] = round(rate, 2)
         self.usage["memory"] = memory
         self._raise("cpu_peak", round(rate, 2))
         self._raise("memory_peak", memory)
@@ -131,6 +134,7 @@ class Sampler:
         gpus = self.gpus.latest
         if gpus:
             line["gpus"] = gpus
+            self.usage["gpu"] = round(sum(gpu.get("use", 0) for gpu in gpus) / len(gpus), 1)
             self._raise("gpu_peak", max(gpu.get("use", 0) for gpu in gpus))
             self._raise("gpu_memory_peak", max(gpu.get("memory", 0) for gpu in gpus))
         self._append(line)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.server.gangs import tasks_view, world_view
 from stoker.server.services import Services
-from stoker.spec.words import RunState
+from stoker.spec.words import HOLDING, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow, TaskRow
 
 Json = dict[str, Any]
@@ -19,6 +20,8 @@ def show(services: Services, run: RunRow) -> Json:
     view = _run(run, _places(services, [run]).get(run.id))
     view["record"] = run.record
     view["attempts"] = [attempt_view(row, store.tasks(run.id, row.number)) for row in attempts]
+    if attempts and run.state in HOLDING:
+        _muster(services, [view])
     view["checkpoints"] = [checkpoint_view(row) for row in store.checkpoints(run.id)]
     return view
 
@@ -32,6 +35,7 @@ def rows(services: Services, runs: Sequence[RunRow]) -> list[Json]:
         view = _run(run, places.get(run.id))
         view["attempts"] = [attempt_view(newest[run.id], None)] if run.id in newest else []
         views.append(view)
+    _muster(services, [view for view in views if view["state"] in HOLDING])
     return views
 
 
@@ -55,12 +59,11 @@ def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None) -> Json:
         "gpus": [gpu for place in places for gpu in place.get("gpus") or []],
         "isolation": places[0].get("isolation") or {} if places else {},
         "usage": row.usage,
+        "placed": len(places),
     }
     if tasks is not None:
-        view["tasks"] = [
-            {"name": task.task, "phase": task.phase, "exit_code": task.exit_code, "usage": task.usage}
-            for task in tasks
-        ]
+        view["tasks"] = tasks_view(row, tasks)
+        view["world"] = world_view(row, view["tasks"])
     return view
 
 
@@ -103,6 +106,15 @@ def _run(run: RunRow, place: int | None) -> Json:
         "warnings": list(run.warnings),
         "place": place,
     }
+
+
+def _muster(services: Services, views: Sequence[Json]) -> None:
+    """How many tasks of the newest attempt are there now, where there are several; asked for together."""
+    several = [view for view in views if view["attempts"] and view["attempts"][-1]["placed"] > 1]
+    found = services.controller.musters([view["id"] for view in several])
+    for view in several:
+        if (muster := found.get(view["id"])) is not None:
+            view["attempts"][-1]["up"] = muster.up
 
 
 def _places(services: Services, runs: Sequence[RunRow]) -> dict[str, int]:

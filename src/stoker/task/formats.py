@@ -159,7 +159,8 @@ class Status(Record):
     started_at: Optional[float] = None
     ending: Optional[Dict[str, Any]] = None
     usage: Dict[str, float] = field(default_factory=dict)
-    """cpu_seconds, cpu_peak (cores), memory, memory_peak, pids_peak, gpu_peak, gpu_memory_peak"""
+    """cpu_seconds, cpu (cores, lately), cpu_peak, memory, memory_peak, pids_peak, gpu (percent, lately, the mean of its
+    GPUs), gpu_peak, gpu_memory_peak"""
     scans: int = 0
     """How many looks at the checkpoint directory have been finished."""
     pending: List[str] = field(default_factory=list)

@@ -252,12 +252,16 @@ def test_nodes(fake: Any, invoke: Any) -> None:
             "gpus": [gpu],
             "isolation": {"memory": "cgroup v2", "cpu": "affinity"},
             "used": {"cpu": 1.5, "memory": 500 << 20, "gpus": 0},
-            "runs": [{"id": "a-1", "gpus": []}, {"id": "b-2", "gpus": []}],
+            "runs": [
+                {"id": "a-1", "task": "worker-0", "gpus": []},
+                {"id": "b-2", "task": "worker-0", "gpus": []},
+                {"id": "b-2", "task": "worker-1", "gpus": []},
+            ],
         }
     ]
     assert invoke("nodes").out == (
-        "NODE   READY  CPU    MEMORY          GPU  RUNS  ISOLATION\n"
-        "local  yes    1.5/8  500 MiB/16 GiB  0/1     2  cpu: affinity, memory: cgroup v2\n"
+        "NODE   READY  CPU    MEMORY          GPU  RUNS  TASKS  ISOLATION\n"
+        "local  yes    1.5/8  500 MiB/16 GiB  0/1     2      3  cpu: affinity, memory: cgroup v2\n"
         "  gpu 0  H100  80 GiB  set aside: memory held\n"
     )
     assert json.loads(invoke("nodes", "--json").out) == fake.nodes

@@ -95,6 +95,9 @@ class QuietController:
     def places(self, run_ids: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(run_ids, 1)
 
+    def musters(self, run_ids: Sequence[str]) -> dict[str, Any]:
+        return {}
+
     def version(self, run_id: str) -> int:
         return self.hub.version(run_id)
 

@@ -61,8 +61,19 @@ def test_a_run_as_it_is_documented(rig: Any) -> None:
     first, second = shown["attempts"]
     assert (first["node"], first["gpus"], first["evidence"]) == ("local", ["GPU-1"], {"x": "NaN"})
     assert second["tasks"] == [
-        {"name": "worker-0", "phase": "running", "exit_code": None, "usage": {"memory": 5}}
+        {
+            "name": "worker-0",
+            "role": "worker",
+            "node": None,
+            "gpus": [],
+            "incarnation": 1,
+            "generation": 1,
+            "phase": "running",
+            "exit_code": None,
+            "usage": {"memory": 5},
+        }
     ]
+    assert (first["placed"], first["world"]) == (1, None)
     assert shown["checkpoints"][0]["id"] == "c1"
     assert "hunter2" not in json.dumps(shown)
     listed = rig.client.runs()["runs"][0]

@@ -22,6 +22,7 @@ def nodes(ctx: Context, *, as_json: bool) -> int:
         Column("MEMORY"),
         Column("GPU"),
         Column("RUNS", right=True),
+        Column("TASKS", right=True),
         Column("ISOLATION", shrink=True),
     )
     rows = [_row(node) for node in answer["nodes"]]
@@ -44,6 +45,7 @@ def _row(node: dict[str, Any]) -> list[Cell | str]:
         f"{human.number(used.get('cpu') or 0)}/{human.number(node.get('cpu'))}",
         f"{human.size(used.get('memory') or 0)}/{human.size(node.get('memory'))}",
         f"{_count(used.get('gpus'))}/{len(gpus)}" if gpus else "-",
+        str(len({run["id"] for run in node.get("runs") or []})),
         str(len(node.get("runs") or [])),
         enforced or Cell("none", ("yellow",)),
     ]
@@ -56,7 +58,7 @@ def _count(value: Any) -> int:
 def _gpus(node: dict[str, Any]) -> list[str]:
     """One line per GPU of a machine; of a cluster's node, whose GPUs have no names, one line per run."""
     gpus = [gpu for gpu in node.get("gpus") or [] if isinstance(gpu, dict)]
-    owners = {gpu: run["id"] for run in node.get("runs") or [] for gpu in run.get("gpus") or []}
+    owners = {gpu: _owner(run, node) for run in node.get("runs") or [] for gpu in run.get("gpus") or []}
     if any(gpu.get("memory") for gpu in gpus) or node.get("cluster") in (None, "local"):
         return [_gpu(gpu, owners.get(gpu.get("id"))) for gpu in gpus]
     name = term.safe(node["name"])
@@ -65,8 +67,15 @@ def _gpus(node: dict[str, Any]) -> list[str]:
         held = len(run.get("gpus") or [])
         if held:
             model = term.safe(gpus[0].get("model") or "") if gpus else ""
-            lines.append(f"  {name}  {human.plural(held, 'GPU')}  {model}  {term.safe(run['id'])}".rstrip())
+            lines.append(f"  {name}  {human.plural(held, 'GPU')}  {model}  {term.safe(_owner(run, node))}".rstrip())
     return lines
+
+
+def _owner(run: dict[str, Any], node: dict[str, Any]) -> str:
+    """The run, and its task where several of them may be meant."""
+    task = run.get("task")
+    alone = sum(other["id"] == run["id"] for other in node.get("runs") or []) == 1 and task == "worker-0"
+    return str(run["id"]) if alone or not task else f"{run['id']} {task}"
 
 
 def _gpu(gpu: dict[str, Any], owner: str | None) -> str:

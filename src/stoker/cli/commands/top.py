@@ -43,7 +43,9 @@ def _lines(ctx: Context, nodes: list[Json]) -> list[str]:
     rows: list[list[Cell | str]] = []
     for node in nodes:
         rows.append(_node(node))
-        rows += [_run(run) for run in sorted(node.get("runs") or [], key=lambda run: str(run["id"]))]
+        here = sorted(node.get("runs") or [], key=lambda run: (str(run["id"]), natural(run.get("task"))))
+        several = {run["id"] for run in here if sum(other["id"] == run["id"] for other in here) > 1}
+        rows += [_run(run, named=run["id"] in several or run.get("task") != "worker-0") for run in here]
     return table(columns, rows, fit=ctx.columns, color=ctx.out_color)
 
 
@@ -61,17 +63,27 @@ def _node(node: Json) -> list[Cell | str]:
     ]
 
 
-def _run(run: Json) -> list[Cell | str]:
+def natural(task: Any) -> tuple[str, int]:
+    """worker-2 before worker-10."""
+    role, _, number = str(task or "").rpartition("-")
+    return role, int(number) if number.isdigit() else 0
+
+
+def _run(run: Json, *, named: bool) -> list[Cell | str]:
+    """`named`: one of several tasks of its run."""
     usage = run.get("usage") or {}
     parts = []
     if usage.get("cpu") is not None:
         parts.append(f"{human.number(round(usage['cpu'], 1))} CPU")
     if usage.get("memory"):
         parts.append(human.size(usage["memory"]))
-    if usage.get("gpu_peak") is not None:
+    if usage.get("gpu") is not None:
+        parts.append(f"GPU {usage['gpu']:.0f}%")
+    elif usage.get("gpu_peak") is not None:
         parts.append(f"GPU up to {usage['gpu_peak']:.0f}%")
+    task = f" {term.safe(run['task'])}" if named and run.get("task") else ""
     return [
-        f"  {term.safe(run['id'])}",
+        f"  {term.safe(run['id'])}{task}",
         human.number(run.get("cpu") or 0),
         human.size(run["memory"]) if run.get("memory") else "-",
         str(len(run.get("gpus") or [])) if run.get("gpus") else "-",
