@@ -184,6 +184,18 @@ class LogArchive:
         records, _ = self.read(run, None, task=task, attempt=attempt, tail=count)
         return [record["text"] for record in records if "text" in record]
 
+    def newest(self, run: str, attempt: int) -> dict[str, float]:
+        """When something of each task's output last arrived."""
+        found: dict[str, float] = {}
+        for source in self._sources(run, None, attempt):
+            for number in _segments(_names(source.directory))[-1:]:
+                try:
+                    at = (source.directory / f"{number:06d}.log").stat().st_mtime
+                except FileNotFoundError:
+                    continue  # gone since: others are newer
+                found[source.task] = max(at, found.get(source.task, 0.0))
+        return found
+
     def _sources(self, run: str, task: str | None, attempt: int | None) -> list[_Source]:
         root = self._home.runs / run / "logs"
         found = []

@@ -214,7 +214,9 @@ class Controller:
             trouble=self._loop.trouble,
             wait=self._wait(run_id) if run.state == RunState.STARTING else None,
             muster=self.musters([run_id]).get(run_id) if run.state in HOLDING else None,
-            events=self._store.events(run_id) if run.state not in (RunState.QUEUED, RunState.STARTING) else (),
+            events=self._store.events(run_id)
+            if run.state not in (RunState.QUEUED, RunState.STARTING)
+            else (),
         )
         return {
             "run": run.id,

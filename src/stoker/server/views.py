@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.server import reports
 from stoker.server.gangs import tasks_view, world_view
 from stoker.server.services import Services
 from stoker.spec.words import HOLDING, RunState
@@ -13,13 +14,20 @@ from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow, TaskR
 Json = dict[str, Any]
 
 
-def show(services: Services, run: RunRow) -> Json:
-    """The whole of one run."""
+def show(services: Services, run: RunRow, *, report: bool = False) -> Json:
+    """The whole of one run. `report`: with how well its tasks work together, which takes a look at its metrics."""
     store = services.store
     attempts = store.attempts(run.id)
     view = _run(run, _places(services, [run]).get(run.id))
     view["record"] = run.record
     view["attempts"] = [attempt_view(row, store.tasks(run.id, row.number)) for row in attempts]
+    view["scaling"] = None
+    if attempts and report:
+        newest = view["attempts"][-1]
+        newest["straggler"] = reports.straggler_view(
+            store, services.archive, run, newest["number"], newest["tasks"]
+        )
+        view["scaling"] = reports.scaling_view(store, run, newest["tasks"])
     if attempts and run.state in HOLDING:
         _muster(services, [view])
     view["checkpoints"] = [checkpoint_view(row) for row in store.checkpoints(run.id)]

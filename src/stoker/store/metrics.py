@@ -35,6 +35,12 @@ POINTS = (
     .order_by(metrics.c.attempt, metrics.c.step)
 )
 _LAST = select(metrics).order_by(metrics.c.attempt.desc(), metrics.c.step.desc()).limit(1)
+RECENT = (
+    select(metrics.c.step, metrics.c.value, metrics.c.t, metrics.c.attempt)
+    .where(metrics.c.key_id == bindparam("key_id"))
+    .order_by(metrics.c.attempt.desc(), metrics.c.step.desc())
+    .limit(bindparam("limit"))
+)
 LAST_POINT = _LAST.where(metrics.c.key_id == bindparam("key_id"))
 LAST_POINT_UP_TO = LAST_POINT.where(metrics.c.step <= bindparam("step"))
 ATTEMPTS_OF_KEY = select(func.min(metrics.c.attempt), func.max(metrics.c.attempt)).where(
@@ -153,6 +159,21 @@ def latest(connection: Connection, run: str, *, up_to: int | None = None) -> dic
         if row is not None:
             values[key] = codec.unmetric(row.value)
     return values
+
+
+def recent(connection: Connection, run: str, keys: Sequence[str], limit: int) -> dict[str, list[MetricPoint]]:
+    """The newest attempt's newest points of each of these keys, in the order of their steps."""
+    ids = keys_of(connection, run)
+    found = {}
+    for key in keys:
+        if key in ids:
+            rows = connection.execute(RECENT, {"key_id": ids[key], "limit": limit}).all()
+            found[key] = [
+                (step, codec.unmetric(value), t, attempt)
+                for step, value, t, attempt in reversed(rows)
+                if attempt == rows[0].attempt
+            ]
+    return found
 
 
 def points(connection: Connection, run: str, key: str, max_points: int | None) -> list[MetricPoint]:

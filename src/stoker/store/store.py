@@ -196,6 +196,14 @@ class Store:
         the last and every extreme."""
         return self._database.read(metrics.points, run_id, key, max_points)
 
+    def metric_names(self, run_id: str) -> list[str]:
+        """The keys alone: what `metric_keys` says of each takes a look at all its points."""
+        return sorted(self._database.read(metrics.keys_of, run_id))
+
+    def recent_metrics(self, run_id: str, keys: Sequence[str], limit: int) -> dict[str, list[MetricPoint]]:
+        """Of each key that there is, the newest attempt's last points, by step."""
+        return self._database.read(metrics.recent, run_id, keys, limit)
+
     def latest_metrics(self, run_id: str) -> dict[str, float]:
         """What was reported last of each key."""
         return self._database.read(metrics.latest, run_id)

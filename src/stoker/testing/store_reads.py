@@ -169,6 +169,10 @@ class Measuring(StoreCase):
         assert store.metrics_at(run.id, 4) == {"loss": 104.0}
         assert store.metrics_at(run.id, -1) == {}
         assert store.metric_points(run.id, "nothing") == [] == store.metric_points("nobody-0000", "loss")
+        assert store.metric_names(run.id) == ["acc", "loss"] and store.metric_names("nobody-0000") == []
+        recent = store.recent_metrics(run.id, ["loss", "nothing"], 60)
+        assert recent == {"loss": [(5, 205.0, 2.0, 2), (6, 0.5, 3.0, 2)]}
+        assert store.recent_metrics(run.id, ["loss"], 1) == {"loss": [(6, 0.5, 3.0, 2)]}
 
     @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 10, 101, 999, 1000, 5000])
     def test_thinning_keeps_the_ends_and_the_spikes(self, store: Store, run: RunRow, most: int) -> None:

@@ -73,6 +73,7 @@ class Fake:
         """A record `{"hold": true}` in a log waits until this is set."""
         self.requests: list[tuple[str, str, Json, Any]] = []
         self.known_code = True
+        self.plan: Json = {"tasks": [{"name": "worker-0"}]}
         self.url = ""
 
     def find(self, ref: str) -> Json | None:
@@ -158,9 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             fake.runs.insert(0, run)
             return self.send(201, run)
         if words == ["runs", "check"]:
-            return self.send(
-                200, {"job": body["job"], "fits": True, "plan": {"tasks": 1}, "notes": ["a note"]}
-            )
+            return self.send(200, {"job": body["job"], "fits": True, "plan": fake.plan, "notes": ["a note"]})
         if words == ["code", "missing"]:
             return self.send(200, {"missing": body["digests"]})
         if words == ["code", "blobs"]:

@@ -40,6 +40,7 @@ class QuietController:
         self.hub = Hub()
         self.secrets: dict[str, str] = {}
         self.error: Exception | None = None
+        self.found: dict[str, Any] = {}
 
     def submit(
         self,
@@ -96,7 +97,7 @@ class QuietController:
         return dict.fromkeys(run_ids, 1)
 
     def musters(self, run_ids: Sequence[str]) -> dict[str, Any]:
-        return {}
+        return {run_id: self.found[run_id] for run_id in run_ids if run_id in self.found}
 
     def version(self, run_id: str) -> int:
         return self.hub.version(run_id)

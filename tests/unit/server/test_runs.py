@@ -56,7 +56,7 @@ def test_a_run_as_it_is_documented(rig: Any) -> None:
         ]
     )
     shown = rig.client.run(run["id"])
-    assert set(shown) == RUN_KEYS | {"record", "checkpoints"}
+    assert set(shown) == RUN_KEYS | {"record", "checkpoints", "scaling"}
     assert shown["record"] == {"host": "h"} and shown["user"] == "tester" and shown["place"] is None
     first, second = shown["attempts"]
     assert (first["node"], first["gpus"], first["evidence"]) == ("local", ["GPU-1"], {"x": "NaN"})

@@ -67,7 +67,9 @@ def _gpus(node: dict[str, Any]) -> list[str]:
         held = len(run.get("gpus") or [])
         if held:
             model = term.safe(gpus[0].get("model") or "") if gpus else ""
-            lines.append(f"  {name}  {human.plural(held, 'GPU')}  {model}  {term.safe(_owner(run, node))}".rstrip())
+            lines.append(
+                f"  {name}  {human.plural(held, 'GPU')}  {model}  {term.safe(_owner(run, node))}".rstrip()
+            )
     return lines
 
 

@@ -82,7 +82,7 @@ def list_runs(
 
 @router.get("/{run}")
 def show(request: Request, run: str) -> JsonAnswer:
-    return JsonAnswer(views.show(services_of(request), run_of(request, run)))
+    return JsonAnswer(views.show(services_of(request), run_of(request, run), report=True))
 
 
 @router.post("/{run}/stop")
