@@ -42,8 +42,8 @@ def place(directory: str, name: str, data: Data, announce: Callable[[], None]) -
             raise ValueError(
                 f"the function given to save {name!r} wrote nothing to the path it was called with"
             )
-        _sync(fresh)
-        _swap(fresh, target)
+        sync(fresh)
+        swap(fresh, target)
         announce()
         formats.sync_directory(directory)
     finally:
@@ -84,7 +84,8 @@ def _inner(name: str) -> str:
     return name
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """A file, or everything in a directory."""
     if not os.path.isdir(path):
         _sync_file(path)
         return
@@ -104,7 +105,7 @@ def _sync_file(path: str) -> None:
         os.close(fd)
 
 
-def _swap(fresh: str, target: str) -> None:
+def swap(fresh: str, target: str) -> None:
     """The new one takes the old one's place; the old one is left in the workshop, if anywhere."""
     try:
         os.replace(fresh, target)

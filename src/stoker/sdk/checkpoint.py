@@ -20,11 +20,21 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Union
 
-from stoker.sdk import running
+from stoker.sdk import running, saving
 from stoker.sdk.atomic import Data, place
 from stoker.task import formats, layout
 
-__all__ = ["directory", "latest", "load", "load_torch", "save", "save_torch"]
+__all__ = [
+    "directory",
+    "latest",
+    "load",
+    "load_sharded",
+    "load_torch",
+    "save",
+    "save_sharded",
+    "save_torch",
+    "wait",
+]
 
 _UNFINISHED = re.compile(r"^\.|\.(tmp|part|partial|incomplete|lock)$|\.orbax-checkpoint-tmp|_temp$|^tmp[-_]")
 _TF_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
@@ -63,17 +73,18 @@ def save(
     >>> save("step-2", {"model.bin": b"weights", "info.json": "{}"}, step=2, metrics={"loss": 0.5})
     'checkpoints/step-2'
     """
-    if not name or "/" in name or "\0" in name or _UNFINISHED.search(name):
-        raise ValueError(
-            f"not a name for a checkpoint: {name!r}; use one without '/' that neither begins with '.' nor ends in '.tmp'"
-        )
-    if keep is not None and keep < 1:
-        raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
-    path = place(str(directory()), name, data, lambda: _announce(name, step, metrics))
-    _saved[:] = [path]
-    if keep is not None:
-        _prune(name, keep)
-    return path
+    check(name, keep)
+    if not saving.saver().busy:
+        wait()  # An older one that is written later must not take this one's place.
+    return put(name, data, step=step, metrics=metrics, keep=keep)
+
+
+def wait() -> None:
+    """Until what is being saved asynchronously is on the disk. Raises what went wrong with it.
+
+    >>> wait()
+    """
+    saving.saver().wait()
 
 
 def load(name: Optional[str] = None) -> Union[bytes, Path, None]:
@@ -94,8 +105,10 @@ def latest() -> Optional[Path]:
     >>> latest() is None or latest().parent == directory()
     True
     """
+    saver = saving.saver()
+    saver.settle()
     resumed = os.environ.get("STOKER_RESUME_FROM")
-    if resumed and not _saved:
+    if resumed and not _saved and saver.last is None:
         return Path(resumed)
     newest = max(_entries(), key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is None:
@@ -110,16 +123,64 @@ def save_torch(
     step: Optional[int] = None,
     metrics: Optional[Mapping[str, Any]] = None,
     keep: Optional[int] = None,
+    asynchronous: bool = False,
 ) -> str:
     """`torch.save` of a state (a dict of state dicts), atomically. The name is `step-N.pt`, or `last.pt` without a step.
 
     stoker.checkpoint.save_torch({"model": model.state_dict(), "epoch": epoch}, step=epoch, keep=3)
+
+    With `asynchronous` it returns when the state has been copied, and is written by another process; the file is the
+    same. A save that comes while one is being written waits for it, and what went wrong is raised by the next save
+    or by `wait()`. At its end the training waits for the last one. It needs memory for one copy of the state.
     """
-    import torch  # type: ignore[import-not-found,unused-ignore] # imported only by those who use it
+    import torch  # imported only by those who use it
 
     if name is None:
         name = "last.pt" if step is None else f"step-{step}.pt"
-    return save(name, lambda path: torch.save(state, path), step=step, metrics=metrics, keep=keep)
+    # A signal handler that interrupted a save cannot use the memory that this one is being copied to.
+    if not asynchronous or saving.saver().busy:
+        return save(name, lambda path: torch.save(state, path), step=step, metrics=metrics, keep=keep)
+    from stoker.sdk.torch_state import Archive  # imports torch
+
+    check(name, keep)
+    snapshot = Archive(state)
+    request = {**_about(name, step, metrics, keep), "files": {"": [["zip", snapshot.records]]}}
+    saving.saver().save(snapshot, request)
+    return str(directory() / name)
+
+
+def save_sharded(
+    state: Dict[str, Any],
+    name: Optional[str] = None,
+    *,
+    step: Optional[int] = None,
+    metrics: Optional[Mapping[str, Any]] = None,
+    keep: Optional[int] = None,
+    asynchronous: bool = True,
+) -> str:
+    """Save a state of which every rank has a part (FSDP, tensor parallel: DTensors). Every rank calls it, with the same
+    name. The name is `step-N`, or `last` without a step: a directory as torch.distributed.checkpoint makes it.
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)  # of torch.distributed.checkpoint.state_dict
+    stoker.checkpoint.save_sharded({"model": model_state, "optimizer": optimizer_state, "step": step}, step=step)
+
+    What several ranks have in common one of them writes. It is asynchronous as `save_torch` can be; what went wrong on
+    one rank is raised on all of them by the next save.
+    """
+    from stoker.sdk.torch_shards import Shard  # imports torch
+
+    if name is None:
+        name = "last" if step is None else f"step-{step}"
+    check(name, keep)
+    saver = saving.saver()
+    if saver.busy:
+        raise RuntimeError("save_sharded was called by a signal handler while this process was saving")
+    saver.settle()
+    shard = Shard(state, str(directory().absolute()), saver.take_error())
+    saver.save(shard, {**_about(name, step, metrics, keep), "files": shard.files, "part_of": shard.part_of})
+    if not asynchronous:
+        wait()
+    return str(directory() / name)
 
 
 def load_torch(name: Optional[str] = None, *, map_location: Any = "cpu", weights_only: bool = True) -> Any:
@@ -139,7 +200,58 @@ def load_torch(name: Optional[str] = None, *, map_location: Any = "cpu", weights
     return torch.load(io.BytesIO(data), map_location=map_location, weights_only=weights_only)
 
 
-def _announce(name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]]) -> None:
+def load_sharded(state: Dict[str, Any], name: Optional[str] = None) -> bool:
+    """Fill a state with what `save_sharded` saved, at any number of ranks; False if there is none. Every rank calls it.
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+    if stoker.checkpoint.load_sharded(state):
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    """
+    saving.saver().settle()
+    path = latest() if name is None else directory() / name
+    if path is None or not path.exists():
+        return False
+    from stoker.sdk.torch_shards import fill  # imports torch
+
+    fill(state, str(path))
+    return True
+
+
+def check(name: str, keep: Optional[int]) -> None:
+    """Raises ValueError for a name that would not count as a checkpoint."""
+    if not name or "/" in name or "\0" in name or _UNFINISHED.search(name):
+        raise ValueError(
+            f"not a name for a checkpoint: {name!r}; use one without '/' that neither begins with '.' nor ends in '.tmp'"
+        )
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
+
+
+def put(
+    name: str,
+    data: Data,
+    *,
+    step: Optional[int],
+    metrics: Optional[Mapping[str, Any]],
+    keep: Optional[int],
+) -> str:
+    """What `save` does, whoever does it."""
+    path = place(str(directory()), name, data, lambda: announce(name, step, metrics))
+    _saved[:] = [path]
+    if keep is not None:
+        prune(name, keep)
+    return path
+
+
+def _about(
+    name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]], keep: Optional[int]
+) -> Dict[str, Any]:
+    """For whoever writes it: plain values, as they are now."""
+    return {"name": name, "step": _step(step), "metrics": _numbers(metrics or {}), "keep": keep}
+
+
+def announce(name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]]) -> None:
     """Tell Stoker that it is complete. If that fails it still counts, as something renamed into place."""
     task = running.task_directory()
     if task is None:
@@ -189,7 +301,7 @@ def _entries() -> List[Path]:
     return [path for path in found if path.name not in _POINTERS and path.exists()]
 
 
-def _prune(name: str, keep: int) -> None:
+def prune(name: str, keep: int) -> None:
     """Of those whose names differ in their numbers only, the newest stay. What cannot be deleted stays too."""
     family = re.sub(r"\d+", "#", name)
     alike = [path for path in _entries() if re.sub(r"\d+", "#", path.name) == family]

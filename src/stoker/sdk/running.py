@@ -10,6 +10,8 @@ from typing import Any, Dict, Optional, Set
 
 from stoker.task import layout
 
+IDENTITY = ("STOKER_TASK_DIR", "STOKER_GENERATION", "STOKER_CHECKPOINT_DIR")
+"""What says where this process's checkpoints belong."""
 _LOOK_EVERY = 0.05
 _warned: Set[str] = set()
 _stop: Dict[str, Any] = {"seen": False, "next": 0.0}
@@ -25,6 +27,13 @@ def generation() -> int:
         return int(os.environ.get("STOKER_GENERATION", "0"))
     except ValueError:
         return 0
+
+
+def identity() -> Dict[str, str]:
+    """For another process that works for this one, wherever that one stands."""
+    known = {name: os.environ[name] for name in IDENTITY if os.environ.get(name)}
+    known["STOKER_CHECKPOINT_DIR"] = os.path.abspath(known.get("STOKER_CHECKPOINT_DIR", "checkpoints"))
+    return known
 
 
 def should_stop() -> bool:

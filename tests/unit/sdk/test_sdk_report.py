@@ -67,7 +67,8 @@ class Scalar:
 
 def test_what_is_exported() -> None:
     assert sdk.__all__ == ["checkpoint", "jax_initialize", "params", "report", "should_stop"]
-    assert checkpoint.__all__ == ["directory", "latest", "load", "load_torch", "save", "save_torch"]
+    names = "directory latest load load_sharded load_torch save save_sharded save_torch wait"
+    assert checkpoint.__all__ == names.split()
     assert stoker.report is sdk.report
     for module in (sdk, checkpoint):
         assert all(getattr(module, name).__doc__ for name in module.__all__)

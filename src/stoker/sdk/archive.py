@@ -1,0 +1,116 @@
+"""The archives of torch: zip files in which nothing is compressed, laid out before their bytes are at hand.
+
+`torch.save` writes one with a record per storage. Where every record goes depends on the sizes alone, so a
+layout can be agreed on first, and the bytes written by somebody who does not know torch.
+
+>>> import io
+>>> file = io.BytesIO()
+>>> records = [("archive/data.pkl", 0, 3), ("archive/data/0", 64, 5)]
+>>> write(file, records, memoryview(b"abc" + bytes(61) + b"fghij")) == size(records) == len(file.getvalue())
+True
+>>> import zipfile
+>>> zipfile.ZipFile(file).read("archive/data/0")
+b'fghij'
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import IO, List, Sequence, Tuple
+
+Record = Tuple[str, int, int]
+"""Name in the archive, and where its bytes are in the memory: offset and size."""
+
+ALIGNMENT = 64
+"""Bytes of a record begin at multiples of this, as torch's own do, so that they can be mapped."""
+_CHUNK = 4 << 20
+_LARGE = 0xFFFFFFFF
+_LOCAL = struct.Struct("<4sHHHHHLLLHH")
+_CENTRAL = struct.Struct("<4sBBHHHHHLLLHHHHHLL")
+_END = struct.Struct("<4sHHHHLLH")
+_END64 = struct.Struct("<4sQHHLLQQQQ")
+_LOCATOR = struct.Struct("<4sLQL")
+_DATE = 0x21
+"""The first day there is in such an archive: the same state gives the same bytes."""
+
+
+def size(records: Sequence[Record]) -> int:
+    """Bytes of the archive that `write` makes of these."""
+    at = 0
+    central = 0
+    for name, _, length in records:
+        central += len(_entry(name, length, 0, at))
+        at += len(_header(name, length, 0, at)) + length
+    return at + central + len(_tail(len(records), central, at))
+
+
+def write(file: IO[bytes], records: Sequence[Record], memory: memoryview) -> int:
+    """Write an archive where the file stands; the number of its bytes. The file can seek."""
+    begin = file.tell()
+    at = 0
+    central: List[bytes] = []
+    for name, offset, length in records:
+        blank = _header(name, length, 0, at)
+        file.write(blank)
+        crc = copy(file, memory, offset, length)
+        # The checksum stands before the bytes: it is put there when they have been through our hands once.
+        file.seek(begin + at)
+        file.write(_header(name, length, crc, at))
+        central.append(_entry(name, length, crc, at))
+        at += len(blank) + length
+        file.seek(begin + at)
+    directory = b"".join(central)
+    tail = _tail(len(records), len(directory), at)
+    file.write(directory + tail)
+    return at + len(directory) + len(tail)
+
+
+def copy(file: IO[bytes], memory: memoryview, offset: int, length: int) -> int:
+    """Write a stretch of the memory and return its CRC-32. In pieces, so that each is read while it is warm."""
+    crc = 0
+    for begin in range(offset, offset + length, _CHUNK):
+        piece = memory[begin : min(begin + _CHUNK, offset + length)]
+        crc = zlib.crc32(piece, crc)
+        while piece:
+            piece = piece[file.write(piece) :]
+    return crc
+
+
+def _header(name: str, length: int, crc: int, at: int) -> bytes:
+    encoded = name.encode()
+    wide = struct.pack("<HHQQ", 1, 16, length, length) if length >= _LARGE else b""
+    shown = _LARGE if wide else length
+    taken = at + _LOCAL.size + len(encoded) + len(wide) + 4
+    padding = -taken % ALIGNMENT
+    extra = wide + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
+    fixed = _LOCAL.pack(
+        b"PK\3\4", 45 if wide else 20, 0x800, 0, 0, _DATE, crc, shown, shown, len(encoded), len(extra)
+    )
+    return fixed + encoded + extra
+
+
+def _entry(name: str, length: int, crc: int, at: int) -> bytes:
+    encoded = name.encode()
+    wide = b""
+    if length >= _LARGE:
+        wide += struct.pack("<QQ", length, length)
+    if at >= _LARGE:
+        wide += struct.pack("<Q", at)
+    extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
+    shown = min(length, _LARGE)
+    version = 45 if wide else 20
+    fixed = _CENTRAL.pack(
+        b"PK\1\2", version, 0, version, 0x800, 0, 0, _DATE, crc, shown, shown,
+        len(encoded), len(extra), 0, 0, 0, 0, min(at, _LARGE),
+    )  # fmt: skip
+    return fixed + encoded + extra
+
+
+def _tail(count: int, length: int, at: int) -> bytes:
+    wide = b""
+    if count >= 0xFFFF or length >= _LARGE or at >= _LARGE:
+        wide = _END64.pack(b"PK\6\6", _END64.size - 12, 45, 45, 0, 0, count, count, length, at)
+        wide += _LOCATOR.pack(b"PK\6\7", 0, at + length, 1)
+    few = min(count, 0xFFFF)
+    return wide + _END.pack(b"PK\5\6", 0, 0, few, few, min(length, _LARGE), min(at, _LARGE), 0)
