@@ -26,6 +26,7 @@ class Outside:
         self._name = str(known["name"])
         self._image = str(known["image"])
         self._run: List[str] = [str(word) for word in known["run"]]
+        self._args: List[str] = [str(word) for word in known.get("args") or ()]
         self._client = {str(key): str(value) for key, value in known.get("client", {}).items()}
         self.limit: Optional[int] = known.get("memory")
         self.out_of_memory = False
@@ -38,7 +39,7 @@ class Outside:
             words += ["--env", f"{name}={env[name]}" if name in self._client else name]
         if argv:
             words += ["--entrypoint", argv[0]]
-        return [*words, self._image, *argv[1:]], {**env, **self._client}
+        return [*words, self._image, *(argv[1:] if argv else self._args)], {**env, **self._client}
 
     def before(self) -> None:
         """What an earlier body of this task left."""

@@ -12,7 +12,9 @@ from stoker.spec.keys import KEYS, KINDS, Key
 _PLURALS = {
     "--secret": ("--secrets",),
     "--tag": ("--tags",),
+    "--arg": ("--args",),
     "--input": ("--inputs",),
+    "--mount": ("--mounts",),
     "--setup-input": ("--setup-inputs",),
 }
 

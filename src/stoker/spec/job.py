@@ -156,6 +156,36 @@ class Hang(_Part):
     then: Annotated[Literal["report", "restart"], _one_of("hang.then")] = "report"
 
 
+def _arguments(value: Any) -> tuple[str, ...]:
+    """Arguments of the image's own command; none at all is not a command that is missing."""
+    if not isinstance(value, (list, tuple)):
+        raise Bad(f"{quantities.show(value)} is not a list of arguments", hint='Write it as in `["--epochs", "5"]`.')
+    return tuple(_command(value)) if value else ()
+
+
+def _template(value: Any) -> Mapping[str, Any]:
+    """Additions to a pod, in Kubernetes' words. What of it passes is the cluster's to say."""
+    if not isinstance(value, Mapping) or not set(value) <= {"metadata", "spec"}:
+        raise Bad(
+            f"{quantities.show(value)} is not a pod template",
+            hint="Write `metadata` and `spec` as in a pod, as in `{spec: {nodeSelector: {disk: ssd}}}`.",
+            choices=("metadata", "spec"),
+        )
+    for key, part in value.items():
+        if not isinstance(part, Mapping):
+            raise Bad(f"`{key}` is {quantities.show(part)}, not a mapping")
+    return value
+
+
+Arguments = Annotated[
+    tuple[str, ...], PlainValidator(_arguments), PlainSerializer(lambda value: list(value), return_type=Any)
+]
+Mounts = Mapping[
+    Annotated[str, PlainValidator(names.mount_path)], Annotated[str, PlainValidator(names.mount_source)]
+]
+PodTemplate = Annotated[Mapping[str, Any], PlainValidator(_template)]
+
+
 class Role(_Part):
     """A group of equal tasks beside the workers. What it does not say, it takes from the job."""
 
@@ -164,11 +194,19 @@ class Role(_Part):
     resources: Resources = Resources()
     env: Mapping[Variable, Text] = {}
     image: Annotated[str | None, PlainValidator(names.image)] = None
+    args: Arguments = ()
+    pod: PodTemplate | None = None
     on_loss: OnLoss | None = None
     """None: by the role's name, see `stoker.spec.parts`."""
     ends: Annotated[bool | None, PlainValidator(_switch)] = None
     """Whether the run is over when all tasks of this role are. None: by the role's name."""
     may_fail: Annotated[bool, PlainValidator(_switch)] = False
+
+    @model_validator(mode="after")
+    def _one_command(self) -> Self:
+        if self.args and self.run is not None:
+            raise Bad("args: is for the image's own command, and `run` replaces that", hint="Add them to `run`.")
+        return self
 
     def argv(self) -> list[str]:
         return _argv(self.run)
@@ -213,6 +251,8 @@ class Job(_Part):
     """Never empty once made: derived from the command where it is not given."""
     run: Command = None
     """None only with an image: then the image's own command runs."""
+    args: Arguments = ()
+    """Of the image's own command, instead of those it has; only without `run`."""
     setup: Setup | None = None
     image: Annotated[str | None, PlainValidator(names.image)] = None
     workdir: Annotated[str, PlainValidator(partial(names.line, longest=4096, noun="path"))] = "."
@@ -232,6 +272,8 @@ class Job(_Part):
     """Seconds for the last task of a gang, counted from the first that is up."""
     hang: Hang | None = None
     inputs: Annotated[Mapping[InputName, InputUri], AfterValidator(_distinct_inputs)] = {}
+    mounts: Mounts = {}
+    """Path in the task -> what is mounted there, to be written too."""
     checkpoint: Checkpoint = Checkpoint()
     retries: Annotated[int, PlainValidator(partial(quantities.count, most=1000))] = 0
     timeout: Duration | None = None
@@ -246,6 +288,8 @@ class Job(_Part):
     launcher: Annotated[Literal["auto", "none"], _one_of("launcher")] = "auto"
     python: Annotated[str | None, PlainValidator(partial(names.line, longest=4096, noun="path"))] = None
     pool: Place = None
+    pod: PodTemplate | None = None
+    """Additions to its pods on a cluster, as far as the cluster's admin lets them through."""
     tags: Annotated[tuple[Tag, ...], AfterValidator(_unique)] = ()
     project: Slug = "default"
     cluster: Place = None
@@ -276,6 +320,8 @@ class Job(_Part):
             raise Bad("workers: 0 leaves nothing to run", hint="Add a role, or say how many workers.")
         if self.run is None and self.image is None and self._own_command():
             raise Bad("run: is missing", hint="Add a line like `run: python train.py`.")
+        if self.args and self.run is not None:
+            raise Bad("args: is for the image's own command, and `run` replaces that", hint="Add them to `run`.")
         if not self.name:
             commands = [self.argv(), *(role.argv() for role in self.roles.values())]
             first = next((argv for argv in commands if argv), [self.image or ""])

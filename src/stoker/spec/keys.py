@@ -45,7 +45,6 @@ WRONG_KEYS: dict[str, str] = {
     "cmd": "run",
     "script": "run",
     "entrypoint": "run",
-    "args": "run",
     "environment": "env",
     "variables": "env",
     "mem": "resources.memory",
@@ -185,6 +184,21 @@ KINDS: dict[str, Kind] = {
         "map",
         text=True,
     ),
+    "arguments": Kind(
+        "list of arguments", {"type": "array", "items": _SCALAR}, "ARGUMENT", "list", text=True
+    ),
+    "mounts": Kind(
+        "mapping of paths to sources",
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^/."},
+            "additionalProperties": {"type": "string", "pattern": "^(?:pvc://.+|/.+|empty(?::ro)?)$"},
+        },
+        "PATH=SOURCE",
+        "map",
+        text=True,
+    ),
+    "template": Kind("pod template", {"type": "object"}, "YAML", "yaml"),
     "roles": Kind("mapping of role names to roles", {"type": "object"}, "YAML", "yaml"),
 }
 
@@ -216,6 +230,7 @@ class Key:
 KEYS: tuple[Key, ...] = (
     Key("name", "name", "What the run is called; its id is made from it.", "digits", None, "--name", "from the script or the directory"),
     Key("run", "command", "The command that trains. Text is run by `/bin/sh -c`, a list is started as it is.", "python train.py --epochs 20", None, None, "required, but for an `image` with its own command"),
+    Key("args", "arguments", "Arguments for the image's own command (its ENTRYPOINT), instead of its own; not together with `run`.", ["--epochs", "5"], None, "--arg", "the image's"),
     Key("setup", "setup", "Prepares the environment before the command; run once per content of its inputs and cached.", "pip install -r requirements.txt", None, "--setup"),
     Key("setup.run", "shell", "The command of a setup written as a mapping.", "pip install -r requirements.txt", None, None, "required in a mapping"),
     Key("setup.inputs", "globs", "Files whose content decides whether the setup runs again, relative to `workdir`.", ["requirements.txt", "vendor/**"], None, "--setup-input", "the usual requirement files and what the command names"),
@@ -237,6 +252,8 @@ KEYS: tuple[Key, ...] = (
     Key("roles.*.resources", "mapping", "What each task of the role gets; keys as in `resources`.", {"cpu": 2, "memory": "4Gi"}, None, None, "no limits"),
     Key("roles.*.env", "variables", "Variables of the role, over the job's.", {"PS_PORT": 2222}, None, None, "none"),
     Key("roles.*.image", "image", "The role's own image.", "registry.example.com/team/ps:1", None, None, "the job's"),
+    Key("roles.*.args", "arguments", "Arguments for the command of the role's image.", ["--port", "2222"], None, None, "the image's"),
+    Key("roles.*.pod", "template", "Additions to the role's pods, instead of the job's.", {"spec": {"nodeSelector": {"disk": "ssd"}}}, None, None, "the job's"),
     Key("roles.*.on_loss", "choice", "What happens when a task of the role is lost: the world starts again, only the task comes back, or nothing.", "task", None, None, "`world`; `task` for ps, evaluator, scheduler and dask workers"),
     Key("roles.*.ends", "switch", "The run is over when all tasks of this role are.", True, None, None, "a launcher, a client or TensorFlow's chief where there is one; else all that train"),
     Key("roles.*.may_fail", "switch", "Tasks of this role may fail without failing the run.", True, False),
@@ -246,6 +263,7 @@ KEYS: tuple[Key, ...] = (
     Key("hang.after", "duration", "For how long.", "30m", "30m", "--hang-after"),
     Key("hang.then", "choice", "What happens then: `report` keeps the stacks of every process, `restart` starts again from the newest checkpoint too.", "restart", "report", "--hang-then"),
     Key("inputs", "sources", "Datasets mounted read-only: `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM`.", {"digits": "data://digits@3"}, None, "--input", "none"),
+    Key("mounts", "mounts", "Mounted to be written too: `pvc://CLAIM/PATH` on a cluster, a folder of this machine here, `empty` for scratch; `:ro` at the end is read-only.", {"/data": "pvc://datasets/mnist:ro"}, None, "--mount", "none"),
     Key("checkpoint", "mapping", "How checkpoints are kept.", {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}}, None, None, "the newest three"),
     Key("checkpoint.keep", "keep", "How many of the newest stored checkpoints are kept.", 3, 3, "--checkpoint-keep"),
     Key("checkpoint.best", "mapping", "Keep the best one too.", {"metric": "val_acc", "mode": "max"}, None, None, "none"),
@@ -268,6 +286,7 @@ KEYS: tuple[Key, ...] = (
     Key("launcher", "choice", "`none` runs the image as it is; then logs and exit codes are all that is known.", "none", "auto", "--launcher"),
     Key("python", "path", "Python that runs the launcher inside an image without a shell.", "/usr/bin/python3", None, "--python", "the first on PATH"),
     Key("pool", "place", "A cluster's named node pool.", "a100", None, "--pool", "any node"),
+    Key("pod", "template", "Additions to the pods on a cluster, in Kubernetes' words: node selectors, tolerations, volumes. What could reach beyond the pod has to be allowed by the cluster's admin.", {"spec": {"nodeSelector": {"disk": "ssd"}}}, None, "--pod", "none"),
     Key("tags", "tags", "Words to find the run by.", ["baseline"], None, "--tag", "none"),
     Key("project", "name", "The project the run belongs to.", "vision", "default", "--project"),
     Key("cluster", "place", "Where to run: a cluster's name, `local`, or `any` for wherever it fits first.", "gpu-prod", None, "--cluster", "this machine"),

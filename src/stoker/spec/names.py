@@ -28,6 +28,8 @@ IMAGE_PATTERN = (
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$"
 )
 INPUT_SCHEMES = ("data", "s3", "pvc")
+OUR_PLACES = ("/stoker", "/dev", "/proc", "/sys", "/tmp")
+"""Where nothing can be mounted."""
 LONGEST_ARGUMENT = 128 * 1024 - 1
 """Bytes Linux takes in one argument or variable, its terminator left out."""
 _SCRIPTS = (".py", ".sh", ".ipynb", ".jl", ".r", ".pl", ".lua", ".js")
@@ -174,6 +176,33 @@ def input_uri(value: Any) -> str:
         )
     if not re.fullmatch(r"[A-Za-z0-9][^\s]*", rest) or ".." in PurePath(rest).parts:
         raise Bad(f"{show(found)} does not name anything", hint=f"Write {forms}.")
+    return found
+
+
+def mount_path(value: Any) -> str:
+    """Where in a task something is mounted."""
+    found = line(value, longest=1024, noun="path")
+    parts = PurePath(found).parts
+    if not found.startswith("/") or ".." in parts or len(parts) < 2 or ":" in found:
+        raise Bad(f"{show(found)} is not a path to mount at", hint="Write it in full, as in `/data`.")
+    clean = str(PurePath(found))
+    for ours in OUR_PLACES:
+        if clean == ours or clean.startswith(f"{ours}/"):
+            raise Bad(f"{show(found)} is not free: {ours} is the system's or Stoker's own", hint="Mount it elsewhere.")
+    return clean
+
+
+def mount_source(value: Any) -> str:
+    """What is mounted there; `:ro` at its end: read-only."""
+    found = line(value, longest=2048, noun="source")
+    forms = "`pvc://CLAIM/PATH`, `/a/folder/of/this/machine` or `empty`, with `:ro` at its end for read-only"
+    source = found.removesuffix(":ro")
+    if source == "empty":
+        return source
+    rest = source.removeprefix("pvc://")
+    named = re.fullmatch(r"[a-z0-9][a-z0-9.-]*(?:/[^:]*)?", rest) if rest != source else source.startswith("/")
+    if not named or ".." in PurePath(rest).parts or ":" in rest:
+        raise Bad(f"{show(found)} is nothing that can be mounted", hint=f"Write {forms}.")
     return found
 
 

@@ -65,10 +65,12 @@ def _role(job: Job, name: str, role: Role, ending: set[str]) -> Part:
     seen = job.model_copy(
         update={
             "roles": {},
-            "run": role.run if role.run is not None else (None if role.image else job.run),
+            "run": role.run if role.run is not None else (None if role.image or role.args else job.run),
+            "args": role.args or (() if role.run is not None or role.image else job.args),
             "resources": role.resources,
             "env": {**job.env, **role.env},
             "image": role.image or job.image,
+            "pod": role.pod if role.pod is not None else job.pod,
         }
     )
     return Part(

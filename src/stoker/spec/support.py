@@ -36,6 +36,11 @@ def _needs_launcher(job: Job) -> bool:
     return job.launcher == "none" and (job.workers.max > 1 or bool(job.roles) or job.framework is not None)
 
 
+def _any(job: Job, key: str) -> bool:
+    """Of the job or of any of its roles."""
+    return any(bool(getattr(one, key)) for one in (job, *job.roles.values()))
+
+
 NOT_YET: dict[str, tuple[Row, ...]] = {
     "local": (
         Row("workers", lambda job: job.workers.elastic, _ELASTIC, "`workers` as a range"),
@@ -45,6 +50,13 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
         Row("idle", lambda job: job.idle is not None, _LATER),
         Row("exclusive", lambda job: job.exclusive, _CLUSTER),
         Row("pool", lambda job: job.pool is not None, _CLUSTER),
+        Row("pod", lambda job: _any(job, "pod"), _CLUSTER),
+        Row(
+            "mounts",
+            lambda job: any(source.startswith("pvc://") for source in job.mounts.values()),
+            "Name a folder of this machine: `--mount /data=/home/me/data`.",
+            "`mounts` of a claim",
+        ),
         Row(
             "cluster",
             lambda job: job.cluster not in (None, "local", "any"),
@@ -55,13 +67,22 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
     "kubernetes": (
         Row("workers", lambda job: job.workers.elastic, _ELASTIC, "`workers` as a range"),
         Row("launcher", _needs_launcher, "Leave `launcher` out.", "`launcher: none` with several tasks"),
+        Row(
+            "mounts",
+            lambda job: any(source.startswith("/") for source in job.mounts.values()),
+            "Put the files on a volume of the cluster and write `pvc://CLAIM/PATH`.",
+            "`mounts` of a folder of one machine",
+        ),
         Row("idle", lambda job: job.idle is not None, _LATER),
     ),
 }
 
 GIVEN = {
     "image": "with podman or docker",
+    "args": "with an image",
+    "roles.*.args": "with an image",
     "launcher": "`none` with an image",
+    "mounts": "with an image",
     "python": "with an image",
     "resources.shm": "with an image",
 }

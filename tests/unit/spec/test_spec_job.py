@@ -28,6 +28,7 @@ processes: 1
 framework: torch
 roles: {ps: {count: 2, run: python ps.py, resources: {cpu: 500m}, on_loss: task}}
 inputs: {digits: data://digits@3, big: s3://bucket/path, vol: pvc://claim}
+mounts: {/data/: "pvc://claim/sub:ro", /scratch: empty}
 checkpoint: {keep: 3, best: {metric: val_acc, mode: max}, world_size: any}
 retries: 2
 timeout: 12h
@@ -41,6 +42,7 @@ exclusive: false
 launcher: auto
 python: /usr/bin/python3
 pool: a100
+pod: {spec: {nodeSelector: {disk: ssd}}}
 tags: [baseline]
 project: vision
 cluster: gpu-prod
@@ -52,6 +54,7 @@ def test_every_key_is_read_and_normalised() -> None:
     assert job.to_json() == {
         "name": "digits",
         "run": "python train.py --epochs 20",
+        "args": [],
         "setup": {"run": "pip install -r requirements.txt", "inputs": []},
         "image": "harbor.example.com/team/torch:2.9",
         "workdir": ".",
@@ -66,6 +69,7 @@ def test_every_key_is_read_and_normalised() -> None:
                 "run": "python ps.py",
                 "resources": {"cpu": 0.5, "gpu": 0},
                 "env": {},
+                "args": [],
                 "on_loss": "task",
                 "may_fail": False,
             }
@@ -73,6 +77,7 @@ def test_every_key_is_read_and_normalised() -> None:
         "on_loss": "world",
         "start_within": 600.0,
         "inputs": {"digits": "data://digits@3", "big": "s3://bucket/path", "vol": "pvc://claim"},
+        "mounts": {"/data": "pvc://claim/sub:ro", "/scratch": "empty"},
         "checkpoint": {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}, "world_size": "any"},
         "retries": 2,
         "timeout": 43200.0,
@@ -87,6 +92,7 @@ def test_every_key_is_read_and_normalised() -> None:
         "launcher": "auto",
         "python": "/usr/bin/python3",
         "pool": "a100",
+        "pod": {"spec": {"nodeSelector": {"disk": "ssd"}}},
         "tags": ["baseline"],
         "project": "vision",
         "cluster": "gpu-prod",

@@ -72,7 +72,7 @@ def test_defaults_in_the_table_are_those_of_the_models(key: Any) -> None:
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
 def test_examples_in_the_table_are_valid(key: Any) -> None:
-    tree: dict[str, Any] = {"run": "x"}
+    tree: dict[str, Any] = {"image": "x"} if key.path == "args" else {"run": "x"}
     if key.path == "setup.inputs":
         tree["setup"] = {"run": "make"}
     if key.path.startswith("checkpoint.best."):
@@ -233,6 +233,8 @@ NOT_LOCAL: dict[str, str] = {
     "idle": "idle: {for: 1h}",
     "exclusive": "exclusive: true",
     "pool": "pool: a100",
+    "pod": "pod: {spec: {nodeSelector: {disk: ssd}}}",
+    "mounts": "mounts: {/data: pvc://claim}",
     "cluster": "cluster: gpu-prod",
 }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from stoker.engine.kubernetes import template
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.volumes import claim_of
 from stoker.errors import Refused
@@ -29,6 +32,9 @@ def refuse(job: Job, config: ClusterConfig, cluster: str) -> None:
         )
     for name, uri in job.inputs.items():
         _refuse_input(name, uri)
+    for path, source in job.mounts.items():
+        _refuse_mount(path, source, config)
+    _refuse_template(job, config, cluster)
     if job.launcher == "none":
         _refuse_plain(job)
 
@@ -46,6 +52,49 @@ def _refuse_input(name: str, uri: str) -> None:
         raise Refused(
             f"the input {name} ({uri}) names no volume claim", hint="Write `pvc://CLAIM/PATH`.", details=key
         )
+
+
+def _refuse_mount(path: str, source: str, config: ClusterConfig) -> None:
+    claim = claim_of(source)[0] if source.startswith("pvc://") else ""
+    if claim and (not _CLAIM.fullmatch(claim) or claim == config.checkpoints):
+        what = "is the cluster's own, for checkpoints" if claim == config.checkpoints else "is no volume claim"
+        raise Refused(
+            f"{source}, to be mounted at {path}, {what}",
+            hint="Name another claim: `pvc://CLAIM/PATH`.",
+            details={"key": f"mounts.{path}"},
+        )
+
+
+def _refuse_template(job: Job, config: ClusterConfig, cluster: str) -> None:
+    """A job's own additions to its pods: what reaches beyond them is the admin's to allow."""
+    named = [("pod", job.pod), *((f"roles.{name}.pod", role.pod) for name, role in job.roles.items())]
+    found = [
+        (f"{key}.{path}", what, hint)
+        for key, pod in named
+        if pod is not None
+        for path, what, hint in [
+            *template.mistakes(pod, config.allow, template.SAFE_IN_JOBS),
+            *_checkpoints_claim(pod, config),
+        ]
+    ]
+    if not found:
+        return
+    details = {"key": found[0][0], "keys": [key for key, _, _ in found], "cluster": cluster}
+    if len(found) == 1:
+        key, what, hint = found[0]
+        raise Refused(f"{key} {what}", hint=hint, details=details)
+    lines = [f"the cluster {cluster} does not let {len(found)} things of the pod through"]
+    for key, what, hint in found:
+        lines += [f"  {key} {what}", f"    hint: {hint}"]
+    raise Refused("\n".join(lines), details=details)
+
+
+def _checkpoints_claim(pod: Mapping[str, Any], config: ClusterConfig) -> Iterator[tuple[str, str, str]]:
+    spec = pod.get("spec")
+    for volume in (spec.get("volumes") or ()) if isinstance(spec, Mapping) else ():
+        claim = volume.get("persistentVolumeClaim") if isinstance(volume, Mapping) else None
+        if config.checkpoints and isinstance(claim, Mapping) and claim.get("claimName") == config.checkpoints:
+            yield "spec.volumes", f"has {config.checkpoints}, which is the cluster's own", "Name another claim."
 
 
 def _refuse_plain(job: Job) -> None:

@@ -214,6 +214,8 @@ def _pod(task: _Task) -> Object:
     spec["containers"] = [_main(task)]
     spec["volumes"] = volumes.of_pod(task.attempt, task.plan, job, config, task.origin.bundle)
     found: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": _pod_metadata(task), "spec": spec}
+    if job.pod:
+        found = template.merge(found, job.pod)
     return template.merge(found, config.pod) if config.pod else found
 
 
@@ -303,6 +305,8 @@ def _main(task: _Task) -> Object:
         found["command"] = container.command(container.CURRENT, "launch", container.TASK, python=task.python)
     elif job.argv():
         found["command"] = [_literal(word) for word in job.argv()]
+    elif job.args:
+        found["args"] = [_literal(word) for word in job.args]
     if env := _environment(task):
         found["env"] = env
     found |= {
@@ -354,7 +358,7 @@ def _info(attempt: Attempt, plan: TaskPlan) -> TaskInfo:
         setups=container.SETUPS,
         workdir=".",
         home=container.HOME,
-        command=[str(part) for part in [*(image.get("entrypoint") or ()), *(image.get("cmd") or ())]],
+        command=[str(part) for part in [*(image.get("entrypoint") or ()), *(job.args or image.get("cmd") or ())]],
         lease=job.lease,
         exclusive=job.exclusive,
     )

@@ -1,7 +1,8 @@
-"""Additions to a pod that an admin wrote down: which are let through, and how they are merged. Pure.
+"""Additions to a pod that an admin or a job wrote down: which are let through, and how they are merged. Pure.
 
 What is harmless passes (node selectors, tolerations, annotations, claims, environment). What could reach beyond the
-pod (the host, its network, privileges, other people's secrets) has to be granted by name in the cluster's `allow`.
+pod (the host, its network, privileges, other people's secrets) has to be granted by name in the cluster's `allow`. A
+job passes less than an admin: nothing by which it would get more than was counted, or go before others.
 What Stoker itself relies on cannot be changed at all.
 """
 
@@ -65,6 +66,35 @@ SAFE: tuple[str, ...] = (
     "spec.volumes.nfs",
     "spec.volumes.persistentVolumeClaim",
 )
+SAFE_IN_JOBS: tuple[str, ...] = (
+    "metadata.annotations",
+    "metadata.labels",
+    "spec.affinity",
+    "spec.containers.env.name",
+    "spec.containers.env.value",
+    "spec.containers.env.valueFrom.configMapKeyRef",
+    "spec.containers.env.valueFrom.fieldRef",
+    "spec.containers.env.valueFrom.resourceFieldRef",
+    "spec.containers.envFrom.configMapRef",
+    "spec.containers.envFrom.prefix",
+    "spec.containers.name",
+    "spec.containers.volumeMounts",
+    "spec.dnsConfig",
+    "spec.dnsPolicy",
+    "spec.hostAliases",
+    "spec.imagePullSecrets",
+    "spec.nodeSelector",
+    "spec.tolerations",
+    "spec.topologySpreadConstraints",
+    "spec.volumes.configMap",
+    "spec.volumes.downwardAPI",
+    "spec.volumes.emptyDir",
+    "spec.volumes.ephemeral",
+    "spec.volumes.name",
+    "spec.volumes.persistentVolumeClaim",
+)
+"""What a job may add by itself. Not, as an admin may: more resources than were counted, a priority class, another
+scheduler or runtime, volumes that lead to any server there is."""
 OUR_MOUNTS = ("/stoker", "/dev/shm", "/tmp")
 OUR_VOLUMES = frozenset(
     {"task", "bin", "setup", "home", "tmp", "shm", "key", "order", "secrets", "bundle", "checkpoints"}
@@ -74,11 +104,13 @@ _BY_KEY = {"containers": "name", "volumes": "name", "env": "name", "volumeMounts
 """Lists whose items are known by one of their keys; items of other lists are added."""
 
 
-def mistakes(template: Mapping[str, Any], allow: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+def mistakes(
+    template: Mapping[str, Any], allow: Sequence[str], safe: Sequence[str] = SAFE
+) -> Iterator[tuple[str, str, str | None]]:
     """What of a template is not let through: (path, what is wrong with it, what to do)."""
     granted = [path for word in allow for path in GRANTS.get(word, (word,))]
     for path, _ in _leaves(template, ""):
-        if path and not any(_under(path, safe) for safe in (*SAFE, *granted)):
+        if path and not any(_under(path, one) for one in (*safe, *granted)):
             yield path, "is not allowed in a pod here", _grant_hint(path)
     yield from _ours(template)
 
@@ -145,7 +177,7 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
             if str(name).startswith(OUR_LABELS):
                 yield f"metadata.{kind}.{name}", "is Stoker's own", "Choose another name."
     for volume in _items(spec.get("volumes")):
-        if volume.get("name") in OUR_VOLUMES or str(volume.get("name", "")).startswith("input-"):
+        if volume.get("name") in OUR_VOLUMES or str(volume.get("name", "")).startswith(("input-", "mount-")):
             yield f"spec.volumes.{volume.get('name')}", "is Stoker's own", "Choose another name."
     for container in _items(spec.get("containers")):
         if container.get("name") != MAIN:

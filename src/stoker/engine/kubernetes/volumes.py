@@ -50,6 +50,12 @@ def of_pod(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig, bu
             found.append(_claim("checkpoints", {"claimName": config.checkpoints}))
     for number, (_, uri) in enumerate(_claims(job)):
         found.append(_claim(f"input-{number}", {"claimName": claim_of(uri)[0], "readOnly": True}))
+    for number, (_, source) in enumerate(job.mounts.items()):
+        name = f"mount-{number}"
+        if source.startswith("pvc://"):
+            found.append(_claim(name, {"claimName": claim_of(source.removesuffix(":ro"))[0]}))
+        else:
+            found.append(_empty(name))
     return found
 
 
@@ -84,6 +90,11 @@ def of_main(attempt: Attempt, job: Job, config: ClusterConfig, part: str) -> lis
     for number, (name, uri) in enumerate(_claims(job)):
         mount = _mount(f"input-{number}", f"{INPUTS}/{name}", write=False)
         if path := claim_of(uri)[1]:
+            mount["subPath"] = path
+        found.append(mount)
+    for number, (where, source) in enumerate(job.mounts.items()):
+        mount = _mount(f"mount-{number}", where, write=not source.endswith(":ro"))
+        if source.startswith("pvc://") and (path := claim_of(source.removesuffix(":ro"))[1]):
             mount["subPath"] = path
         found.append(mount)
     return found

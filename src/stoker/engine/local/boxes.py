@@ -12,9 +12,10 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stoker.engine.base import Attempt
 from stoker.engine.local import containers, directories, processes, runtimes
@@ -72,6 +73,7 @@ class Boxes:
                 hint="`nvidia-ctk cdi generate --output /etc/cdi/nvidia.yaml` makes one.",
                 details={"key": "resources.gpu"},
             )
+        _refuse_mounts(job)
         if job.launcher == "none" and (job.setup is not None or job.python is not None):
             key = "setup" if job.setup is not None else "python"
             raise Refused(
@@ -84,9 +86,9 @@ class Boxes:
 
     def info(self, runtime: Runtime, info: TaskInfo, attempt: Attempt) -> TaskInfo:
         """task.json of a task that is to run in a container."""
-        job = attempt.job
-        assert job is not None and job.image is not None
-        image = str(attempt.image.get("reference") or job.image)
+        job = _job(attempt, info.task)
+        assert job.image is not None
+        image = str(_described(attempt, info.task).get("reference") or job.image)
         found: dict[str, object] = {"runtime": runtime.program, "image": image}
         if job.launcher != "none":
             return replace(info, cgroup=None, pid_namespace=True, workdir=".", container=found)
@@ -94,6 +96,7 @@ class Boxes:
         box = self._box(runtime, info, attempt, image, name=self.name(place, info.incarnation))
         found |= {"name": box.name, "run": containers.run(runtime, box), "memory": info.memory}
         found["client"] = runtimes.client_environment()
+        found["args"] = list(job.args)
         # Outside there is only the runtime's own command: nothing to be limited, and its helpers outlive it a little.
         return replace(
             info, cgroup=None, pid_namespace=False, cpu=None, memory=None, pids=None, container=found
@@ -103,7 +106,6 @@ class Boxes:
         return containers.name_of(self._home, place, incarnation)
 
     def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Box:
-        assert attempt.job is not None
         place = directories.Place(info.run, info.attempt, info.task)
         processes_ = resource.getrlimit(resource.RLIMIT_NPROC)
         most = containers.MOST_PROCESSES
@@ -114,7 +116,7 @@ class Boxes:
             cpu=info.cpu,
             memory=info.memory,
             pids=info.pids,
-            shm=attempt.job.resources.shm,
+            shm=_job(attempt, info.task).resources.shm,
             gpus=self._gpu_names(runtime, info.gpus or ()),
             open_files=self._open_files,
             processes=tuple(most if limit < 0 else min(limit, most) for limit in processes_),  # type: ignore[arg-type]
@@ -132,7 +134,7 @@ class Boxes:
     async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
         """The launcher of a task, in its container. Raises EngineError; then nothing of it runs."""
         runtime = await self.runtime()
-        assert known.info.container is not None and attempt.job is not None
+        assert known.info.container is not None
         reference = str(known.info.container["image"])
         known.waiting = f"looking for the image {reference}"
         image = await asyncio.to_thread(runtimes.image, runtime, reference)
@@ -144,11 +146,14 @@ class Boxes:
             raise runtimes.ImageUnavailable(f"the image {reference} was pulled and is not there")
         known.waiting = "starting the container"
         setups = str(self._settings.home.setups / f"image-{image.id[:24]}")
-        known.info = replace(known.info, command=list(image.command), setups=setups)
+        job = _job(attempt, known.info.task)
+        words = [*image.entrypoint, *(job.args or image.arguments)]
+        known.info = replace(known.info, command=words, setups=setups)
         box = self._box(runtime, known.info, attempt, reference, name=known.container)
         mounts = [(known.path, "rw"), (bundle, "ro"), (setups, "rw")]
-        command = containers.launcher(bundle, known.path, attempt.job.python)
-        box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, command=command)
+        command = containers.launcher(bundle, known.path, job.python)
+        binds = _binds(job, known.path)
+        box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command)
         return await asyncio.to_thread(_start, runtime, box, known)
 
     # -- afterwards ------------------------------------------------------------------------------------------
@@ -193,6 +198,9 @@ def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
         if mode == "rw" and path != known.path:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     directories.create(Path(known.path), known.info)
+    for outside, _, _ in box.binds:
+        if outside.startswith(f"{known.path}/"):
+            Path(outside).mkdir(mode=0o700, parents=True, exist_ok=True)
     runtimes.create(runtime, box)
     try:
         runtimes.start(runtime, box.name)
@@ -244,6 +252,47 @@ def _record(known: Known, identity: Identity) -> None:
     formats.write_json(str(Path(known.path, layout.ENGINE)), {**record, "container": known.container})
 
 
+def _job(attempt: Attempt, task: str) -> Job:
+    """As the task's role sees it."""
+    found = next((plan.job for plan in attempt.tasks if plan.name == task and plan.job is not None), attempt.job)
+    assert found is not None
+    return found
+
+
+def _described(attempt: Attempt, task: str) -> Mapping[str, Any]:
+    own = next((plan.image for plan in attempt.tasks if plan.name == task), None)
+    return attempt.image if own is None else own
+
+
+def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:
+    """What the job mounts. Scratch lies in the task's directory and goes with it."""
+    found = []
+    for number, (inside, source) in enumerate(job.mounts.items()):
+        outside = f"{directory}/scratch-{number}" if source == "empty" else source.removesuffix(":ro")
+        found.append((outside, inside, "ro" if source.endswith(":ro") else "rw"))
+    return found
+
+
+def _refuse_mounts(job: Job) -> None:
+    if not job.mounts:
+        return
+    if job.launcher == "none":
+        # Nothing would say as whom the image writes there.
+        raise Refused(
+            "`mounts` needs the launcher on this machine, and the job says `launcher: none`",
+            hint="Leave out `mounts`, or `launcher: none`.",
+            details={"key": "mounts"},
+        )
+    for inside, source in job.mounts.items():
+        folder = source.removesuffix(":ro")
+        if source != "empty" and not Path(folder).is_dir():
+            raise Refused(
+                f"there is no folder {folder} to mount at {inside}",
+                hint="Make it, or name another.",
+                details={"key": f"mounts.{inside}"},
+            )
+
+
 def _refuse_without(job: Job) -> None:
     """Keys that say something about an image, in a job that has none."""
     room = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -251,6 +300,8 @@ def _refuse_without(job: Job) -> None:
     wants = {
         "launcher": job.launcher == "none",
         "python": job.python is not None,
+        "args": bool(job.args),
+        "mounts": bool(job.mounts),
         "resources.shm": (job.resources.shm or 0) > here,
     }
     found = [key for key, asked in wants.items() if asked]

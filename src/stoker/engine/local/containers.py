@@ -46,6 +46,8 @@ class Box:
     labels: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[tuple[str, str]] = ()
     """(path, `rw` or `ro`), the same inside and out."""
+    binds: Sequence[tuple[str, str, str]] = ()
+    """(path outside, path inside, `rw` or `ro`): what the job mounts."""
     user: tuple[int, int] | None = None
     """Numbers of user and group; None: the image's own."""
     cpu: float | None = None
@@ -124,6 +126,8 @@ def _options(runtime: Runtime, box: Box) -> list[str]:
     argv += _devices(runtime, box)
     for path, mode in box.mounts:
         argv += ["--volume", f"{path}:{path}:{mode}"]
+    for outside, inside, mode in box.binds:
+        argv += ["--volume", f"{outside}:{inside}:{mode}"]
     return argv
 
 

@@ -36,8 +36,9 @@ class ImageUnavailable(EngineError):
 @dataclass(frozen=True)
 class Image:
     id: str
-    command: tuple[str, ...]
-    """Entrypoint and arguments."""
+    entrypoint: tuple[str, ...]
+    arguments: tuple[str, ...]
+    """What the entrypoint is given where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,10 @@ def image(runtime: Runtime, reference: str) -> Image | None:
     except (EngineError, ValueError, IndexError):
         return None
     config = raw.get("Config") or {}
-    command = [*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())]
-    return Image(str(raw.get("Id", "")).removeprefix("sha256:"), tuple(str(word) for word in command))
+    entrypoint, arguments = (
+        tuple(str(word) for word in config.get(key) or ()) for key in ("Entrypoint", "Cmd")
+    )
+    return Image(str(raw.get("Id", "")).removeprefix("sha256:"), entrypoint, arguments)
 
 
 async def pull(runtime: Runtime, reference: str) -> None:
