@@ -61,7 +61,9 @@ def command(run: RunRow, part: Part) -> list[str]:
     if part.job.run is not None:
         return part.job.argv()
     image = image_of(run, part)
-    return [str(word) for word in [*(image.get("entrypoint") or ()), *(image.get("cmd") or ())]]
+    if not image:
+        return []  # whoever runs the image knows
+    return [str(word) for word in [*(image.get("entrypoint") or ()), *(part.job.args or image.get("cmd") or ())]]
 
 
 def image_of(run: RunRow, part: Part) -> Mapping[str, Any]:

@@ -159,7 +159,9 @@ class Hang(_Part):
 def _arguments(value: Any) -> tuple[str, ...]:
     """Arguments of the image's own command; none at all is not a command that is missing."""
     if not isinstance(value, (list, tuple)):
-        raise Bad(f"{quantities.show(value)} is not a list of arguments", hint='Write it as in `["--epochs", "5"]`.')
+        raise Bad(
+            f"{quantities.show(value)} is not a list of arguments", hint='Write it as in `["--epochs", "5"]`.'
+        )
     return tuple(_command(value)) if value else ()
 
 
@@ -205,7 +207,9 @@ class Role(_Part):
     @model_validator(mode="after")
     def _one_command(self) -> Self:
         if self.args and self.run is not None:
-            raise Bad("args: is for the image's own command, and `run` replaces that", hint="Add them to `run`.")
+            raise Bad(
+                "args: is for the image's own command, and `run` replaces that", hint="Add them to `run`."
+            )
         return self
 
     def argv(self) -> list[str]:
@@ -321,7 +325,9 @@ class Job(_Part):
         if self.run is None and self.image is None and self._own_command():
             raise Bad("run: is missing", hint="Add a line like `run: python train.py`.")
         if self.args and self.run is not None:
-            raise Bad("args: is for the image's own command, and `run` replaces that", hint="Add them to `run`.")
+            raise Bad(
+                "args: is for the image's own command, and `run` replaces that", hint="Add them to `run`."
+            )
         if not self.name:
             commands = [self.argv(), *(role.argv() for role in self.roles.values())]
             first = next((argv for argv in commands if argv), [self.image or ""])

@@ -188,7 +188,10 @@ def mount_path(value: Any) -> str:
     clean = str(PurePath(found))
     for ours in OUR_PLACES:
         if clean == ours or clean.startswith(f"{ours}/"):
-            raise Bad(f"{show(found)} is not free: {ours} is the system's or Stoker's own", hint="Mount it elsewhere.")
+            raise Bad(
+                f"{show(found)} is not free: {ours} is the system's or Stoker's own",
+                hint="Mount it elsewhere.",
+            )
     return clean
 
 
@@ -200,7 +203,9 @@ def mount_source(value: Any) -> str:
     if source == "empty":
         return source
     rest = source.removeprefix("pvc://")
-    named = re.fullmatch(r"[a-z0-9][a-z0-9.-]*(?:/[^:]*)?", rest) if rest != source else source.startswith("/")
+    named = (
+        re.fullmatch(r"[a-z0-9][a-z0-9.-]*(?:/[^:]*)?", rest) if rest != source else source.startswith("/")
+    )
     if not named or ".." in PurePath(rest).parts or ":" in rest:
         raise Bad(f"{show(found)} is nothing that can be mounted", hint=f"Write {forms}.")
     return found

@@ -83,8 +83,18 @@ def scalar(text: str) -> bool | int | float | str | None:
 
 def compose(text: str) -> Node | None:
     """The tree of a text with one document; None where it is empty. Raises YamlError."""
+    found = _compose(text, _Builder())
+    return found[0] if found else None
+
+
+def compose_all(text: str) -> list[Node]:
+    """The trees of all documents of a text, empty ones left out. Bounds hold for all of them together."""
+    return _compose(text, _Builder(many=True))
+
+
+def _compose(text: str, builder: _Builder) -> list[Node]:
     try:
-        return _Builder().build(text)
+        return builder.build(text)
     except yaml.MarkedYAMLError as exc:
         raise _syntax(exc, text) from exc
     except yaml.reader.ReaderError as exc:
@@ -116,23 +126,25 @@ def plain(node: Node, marks: dict[Path, Mark], keeps_text: Callable[[Path], bool
 
 
 class _Builder:
-    """Turns events into one tree. Holds a stack instead of recursing; used once."""
+    """Turns events into trees. Holds a stack instead of recursing; used once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, many: bool = False) -> None:
+        self.many = many
         self.stack: list[Node] = []
         self.waiting: list[tuple[Mark, str] | None] = []
         """Beside each node of the stack: the key read last, waiting for its value."""
         self.anchors: dict[str, Node] = {}
         self.nodes = 0
-        self.root: Node | None = None
+        self.roots: list[Node] = []
         self.documents = 0
 
-    def build(self, text: str) -> Node | None:
+    def build(self, text: str) -> list[Node]:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
             if isinstance(event, yaml.DocumentStartEvent):
                 self.documents += 1
-                if self.documents > 1:
+                self.anchors = {}
+                if self.documents > 1 and not self.many:
                     raise YamlError(
                         "a second document begins here", mark, "Put each job in a file of its own."
                     )
@@ -147,9 +159,7 @@ class _Builder:
                 self.waiting.pop()
                 node.done = True
                 self.add(node, node.mark)
-        if self.root is not None and self.root.kind == "scalar" and self.root.plain and not self.root.text:
-            return None
-        return self.root
+        return [root for root in self.roots if root.kind != "scalar" or not root.plain or root.text]
 
     def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> None:
         if event.tag not in (None, "!", f"{_CORE}str"):
@@ -193,7 +203,7 @@ class _Builder:
         if self.nodes > MAX_NODES:
             raise YamlError(f"there are more than {MAX_NODES} values", mark, "Keep data out of the job file.")
         if not self.stack:
-            self.root = node
+            self.roots.append(node)
             return
         parent, key = self.stack[-1], self.waiting[-1]
         if parent.kind == "mapping" and key is None:

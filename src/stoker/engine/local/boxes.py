@@ -12,10 +12,9 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stoker.engine.base import Attempt
 from stoker.engine.local import containers, directories, processes, runtimes
@@ -86,9 +85,9 @@ class Boxes:
 
     def info(self, runtime: Runtime, info: TaskInfo, attempt: Attempt) -> TaskInfo:
         """task.json of a task that is to run in a container."""
-        job = _job(attempt, info.task)
-        assert job.image is not None
-        image = str(_described(attempt, info.task).get("reference") or job.image)
+        job = attempt.job
+        assert job is not None and job.image is not None
+        image = str(attempt.image.get("reference") or job.image)
         found: dict[str, object] = {"runtime": runtime.program, "image": image}
         if job.launcher != "none":
             return replace(info, cgroup=None, pid_namespace=True, workdir=".", container=found)
@@ -106,6 +105,7 @@ class Boxes:
         return containers.name_of(self._home, place, incarnation)
 
     def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Box:
+        assert attempt.job is not None
         place = directories.Place(info.run, info.attempt, info.task)
         processes_ = resource.getrlimit(resource.RLIMIT_NPROC)
         most = containers.MOST_PROCESSES
@@ -116,7 +116,7 @@ class Boxes:
             cpu=info.cpu,
             memory=info.memory,
             pids=info.pids,
-            shm=_job(attempt, info.task).resources.shm,
+            shm=attempt.job.resources.shm,
             gpus=self._gpu_names(runtime, info.gpus or ()),
             open_files=self._open_files,
             processes=tuple(most if limit < 0 else min(limit, most) for limit in processes_),  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ class Boxes:
     async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
         """The launcher of a task, in its container. Raises EngineError; then nothing of it runs."""
         runtime = await self.runtime()
-        assert known.info.container is not None
+        assert known.info.container is not None and attempt.job is not None
         reference = str(known.info.container["image"])
         known.waiting = f"looking for the image {reference}"
         image = await asyncio.to_thread(runtimes.image, runtime, reference)
@@ -146,7 +146,7 @@ class Boxes:
             raise runtimes.ImageUnavailable(f"the image {reference} was pulled and is not there")
         known.waiting = "starting the container"
         setups = str(self._settings.home.setups / f"image-{image.id[:24]}")
-        job = _job(attempt, known.info.task)
+        job = attempt.job
         words = [*image.entrypoint, *(job.args or image.arguments)]
         known.info = replace(known.info, command=words, setups=setups)
         box = self._box(runtime, known.info, attempt, reference, name=known.container)
@@ -250,18 +250,6 @@ def _identity(pid: int) -> Identity | None:
 def _record(known: Known, identity: Identity) -> None:
     record = {"boot_id": identity.boot_id, "pid": identity.pid, "start_time": identity.start_time}
     formats.write_json(str(Path(known.path, layout.ENGINE)), {**record, "container": known.container})
-
-
-def _job(attempt: Attempt, task: str) -> Job:
-    """As the task's role sees it."""
-    found = next((plan.job for plan in attempt.tasks if plan.name == task and plan.job is not None), attempt.job)
-    assert found is not None
-    return found
-
-
-def _described(attempt: Attempt, task: str) -> Mapping[str, Any]:
-    own = next((plan.image for plan in attempt.tasks if plan.name == task), None)
-    return attempt.image if own is None else own
 
 
 def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:

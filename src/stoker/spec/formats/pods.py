@@ -1,0 +1,330 @@
+"""A pod template into one piece of a job: what one group of equal tasks runs, with what, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from stoker.spec import quantities
+from stoker.spec.formats import amounts, expanding, mounting
+from stoker.spec.formats.expanding import Variables
+from stoker.spec.formats.ledger import At, Ledger, Level, View
+from stoker.spec.problems import show
+from stoker.spec.quantities import show_duration
+
+MAIN = "main"
+"""What the training's container is called in Stoker's pods."""
+_PLACED = (
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "topologySpreadConstraints",
+    "imagePullSecrets",
+    "hostAliases",
+    "dnsConfig",
+    "dnsPolicy",
+)
+_NO_CLUSTER = "there is no cluster where it could mean anything"
+_BEYOND = "gives the pod a part of its host"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the runs are to go."""
+
+    cluster: bool = False
+    """To pods; else to this machine."""
+    images: bool = True
+    """Whether there is anything that runs them; on a cluster there always is."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Without a cluster: claim -> folder."""
+
+    @property
+    def folders(self) -> dict[str, str] | None:
+        return None if self.cluster else dict(self.volumes)
+
+
+@dataclass
+class Piece:
+    """One group of equal tasks."""
+
+    at: At
+    image: str | None = None
+    words: list[str] | None = None
+    """The command; None: the image's own."""
+    args: list[str] = field(default_factory=list)
+    """Of the image's own command."""
+    first: list[str] = field(default_factory=list)
+    """Shell commands that go before it."""
+    variables: Variables = field(default_factory=Variables)
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    resources: dict[str, Any] = field(default_factory=dict)
+    mounts: dict[str, str] = field(default_factory=dict)
+    pod: dict[str, Any] = field(default_factory=dict)
+    """Additions to its pods, in Kubernetes' words."""
+    restart: str | None = None
+    grace: float | None = None
+    timeout: float | None = None
+    lines: dict[At, At] = field(default_factory=dict)
+    """Where in the file a key of the job comes from."""
+
+    def run(self) -> str | list[str] | None:
+        return None if self.words is None else expanding.command(self.words, self.variables, self.first)
+
+
+def piece(template: View, target: Target, *, named: str | None = None, whole: bool = True) -> Piece:
+    """`template`: with metadata and spec. `named`: the container that trains, where there are several. `whole`: it
+    must say what to run; else it only adds to something."""
+    found = Piece(at=template.at)
+    spec = template.child("spec", "pod")
+    if template.scope == "document":
+        template.take("metadata")  # of a Pod: read with the document's
+    else:
+        _metadata(template.child("metadata", "metadata"), found, target)
+    if whole or "containers" in spec:
+        container = _container(spec, named)
+    else:
+        container = spec.child("containers", "container")
+    if container is None:
+        return found
+    found.image = container.text("image")
+    if whole and not found.image:
+        container.mistake("image", "is missing", "Name the image that the container runs.")
+    found.lines[("image",)] = container.path("image")
+    if container.take("imagePullPolicy") in ("Always", "Never"):
+        container.note("imagePullPolicy", "images are pulled where they are missing", Level.SAID)
+    command(container, found, target)
+    found.resources = amounts.resources(
+        container.take("resources"), container.path("resources"), template.ledger, cluster=target.cluster
+    )
+    _volumes(spec, container, found, target)
+    if not target.images:
+        without_image(container, found)
+    _security(spec, container, found, target)
+    _placing(spec, found, target)
+    found.restart = spec.text("restartPolicy")
+    found.grace = spec.number("terminationGracePeriodSeconds", partial(quantities.duration, zero=True))
+    found.timeout = spec.number("activeDeadlineSeconds", quantities.duration)
+    return found
+
+
+def command(container: View, found: Piece, target: Target) -> None:
+    """What it runs, and with which variables."""
+    _environment(container, found, target)
+    _command(container, found)
+
+
+def _metadata(view: View, found: Piece, target: Target) -> None:
+    """Of a template: labels and annotations are for whatever looks at pods; without pods nobody does."""
+    for key in ("labels", "annotations"):
+        value = view.take(key)
+        if isinstance(value, Mapping) and value and target.cluster:
+            found.pod.setdefault("metadata", {})[key] = dict(value)
+    for key in ("name", "generateName"):
+        view.take(key)
+
+
+def _container(spec: View, named: str | None) -> View | None:
+    views = list(spec.items("containers", "container"))
+    if not views:
+        spec.mistake(
+            "containers", "is missing" if "containers" not in spec else "is empty", "Add a container."
+        )
+        return None
+    chosen = (
+        next((view for view in views if view.value.get("name") == named), views[0]) if named else views[0]
+    )
+    for view in views:
+        view.take("name")
+        if view is not chosen:
+            which = show(chosen.value.get("name") or "the first")
+            why = f"a task is one container, and {which} is the one that trains"
+            view.whole()
+            spec.ledger.note(view.at, view.value.get("name") or "", why)
+    return chosen
+
+
+def _environment(container: View, found: Piece, target: Target) -> None:
+    variables = found.variables
+    from_: list[dict[str, Any]] = []
+    for view in container.items("envFrom", "from") if container.scope == "container" else ():
+        if "configMapRef" in view and target.cluster:
+            from_.append({key: view.take(key) for key in ("configMapRef", "prefix") if key in view})
+        elif "configMapRef" in view:
+            view.take("prefix")
+            view.note("configMapRef", "there is no cluster to have it from")
+    later: list[dict[str, Any]] = []
+    for view in container.items("env", "env"):
+        name = view.text("name")
+        if not name:
+            view.mistake("name", "is missing", "Every variable has a name.")
+            continue
+        found.lines[("env", name)] = view.path("name")
+        value, source = view.text("value"), view.take("valueFrom")
+        if source is not None:
+            _from_elsewhere(view, name, source, found, later, target)
+        elif value is not None and variables.needs(value):
+            variables.later.add(name)
+            later.append({"name": name, "value": value})
+        else:
+            found.env[name] = variables.known[name] = variables.fill(value or "")
+            variables.later.discard(name)
+    addition = {key: value for key, value in (("env", later), ("envFrom", from_)) if value}
+    if addition:
+        _main(found).update(addition)
+
+
+def _from_elsewhere(
+    view: View, name: str, source: Any, found: Piece, later: list[dict[str, Any]], target: Target
+) -> None:
+    kind = next(iter(source), "") if isinstance(source, Mapping) else ""
+    known = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
+    found.env.pop(name, None)
+    if kind == "secretKeyRef":
+        what = source[kind]
+        of = f"{what.get('name', '?')}/{what.get('key', '?')}" if isinstance(what, Mapping) else "?"
+        found.secrets.append(name)
+        found.variables.later.add(name)
+        why = f"a secret of the run: its value is read at submit, not from {of}"
+        view.note("valueFrom", why, Level.SAID)
+    elif kind not in known:
+        view.mistake(
+            "valueFrom", f"is {show(source)}; nothing is known by that", f"Choices: {', '.join(known)}."
+        )
+    elif target.cluster:
+        found.variables.later.add(name)
+        later.append({"name": name, "valueFrom": source})
+    else:
+        view.note("valueFrom", "there is no cluster to have it from")
+
+
+def _command(container: View, found: Piece) -> None:
+    command, args = container.strings("command"), container.strings("args")
+    where = container.text("workingDir") if container.scope == "container" else None
+    if command:
+        found.words = [*command, *(args or ())]
+    elif args:
+        found.args = [found.variables.fill(word) for word in args]
+        if any(found.variables.needs(word) for word in args):
+            container.note("args", "holds a value that only a running pod has; write `command` as well")
+    found.lines[("run",)] = container.path("command" if command else "args")
+    if where and found.words is not None:
+        found.first.append(f"cd {expanding.shell([where], found.variables)}")
+    elif where:
+        container.note(
+            "workingDir", "the image's own command starts where the image says; write `command` as well"
+        )
+
+
+def _volumes(spec: View, container: View, found: Piece, target: Target) -> None:
+    have = mounting.mounted(spec, container, target.folders)
+    found.mounts = have.mounts
+    for path, place in have.lines.items():
+        found.lines[("mounts", path)] = place
+    if have.shm is not None:
+        found.resources["shm"] = have.shm
+    if have.volumes:
+        found.pod.setdefault("spec", {})["volumes"] = have.volumes
+        _main(found)["volumeMounts"] = have.volume_mounts
+
+
+def without_image(container: View, found: Piece) -> None:
+    """The command runs on this machine as it is: nothing of the image is there, and nothing can be mounted."""
+    if found.image:
+        why = "nothing here runs images (podman, docker); the command runs in this Python environment"
+        container.note("image", why)
+    if found.words is None and container.scope != "trainer":
+        hint = "Write the container's `command`."
+        container.mistake("command", "is missing, and without its image nobody knows the image's own", hint)
+    if found.first:
+        container.note("workingDir", "is a folder of the image; the command runs where the file lies")
+    found.image, found.args, found.first = None, [], []
+    if found.resources.pop("shm", None) is not None:
+        container.ledger.note(container.at, "/dev/shm", "is the machine's own, as large as it is", Level.SAID)
+    folders = {path: source.removesuffix(":ro") for path, source in found.mounts.items() if source != "empty"}
+    for path, source in found.mounts.items():
+        where = found.lines.get(("mounts", path), container.at)
+        if source == "empty":
+            container.ledger.note(where, path, "nothing can be mounted without an image")
+        else:
+            why = f"nothing can be mounted without an image: the command and its variables say {folders[path]} instead"
+            container.ledger.note(where, path, why, Level.SAID)
+    found.mounts = {}
+    if found.words is not None:
+        found.words = [expanding.moved(word, folders) for word in found.words]
+    found.env = {name: expanding.moved(value, folders) for name, value in found.env.items()}
+    known = found.variables.known
+    found.variables.known = {name: expanding.moved(value, folders) for name, value in known.items()}
+
+
+def _security(spec: View, container: View, found: Piece, target: Target) -> None:
+    """What reaches beyond the pod goes along, for the cluster's admin to decide; without a cluster it is refused."""
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.take(key) is True:
+            _beyond(spec, key, target, found.pod.setdefault("spec", {}) if target.cluster else {}, True)
+    for owner, of_pod in ((spec, True), (container, False)):
+        view = owner.child("securityContext", "security")
+        if of_pod:
+            continue
+        wanted: dict[str, Any] = {}
+        for key in ("privileged", "allowPrivilegeEscalation"):
+            if view.take(key) is True:
+                _beyond(view, key, target, wanted, True)
+        capabilities = view.take("capabilities")
+        if isinstance(capabilities, Mapping) and capabilities.get("add"):
+            _beyond(view, "capabilities", target, wanted, {"add": capabilities["add"]})
+        if wanted:
+            _main(found)["securityContext"] = wanted
+    ports = container.take("ports")
+    held = [port for port in ports or () if isinstance(port, Mapping) and port.get("hostPort")]
+    if held:
+        _beyond(container, "ports", target, _main(found) if target.cluster else {}, held)
+
+
+def _beyond(view: View, key: str, target: Target, into: dict[str, Any], value: Any) -> None:
+    if target.cluster:
+        into[key] = value
+        view.note(key, f"{_BEYOND}; the cluster's admin has to allow it", Level.SAID)
+    else:
+        view.note(key, f"{_BEYOND}; a file cannot ask for that here", Level.REFUSED)
+
+
+def _placing(spec: View, found: Piece, target: Target) -> None:
+    for key in _PLACED:
+        value = spec.take(key)
+        if not value or (key == "dnsPolicy" and value == "ClusterFirst"):
+            continue
+        if target.cluster:
+            found.pod.setdefault("spec", {})[key] = value
+        else:
+            level = Level.SAID if key in ("tolerations", "imagePullSecrets") else Level.IGNORED
+            spec.note(key, _NO_CLUSTER, level)
+    for key, usual, why in (
+        ("serviceAccountName", "default", "the cluster's admin says which account pods have"),
+        ("serviceAccount", "default", "the cluster's admin says which account pods have"),
+        (
+            "schedulerName",
+            "default-scheduler",
+            "the cluster's own scheduler places pods, after Stoker's queue",
+        ),
+    ):
+        if spec.take(key) not in (None, usual, ""):
+            spec.note(key, why)
+
+
+def _main(found: Piece) -> dict[str, Any]:
+    """The training's container in the additions to its pods."""
+    spec = found.pod.setdefault("spec", {})
+    if "containers" not in spec:
+        spec["containers"] = [{"name": MAIN}]
+    main: dict[str, Any] = spec["containers"][0]
+    return main
+
+
+def said_timeout(ledger: Ledger, path: At, seconds: float, retries: int) -> None:
+    if retries:
+        why = f"counts for each attempt, of which there can be {retries + 1}"
+        ledger.note(path, show_duration(seconds), why, Level.SAID)
