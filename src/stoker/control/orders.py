@@ -63,7 +63,9 @@ def command(run: RunRow, part: Part) -> list[str]:
     image = image_of(run, part)
     if not image:
         return []  # whoever runs the image knows
-    return [str(word) for word in [*(image.get("entrypoint") or ()), *(part.job.args or image.get("cmd") or ())]]
+    return [
+        str(word) for word in [*(image.get("entrypoint") or ()), *(part.job.args or image.get("cmd") or ())]
+    ]
 
 
 def image_of(run: RunRow, part: Part) -> Mapping[str, Any]:

@@ -38,14 +38,20 @@ class Origin:
 def load_job(path: Path | str, *, overrides: Sequence[str] = ()) -> Job:
     """Read a job file. Raises SpecError for whatever is wrong with the file, its text or its values."""
     path = Path(path)
-    data = _read(path)
+    data = read_file(path)
     return _parse(data, Origin(source=str(path), names=path.absolute().parent), overrides)
 
 
-def parse_job(text: str | bytes, *, source: str = "stoker.yaml", overrides: Sequence[str] = ()) -> Job:
-    """Read a job from text; `source` is what errors call it."""
+def parse_job(
+    text: str | bytes,
+    *,
+    source: str = "stoker.yaml",
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+) -> Job:
+    """Read a job from text; `source` is what errors call it. `folder` lends its name to a job without one."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    return _parse(data, Origin(source=source), overrides)
+    return _parse(data, Origin(source=source, names=folder), overrides)
 
 
 def override_job(job: Job, overrides: Sequence[str]) -> Job:
@@ -182,7 +188,7 @@ def _mapping(node: yaml12.Node | None, origin: Origin) -> dict[str, Any]:
     return tree
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """At most one byte more than the limit, so that a huge or endless file costs nothing."""
     if path.suffix == ".py" and path.is_file():
         raise _file_error(str(path), "is a script, not a job file", f"Did you mean `stoker run {path}`?")

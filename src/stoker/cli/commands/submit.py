@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.cli import job_flags, params, submitting
+from stoker.cli import foreign, params, submitting
 from stoker.cli.context import Context
+from stoker.cli.errors import UsageMistake
 from stoker.cli.params import Argument, Command, Option
 
 
@@ -14,7 +16,10 @@ def submit(
     *,
     file: str,
     sets: tuple[str, ...],
+    cluster: str | None,
     secret: tuple[str, ...],
+    lenient: bool,
+    volume: tuple[str, ...],
     detach: bool,
     dry_run: bool,
     key: str | None,
@@ -22,23 +27,50 @@ def submit(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    from stoker.spec import load_job  # lazy: pydantic
+    from stoker.spec import parse_job  # lazy: pydantic
+    from stoker.spec.formats import is_foreign
 
     if not dry_run:
         submitting.check_detached(detach, as_json)
-    job = load_job(file, overrides=sets)
-    given = {item.partition("=")[0] for item in secret}
-    names = [*secret, *(name for name in job.secrets if name not in given)]
-    secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
-    tree = job.to_json()
-    if given - set(job.secrets):
-        tree["secrets"] = [*job.secrets, *sorted(given - set(job.secrets))]
-    workdir = submitting.workdir_of(Path(file).absolute().parent, tree)
+    if cluster is not None:
+        sets = (*sets, f"cluster={cluster}")
+    data = foreign.read(file)
+    source = "the standard input" if file == "-" else file
+    base = Path() if file == "-" else Path(file).absolute().parent
+    folders = foreign.volumes(volume)
+    if is_foreign(data):
+        found = foreign.understood(ctx, data, source, sets=sets, volumes=folders, lenient=lenient)
+        if dry_run:
+            return foreign.dry_run(ctx, found, secret=secret, as_json=as_json)
+        return foreign.submit(
+            ctx,
+            found,
+            base=base,
+            secret=secret,
+            detach=detach,
+            key=key,
+            no_code=no_code,
+            quiet=quiet,
+            as_json=as_json,
+        )
+    _only_foreign(lenient, folders)
+    job = parse_job(data, source=source, overrides=sets, folder=base)
+    tree, secrets = foreign.with_secrets(ctx, job, secret)
+    workdir = submitting.workdir_of(base, tree)
     tree = submitting.with_framework(ctx, tree, workdir, quiet=quiet)
     if dry_run:
         return submitting.dry_run(ctx, job=tree, secrets=secrets, as_json=as_json)
     answer = submitting.submit(ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
     return submitting.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
+
+
+def _only_foreign(lenient: bool, volumes: Mapping[str, str]) -> None:
+    if lenient or volumes:
+        flag = "--lenient" if lenient else "--volume"
+        raise UsageMistake(
+            f"{flag} is for files of Kubernetes and Kubeflow, and this is a job file",
+            hint="In a job file, `mounts` says what is mounted." if volumes else "Leave it out.",
+        )
 
 
 COMMANDS = {
@@ -47,11 +79,26 @@ COMMANDS = {
         submit,
         summary="start what a job file describes",
         help="Start what a job file describes, and follow it as `stoker run` does. `stoker schema` gives editors its "
-        "schema; docs/job-file.md describes every key.",
+        "schema; docs/job-file.md describes every key.\n\n"
+        "Files of Kubernetes and Kubeflow are understood too: Pod, Job, TFJob, PyTorchJob, JAXJob, MPIJob, TrainJob, "
+        "several in one file as well. What cannot be honoured is listed, and refused without --lenient; --dry-run prints "
+        "the job file that says the same. docs/foreign-files.md has the tables. `-` reads the standard input.",
         arguments=[Argument("file", complete="file")],
         options=[
             params.set_option("Change a key, as in resources.gpu=1."),
+            Option("--cluster", metavar="NAME", help="Where to run, as cluster in the job file."),
             params.SECRET,
+            Option(
+                "--lenient",
+                flag=True,
+                help="Submit a foreign file without what cannot be honoured, and say what that is.",
+            ),
+            Option(
+                "--volume",
+                multiple=True,
+                metavar="NAME=PATH",
+                help="The folder of this machine that a foreign file's volume claim stands for.",
+            ),
             params.DETACH,
             params.DRY_RUN,
             params.KEY,
@@ -62,7 +109,10 @@ COMMANDS = {
         examples=[
             ("stoker submit stoker.yaml", ""),
             ("stoker submit stoker.yaml --set resources.gpu=1 -d", ""),
+            ("stoker submit pytorchjob.yaml --cluster lab", "a file of Kubeflow's"),
+            ("helm template chart | stoker submit - --dry-run", "what it would be"),
         ],
-        shapes="with -d: the run (has `id`); with --dry-run: `{job, fits, plan, notes}`",
+        shapes="with -d: the run (has `id`), of a foreign file with several jobs a list of them; with --dry-run: "
+        "`{job, fits, plan, notes}`, of a foreign file `{kind, name, job, notes}` or a list of these",
     )
 }

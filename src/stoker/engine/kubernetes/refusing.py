@@ -57,7 +57,9 @@ def _refuse_input(name: str, uri: str) -> None:
 def _refuse_mount(path: str, source: str, config: ClusterConfig) -> None:
     claim = claim_of(source)[0] if source.startswith("pvc://") else ""
     if claim and (not _CLAIM.fullmatch(claim) or claim == config.checkpoints):
-        what = "is the cluster's own, for checkpoints" if claim == config.checkpoints else "is no volume claim"
+        what = (
+            "is the cluster's own, for checkpoints" if claim == config.checkpoints else "is no volume claim"
+        )
         raise Refused(
             f"{source}, to be mounted at {path}, {what}",
             hint="Name another claim: `pvc://CLAIM/PATH`.",
@@ -94,7 +96,11 @@ def _checkpoints_claim(pod: Mapping[str, Any], config: ClusterConfig) -> Iterato
     for volume in (spec.get("volumes") or ()) if isinstance(spec, Mapping) else ():
         claim = volume.get("persistentVolumeClaim") if isinstance(volume, Mapping) else None
         if config.checkpoints and isinstance(claim, Mapping) and claim.get("claimName") == config.checkpoints:
-            yield "spec.volumes", f"has {config.checkpoints}, which is the cluster's own", "Name another claim."
+            yield (
+                "spec.volumes",
+                f"has {config.checkpoints}, which is the cluster's own",
+                "Name another claim.",
+            )
 
 
 def _refuse_plain(job: Job) -> None:

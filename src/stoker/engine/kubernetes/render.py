@@ -358,7 +358,9 @@ def _info(attempt: Attempt, plan: TaskPlan) -> TaskInfo:
         setups=container.SETUPS,
         workdir=".",
         home=container.HOME,
-        command=[str(part) for part in [*(image.get("entrypoint") or ()), *(job.args or image.get("cmd") or ())]],
+        command=[
+            str(part) for part in [*(image.get("entrypoint") or ()), *(job.args or image.get("cmd") or ())]
+        ],
         lease=job.lease,
         exclusive=job.exclusive,
     )
