@@ -6,9 +6,12 @@ from pathlib import Path
 
 from stoker.cli.docs import cli_markdown
 from stoker.spec import reference_markdown
+from stoker.spec.formats.reference import HEADING, tables_markdown
 
 HERE = Path(__file__).parent
 
 if __name__ == "__main__":
     (HERE / "job-file.md").write_text(reference_markdown())
     (HERE / "cli.md").write_text(cli_markdown())
+    foreign = HERE / "foreign-files.md"
+    foreign.write_text(foreign.read_text().partition(HEADING)[0] + tables_markdown())

@@ -24,6 +24,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("logs", "logs", "what a run printed"),
             ("why", "why", "why a run waits or failed, and the fix"),
             ("metrics", "metrics", "a run's metrics, with small plots"),
+            ("export", "export", "write a run as a manifest of Kubernetes or Kubeflow"),
             ("pull", "pull", "bring outputs, checkpoints or logs to a folder"),
             ("wait", "wait", "wait until runs have ended, exit as the training did"),
         ),

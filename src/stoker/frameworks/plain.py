@@ -20,6 +20,7 @@ class Plain:
 
     def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
         env, each = facts(world, member)
+        env["JOB_COMPLETION_INDEX"] = str(member.index)  # as Kubernetes calls it in Indexed Jobs
         return body(job, argv, env, each)
 
 

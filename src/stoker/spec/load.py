@@ -180,6 +180,12 @@ def _mapping(node: yaml12.Node | None, origin: Origin) -> dict[str, Any]:
             "Remove the `- ` in front of the keys.",
         )
     tree = yaml12.plain(node, origin.marks, keys.keeps_text)
+    if isinstance(tree, dict) and "apiVersion" in tree and "kind" in tree:
+        raise _file_error(
+            f"{name}:{node.mark.line}",
+            "is a manifest of Kubernetes, not a job file",
+            f"Try `stoker submit {name}`.",
+        )
     if not isinstance(tree, dict):
         what = "does not look like a job file"
         raise _file_error(

@@ -52,7 +52,6 @@ def pytorchjob(document: View, draft: Draft, target: Target) -> Job | None:
         return draft.job(master, {}) if master else None
     if master is None:
         return draft.job(groups["Worker"], {}, sizes)
-    master.role["ends"] = True
     return draft.job(groups["Worker"], {"master": master}, sizes)
 
 

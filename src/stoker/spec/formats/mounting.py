@@ -35,6 +35,7 @@ def mounted(pod: View, container: View, folders: dict[str, str] | None) -> Mount
         if name in volumes:
             view.mistake("name", f"{show(name)} is given twice", "Rename one of them.")
         volumes[name] = view
+    used: set[str] = set()
     for mount in container.items("volumeMounts", "mount"):
         name, path = mount.text("name") or "", mount.text("mountPath") or ""
         volume = volumes.get(name)
@@ -44,9 +45,12 @@ def mounted(pod: View, container: View, folders: dict[str, str] | None) -> Mount
         elif not path:
             mount.mistake("mountPath", "is missing", "Say where it is mounted, as in `/data`.")
         else:
+            used.add(name)
             _mount(found, volume, mount, path, folders)
-    for view in volumes.values():
-        view.whole()  # what is mounted was seen to above; what nobody mounts is nothing
+    for name, view in volumes.items():
+        if name not in used:
+            view.whole()
+            view.ledger.note(view.at, view.value, "the training's container does not mount it", Level.SAID)
     return found
 
 
@@ -55,12 +59,12 @@ def _mount(found: Mounted, volume: View, mount: View, path: str, folders: dict[s
     read_only = bool(mount.switch("readOnly"))
     part = (mount.text("subPath") or "").strip("/")
     if "persistentVolumeClaim" in volume:
-        claim = volume.value["persistentVolumeClaim"]
-        name = claim.get("claimName") if isinstance(claim, dict) else None
-        if not isinstance(name, str) or not name:
-            volume.mistake("persistentVolumeClaim", "names no claim", "Add `claimName`.")
+        claim = volume.child("persistentVolumeClaim", "claim")
+        name = claim.text("claimName")
+        if not name:
+            claim.mistake("claimName", "is missing", "Name the claim.")
             return
-        read_only = read_only or bool(claim.get("readOnly"))
+        read_only = bool(claim.switch("readOnly")) or read_only
         source = _source(volume, name, part, folders)
         if source is not None:
             _put(found, ledger, mount, path, source + (":ro" if read_only else ""))
@@ -70,8 +74,8 @@ def _mount(found: Mounted, volume: View, mount: View, path: str, folders: dict[s
         return
     kind = next((key for key in _ON_CLUSTER if key in volume), None)
     if kind is None:
-        keys = ", ".join(key for key in volume.value if key != "name") or "nothing"
-        volume.ledger.note(volume.at, volume.value, f"a volume of {keys} is not known here")
+        if len(volume.value) < 2:
+            volume.mistake("name", "says nothing of where the volume comes from", "Add `emptyDir: {}`.")
     elif folders is not None:
         if kind == "hostPath":
             why = "a folder of the host is not handed to a container by a file"
@@ -79,6 +83,7 @@ def _mount(found: Mounted, volume: View, mount: View, path: str, folders: dict[s
         else:
             volume.note(kind, "there is no cluster to have it from")
     else:
+        volume.take(kind)
         if kind == "hostPath":
             volume.note(
                 kind, "gives the pod a part of its host; the cluster's admin has to allow it", Level.SAID
@@ -102,20 +107,18 @@ def _source(volume: View, claim: str, part: str, folders: dict[str, str] | None)
 
 
 def _empty(found: Mounted, volume: View, mount: View, path: str) -> None:
-    wanted = volume.value["emptyDir"]
-    wanted = wanted if isinstance(wanted, dict) else {}
-    limit, where = wanted.get("sizeLimit"), (*volume.at, "emptyDir", "sizeLimit")
+    wanted = volume.child("emptyDir", "empty")
+    limit, medium = wanted.take("sizeLimit"), wanted.take("medium")
     if path.rstrip("/") == _SHM:
         if limit is not None:
-            found.shm = volume.ledger.checked(where, quantities.memory, limit)
+            found.shm = volume.ledger.checked(wanted.path("sizeLimit"), quantities.memory, limit)
         return
     if path.rstrip("/") == "/tmp":
         return  # every task has its own
     if limit is not None:
-        volume.ledger.note(where, limit, "scratch is not limited by itself", Level.SAID)
-    if wanted.get("medium") == "Memory":
-        where = (*volume.at, "emptyDir", "medium")
-        volume.ledger.note(where, "Memory", "is on disk here", Level.SAID)
+        wanted.note("sizeLimit", "scratch is not limited by itself", Level.SAID)
+    if medium:
+        wanted.note("medium", "is on disk here", Level.SAID)
     _put(found, volume.ledger, mount, path, "empty")
 
 

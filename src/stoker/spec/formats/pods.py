@@ -184,8 +184,8 @@ def _from_elsewhere(
     known = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
     found.env.pop(name, None)
     if kind == "secretKeyRef":
-        what = source[kind]
-        of = f"{what.get('name', '?')}/{what.get('key', '?')}" if isinstance(what, Mapping) else "?"
+        what = view.ledger.view(source[kind], (*view.path("valueFrom"), kind), "secret")
+        of = f"{what.text('name')}/{what.text('key')}"
         found.secrets.append(name)
         found.variables.later.add(name)
         why = f"a secret of the run: its value is read at submit, not from {of}"
@@ -236,7 +236,7 @@ def without_image(container: View, found: Piece) -> None:
     if found.image:
         why = "nothing here runs images (podman, docker); the command runs in this Python environment"
         container.note("image", why)
-    if found.words is None and container.scope != "trainer":
+    if found.words is None and container.scope != "trainer" and "command" not in container:
         hint = "Write the container's `command`."
         container.mistake("command", "is missing, and without its image nobody knows the image's own", hint)
     if found.first:
@@ -274,7 +274,11 @@ def _security(spec: View, container: View, found: Piece, target: Target) -> None
             if view.take(key) is True:
                 _beyond(view, key, target, wanted, True)
         capabilities = view.take("capabilities")
-        if isinstance(capabilities, Mapping) and capabilities.get("add"):
+        if capabilities is not None and not (
+            isinstance(capabilities, Mapping) and set(capabilities) <= {"add", "drop"}
+        ):
+            view.mistake("capabilities", f"is {show(capabilities)}", "Choices: add, drop.")
+        elif capabilities and capabilities.get("add"):
             _beyond(view, "capabilities", target, wanted, {"add": capabilities["add"]})
         if wanted:
             _main(found)["securityContext"] = wanted

@@ -154,6 +154,11 @@ def _objects(node: yaml12.Node, source: str) -> Iterator[Document]:
     if whole.kind != "List" and not (whole.kind.endswith("List") and isinstance(tree.get("items"), list)):
         yield whole
         return
+    for key in tree:
+        if key not in ("apiVersion", "kind", "metadata", "items"):
+            raise file_error(
+                source, marks[(key,)].line, f"{show(key)} is not a key of a List", "It has `items`."
+            )
     for number, item in enumerate(tree.get("items") or ()):
         at = ("items", number)
         if not isinstance(item, Mapping):

@@ -37,8 +37,11 @@ SCOPES: dict[str, str] = {
     "container": "Its container",
     "security": "securityContext, of the pod and of the container",
     "volume": "volumes",
+    "claim": "persistentVolumeClaim",
+    "empty": "emptyDir",
     "mount": "volumeMounts",
     "env": "env",
+    "secret": "secretKeyRef",
     "from": "envFrom",
     "job": "batch/v1 Job",
     "template": "template",
@@ -54,6 +57,7 @@ SCOPES: dict[str, str] = {
     "runtime": "runtimeRef",
     "trainer": "trainer",
     "override": "podTemplateOverrides",
+    "target": "targetJobs",
 }
 
 _HOOK = "Stoker starts and ends the process itself: SIGTERM, then the grace period"
@@ -214,6 +218,13 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "hostPath": "refused, unless the cluster's admin allows it",
         },
     },
+    "claim": {Does.HONOURED: {"claimName": "its name", "readOnly": "`:ro`"}},
+    "empty": {
+        Does.HONOURED: {
+            "medium": "Memory at /dev/shm; elsewhere said",
+            "sizeLimit": "at /dev/shm; elsewhere said",
+        },
+    },
     "mount": {
         Does.HONOURED: {
             "name": "which volume",
@@ -233,6 +244,13 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "value": "its value; `$(NAME)` is filled in",
             "valueFrom": "secretKeyRef: a secret of the run, read at submit; the rest travels to the cluster's pods",
         },
+    },
+    "secret": {
+        Does.HONOURED: {
+            "name": "said: its value is read at submit",
+            "key": "said: its value is read at submit",
+        },
+        Does.IGNORED: {"optional": "a secret of a run has a value"},
     },
     "from": {
         Does.HONOURED: {
@@ -284,7 +302,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
     },
     "pytorchjob": {
         Does.HONOURED: {
-            "pytorchReplicaSpecs": "Master: a role, whose end ends the run; Worker: `workers`",
+            "pytorchReplicaSpecs": "Master: a role, with rank 0; Worker: `workers`. The run is done when all are",
             "runPolicy": "see there",
             "elasticPolicy": "see there",
             "nprocPerNode": "`processes`; auto, gpu: as many as there are GPUs",
@@ -396,6 +414,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "resourcesPerNode": "`resources`",
         },
     },
+    "target": {Does.HONOURED: {"name": "`node`, `launcher`"}},
     "override": {
         Does.HONOURED: {
             "targetJobs": "`node`, `launcher`: of the tasks that train; others are noted",

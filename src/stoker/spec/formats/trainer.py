@@ -101,14 +101,15 @@ def _runtime(spec: View) -> Runtime | None:
 def _overrides(spec: View, key: str, found: Piece, target: Target) -> None:
     """Later ones go over earlier ones."""
     for view in spec.items(key, "override"):
-        jobs: Any = view.take("targetJobs")
-        names = [one.get("name") for one in jobs or () if isinstance(one, dict)]
+        names = [one.text("name") or "" for one in view.items("targetJobs", "target")]
         others = [name for name in names if name not in ("node", "launcher", "trainer")]
         if others:
-            view.note("targetJobs", f"there is no {', '.join(map(str, others))}: only the training is run")
+            why = f"there is no {', '.join(others)}: only the training is run"
             if len(others) == len(names):
                 view.whole()
+                view.ledger.note(view.at, view.value, why)
                 continue
+            view.note("targetJobs", why)
         overlaid = piece(view, target, whole=False)
         found.env |= overlaid.env
         found.variables.known |= overlaid.variables.known

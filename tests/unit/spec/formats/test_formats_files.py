@@ -1,0 +1,124 @@
+"""Manifests in the shape that people have, each as a whole: which job it becomes, and what is said about it."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.errors import SpecError
+from stoker.spec import parse_job
+from stoker.spec.formats import Level, Target, is_foreign, translate
+from stoker.spec.formats.writing import job_yaml
+
+
+def _manifests() -> Any:
+    where = Path(__file__).with_name("manifests.py")
+    spec = importlib.util.spec_from_file_location("manifests", where)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+M = _manifests()
+FILES: list[Path] = M.FILES
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(FILES) >= 25
+    assert {path.name for path in (M.HERE / "expected").iterdir()} == {f"{path.name}.json" for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_becomes_of_it(path: Path) -> None:
+    assert is_foreign(path.read_bytes())
+    wanted = M.expected(path)
+    for name, target in M.TARGETS.items():
+        assert json.loads(json.dumps(M.made(path, target))) == wanted[name], name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_job_file_that_is_printed_says_the_same(path: Path) -> None:
+    reading = translate(path.read_bytes(), source=path.name, target=Target(cluster=True))
+    for one in reading.translations:
+        assert parse_job(job_yaml(one.job)) == one.job
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_json_says_the_same_as_yaml(path: Path) -> None:
+    trees = [tree for tree in yaml.safe_load_all(path.read_text()) if tree]
+    if len(trees) != 1 or "0755" in path.read_text() or "1e-3" in path.read_text():
+        pytest.skip("JSON holds one document, and has no octal numbers")
+    target = Target(cluster=True)
+    ours = translate(path.read_bytes(), source="x", target=target)
+    theirs = translate(json.dumps(trees[0]).encode(), source="x", target=target)
+    assert [one.job for one in theirs.translations] == [one.job for one in ours.translations]
+
+
+FREE = ("labels", "annotations", "nodeSelector", "status", "data", "ports", "seccompProfile")
+"""Mappings whose keys are the user's own, or of which nothing is read."""
+
+
+def _mappings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        yield path
+        for key, child in value.items():
+            yield from _mappings(child, (*path, key))
+    elif isinstance(value, list):
+        for number, child in enumerate(value):
+            yield from _mappings(child, (*path, number))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_key_is_passed_over_wherever_it_stands(path: Path) -> None:
+    """A key that nobody has heard of is put into every mapping in turn: it is noted, refused, or goes along."""
+    trees = [tree for tree in yaml.safe_load_all(path.read_text()) if tree]
+    for number, tree in enumerate(trees):
+        if tree["kind"] in ("ConfigMap",):
+            continue
+        for place in _mappings(tree):
+            if set(place) & set(FREE) or place[-1:] == ("items",):
+                continue
+            changed = copy.deepcopy(trees)
+            here = changed[number]
+            for part in place:
+                here = here[part]
+            here["unheardOf"] = "xyzzy"
+            for target in M.TARGETS.values():
+                assert _is_accounted_for(yaml.safe_dump_all(changed), target), place
+
+
+def _is_accounted_for(text: str, target: Target) -> bool:
+    try:
+        reading = translate(text.encode(), source="x", target=target)
+    except SpecError:
+        return True
+    everything = [note for level in Level for note in reading.of(level)]
+    if any("unheardOf" in note.path or "xyzzy" in note.value for note in everything):
+        return True
+    if any("xyzzy" in json.dumps(one.job.to_json()) for one in reading.translations):
+        return True
+    return any(_holds(text, note.path) for note in everything)
+
+
+def _holds(text: str, path: str) -> bool:
+    """A note about something as a whole is about all that is in it."""
+    import re
+
+    for tree in yaml.safe_load_all(text):
+        here: Any = tree
+        for part in re.findall(r"[^.\[\]]+", path):
+            if isinstance(here, list):
+                here = here[int(part)] if part.isdigit() and int(part) < len(here) else None
+            else:
+                here = here.get(part) if isinstance(here, dict) else None
+        if isinstance(here, (dict, list)) and "unheardOf" in json.dumps(here, default=str):
+            return True
+    return False
