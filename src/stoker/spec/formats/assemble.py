@@ -46,7 +46,7 @@ class Draft:
         if workers is None:
             tree = {key: tree[key] for key in ("image", "mounts", "pod") if key in tree}
         size = count or Workers(workers.count, workers.count) if workers else Workers(0, 0)
-        tree |= {"name": self.name, "workers": size.to_json(), **self.keys}
+        tree |= {"name": self.name or None, "workers": size.to_json(), **self.keys}
         if self.tags:
             tree["tags"] = self.tags
         if roles:

@@ -283,7 +283,11 @@ def _security(spec: View, container: View, found: Piece, target: Target) -> None
         if wanted:
             _main(found)["securityContext"] = wanted
     ports = container.take("ports")
-    held = [port for port in ports or () if isinstance(port, Mapping) and port.get("hostPort")]
+    held = [
+        port
+        for port in (ports if isinstance(ports, list) else ())
+        if isinstance(port, Mapping) and port.get("hostPort")
+    ]
     if held:
         _beyond(container, "ports", target, _main(found) if target.cluster else {}, held)
 

@@ -174,7 +174,8 @@ def _check_kind(one: Document) -> None:
             hint = f"What is understood: {_known()}."
             raise file_error(one.source, one.line, f"`{key}` is missing", hint)
     if one.kind not in KINDS:
-        near = nearest(one.kind, tuple(KINDS)) if one.kind.lower() != "job" else "Job"
+        by_lower = {kind.lower(): kind for kind in KINDS}
+        near = by_lower.get(nearest(one.kind, tuple(by_lower)) or "")
         hint = _OTHER.get(one.kind) or (f"Did you mean `{near}`? " if near else "")
         hint = hint if one.kind in _OTHER else f"{hint}What is understood: {_known()}."
         raise file_error(one.source, one.line, f"kind: {show(one.kind)} cannot be run", hint)
