@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from stoker.frameworks.base import Body, Member, World
 from stoker.frameworks.world import body, decided, facts
 from stoker.spec.job import Job
+from stoker.spec.parts import WORKER
 
 
 class Plain:
@@ -20,7 +21,8 @@ class Plain:
 
     def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
         env, each = facts(world, member)
-        env["JOB_COMPLETION_INDEX"] = str(member.index)  # as Kubernetes calls it in Indexed Jobs
+        if member.role == WORKER:
+            env["JOB_COMPLETION_INDEX"] = str(member.index)  # as Kubernetes calls it in Indexed Jobs
         return body(job, argv, env, each)
 
 

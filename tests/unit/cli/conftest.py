@@ -74,6 +74,8 @@ class Fake:
         self.requests: list[tuple[str, str, Json, Any]] = []
         self.known_code = True
         self.plan: Json = {"tasks": [{"name": "worker-0"}]}
+        self.images = True
+        """Whether something on its machine runs them."""
         self.url = ""
 
     def find(self, ref: str) -> Json | None:
@@ -159,7 +161,11 @@ class Handler(BaseHTTPRequestHandler):
             fake.runs.insert(0, run)
             return self.send(201, run)
         if words == ["runs", "check"]:
-            return self.send(200, {"job": body["job"], "fits": True, "plan": fake.plan, "notes": ["a note"]})
+            if body["job"].get("image") and not fake.images and body["job"].get("cluster") in (None, "local"):
+                error = {"code": "refused", "message": "image: needs podman", "details": {"key": "image"}}
+                return self.send(422, {"error": error})
+            plan = {"engine": "local", **fake.plan}
+            return self.send(200, {"job": body["job"], "fits": True, "plan": plan, "notes": ["a note"]})
         if words == ["code", "missing"]:
             return self.send(200, {"missing": body["digests"]})
         if words == ["code", "blobs"]:

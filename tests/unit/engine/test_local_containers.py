@@ -53,6 +53,15 @@ REST = [
 ]
 
 
+def test_what_the_job_mounts() -> None:
+    box = replace(BOX, binds=[("/home/ada/data", "/data", "ro"), ("/t/scratch-1", "/scratch", "rw")])
+    words = containers.create(PODMAN, box)
+    assert [words[n + 1] for n, word in enumerate(words) if word == "--volume"][2:] == [
+        "/home/ada/data:/data:ro",
+        "/t/scratch-1:/scratch:rw",
+    ]
+
+
 @pytest.mark.parametrize(
     ("runtime", "user"),
     [

@@ -55,8 +55,17 @@ class TestPlain:
             "STOKER_LOCAL_RANK": "0",
         }
         assert made == {
-            "worker-0": Body(ARGV, {**everybody, "STOKER_RANK": "0", "STOKER_PORT": "7000"}),
-            "worker-1": Body(ARGV, {**everybody, "STOKER_RANK": "1", "STOKER_PORT": "7010"}),
+            f"worker-{index}": Body(
+                ARGV,
+                {
+                    **everybody,
+                    "STOKER_RANK": str(index),
+                    "STOKER_PORT": f"70{index}0",
+                    "JOB_COMPLETION_INDEX": str(index),
+                },
+            )
+            for index in (0, 1)
+        } | {
             "my_role-0": Body(ARGV, {**everybody, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
         }
 

@@ -37,7 +37,8 @@ class Case:
     labels: dict[str, str] = field(default_factory=dict)
 
     def attempt(self) -> Attempt:
-        job = Job.from_json({"name": "digits", "run": "python train.py", "image": "torch:2.9", **self.job})
+        tree = {"name": "digits", "run": "python train.py", "image": "torch:2.9", **self.job}
+        job = Job.from_json({key: value for key, value in tree.items() if value is not None})
         wants = job.resources
         plans = tuple(
             TaskPlan(
@@ -58,6 +59,27 @@ class Case:
 
 
 CASES = {
+    "additions": Case(
+        "what a job mounts and adds to its pods itself; the image's own command with other arguments",
+        {
+            "run": None,
+            "args": ["--epochs", "5", "$(HOME)"],
+            "launcher": "none",
+            "mounts": {"/data": "pvc://datasets/mnist:ro", "/out": "pvc://results", "/scratch": "empty"},
+            "pod": {
+                "metadata": {"labels": {"team": "vision"}},
+                "spec": {
+                    "nodeSelector": {"disk": "ssd"},
+                    "tolerations": [{"key": "spot", "operator": "Exists"}],
+                    "volumes": [{"name": "code", "configMap": {"name": "scripts", "defaultMode": 493}}],
+                    "containers": [
+                        {"name": "main", "volumeMounts": [{"name": "code", "mountPath": "/code"}]}
+                    ],
+                },
+            },
+        },
+        {"pod": {"spec": {"nodeSelector": {"disk": "nvme"}}}},
+    ),
     "smallest": Case(
         "An image and nothing else: our code from a ConfigMap, one core reserved and none limited", {}
     ),

@@ -99,6 +99,8 @@ OUR_MOUNTS = ("/stoker", "/dev/shm", "/tmp")
 OUR_VOLUMES = frozenset(
     {"task", "bin", "setup", "home", "tmp", "shm", "key", "order", "secrets", "bundle", "checkpoints"}
 )
+OUR_VARIABLES = ("HOME", "NVIDIA_VISIBLE_DEVICES")
+"""The second says which GPUs a container sees: those it was given."""
 OUR_LABELS = "stoker.dev/"
 _BY_KEY = {"containers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
 """Lists whose items are known by one of their keys; items of other lists are added."""
@@ -192,7 +194,7 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
                     "Mount it elsewhere.",
                 )
         for variable in _items(container.get("env")):
-            if str(variable.get("name", "")).startswith("STOKER_") or variable.get("name") == "HOME":
+            if str(variable.get("name", "")).startswith("STOKER_") or variable.get("name") in OUR_VARIABLES:
                 yield "spec.containers.env", f"sets {variable['name']}, which Stoker sets", "Leave it out."
 
 
