@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import Refused
@@ -48,6 +48,8 @@ def export(source: Source, kind: str) -> Exported:
         "mpijob": kubeflow.mpijob,
         "tfjob": kubeflow.tfjob,
     }
+    if source.job.framework == "none":
+        source = replace(source, job=source.job.model_copy(update={"framework": None}))
     said = {"retries", "timeout", "name", "image", "run", "args", "env", "resources", "workers", "mounts"}
     said |= {"grace", "secrets", "tags", "pod"} | (
         set() if kind == "job" else {"roles", "framework", "processes"}
