@@ -293,6 +293,37 @@ def test_changes_are_told_as_they_come(ca: trustme.CA, tmp_path: Path) -> None:
     play(ca, story)
 
 
+def test_a_courier_that_came_up_while_secrets_were_not_known_is_called(
+    ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of Secrets may be old when the pod's last change comes: the next look makes up for it."""
+
+    async def story(server: Server) -> None:
+        async with Open(server, tmp_path) as made:
+            await made.submit(attempt(tasks=1))
+            assert made._parts is not None
+            known, links, missed = made._parts.cluster.secret, made._parts.links, []
+
+            def old(name: str) -> None:
+                missed.append(name)
+                raise EngineUnavailable("nothing was heard of its secrets")
+
+            monkeypatch.setattr(made._parts.cluster, "secret", old)
+            courier = {"name": "courier", "state": {"running": {}}}
+            server.change("digits-7f3k-1-worker-0", phase="Running", initContainerStatuses=[courier])
+
+            async def heard() -> bool:
+                return bool(missed)
+
+            await until(heard)
+            monkeypatch.setattr(made._parts.cluster, "secret", known)
+            await made.observe()
+            link = links._links["digits-7f3k", 1, "worker-0"]
+            assert link.sailing is not None, "nobody would ever hear of its task"
+
+    play(ca, story)
+
+
 def test_what_is_not_allowed_is_done_without(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         server.denied = {"nodes", "pods"}

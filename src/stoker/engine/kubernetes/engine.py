@@ -227,8 +227,9 @@ class KubernetesEngine:
         parts = self._parts
         await parts.cluster.connect()
         if not parts.adopted:
+            pods = parts.cluster.pods()
             parts.adopted = True
-            for pod in parts.cluster.pods():
+            for pod in pods:
                 self._take(pod)
         return parts
 
@@ -275,7 +276,8 @@ class KubernetesEngine:
         try:
             secret = parts.cluster.secret(names.secret_name(*key[:2]))
         except EngineUnavailable:
-            return  # the next change, or the next look, finds it
+            parts.adopted = False  # its Secret is not known just now: the next look takes it
+            return
         if secret is None or names.incarnation_of(pod) < marks(secret)[1].get(key[2], (0, ""))[0]:
             return
         metadata = pod["metadata"]
