@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from harness import Cluster, HarnessError
 from harness.api import until
 from harness.foreign import ForeignCluster
+
+PLACE = pytest.StashKey[tuple[Cluster | ForeignCluster, str]]()
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,23 @@ def cluster() -> Iterator[Cluster | ForeignCluster]:
         found.stop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed says how its pods stood: its namespace is gone when somebody reads of it."""
+    report = yield
+    if report.when == "call" and report.failed and (found := item.stash.get(PLACE, None)):
+        cluster, namespace = found
+        for what in (("get", "pods", "-o", "wide"), ("get", "events"), ("describe", "pods")):
+            try:
+                said = cluster.kubectl("-n", namespace, *what)
+            except HarnessError as exc:  # it may be the API server that the test took away
+                said = str(exc)
+            report.sections.append((f"kubectl {' '.join(what)}", said[-8000:]))
+    return report
+
+
 @pytest.fixture
 def own_cluster(cluster: Cluster | ForeignCluster) -> Cluster:
     """For tests that break the cluster, or reach its pods from this machine."""
@@ -40,13 +59,14 @@ def own_cluster(cluster: Cluster | ForeignCluster) -> Cluster:
 
 
 @pytest.fixture
-def namespace(cluster: Cluster | ForeignCluster) -> Iterator[str]:
+def namespace(cluster: Cluster | ForeignCluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own, with its default service account; gone, with all in it, after the test."""
     name = f"test-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", name)
     until(
         lambda: "default" in cluster.kubectl("-n", name, "get", "serviceaccounts"), f"the account of {name}"
     )
+    request.node.stash[PLACE] = cluster, name
     yield name
     # What its pods hold (GPUs) is free for the next test; a pod on a node that was left lost does not hold it up.
     gone = ("--all", "--grace-period=1", "--ignore-not-found", "--timeout=60s")
