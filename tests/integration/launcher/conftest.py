@@ -317,6 +317,7 @@ def pod(place: Path) -> Iterator[Callable[..., InPod]]:
     """Makes one pod with an initialised directory; its main container is started by the test."""
     if why := container_box.missing():
         pytest.skip(why)
+    container_box.end_leftovers()
     made: list[Pod] = []
 
     def make(shape: Shape | None = None, **info: Any) -> InPod:
@@ -351,7 +352,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory that every user may pass through (pytest's own is closed to others)."""
-    root = Path(tempfile.mkdtemp(prefix="stoker-launcher-"))
+    root = Path(tempfile.mkdtemp(prefix=f"{container_box.PLACE}{os.getpid()}-"))
     root.chmod(0o755)
     yield root
     shutil.rmtree(root, ignore_errors=True)

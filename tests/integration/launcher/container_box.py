@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +25,9 @@ from stoker.launcher import bundle
 from stoker.task import container
 
 MEMORY = Path("/sys/fs/cgroup/memory")
+NAME = "stoker-test-"
+PLACE = "stoker-launcher-"
+"""Containers and directories are called so, with the number of the process that tests."""
 
 
 def missing() -> str:
@@ -34,6 +38,32 @@ def missing() -> str:
         if shutil.which(program) is None:
             return f"{program} is not installed (package {package})"
     return ""
+
+
+@cache
+def end_leftovers() -> None:
+    """Once: containers outlive tests that were killed (at their time limit, too). End those, with all they have."""
+    said = subprocess.run(["runc", "list", "--format", "json"], check=True, capture_output=True, text=True)
+    for known in json.loads(said.stdout) or ():
+        if _is_left(known["id"], NAME):
+            subprocess.run(["runc", "delete", "--force", known["id"]], capture_output=True)
+    for place in Path(tempfile.gettempdir()).glob(f"{PLACE}*"):
+        if _is_left(place.name, PLACE):
+            shutil.rmtree(place, ignore_errors=True)
+    _remove_group()
+
+
+def _is_left(name: str, prefix: str) -> bool:
+    tester = name.removeprefix(prefix).partition("-")[0]
+    return name.startswith(prefix) and tester.isdecimal() and not Path(f"/proc/{tester}").exists()
+
+
+def _remove_group() -> None:
+    for group in Path("/sys/fs/cgroup").glob("*/stoker-tests"):
+        try:
+            group.rmdir()
+        except OSError:
+            pass  # other tests have containers in it
 
 
 @dataclass
@@ -86,7 +116,7 @@ class Pod:
         return self.start("main", argv or container.command(container.CURRENT, "launch", container.TASK))
 
     def start(self, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
-        ident = f"stoker-test-{uuid.uuid4().hex[:12]}"
+        ident = f"{NAME}{os.getpid()}-{uuid.uuid4().hex[:12]}"
         folder = self.place / "images" / ident
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(self._config(name, argv, ident)))
@@ -124,11 +154,7 @@ class Pod:
         for ident, process in self._running:
             subprocess.run(["runc", "delete", "--force", ident], capture_output=True)
             process.wait(30)
-        for group in Path("/sys/fs/cgroup").glob("*/stoker-tests"):
-            try:
-                group.rmdir()
-            except OSError:
-                pass  # other tests have containers in it
+        _remove_group()
 
     def _config(self, name: str, argv: list[str], ident: str) -> dict[str, Any]:
         shape = self.shape
