@@ -23,11 +23,15 @@ from stoker.launcher import scan, scan_open, staging
 from stoker.launcher.scan_commits import Commits
 from stoker.launcher.scan_facts import Facts, key_of
 from stoker.launcher.scan_units import LOOK_AGAIN, Unit
-from stoker.launcher.scan_watch import Watch
+from stoker.launcher.scan_watch import Change, Watch
 from stoker.task import formats, layout
 
 RETRY_DISK = 30.0
 RETRY_FAILED = 60.0
+PENDING = 64
+"""Names that are told of checkpoints that are being written."""
+UNREADY = 60.0
+"""Seconds after which something with a temporary name counts as left behind, not as being written."""
 RESCAN = 1.0
 """Seconds between looks where the kernel does not tell; more when one look takes long."""
 
@@ -71,8 +75,12 @@ class Scanner:
         """Files that had a temporary name at the last look: how a rename is known where the kernel does not tell."""
         self._outbox: List[Dict[str, Any]] = []
         """Entries that the journal has not taken yet, in order."""
+        self._unready: Dict[str, float] = {}
+        """Entries with temporary names that are being written, and when something last happened to them."""
         self._warned = False
         self._too_many: Set[str] = set()
+        self.scans = 0
+        """Looks at everything that there was to see, finished."""
         self._wake_r, self._wake_w = (
             os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
         )
@@ -109,10 +117,20 @@ class Scanner:
         if self._watch is None:
             return None
         self._flush()
+        looked = self._rescan_at
         self._take_in(now)
         self._collect(now)
         self._start_due(now)
+        if self._watch is not None and (not self._watch.blind or self._rescan_at != looked):
+            self.scans += 1
         return self._next_time(now)
+
+    def pending(self) -> List[str]:
+        """Names of checkpoints that are being written, or not dealt with yet. At most `PENDING`."""
+        names = {unit.name for unit in self._units.values() if unit.due is not None or unit.job is not None}
+        since = self._clock() - UNREADY
+        names |= {scan.meant(entry) for entry, at in self._unready.items() if at > since}
+        return sorted(names)[:PENDING]
 
     def finish(self, violent: bool) -> None:
         """All processes are gone: settle everything. Returns when every copy has been made or refused.
@@ -127,6 +145,8 @@ class Scanner:
             self._collect(now, wait=True)
         self._settle(now, violent)
         self._flush()
+        self._unready = {}
+        self.scans += 1
         self._stager.close()  # The owner may fork next, and should do so without threads.
 
     def close(self) -> None:
@@ -165,6 +185,7 @@ class Scanner:
         for change in self._watch.read():
             name = scan.unit_of(change.entry)
             if name is None:
+                self._note_unready(change, now)
                 continue
             unit = self._unit(name)
             unit.see(change, now)
@@ -176,6 +197,14 @@ class Scanner:
         looked = self._look_at({name: "rename" for name in arrived if self._unit(name).renamed}, now)
         for unit, _, _, signature in looked:
             self._facts.seen("renamed", unit.name, key_of(signature))
+
+    def _note_unready(self, change: Change, now: float) -> None:
+        if change.kind == "gone" and not change.inside:
+            self._unready.pop(change.entry, None)
+        elif scan.is_unfinished(change.entry) and (
+            change.entry in self._unready or len(self._unready) < PENDING
+        ):
+            self._unready[change.entry] = now
 
     def _look_everywhere(self, now: float) -> None:
         """Compare everything with what is known: at the start, after lost events, and where there are none."""
@@ -419,6 +448,7 @@ class Scanner:
                 staging.remove(outcome.job.target)
         self._units = {}
         self._arrived = set()
+        self._unready = {}
         self._unfinished = set()
         self._outbox = []
         if self._watch is not None:

@@ -32,6 +32,10 @@ RETRY = 1.0
 SHORTEST = 0.015
 """Seconds before a body is shown as running: of one that ends sooner only the end is written."""
 
+TELL_OFTEN = 60.0
+"""Seconds of a body in which finished looks are told often: its first checkpoint is waited for, and it is not known yet
+who writes a part of it."""
+
 _PHASES = {"waiting": "setup", "setup": "setup", "body": "running"}
 
 EXIT_TAKEN = 75
@@ -101,6 +105,9 @@ class Launcher:
         self._order_seen: Optional[Tuple[int, int, int]] = None
         self._scanner = Scanner(directory, self.journal.append)
         self._scanner_due: Optional[float] = None
+        self._tell_at: Optional[float] = None
+        """When to say how many looks have been finished; None: nobody waits for it."""
+        self._tell_often_until = 0.0
         self._complained = ""
         self._brought: Optional[bool] = None
         """Whether there is code, found at the first order: a setup may leave files where none was brought."""
@@ -145,7 +152,7 @@ class Launcher:
                 wait = 0.0
             if wait is not None:
                 waits.append(wait)
-            for due in (self._scanner_due, self.records.status_due):
+            for due in (self._scanner_due, self.records.status_due, self._tell_at):
                 if due is not None:
                     waits.append(due - now)
         due = self.log.due()
@@ -194,6 +201,10 @@ class Launcher:
         if running.stage == "done":
             self._ended(running)
             return
+        if self._tell_at is not None and now >= self._tell_at:
+            often = running.order.scan_every or self.info.sample_every
+            self._tell_at = now + (often if now < self._tell_often_until else self.info.sample_every)
+            self._scanner_due = self.records.status_due = now
         if self._scanner_due is not None and now >= self._scanner_due:
             self._scan(now)
         phase = "stopping" if running.stopping else _PHASES.get(running.stage, self.status.phase)
@@ -342,7 +353,9 @@ class Launcher:
         )
         self.status.ending, self.status.usage, self.status.pid = None, {}, None
         self.status.seq, self.status.generation = order.seq, order.generation
-        self._scanner_due = time.monotonic()
+        self._scanner_due = now = time.monotonic()
+        self._tell_at = None if order.scan_every is None else now + order.scan_every
+        self._tell_often_until = now + TELL_OFTEN
         running.start()
 
     def _order_stop(self, order: Order) -> None:
@@ -411,7 +424,7 @@ class Launcher:
     def _ended(self, running: Running) -> None:
         assert running.ending is not None
         self.running = None
-        self._scanner_due = None
+        self._scanner_due = self._tell_at = None
         self._finish_scan(running.violent)
         self.status.usage = running.ending.usage = dict(running.sampler.usage)
         segments = self.log.segments
@@ -430,6 +443,7 @@ class Launcher:
     def _write_status(self) -> None:
         if self.running is not None:
             self.status.usage = dict(self.running.sampler.usage)
+        self.status.scans, self.status.pending = self._scanner.scans, self._scanner.pending()
         self.records.write_status()
 
 

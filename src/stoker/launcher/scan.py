@@ -22,6 +22,8 @@ _UNFINISHED = re.compile(
     r"|\.(part|partial|incomplete|lock|swp|crdownload|aria2)$",
     re.IGNORECASE,
 )
+_MADE_BY = re.compile(r"\.\d+-[0-9a-f]+$")
+"""The process that makes it, in a name of the SDK's."""
 _SIDE = re.compile(
     r"\.(log|out|err|csv|tsv|png|jpe?g|svg|gif|pdf|html?|md|rst|py|ipynb|ya?ml|toml|ini|cfg|pid)$"
     r"|^events\.out\.tfevents\.|^training_args\.bin$",
@@ -71,6 +73,11 @@ def is_temporary(name: str) -> bool:
 def is_unfinished(name: str) -> bool:
     """Names under which writers keep what is not ready. Inside a directory, hidden files may well be ready."""
     return _UNFINISHED.search(name) is not None
+
+
+def meant(name: str) -> str:
+    """What something with a temporary name is probably going to be called."""
+    return _MADE_BY.sub("", _UNFINISHED.sub("", name)).lstrip(".") or name
 
 
 @functools.lru_cache(maxsize=65536)

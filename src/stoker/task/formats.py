@@ -113,6 +113,9 @@ class Order(Record):
     hang_after: Optional[float] = None
     """Seconds without output, reports and GPU use after which the launcher keeps the stacks of all processes and
     journals `hang`, once."""
+    scan_every: Optional[float] = None
+    """Others write checkpoints together with this task: in the first minute of a body the status is written this often,
+    in seconds, and then with every sample, so that it is known how many looks have been finished. None: it is not."""
     resume_from: Optional[str] = None
     """Name inside this generation's checkpoint directory."""
     kill: bool = False

@@ -1,0 +1,34 @@
+"""A launcher whose checkpoints others wait for says how many looks it has finished, and what is being written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
+
+Make = Callable[..., Any]
+
+
+def test_finished_looks_are_told_while_nothing_happens(mode: Any, task: Make) -> None:
+    it = task(sample_every=3600.0)
+    mode.start(it)
+    it.sh("sleep 1000", scan_every=0.05)
+    first = it.phase("running").scans
+    mode.wait_for(lambda: it.near.status().scans > first + 3, "looks that were told")
+    it.order("stop", kill=True)
+    it.ending(1)
+    ended = it.phase("ended")
+    assert ended.scans > first and ended.pending == []
+
+
+def test_what_is_being_written_is_told(mode: Any, task: Make) -> None:
+    it = task(sample_every=3600.0)
+    mode.start(it)
+    it.sh('exec 3> "$STOKER_CHECKPOINT_DIR/step-7.bin"; echo half >&3; sleep 1000', scan_every=0.05)
+    it.phase("running")
+    mode.wait_for(lambda: it.near.status().pending == ["step-7.bin"], "a checkpoint that is being written")
+    assert it.journal("checkpoint") == []
