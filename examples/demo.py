@@ -1,4 +1,4 @@
-"""`make demo`: one real training on real data, from nothing to its final accuracy, and what to try next."""
+"""`make demo`: one real training on real data, on two workers, to its final accuracy, and what to try next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGITS = Path(__file__).parent / "digits"
 
 
 def main() -> int:
-    say("training a neural network on 1,797 real handwritten digits, on this machine")
+    say("training a neural network on 1,797 real handwritten digits, on two workers of this machine")
     code = subprocess.run([STOKER, "submit", "stoker.yaml"], cwd=DIGITS, check=False).returncode
     if code:
         say(f"the training ended with exit code {code}; `stoker why @last` explains")
@@ -35,12 +35,20 @@ def main() -> int:
             f"stoker rerun {run} --set 'run=python train.py --epochs 4000' -d",
             "the same again, longer, in the background",
         ),
-        ("stoker drill @last", "kill it on purpose and see it go on from its checkpoint"),
+        ("stoker drill @last", "kill a worker on purpose and see both go on from the checkpoint"),
+        (
+            f"stoker rerun {run} --set workers=4 -d",
+            "the same on four workers; the result is that of one, examples/scaling says how fast",
+        ),
         ("stoker ps", "what runs, what waits"),
         ("stoker run train.py", "in a folder with a train.py of yours"),
+        (
+            "cd examples/parallel/parameter-server && stoker submit stoker.yaml",
+            "another way to train in parallel; docs/parallel.md has them all",
+        ),
         ("stoker server stop", "the server in the background; runs are kept"),
     ):
-        print(f"  {command:<70} {meaning}", file=sys.stderr)
+        print(f"  {command:<72} {meaning}", file=sys.stderr)
     print("  (put .venv/bin on your PATH first: export PATH=$PWD/.venv/bin:$PATH)", file=sys.stderr)
     return 0
 

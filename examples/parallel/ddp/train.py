@@ -41,7 +41,9 @@ def main() -> None:
     for epoch in range(first, args.epochs):
         order = torch.randperm(1344, generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(args.batch):
-            mine = batch[rank::size]  # Everybody draws the same batch; equal parts make DDP's mean the whole's.
+            mine = batch[
+                rank::size
+            ]  # Everybody draws the same batch; equal parts make DDP's mean the whole's.
             loss = nn.functional.cross_entropy(model(x[train][mine]), y[train][mine])
             optimizer.zero_grad()
             loss.backward()

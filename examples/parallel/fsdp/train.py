@@ -74,7 +74,9 @@ def main() -> None:
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
     """Every worker writes its shards into a directory of the same name; Stoker puts them together."""
-    dcp.save(state_of(model, optimizer, epoch), checkpoint_id=stoker.checkpoint.directory() / f"epoch-{epoch + 1}")
+    dcp.save(
+        state_of(model, optimizer, epoch), checkpoint_id=stoker.checkpoint.directory() / f"epoch-{epoch + 1}"
+    )
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -84,9 +86,7 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         return 0
     state = state_of(model, optimizer, 0)
     dcp.load(state, checkpoint_id=place)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     epoch = int(state["epoch"])
     print(f"going on after epoch {epoch + 1}", flush=True)
     return epoch + 1

@@ -75,8 +75,8 @@ def load(world: ring.Ring) -> tuple[np.ndarray, int]:
     place = stoker.checkpoint.load()
     if place is None:
         return network.fresh(), 0
-    saved = sorted(place.glob("worker-*.npz"))
-    own = place / f"worker-{world.rank}-of-{world.size}.npz"
+    saved = sorted(place.glob("weights-*.npz"))
+    own = place / f"weights-{world.rank + 1:05}-of-{world.size:05}.npz"
     parts = [np.load(io.BytesIO(path.read_bytes())) for path in ([own] if own in saved else saved)]
     print(f"worker {world.rank}: going on after step {parts[0]['step']}", flush=True)
     return np.mean([part["weights"] for part in parts], axis=0), int(parts[0]["step"]) + 1
@@ -86,7 +86,7 @@ def save(weights: np.ndarray, step: int, world: ring.Ring) -> None:
     """Each worker its part, under one name: together they are the checkpoint."""
     buffer = io.BytesIO()
     np.savez(buffer, weights=weights, step=step)
-    part = {f"worker-{world.rank}-of-{world.size}.npz": buffer.getvalue()}
+    part = {f"weights-{world.rank + 1:05}-of-{world.size:05}.npz": buffer.getvalue()}
     stoker.checkpoint.save(f"step-{step + 1}", part, step=step, keep=2)
 
 

@@ -25,7 +25,7 @@ class Stage:
     def __init__(self, layers: list[nn.Module]) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         cuts = [len(layers) * at // self.size for at in range(self.size + 1)]
-        self.first = cuts[self.rank]
+        self.first, self.total = cuts[self.rank], len(layers)
         self.layers = nn.Sequential(*layers[self.first : cuts[self.rank + 1]])
 
     @property
@@ -117,8 +117,13 @@ def save(stage: Stage, epoch: int) -> None:
     for number, layer in enumerate(stage.layers, stage.first):
         buffer = io.BytesIO()
         torch.save({"layer": layer.state_dict(), "epoch": epoch}, buffer)
-        files[f"layer-{number}.pt"] = buffer.getvalue()
+        files[name(number, stage)] = buffer.getvalue()
     stoker.checkpoint.save(f"epoch-{epoch + 1}", files, step=epoch, keep=2)
+
+
+def name(number: int, stage: Stage) -> str:
+    """Says how many there are: so nobody takes some of them for all."""
+    return f"layer-{number + 1:05}-of-{stage.total:05}.pt"
 
 
 def load(stage: Stage) -> int:
@@ -126,7 +131,7 @@ def load(stage: Stage) -> int:
     if place is None:
         return 0
     for number, layer in enumerate(stage.layers, stage.first):
-        state = torch.load(place / f"layer-{number}.pt", weights_only=True)
+        state = torch.load(place / name(number, stage), weights_only=True)
         layer.load_state_dict(state["layer"])
     print(f"going on after epoch {state['epoch'] + 1}", flush=True)
     return int(state["epoch"]) + 1

@@ -1,0 +1,106 @@
+"""Asynchronous training with TensorFlow: ParameterServerStrategy, which finds the world in TF_CONFIG.
+
+The chief hands out steps, each to whichever worker is free; workers compute gradients and apply them to the variables on
+the parameter servers; nobody waits for anybody. The same script is all of them: workers and parameter servers only
+serve.
+"""
+
+import argparse
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import stoker
+
+HIDDEN = 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=64)
+    args = parser.parse_args()
+
+    world = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if world.task_type in ("worker", "ps"):
+        tf.distribute.Server(
+            world.cluster_spec(),
+            job_name=world.task_type,
+            task_index=world.task_id,
+            protocol=world.rpc_layer or "grpc",
+        ).join()  # until Stoker ends it, once the chief is done
+    lead(args, world)
+
+
+def lead(args: argparse.Namespace, world: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+    servers = len(world.cluster_spec().task_indices("ps"))
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(max_shards=servers)
+    strategy = tf.distribute.ParameterServerStrategy(world, variable_partitioner=partitioner)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        variables = network()
+        done = tf.Variable(0, dtype=tf.int64, trainable=False)
+    checkpoint = tf.train.Checkpoint(done=done, **variables)
+    resumed = stoker.checkpoint.latest()
+    if resumed is not None:
+        checkpoint.read(str(resumed)).assert_consumed()
+        print(f"going on after step {int(done.numpy())}", flush=True)
+
+    x, y = digits()
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(losses(variables, x, y))
+        for variable, gradient in zip(
+            variables.values(), tape.gradient(loss, list(variables.values())), strict=True
+        ):
+            variable.assign_sub(0.3 * gradient)
+        done.assign_add(1)
+
+    every = 1344 // args.batch
+    for epoch in range(int(done.numpy()) // every, args.epochs):
+        order = np.random.default_rng(epoch).permutation(1344)
+        for batch in np.split(order, every):
+            coordinator.schedule(step, args=(tf.constant(x[batch]), tf.constant(y[batch])))
+        coordinator.join()
+        loss = float(tf.reduce_mean(losses(variables, x[:1344], y[:1344])))
+        stoker.report(step=epoch, loss=loss)
+        checkpoint.write(str(stoker.checkpoint.directory() / f"epoch-{epoch + 1}"))
+
+    accuracy = float(np.mean(tf.argmax(logits(variables, x[1344:]), 1).numpy() == y[1344:]))
+    workers = len(world.cluster_spec().task_indices("worker"))
+    print(
+        f"final loss {loss:.6f} accuracy {accuracy:.4f} after {int(done.numpy())} steps on {workers} worker(s)",
+        flush=True,
+    )
+
+
+def network() -> dict[str, tf.Variable]:
+    rng = np.random.default_rng(0)
+    return {
+        "w1": tf.Variable(rng.normal(0, 0.2, (64, HIDDEN)), dtype=tf.float32),
+        "b1": tf.Variable(tf.zeros(HIDDEN)),
+        "w2": tf.Variable(rng.normal(0, 0.1, (HIDDEN, 10)), dtype=tf.float32),
+        "b2": tf.Variable(tf.zeros(10)),
+    }
+
+
+def logits(variables: dict[str, tf.Variable], x: tf.Tensor) -> tf.Tensor:
+    hidden = tf.nn.relu(tf.matmul(x, variables["w1"]) + variables["b1"])
+    return tf.matmul(hidden, variables["w2"]) + variables["b2"]
+
+
+def losses(variables: dict[str, tf.Variable], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits(variables, x))
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    return (x / 16.0).astype(np.float32)[order], y[order]
+
+
+if __name__ == "__main__":
+    main()
