@@ -9,6 +9,7 @@ asked, and leaves its model as the run's output.
 import argparse
 import io
 import os
+import time
 from pathlib import Path
 
 import network
@@ -32,10 +33,12 @@ def main() -> None:
     accuracy = network.accuracy(weights, test)
 
     for epoch in range(first, args.epochs):
+        begun = time.monotonic()
         loss = train_epoch(world, weights, train, args.batch, args.lr, np.random.default_rng(epoch))
         accuracy = network.accuracy(weights, test)
         if world.rank == 0:
-            stoker.report(step=epoch, loss=loss, accuracy=accuracy)
+            speed = len(train[0]) / (time.monotonic() - begun)
+            stoker.report(step=epoch, loss=loss, accuracy=accuracy, samples_per_second=speed)
             save(weights, epoch, accuracy)
             print(f"epoch {epoch + 1:3d}/{args.epochs}  loss {loss:.4f}  accuracy {accuracy:.4f}")
         if world.all_reduce(np.array([float(stoker.should_stop())]))[0]:
