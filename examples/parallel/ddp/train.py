@@ -41,9 +41,8 @@ def main() -> None:
     for epoch in range(first, args.epochs):
         order = torch.randperm(1344, generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(args.batch):
-            mine = batch[
-                rank::size
-            ]  # Everybody draws the same batch; equal parts make DDP's mean the whole's.
+            # Everybody draws the same batch and takes a part; equal parts make DDP's mean that of the whole.
+            mine = batch[rank::size]
             loss = nn.functional.cross_entropy(model(x[train][mine]), y[train][mine])
             optimizer.zero_grad()
             loss.backward()
