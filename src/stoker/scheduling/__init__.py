@@ -6,18 +6,21 @@ random number or touches a file, so it can be tested by property and simulated o
 For gangs: `Request.extra` are tasks beyond the minimum, `Request.size` how many it wants for now, `Request.avoid` the
 nodes and GPUs it keeps away from where it can. Tasks keep their numbers: `Scheduler.release_part(id, indexes)` gives
 some back, `Scheduler.replace(id, index, avoid)` finds a new place for one, `Scheduler.resize_gang(id, count)` changes
-the wish, `Scheduler.adopt(request, places, indexes)` believes what a restart finds.
+the wish; `Scheduler.may_grow(id)` says that it has settled, and `Scheduler.adjust()`, called after each `decide()`, who
+grows (`Grow`) and who is to give back (`Shrink`); `Scheduler.adopt(request, places, indexes)` believes what a restart finds.
 """
 
 from stoker.scheduling.model import (
     Ask,
     Explanation,
+    Grow,
     Held,
     Holder,
     NodeShape,
     Place,
     Request,
     Shortage,
+    Shrink,
     Snapshot,
     Start,
     Verdict,
@@ -28,6 +31,7 @@ from stoker.scheduling.scheduler import Scheduler
 __all__ = [
     "Ask",
     "Explanation",
+    "Grow",
     "Held",
     "Holder",
     "NodeShape",
@@ -35,6 +39,7 @@ __all__ = [
     "Request",
     "Scheduler",
     "Shortage",
+    "Shrink",
     "Snapshot",
     "Start",
     "Verdict",

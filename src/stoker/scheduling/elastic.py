@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
+from stoker.scheduling.holders import Holders
 from stoker.scheduling.holding import Holding
-from stoker.scheduling.model import Ask, Shape, form_of
+from stoker.scheduling.ledger import Ledger
+from stoker.scheduling.model import Ask, Grow, Place, Shape, form_of
 from stoker.scheduling.placement import Room, place_in_one
-from stoker.scheduling.queue import LAST
+from stoker.scheduling.queue import LAST, Queue
 from stoker.scheduling.reserve import Reserve
 
 Turn = tuple[int, int, int, str]
@@ -61,6 +63,35 @@ class Wish:
             if self.in_order:
                 self._missing.clear()
         return False
+
+    def fulfil(self, holders: Holders) -> dict[int, Place]:
+        """It has what it got from now on."""
+        return holders.add(self.holding, self.got, self.holding.request.avoid) if self.got else {}
+
+
+def grow(holders: Holders, queue: Queue, ledger: Ledger) -> list[Grow]:
+    """Those that may grow, and with what."""
+    wishes = wishes_of(holders)
+    if not wishes:
+        return []
+    reserve = Reserve(ledger)
+    for _, bucket in holders.incomplete():
+        reserve.block(bucket)
+    for bucket in queue.buckets.values():
+        reserve.block(bucket)
+    share_out(wishes, reserve)
+    grown = []
+    for wish in wishes:
+        given = wish.fulfil(holders)
+        if given:
+            wish.holding.may_grow = False
+            grown.append(Grow(wish.holding.request.id, tuple(given), tuple(given.values())))
+    return grown
+
+
+def wishes_of(holders: Holders) -> list[Wish]:
+    """Of all that may grow."""
+    return [Wish(holding, holders.domains(holding)) for holding in holders.elastic() if holding.may_grow]
 
 
 def share_out(wishes: Sequence[Wish], reserve: Reserve) -> None:

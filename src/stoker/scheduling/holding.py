@@ -7,8 +7,10 @@ Tasks keep their number for as long as the request holds anything: one that give
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from stoker.scheduling.model import Ask, Held, Request
+from stoker.errors import Conflict
+from stoker.scheduling.model import Ask, Held, Place, Request
 
 NONE: frozenset[int] = frozenset()
 
@@ -20,6 +22,9 @@ class Holding:
     """Tasks that lost their place and wait for another."""
     done = NONE
     """Tasks that gave back their place for good."""
+    may_grow = False
+    giving: Mapping[int, str] = {}
+    """Tasks it was told to give back and has not yet, each with who asked for it. Replaced, never changed."""
     domain: str | None = None
     """Where a task was that lost its place: when all are lost, nothing else remembers it."""
 
@@ -28,9 +33,22 @@ class Holding:
         self.indexes = indexes
         """The tasks that have a place, in order."""
 
+    def held(self, places: tuple[Place, ...]) -> Held:
+        return Held(
+            self.request,
+            places,
+            self.indexes,
+            self.domain,
+            tuple(sorted(self.lost)),
+            tuple(sorted(self.done)),
+            self.may_grow,
+            tuple(sorted(self.giving.items())),
+        )
+
     def restore(self, held: Held) -> None:
-        """All of it that is not its places, from a snapshot."""
+        """All of it that is not its places."""
         self.lost, self.done, self.domain = frozenset(held.lost), frozenset(held.done), held.domain
+        self.may_grow, self.giving = held.may_grow, dict(held.giving)
 
     @property
     def asks(self) -> list[Ask]:
@@ -38,8 +56,20 @@ class Holding:
         tasks = self.request.tasks
         return [tasks[index] for index in self.indexes]
 
+    def check(self, places: Sequence[Place], *, whole: bool = False) -> None:
+        """One place for each task, and each task one of the request's; `whole`: at least those it needs."""
+        asks, tasks = len(self.request.asks), len(self.request.tasks)
+        known = all(0 <= index < tasks for index in self.indexes) and len(set(self.indexes)) == len(places)
+        if not known or (whole and len(places) < asks):
+            number = f"{asks} to {tasks}" if self.request.extra else f"{tasks}"
+            raise Conflict(
+                f"{self.request.id} has {number} tasks and holds {len(places)} places",
+                hint="Give one place for each task.",
+            )
+
     def on_loan(self) -> list[int]:
         """The tasks it could give back and keep as many of each kind as it needs; the first to give back first.
+        Not those that it was told to give back already.
 
         A task that lost its place or gave it back is stood in for by an extra that asks for the same: those who
         asked for two workers and have two need both, whichever two they are."""
@@ -51,13 +81,18 @@ class Holding:
                 need[tasks[index]] -= 1
             else:
                 spare.append(index)
-        return spare[::-1]
+        return [index for index in reversed(spare) if index not in self.giving]
+
+    def too_many(self) -> list[int]:
+        """The tasks to give back because it wants fewer; the first to give back first."""
+        has = len(self.indexes) + len(self.lost) + len(self.done) - len(self.giving)
+        return self.on_loan()[: max(0, has - self.request.most)]
 
     def wanted(self) -> list[int]:
         """The tasks it would like and has not, the dearest first. Of tasks that are no extras only those that an
         extra could stand in for: the others it asks for itself (`Scheduler.replace`)."""
         room = self.request.most - len(self.indexes) - len(self.lost) - len(self.done)
-        if room <= 0 or not self.request.extra:
+        if room <= 0 or not self.request.extra or self.giving:
             return []
         kinds = set(self.request.extra)
         have = {*self.indexes, *self.lost, *self.done}

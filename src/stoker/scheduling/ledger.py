@@ -78,6 +78,11 @@ class Node:
                     insort(self.free_gpus, gpu, key=gpu_order)
         self._settle()
 
+    def would_return(self, gpus: Sequence[str]) -> int:
+        """How many of these GPUs would be free if they were given back."""
+        offered = () if self.shape is None else self.shape.gpus
+        return sum(gpu in offered and self.gpu_holders.get(gpu) == 1 for gpu in gpus)
+
     def _settle(self) -> None:
         cpu = self.total.cpu - self.used_cpu
         memory = self.total.memory - self.used_memory
@@ -165,6 +170,10 @@ class Ledger:
 
     def holds(self, holder: str) -> bool:
         return holder in self._held
+
+    def node(self, name: str) -> Node:
+        """One that is there, or on which something is held."""
+        return self._nodes[name]
 
     def places(self, holder: str) -> tuple[Place, ...]:
         return self._held[holder][1]

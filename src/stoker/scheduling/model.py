@@ -124,6 +124,28 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Grow:
+    """A decision: one that holds has these further tasks now."""
+
+    id: str
+    indexes: tuple[int, ...]
+    """Their numbers."""
+    places: tuple[Place, ...]
+    """One for each."""
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """A decision: one that holds is to stop these tasks and give back their places (`Scheduler.release_part`). They
+    are its own until it does."""
+
+    id: str
+    indexes: tuple[int, ...]
+    asked_by: str = ""
+    """Who waits for the room; empty: it wants fewer tasks itself."""
+
+
+@dataclass(frozen=True)
 class Held:
     """A request and what it holds."""
 
@@ -137,6 +159,9 @@ class Held:
     """Tasks that lost their place and wait for another."""
     done: tuple[int, ...] = ()
     """Tasks that gave back their place for good."""
+    may_grow: bool = False
+    giving: tuple[tuple[int, str], ...] = ()
+    """Tasks it was told to give back and has not yet, each with who asked for it."""
 
 
 @dataclass(frozen=True)

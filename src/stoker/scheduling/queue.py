@@ -45,6 +45,14 @@ class SortedKeys:
     def first(self) -> Key:
         return self._chunks[0][0]
 
+    def at(self, rank: int) -> Key:
+        """The one with so many before it. There must be one."""
+        for chunk in self._chunks:
+            if rank < len(chunk):
+                return chunk[rank]
+            rank -= len(chunk)
+        raise IndexError(rank)
+
     def add(self, key: Key) -> None:
         self._size += 1
         if not self._chunks:

@@ -13,7 +13,7 @@ nodes idle. So one that waits for GPUs of one cluster keeps nothing from those t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import Shape
@@ -55,10 +55,11 @@ def _terms(shape: Shape, nodes: Sequence[Node]) -> Iterator[Term]:
 
 class Reserve:
     """What the blocked buckets of one pass keep from those behind them. Lives for one pass; the capacity of
-    nodes must not change meanwhile."""
+    nodes must not change meanwhile. `view`: what is free on a node, where that is not what is free now."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, view: Callable[[Node], Room] = Room.of) -> None:
         self._ledger = ledger
+        self._view = view
         self._blocked: list[_Blocked] = []
         self._kept: dict[str, list[int]] = {}
 
@@ -80,7 +81,7 @@ class Reserve:
     def _rooms(self, nodes: Sequence[Node]) -> list[Room]:
         rooms = []
         for node in nodes:
-            room = Room.of(node)
+            room = self._view(node)
             kept = self._kept.get(node.name)
             if kept:
                 room.cpu = max(0, room.cpu - kept[0])

@@ -6,7 +6,8 @@ not fit is blocked, and those behind it may overtake as long as they take nothin
 a task goes there is best fit (see `placement`).
 
 Some would like more tasks than they need (`Request.extra`). These are on loan, out of what is left when everybody who
-could start has started and everybody who waits has his reserve (see `elastic`).
+could start has started and everybody who waits has his reserve (see `elastic`); and they come back when somebody
+waits who could start with them (see `reclaim`).
 
 One that holds may give back some of its tasks (`release_part`) or ask for a new place for one (`replace`). A gang
 that misses a task holds the rest for nothing, so it comes before all who wait, and what it could use is kept for it.
@@ -18,32 +19,31 @@ is remembered for speed changes a decision: a scheduler rebuilt from a snapshot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace as changed
 from heapq import heapify, heappop, heapreplace
 
 from stoker.errors import Conflict
-from stoker.scheduling import elastic
+from stoker.scheduling import elastic, reclaim
 from stoker.scheduling import explain as explaining
+from stoker.scheduling.holders import Holders
 from stoker.scheduling.holding import Holding
 from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import (
-    Amount,
     Ask,
     Explanation,
-    Held,
+    Grow,
     NodeShape,
     Place,
     Request,
-    Shape,
+    Shrink,
     Snapshot,
     Start,
     Verdict,
     amounts,
-    form_of,
 )
 from stoker.scheduling.placement import place_in_one
-from stoker.scheduling.queue import FIRST, Bucket, Key, Queue, key_of
+from stoker.scheduling.queue import Bucket, Key, Queue
 from stoker.scheduling.reserve import Reserve
 from stoker.scheduling.verdict import ever_fits
 
@@ -51,18 +51,18 @@ from stoker.scheduling.verdict import ever_fits
 class Scheduler:
     """Who waits, who holds what, and who starts next.
 
-    Not thread-safe: one owner calls it. Every method but `decide` may be repeated without harm, so events may
-    be delivered more than once. A request is queued or held or neither, never both.
+    Not thread-safe: one owner calls it. Events may be delivered more than once: to repeat one does no harm.
+    Decisions are told once. A request is queued or held or neither, never both.
     """
 
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._queue = Queue()
-        self._holdings: dict[str, Holding] = {}
-        self._short: set[str] = set()
-        """Those of them that wait for a new place for a task."""
-        self._hungry = False
-        """One that starts in this decision would like more than it needs."""
+        self._holders = Holders(self._ledger)
+        self._unsettled = False
+        """Something among those who hold may have to change."""
+        self._hungry: list[str] = []
+        """Those that start in this decision and would like more than they need."""
         self._stale = False
         """Anything in the queue may have become able to start."""
         self._fresh: list[Bucket] = []
@@ -74,7 +74,7 @@ class Scheduler:
         """These are the nodes now. What is placed stays placed, even where it is now more than there is."""
         if tuple(sorted(nodes, key=lambda node: node.name)) != self._ledger.shapes():
             self._ledger.set_nodes(nodes)
-            self._stale = True
+            self._stale = self._unsettled = True
 
     def enqueue(self, request: Request) -> None:
         """Wait for a start. Known and equal: nothing happens. Known with another priority or other asks: the
@@ -87,63 +87,58 @@ class Scheduler:
         if known is not None:
             self.withdraw(request.id)
         self._fresh.append(self._queue.add(request))
+        self._unsettled = True
 
     def adopt(self, request: Request, places: Sequence[Place], indexes: Sequence[int] | None = None) -> None:
         """It already holds this (after a restart): recorded as it is, whether or not it fits. `indexes`: the tasks
         these places are for, where they are not the first ones."""
         holding = Holding(request, tuple(range(len(places)) if indexes is None else sorted(indexes)))
-        _check_tasks(holding, places, whole=indexes is None)
+        holding.check(places, whole=indexes is None)
         if indexes is not None:
             places = [
                 place for _, place in sorted(zip(indexes, places, strict=True), key=lambda pair: pair[0])
             ]
         self.withdraw(request.id)
         self.release(request.id)
-        self._hold(holding, tuple(places))
+        self._holders.hold(holding, tuple(places))
+        self._unsettled = True
 
     def move(self, id: str, places: Sequence[Place]) -> tuple[Place, ...]:
         """What it holds is really here, whatever was decided: another scheduler chose. Believed as it is, whether
         or not it fits. A place that names no GPUs for a task that has some keeps those it had there, or is given
         free ones (none on a node that is not known yet: repeat it then). Returns what it holds now; nothing when
         it is not known to hold anything."""
-        holding = self._holdings.get(id)
+        holding = self._holders.get(id)
         if holding is None:
             return ()
-        _check_tasks(holding, places)
+        holding.check(places)
         before = self._ledger.places(id)
         now = [old if new == Place(old.node) else new for old, new in zip(before, places, strict=True)]
         counted = all(len(place.gpus) == ask.gpu for ask, place in zip(holding.asks, now, strict=True))
         if counted and before == tuple(now):
             return before
         self._ledger.release(id)
-        self._hold(holding, self._ledger.name_gpus(amounts(holding.asks), now))
-        self._stale = True
+        self._holders.hold(holding, self._ledger.name_gpus(amounts(holding.asks), now))
+        self._stale = self._unsettled = True
         return self._ledger.places(id)
 
     def withdraw(self, id: str) -> None:
         """Out of the queue. Unknown is fine."""
         if self._queue.remove(id) is not None:
-            self._stale = True  # what was kept for it is free for others
+            self._stale = self._unsettled = True  # what was kept for it is free for others
 
     def release(self, id: str) -> None:
         """Give back what it holds. Unknown is fine."""
-        if self._ledger.release(id):
-            del self._holdings[id]
-            self._short.discard(id)
-            self._stale = True
+        if self._holders.release(id):
+            self._stale = self._unsettled = True
 
     def release_part(self, id: str, indexes: Iterable[int], *, for_good: bool = False) -> None:
         """Give back the places of these tasks; the others keep theirs and their numbers. `for_good`: these tasks have
         ended, and are not to be given places again. What is not held is fine."""
-        holding = self._holdings.get(id)
-        if holding is None:
-            return
-        gone = frozenset(indexes)
-        self._drop(holding, gone)
-        holding.lost -= gone
-        if for_good:
-            holding.done |= gone.intersection(range(len(holding.request.tasks)))
-        self._note_short(holding)
+        holding = self._holders.get(id)
+        if holding is not None:
+            self._holders.give_back(holding, frozenset(indexes), for_good=for_good)
+            self._stale = self._unsettled = True
 
     def replace(self, id: str, index: int, avoid: frozenset[str] = frozenset()) -> Place | None:
         """A new place for a task that lost its own, which is given back first. The rest of its gang is idle until it
@@ -152,25 +147,23 @@ class Scheduler:
 
         None: there is no room. Then what it could use is kept for it; ask again after each `decide`, or let it go
         with `release_part` (a smaller gang) or `release` (all of it)."""
-        holding = self._holdings.get(id)
+        holding = self._holders.get(id)
         if holding is None or not 0 <= index < len(holding.request.tasks):
             return None
-        if index in holding.indexes:
-            self._drop(holding, frozenset({index}))
-        holding.lost |= {index}
-        holding.done -= {index}
-        request = changed(holding.request, avoid=holding.request.avoid | avoid)
-        shape = Shape(form_of([request.tasks[index]], self._domains(holding), request.avoid))
-        nodes = place_in_one(shape, self._ledger.fields(shape.domains))
-        if nodes is not None:
-            (place,) = self._ledger.choose(shape.tasks, nodes, shape.avoid)
-            self._add(holding, {index: place})
-        self._note_short(holding)
-        return None if nodes is None else place
+        self._stale = self._unsettled = True
+        return self._holders.replace(holding, index, holding.request.avoid | avoid)
+
+    def may_grow(self, id: str, yes: bool = True) -> None:
+        """Whether it may be given more tasks at the next `adjust`. No one may until this is said, and each time it
+        was told to grow or shrink it has to be said again: when it has settled. Unknown is fine."""
+        holding = self._holders.get(id)
+        if holding is not None and holding.may_grow != yes:
+            holding.may_grow = yes
+            self._unsettled = True
 
     def resize_gang(self, id: str, count: int) -> None:
         """It wants so many tasks from now on, among those it needs and those it may have. Unknown is fine."""
-        holding, queued = self._holdings.get(id), self._queue.get(id)
+        holding, queued = self._holders.get(id), self._queue.get(id)
         request = holding.request if holding is not None else queued
         if request is None:
             return
@@ -181,6 +174,7 @@ class Scheduler:
             )
         if holding is not None:
             holding.request = changed(request, size=count)
+            self._unsettled = True
         else:
             self.enqueue(changed(request, size=count))
 
@@ -194,9 +188,8 @@ class Scheduler:
         self._stale = False
         starts: list[Start] = []
         reserve = Reserve(self._ledger)
-        if self._short:
-            for _, bucket in self._incomplete():
-                reserve.block(bucket)
+        for _, bucket in self._holders.incomplete() if self._holders.short else ():
+            reserve.block(bucket)
         heads = [(bucket.keys.first(), bucket) for bucket in self._queue.buckets.values()]
         heapify(heads)
         while heads and self._any_room():
@@ -211,11 +204,24 @@ class Scheduler:
                 heapreplace(heads, (bucket.keys.first(), bucket))
             else:
                 heappop(heads)
+        self._unsettled = self._unsettled or bool(starts)
         if not self._hungry:
             return starts
         for _, bucket in heads:
             reserve.block(bucket)
         return self._with_extras(starts, reserve)
+
+    def adjust(self) -> list[Grow | Shrink]:
+        """What changes among those who hold, as things stand after `decide`. What somebody gets counts as held from
+        here on. What it is to give back is its own until `release_part`; it is not told twice, and grows no more
+        until then."""
+        if not self._unsettled:
+            return []
+        self._unsettled = False
+        if not self._holders.elastic():
+            return []
+        told = reclaim.shrink(self._holders, self._queue, self._ledger)
+        return [*told, *elastic.grow(self._holders, self._queue, self._ledger)]
 
     def can_ever_fit(self, asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Verdict:
         """Whether such a request could start if it were alone. Nodes that are not ready count: they return."""
@@ -223,7 +229,7 @@ class Scheduler:
 
     def explain(self, id: str) -> Explanation:
         """Why it waits, as things stand after the last decision. Raises NotFound when it is not known."""
-        return explaining.explain(id, self._queue, self._ledger, self._holdings.get(id))
+        return explaining.explain(id, self._queue, self._ledger, self._holders.get(id))
 
     def holds(self, id: str) -> bool:
         """Whether it was started and not released yet."""
@@ -240,7 +246,7 @@ class Scheduler:
         return Snapshot(
             nodes=self._ledger.shapes(),
             queued=tuple(self._queue),
-            held=tuple(self._held(holding) for _, holding in sorted(self._holdings.items())),
+            held=self._holders.snapshot(),
         )
 
     @classmethod
@@ -249,8 +255,7 @@ class Scheduler:
         scheduler.set_nodes(snapshot.nodes)
         for held in snapshot.held:
             scheduler.adopt(held.request, held.places, held.indexes or range(len(held.places)))
-            scheduler._holdings[held.request.id].restore(held)
-            scheduler._note_short(scheduler._holdings[held.request.id])
+            scheduler._holders.restore(held)
         for request in snapshot.queued:
             scheduler.enqueue(request)
         return scheduler
@@ -285,105 +290,19 @@ class Scheduler:
     def _start(self, key: Key, bucket: Bucket, nodes: list[str]) -> Start:
         request = self._queue.remove(key[2])
         assert request is not None, "a key in a bucket belongs to a queued request"
-        shape = bucket.shape
-        places = self._ledger.choose(shape.tasks, nodes, shape.avoid)
-        self._hold(Holding(request, shape.indexes), places, shape.tasks)
+        places = self._ledger.choose(bucket.shape.tasks, nodes, bucket.shape.avoid)
+        self._holders.start(request, bucket.shape, places)
         if request.extra:
-            self._hungry = True
+            self._hungry.append(request.id)
         return Start(request.id, places)
 
     def _with_extras(self, starts: list[Start], reserve: Reserve) -> list[Start]:
-        """The same with what they get beyond what they need."""
-        self._hungry = False
-        wishes = [self._wish(self._holdings[start.id], in_order=True) for start in starts]
-        elastic.share_out(wishes, reserve)
+        """The same with what they get beyond what they need. Those who hold and may grow have their share too, though
+        they are told only in `adjust`: nobody gets more by coming later."""
+        hungry, self._hungry = self._hungry, []
+        holdings = [holding for holding in map(self._holders.get, hungry) if holding is not None]
+        wishes = [elastic.Wish(found, self._holders.domains(found), in_order=True) for found in holdings]
+        elastic.share_out([*wishes, *elastic.wishes_of(self._holders)], reserve)
         for wish in wishes:
-            self._fulfil(wish)
+            wish.fulfil(self._holders)
         return [Start(start.id, self._ledger.places(start.id)) for start in starts]
-
-    def _wish(self, holding: Holding, *, in_order: bool = False) -> elastic.Wish:
-        return elastic.Wish(holding, self._domains(holding), in_order)
-
-    def _fulfil(self, wish: elastic.Wish) -> dict[int, Place]:
-        """Give what was decided; what it is, by task."""
-        if not wish.got:
-            return {}
-        tasks = wish.holding.request.tasks
-        given = amounts([tasks[index] for index in wish.got])
-        places = self._ledger.choose(given, list(wish.got.values()), wish.holding.request.avoid)
-        found = dict(zip(wish.got, places, strict=True))
-        self._add(wish.holding, found)
-        return found
-
-    def _incomplete(self) -> Iterator[tuple[Key, Bucket]]:
-        """Those who hold and lost a task for which there was no room."""
-        for id in sorted(self._short):
-            holding = self._holdings[id]
-            tasks = holding.request.tasks
-            asks = [tasks[index] for index in sorted(holding.lost)]
-            bucket = Bucket(Shape(form_of(asks, self._domains(holding))))
-            bucket.keys.add(FIRST)
-            yield key_of(holding.request), bucket
-
-    def _domains(self, holding: Holding) -> tuple[str, ...]:
-        """Where more of its tasks may go: to the others."""
-        domain = self._ledger.domain_of(self._ledger.places(holding.request.id))
-        domain = holding.domain if domain is None else domain
-        return holding.request.domains if domain is None else (domain,)
-
-    def _hold(
-        self, holding: Holding, places: tuple[Place, ...], tasks: tuple[Amount, ...] | None = None
-    ) -> None:
-        id = holding.request.id
-        self._ledger.hold(id, amounts(holding.asks) if tasks is None else tasks, places)
-        self._holdings[id] = holding
-
-    def _drop(self, holding: Holding, gone: frozenset[int]) -> None:
-        id = holding.request.id
-        before = dict(zip(holding.indexes, self._ledger.places(id), strict=True))
-        if gone.isdisjoint(before):
-            return
-        domain = self._ledger.domain_of(tuple(before.values()))
-        holding.domain = holding.domain if domain is None else domain
-        self._keep(holding, {index: place for index, place in before.items() if index not in gone})
-        self._stale = True
-
-    def _add(self, holding: Holding, more: Mapping[int, Place]) -> None:
-        before = zip(holding.indexes, self._ledger.places(holding.request.id), strict=True)
-        holding.lost -= more.keys()
-        self._keep(holding, {**dict(before), **more})
-
-    def _keep(self, holding: Holding, places: Mapping[int, Place]) -> None:
-        """It has exactly this from now on."""
-        holding.indexes = tuple(sorted(places))
-        self._ledger.release(holding.request.id)
-        self._hold(holding, tuple(places[index] for index in holding.indexes))
-
-    def _note_short(self, holding: Holding) -> None:
-        if holding.lost:
-            self._short.add(holding.request.id)
-        elif holding.request.id in self._short:
-            self._short.remove(holding.request.id)
-            self._stale = True  # what was kept for it is free for others
-
-    def _held(self, holding: Holding) -> Held:
-        return Held(
-            holding.request,
-            self._ledger.places(holding.request.id),
-            holding.indexes,
-            holding.domain,
-            tuple(sorted(holding.lost)),
-            tuple(sorted(holding.done)),
-        )
-
-
-def _check_tasks(holding: Holding, places: Sequence[Place], *, whole: bool = False) -> None:
-    """One place for each task, and each task one of the request's; `whole`: at least those it needs."""
-    request, tasks = holding.request, len(holding.request.tasks)
-    known = len(set(holding.indexes)) == len(places) and all(0 <= index < tasks for index in holding.indexes)
-    if not known or (whole and len(places) < len(request.asks)):
-        number = f"{len(request.asks)} to {tasks}" if request.extra else f"{tasks}"
-        raise Conflict(
-            f"{request.id} has {number} tasks and holds {len(places)} places",
-            hint="Give one place for each task.",
-        )

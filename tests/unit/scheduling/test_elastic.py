@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import Conflict
-from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Start, gpu_name
+from stoker.scheduling import Ask, Grow, NodeShape, Place, Request, Scheduler, Start, gpu_name
 
 GI = 1 << 30
 ONE = Ask(cpu=1)
@@ -208,3 +208,252 @@ def test_a_request_keeps_away_from_a_gpu_where_it_can():
     assert held(made, "two") == {0: Place("b", ("0", "1"))}
     start(made, gang("three", 3, 3, GPU, avoid=bad))
     assert sorted(place.node for place in held(made, "three").values()) == ["a", "b", "b"]
+
+
+# -- growing -----------------------------------------------------------------------------------------------------
+
+
+def test_it_grows_only_when_it_may_and_is_told_once():
+    made = scheduler(node("a", 4, gpus=4))
+    start(made, gang("other", 2, 2, GPU), gang("elastic", 1, 4, GPU))
+    made.release("other")
+    assert (made.decide(), made.adjust()) == ([], [])
+    made.may_grow("elastic")
+    assert made.adjust() == [Grow("elastic", (2, 3), (Place("a", ("0",)), Place("a", ("1",))))]
+    made.release_part("elastic", [0])
+    assert made.adjust() == []
+    made.may_grow("elastic")
+    made.may_grow("elastic", False)
+    assert made.adjust() == []
+    made.may_grow("elastic")
+    assert made.adjust() == [Grow("elastic", (0,), (Place("a", ("2",)),))]
+    made.may_grow("nobody")
+
+
+def test_nobody_grows_into_what_is_kept_for_one_that_waits():
+    made = scheduler(node("a", 4))
+    start(made, gang("other", 3, 3), gang("elastic", 1, 4))
+    start(made, gang("waits", 1, 1, Ask(cpu=3)))
+    made.release_part("other", [0])
+    made.may_grow("elastic")
+    assert (made.decide(), made.adjust()) == ([], [])
+    made.withdraw("waits")
+    assert made.adjust() == [Grow("elastic", (1,), (Place("a"),))]
+
+
+def test_the_priority_grows_first_and_then_who_has_least():
+    made = scheduler(node("a", 12))
+    filler = gang("filler", 6, 6)
+    start(made, filler)
+    start(made, gang("one", 1, 8))
+    assert made.snapshot().held[1].indexes == (0, 1, 2, 3, 4, 5)
+    made.release_part("one", [3, 4, 5])
+    start(made, gang("two", 1, 8), gang("urgent", 1, 3, priority=1), gang("full", 1, 1))
+    assert {held.request.id: len(held.places) for held in made.snapshot().held} == {
+        "filler": 6,
+        "one": 3,
+        "two": 1,
+        "urgent": 1,
+        "full": 1,
+    }
+    made.release("filler")
+    for id in ("one", "two", "urgent", "full"):
+        made.may_grow(id)
+    assert {grown.id: len(grown.indexes) for grown in made.adjust()} == {"urgent": 2, "two": 3, "one": 1}
+
+
+def test_who_starts_leaves_their_share_to_those_who_may_grow():
+    made = scheduler(node("a", 8))
+    start(made, gang("filler", 7, 7), gang("old", 1, 8))
+    made.may_grow("old")
+    made.release("filler")
+    assert start(made, gang("new", 1, 8)) == {"new": 4}
+    assert [(grown.id, len(grown.indexes)) for grown in made.adjust()] == [("old", 3)]
+
+
+def test_a_task_that_ended_for_good_is_not_grown_again():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 2, 4))
+    made.release_part("elastic", [3], for_good=True)
+    made.release_part("elastic", [1])
+    made.may_grow("elastic")
+    assert [grown.indexes for grown in made.adjust()] == [(1,)]
+    assert Scheduler.from_snapshot(made.snapshot()).snapshot() == made.snapshot()
+
+
+def test_it_grows_with_what_fits_where_the_first_wish_does_not():
+    made = scheduler(node("a", 4))
+    made.enqueue(Request("mixed", 0, 1, (ONE,), extra=(GPU, ONE)))
+    made.decide()
+    made.may_grow("mixed")
+    assert made.adjust() == [Grow("mixed", (2,), (Place("a"),))]
+
+
+def test_a_larger_size_lets_it_grow():
+    made = scheduler(node("a", 4))
+    made.enqueue(gang("elastic", 1, 4, size=2))
+    assert start(made) == {"elastic": 2}
+    made.may_grow("elastic")
+    assert made.adjust() == []
+    made.resize_gang("elastic", 3)
+    assert [grown.indexes for grown in made.adjust()] == [(2,)]
+
+
+# -- giving back what is on loan ---------------------------------------------------------------------------------
+
+
+def asked(made: Scheduler) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(shrink.id, shrink.indexes, shrink.asked_by) for shrink in made.adjust()]
+
+
+def test_who_waits_gets_back_what_is_on_loan():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 1, 4))
+    assert start(made, gang("waits", 2, 2)) == {}
+    assert asked(made) == [("elastic", (2, 3), "waits")]
+    assert (made.decide(), made.adjust()) == ([], []), "nobody is told twice"
+    made.release_part("elastic", [3])
+    assert (made.decide(), made.adjust()) == ([], [])
+    made.release_part("elastic", [2])
+    assert start(made) == {"waits": 2}
+
+
+def test_what_it_needs_is_not_on_loan():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 3, 4))
+    start(made, gang("waits", 2, 2, priority=9))
+    assert asked(made) == []
+    made.release_part("elastic", [0])
+    assert start(made) == {}
+    assert asked(made) == [], "the extra stands in for the one it gave back"
+
+
+def test_a_lower_priority_waits():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 1, 4, priority=1))
+    start(made, gang("waits", 1, 1))
+    assert asked(made) == []
+    start(made, gang("equal", 1, 1, priority=1))
+    assert asked(made) == [("elastic", (3,), "equal")]
+
+
+def test_nobody_is_asked_where_it_would_not_be_enough():
+    made = scheduler(node("a", 4), node("b", 4))
+    start(made, gang("elastic", 1, 4))
+    start(made, gang("other", 1, 1, Ask(cpu=3)))
+    start(made, gang("waits", 1, 1, Ask(cpu=4)))
+    assert asked(made) == []
+
+
+def test_the_lowest_priority_is_asked_first_then_the_newest():
+    made = scheduler(node("a", 9))
+    start(made, gang("high", 1, 3, priority=1))
+    start(made, gang("old", 1, 3))
+    start(made, gang("new", 1, 3))
+    start(made, gang("waits", 3, 3, priority=2))
+    assert sorted(asked(made)) == [("new", (1, 2), "waits"), ("old", (2,), "waits")]
+
+
+def test_one_gang_is_asked_for_two_rather_than_two_gangs_for_one_each():
+    made = scheduler(node("a", 3), node("b", 3))
+    made.adopt(gang("old", 1, 4), [Place(name) for name in "abbb"])
+    made.adopt(gang("new", 1, 2), [Place("a"), Place("a")])
+    made.adopt(gang("newest", 1, 2), [Place("c"), Place("a")])
+    start(made, gang("waits", 1, 1, Ask(cpu=2)))
+    assert asked(made) == [("old", (2, 3), "waits")]
+
+
+def test_as_few_tasks_as_possible():
+    """On node a one task makes room, on node b it would take two."""
+    made = scheduler(node("a", 4), node("b", 4))
+    elastic = gang("elastic", 1, 6)
+    made.adopt(elastic, [Place(name) for name in "babbb"], range(5))
+    made.adopt(gang("plain", 1, 1, Ask(cpu=2)), [Place("a")])
+    start(made, gang("waits", 1, 1, Ask(cpu=2)))
+    assert asked(made) == [("elastic", (1,), "waits")]
+
+
+def test_all_who_wait_are_served_at_once():
+    """One node each: four wait, and it is asked for four tasks in one go, not for one after the other."""
+    made = scheduler(*[node(name, 1) for name in "abcdef"])
+    start(made, gang("elastic", 1, 6))
+    start(made, *[gang(f"waits-{n}", 1, 1) for n in range(4)])
+    shrinks = asked(made)
+    assert {asker for _, _, asker in shrinks} == {f"waits-{n}" for n in range(4)}
+    assert {index for _, indexes, _ in shrinks for index in indexes} == {2, 3, 4, 5}
+    made.release_part("elastic", [2, 3, 4, 5])
+    assert len(start(made)) == 4
+
+
+def test_one_that_comes_before_takes_what_comes_back_and_the_other_asks_anew():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 1, 4))
+    start(made, gang("waits", 1, 1))
+    assert asked(made) == [("elastic", (3,), "waits")]
+    start(made, gang("urgent", 1, 1, priority=1))
+    assert asked(made) == [("elastic", (2,), "waits")]
+    made.release_part("elastic", [2, 3])
+    assert start(made) == {"urgent": 1, "waits": 1}
+
+
+def test_what_comes_back_for_one_that_is_gone_is_for_all():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 1, 4))
+    start(made, gang("waits", 1, 1))
+    assert asked(made) == [("elastic", (3,), "waits")]
+    made.withdraw("waits")
+    start(made, gang("next", 1, 1))
+    assert asked(made) == []
+    made.release_part("elastic", [3])
+    assert start(made) == {"next": 1}
+
+
+def test_one_that_gives_back_does_not_grow_meanwhile():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 1, 4))
+    made.may_grow("elastic")
+    start(made, gang("waits", 1, 1))
+    assert asked(made) == [("elastic", (3,), "waits")]
+    made.set_nodes([node("a", 4), node("b", 1)])
+    assert start(made) == {"waits": 1}
+    made.set_nodes([node("a", 4), node("b", 2)])
+    made.may_grow("elastic")
+    assert made.adjust() == []
+    made.release_part("elastic", [3])
+    assert [type(change) for change in made.adjust()] == [Grow]
+
+
+def test_a_smaller_size_is_given_back():
+    made = scheduler(node("a", 4))
+    start(made, gang("elastic", 1, 4))
+    made.resize_gang("elastic", 2)
+    assert asked(made) == [("elastic", (2, 3), "")]
+    assert asked(made) == []
+    made.release_part("elastic", [2, 3])
+    made.may_grow("elastic")
+    assert made.adjust() == []
+
+
+def test_a_gang_that_lost_a_task_gets_back_what_is_on_loan():
+    made = scheduler(node("a", 1), node("b", 1), node("c", 2))
+    made.adopt(gang("pair", 2, 2), [Place("a"), Place("b")])
+    made.adopt(gang("elastic", 1, 2), [Place("c"), Place("c")])
+    made.set_nodes([node("b", 1), node("c", 2)])
+    assert made.replace("pair", 0) is None
+    assert asked(made) == [("elastic", (1,), "pair")]
+    made.release_part("elastic", [1])
+    assert made.decide() == []
+    assert made.replace("pair", 0) == Place("c")
+    assert held(made, "pair") == {0: Place("c"), 1: Place("b")}
+
+
+def test_nobody_grows_into_what_a_lost_task_could_use():
+    made = scheduler(node("a", 2), node("b", 4))
+    made.adopt(gang("pair", 2, 2, Ask(cpu=2)), [Place("a"), Place("b")])
+    made.adopt(gang("elastic", 1, 4), [Place("b")])
+    made.set_nodes([node("b", 4)])
+    assert made.replace("pair", 0) is None
+    made.may_grow("elastic")
+    assert (made.decide(), made.adjust()) == ([], [])
+    made.release_part("pair", [0])
+    assert [grown.indexes for grown in made.adjust()] == [(1,)]
