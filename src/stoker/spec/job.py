@@ -218,9 +218,9 @@ class Role(_Part):
 
 def _role_name(value: Any) -> str:
     found = names.slug(value, noun="role's name")
-    if found == "worker":
+    if found in ("worker", "workers"):
         raise Bad(
-            '"worker" is the role of the job itself',
+            f'"{found}" is the role of the job itself',
             hint="Set `workers`, `run` and `resources` of the job instead.",
         )
     return found
@@ -321,8 +321,17 @@ class Job(_Part):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.workers.max == 0 and not self.roles:
-            raise Bad("workers: 0 leaves nothing to run", hint="Add a role, or say how many workers.")
+            raise Bad(
+                "workers: 0 leaves nothing to run", hint="Say how many, or leave it out: then there is one."
+            )
         if self.run is None and self.image is None and self._own_command():
+            if self.workers.max == 0:
+                bare = next(
+                    name for name, role in self.roles.items() if role.run is None and role.image is None
+                )
+                raise Bad(
+                    f"roles.{bare}: has no command", hint="Give it a `run`, or the job one for all of them."
+                )
             raise Bad("run: is missing", hint="Add a line like `run: python train.py`.")
         if self.args and self.run is not None:
             raise Bad(

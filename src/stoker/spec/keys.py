@@ -25,10 +25,26 @@ SYNONYMS: dict[str, dict[str, str]] = {
     "framework": {
         "pytorch": "torch",
         "lightning": "torch",
+        "ddp": "torch",
+        "fsdp": "torch",
+        "torchrun": "torch",
+        "accelerate": "torch",
+        "deepspeed": "torch",
         "tf": "tensorflow",
         "keras": "tensorflow",
         "flax": "jax",
         "openmpi": "mpi",
+        "mpich": "mpi",
+        "mpirun": "mpi",
+        "mpi4py": "mpi",
+    },
+    "on_loss": {
+        "restart": "world",
+        "all": "world",
+        "replace": "task",
+        "retry": "task",
+        "nothing": "ignore",
+        "none": "ignore",
     },
     "checkpoint.best.mode": {
         "maximum": "max",
@@ -73,6 +89,16 @@ WRONG_KEYS: dict[str, str] = {
     "namespace": "project",
 }
 """What people bring from other tools, and where it lives here."""
+ROLE_KEYS: dict[str, str] = {
+    "replicas": "count",
+    "workers": "count",
+    "number": "count",
+    "size": "count",
+    "restart": "on_loss",
+    "restartpolicy": "on_loss",
+    "optional": "may_fail",
+}
+"""The same, of a role."""
 
 
 @dataclass(frozen=True)

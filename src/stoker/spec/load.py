@@ -69,7 +69,8 @@ def job_from_tree(raw: Any, origin: Origin | None = None, found: Sequence[Proble
     tree, mistakes = problems.without_nulls(raw)
     mistakes = [*found, *mistakes]
     bad = {problem.path for problem in mistakes}
-    if "run" not in tree and "image" not in tree and ("run",) not in bad:
+    only_roles = tree.get("workers") == 0 and bool(tree.get("roles"))
+    if "run" not in tree and "image" not in tree and ("run",) not in bad and not only_roles:
         if not any(problems.meant(key) == "run" for key in tree if key not in keys.BY_PATH):
             hint = "Add a line like `run: python train.py`."
             mistakes.append(Problem(("run",), "is missing", hint=hint))

@@ -150,6 +150,11 @@ def _explain(error: dict[str, Any]) -> Problem:
     if isinstance(cause, Bad):
         if not path and cause.message.startswith("run: "):
             return Problem(("run",), cause.message[5:], cause.hint)
+        if not path and cause.message.startswith("workers: "):
+            return Problem(("workers",), cause.message[9:], cause.hint)
+        if not path and cause.message.startswith("roles."):
+            name, _, message = cause.message.removeprefix("roles.").partition(": ")
+            return Problem(("roles", name), message, cause.hint)
         return Problem(path, cause.message, cause.hint, value, cause.choices)
     if kind == "extra_forbidden":
         return _unknown_key(path)
@@ -158,7 +163,7 @@ def _explain(error: dict[str, Any]) -> Problem:
     key = keys.find(path)
     shown = "this" if path[:1] == ("secrets",) else show(value)
     if kind in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
-        return Problem(path, f"{shown} is not a mapping of keys", _example(key, path), value)
+        return Problem(path, f"{shown} is not a mapping of keys", _example(key, path, value), value)
     if kind in ("tuple_type", "list_type"):
         return Problem(path, f"{shown} is not a list", _list_hint(key, path, value), value)
     return Problem(path, f"{shown}: {str(error['msg'])[:1].lower()}{str(error['msg'])[1:]}", None, value)
@@ -167,6 +172,10 @@ def _explain(error: dict[str, Any]) -> Problem:
 def meant(word: str, parent: At = ()) -> str | None:
     """The key somebody probably meant by `word` in the mapping at `parent`; dotted where it lies deeper."""
     home = keys.WRONG_KEYS.get(word.lower())
+    if len(parent) == 2 and parent[0] == "roles":
+        own = keys.ROLE_KEYS.get(word.lower()) or home
+        if own in keys.children(parent):
+            return own
     prefix = "".join(f"{part}." for part in parent)
     if home is not None and home.startswith(prefix):
         return home.removeprefix(prefix)
@@ -216,7 +225,11 @@ def _null(path: At) -> Problem:
     return Problem(path, "has no value", "Write one, or remove the line.")
 
 
-def _example(key: keys.Key | None, path: At) -> str | None:
+def _example(key: keys.Key | None, path: At, value: Any) -> str | None:
+    if key is not None and key.path == "roles" and len(path) == 2:
+        return f"Write it as in `{path[-1]}: {{count: {value if type(value) is int else 2}}}`."
+    if key is not None and key.path == "hang" and isinstance(value, (str, int, float)):
+        return f"Did you mean `hang: {{after: {flow(value)}}}`?"
     if key is None or not isinstance(key.example, dict):
         return None
     return f"Write it as in `{path[-1]}: {flow(key.example)}`."

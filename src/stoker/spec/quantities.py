@@ -183,7 +183,10 @@ def count(value: Any, *, least: int = 0, most: int = 1_000_000_000, noun: str = 
     if number is None and isinstance(value, str) and _short(r"^[-+]?\d{1,18}$", value):
         number = Fraction(int(value))
     if number is None or number.denominator != 1:
-        raise Bad(f"{show(value)} is not a {noun}", hint=f"Write a {noun} from {least} to {most}.")
+        hint = f"Write a {noun} from {least} to {most}."
+        if isinstance(value, str) and ".." in value and _short(WORKERS_PATTERN, value):
+            hint = "Only `workers` can be a range."
+        raise Bad(f"{show(value)} is not a {noun}", hint=hint)
     if not least <= number <= most:
         raise Bad(f"{show(value)} is not between {least} and {most}")
     return int(number)
@@ -208,13 +211,22 @@ def workers(value: Any) -> Workers:
             if isinstance(value, str)
             else None
         )
+        limits = (found[1], found[2]) if found else _limits(value)
         guess = (
-            f"Did you mean `{found[1]}..{found[2]}`?"
-            if found
+            f"Did you mean `{limits[0]}..{limits[1]}`?"
+            if limits
             else "Write `4`, or `2..8` for an elastic number."
         )
         raise Bad(f"{show(value)} is not a number of workers", hint=guess) from None
     return Workers(exact, exact)
+
+
+def _limits(value: Any) -> tuple[Any, Any] | None:
+    """Of `{min: 2, max: 4}`."""
+    if not isinstance(value, dict):
+        return None
+    low, high = value.get("min"), value.get("max")
+    return (low, high) if type(low) is int and type(high) is int and 0 < low <= high else None
 
 
 PRIORITIES = {"low": -10, "normal": 0, "high": 10}
