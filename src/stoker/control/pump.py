@@ -78,6 +78,17 @@ class Intake:
     more: bool = False
     """There is more to take in than one look may take: record this, then look again."""
 
+    def join(self, later: Intake) -> None:
+        """What a later look at the same task found, as if both had been one."""
+        self.status = later.status or self.status
+        self.started_at = self.started_at or later.started_at
+        self.ending = later.ending or self.ending
+        for name in ("changes", "checkpoints", "points", "parts", "rejected"):
+            getattr(self, name).extend(getattr(later, name))
+        self.log_bytes += later.log_bytes
+        self.visible = self.visible or later.visible
+        self.more = later.more
+
 
 class Pump:
     """One task of one attempt."""

@@ -93,7 +93,10 @@ class Reporter:
             if self._ready or directory is None:
                 self._ready = True
                 return
-            name = f"{running.generation()}-{os.getpid()}-{os.urandom(4).hex()}.jsonl"
+            # Several processes of one task: who it is, so that what they report of one thing is told apart.
+            rank = os.environ.get("LOCAL_RANK", "0")
+            tail = f"-{int(rank)}" if rank.isascii() and rank.isdigit() and 0 < int(rank) < 10000 else ""
+            name = f"{running.generation()}-{os.getpid()}-{os.urandom(4).hex()}{tail}.jsonl"
             path = os.path.join(directory, layout.METRICS, name)
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)

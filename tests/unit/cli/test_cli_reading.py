@@ -294,6 +294,20 @@ def test_metrics(runs: Any, invoke: Any) -> None:
     )
 
 
+def test_metrics_of_several_tasks(runs: Any, invoke: Any) -> None:
+    numbers = {"count": 1, "last": 1, "min": 1, "max": 1, "last_step": 1}
+    keys = ["acc@evaluator-0", "loss", "loss@worker-1", "top@k-5"]
+    runs.metrics = {key: {"key": key, **numbers} for key in keys}
+    for key, task in (("acc@evaluator-0", "evaluator-0"), ("loss@worker-1", "worker-1")):
+        runs.metrics[key]["task"] = task
+
+    def shown(*flags: str) -> list[str]:
+        return [line.split()[0] for line in invoke("metrics", "digits-7f3k", *flags).out.splitlines()[1:]]
+
+    assert shown() == ["acc@evaluator-0", "loss", "top@k-5"]
+    assert shown("--all-ranks") == keys
+
+
 def test_a_run_is_meant_by_id_name_beginning_or_last(runs: Any, invoke: Any) -> None:
     for ref, expected in [
         ("digits-5ab1", "digits-5ab1"),

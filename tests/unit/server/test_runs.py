@@ -182,6 +182,19 @@ def test_metrics_and_numbers_that_are_none(rig: Any) -> None:
         rig.client.metric(run, "<script>")
 
 
+def test_metrics_say_which_task_reported_them(rig: Any) -> None:
+    run = rig.submit()["id"]
+    keys = ["loss", "loss@worker-1", "loss@worker-0.1", "acc@top-5", "@"]
+    rig.store.apply([AddMetrics(run, 1, [Point(key, 1, 1.0, 1.0) for key in keys])])
+    rig.store.apply([AddAttempt(AttemptRow(run, 1, placement={"worker-0": {}}))])
+    assert not [entry for entry in rig.client.metrics(run)["keys"] if "task" in entry]
+    rig.store.apply([AddAttempt(AttemptRow(run, 2, placement={"worker-0": {}, "worker-1": {}}))])
+    found = {entry["key"]: entry.get("task") for entry in rig.client.metrics(run)["keys"]}
+    assert found == {
+        "loss": None, "loss@worker-1": "worker-1", "loss@worker-0.1": "worker-0", "acc@top-5": None, "@": None,
+    }  # fmt: skip
+
+
 def test_names_are_shown_as_they_are(rig: Any) -> None:
     run = rig.client.submit(
         key="k", job={"name": "digits", "tags": ["<script>alert(1)</script>", "\x1b[31m"]}

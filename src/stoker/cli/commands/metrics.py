@@ -18,9 +18,18 @@ PLOTS = 6
 """Curves drawn without being asked by name."""
 
 
-def metrics(ctx: Context, *, run: str, key: str | None, as_plot: bool, no_plot: bool, as_json: bool) -> int:
+def metrics(
+    ctx: Context,
+    *,
+    run: str,
+    key: str | None,
+    all_ranks: bool,
+    as_plot: bool,
+    no_plot: bool,
+    as_json: bool,
+) -> int:
     if key is None:
-        return _list(ctx, run, as_plot, no_plot, as_json)
+        return _list(ctx, run, all_ranks, as_plot, no_plot, as_json)
     run_id, keys = _keys(ctx, run)
     names = [str(entry["key"]) for entry in keys]
     if key not in names:
@@ -56,8 +65,10 @@ def _keys(ctx: Context, run: str) -> tuple[str, list[dict[str, Any]]]:
     return used, answer["keys"]
 
 
-def _list(ctx: Context, run: str, as_plot: bool, no_plot: bool, as_json: bool) -> int:
+def _list(ctx: Context, run: str, all_ranks: bool, as_plot: bool, no_plot: bool, as_json: bool) -> int:
     run_id, keys = _keys(ctx, run)
+    if not all_ranks:
+        keys = _plain(keys)
     if as_json:
         ctx.json(keys)
         return 0
@@ -94,6 +105,14 @@ def _list(ctx: Context, run: str, as_plot: bool, no_plot: bool, as_json: bool) -
     return 0
 
 
+def _plain(keys: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what other tasks say of what one says for all: `loss@worker-1` beside `loss`."""
+    names = {entry["key"] for entry in keys}
+    return [
+        entry for entry in keys if "task" not in entry or str(entry["key"]).rpartition("@")[0] not in names
+    ]
+
+
 def _draw(ctx: Context, key: str, points: list[Any], *, rows: int) -> None:
     drawable = numeric(points)
     left_out = len(points) - len(drawable)
@@ -116,9 +135,14 @@ COMMANDS = {
         options=[
             Option("--plot", dest="as_plot", flag=True, help="Plot in a pipe as well, and every metric."),
             Option("--no-plot", flag=True, help="No plots in the list."),
+            Option(
+                "--all-ranks",
+                flag=True,
+                help="What every task reports, as in `loss@worker-1`; otherwise the first one's stands for all.",
+            ),
             JSON,
         ],
         examples=[("stoker metrics digits-7f3k", ""), ("stoker metrics digits-7f3k loss", "one curve")],
-        shapes="a list of `{key, count, last, min, max, last_step}`; with KEY `{key, points}`",
+        shapes="a list of `{key, count, last, min, max, last_step}`, with `task` where another than the first reported it; with KEY `{key, points}`",
     )
 }

@@ -15,7 +15,17 @@ router = APIRouter(prefix="/api/v1/runs/{run}/metrics")
 
 @router.get("")
 def keys(request: Request, run: str) -> JsonAnswer:
-    return JsonAnswer({"keys": services_of(request).store.metric_keys(run_of(request, run).id)})
+    """`task`: who reported it, where that is not the one who speaks for the run."""
+    store = services_of(request).store
+    row = run_of(request, run)
+    found = store.metric_keys(row.id)
+    tasks = {task for attempt in store.attempts(row.id) for task in attempt.placement}
+    if len(tasks) > 1:
+        for entry in found:
+            name = str(entry["key"]).rpartition("@")[2].partition(".")[0]
+            if "@" in entry["key"] and name in tasks:
+                entry["task"] = name
+    return JsonAnswer({"keys": found})
 
 
 @router.get("/{key:path}")

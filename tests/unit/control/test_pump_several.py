@@ -1,0 +1,114 @@
+"""What a look takes in from one of several tasks: parts, keys that say whose they are, and how fast it gets on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.blobs import BlobStore
+from stoker.control.pace import Pace
+from stoker.control.pump import Intake, Pump
+from stoker.settings import Home
+from stoker.store.rows import AddCheckpoint, Point
+from stoker.task import layout
+from stoker.task.formats import Status, write_json
+from stoker.task.near import NearTaskDir
+
+
+class Task:
+    def __init__(self, tmp_path: Path, **more: Any) -> None:
+        home = Home(tmp_path / "home")
+        self.root = tmp_path / "task"
+        for name in layout.DIRECTORIES:
+            (self.root / name).mkdir(parents=True)
+        write_json(str(self.root / layout.STATUS), Status("running", generation=1).to_json())
+        self.pump = Pump(
+            home,
+            BlobStore(home.blobs),
+            NearTaskDir(str(self.root)),
+            run="digits-1",
+            attempt=1,
+            task="worker-1",
+            generation=1,
+            cursors={},
+            latest={},
+            **more,
+        )
+
+    def report(self, name: str, *lines: tuple[int, float]) -> None:
+        with open(self.root / layout.METRICS / name, "a") as file:
+            file.writelines(
+                json.dumps({"step": s, "t": t, "v": {"loss": 1.0, "acc": 0.5}}) + "\n" for s, t in lines
+            )
+
+    def journal(self, entry: dict[str, Any]) -> None:
+        with open(self.root / layout.JOURNAL, "a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def keys(self, found: Intake) -> set[str]:
+        return {point.key for point in found.points}
+
+
+def test_alone_nothing_is_different(tmp_path: Path) -> None:
+    task = Task(tmp_path)
+    task.report("1-7-ab.jsonl", (1, 1.0), (2, 2.0))
+    task.report("1-8-cd-1.jsonl", (1, 1.0))
+    found = task.pump.look()
+    assert task.keys(found) == {"loss", "acc"}
+    assert found.status is not None and found.status.usage == {}
+
+
+@pytest.mark.parametrize(
+    ("speaks", "expected"), [(True, {"loss", "acc"}), (False, {"loss@worker-1", "acc@worker-1"})]
+)
+def test_who_does_not_speak_for_all_has_a_name(tmp_path: Path, speaks: bool, expected: set[str]) -> None:
+    task = Task(tmp_path, alone=False, speaks=speaks)
+    task.report("1-7-ab.jsonl", (1, 1.0))
+    assert task.keys(task.pump.look()) == expected
+    task.report("1-8-cd-3.jsonl", (1, 1.0))
+    assert task.keys(task.pump.look()) == {"loss@worker-1.3", "acc@worker-1.3"}
+
+
+def test_the_usage_says_how_fast_it_gets_on(tmp_path: Path) -> None:
+    task = Task(tmp_path, alone=False)
+    task.report("1-7-ab.jsonl", *((step, step * 0.25) for step in range(1, 9)))
+    task.report("1-8-cd-3.jsonl", (500, 1.0), (501, 9.0))
+    found = task.pump.look()
+    assert found.status is not None and found.status.usage == {"step": 8, "step_seconds": 0.25}
+
+
+def test_pace_is_a_median_that_moves() -> None:
+    pace = Pace()
+    assert pace.usage() == {}
+    pace.take([Point("loss", 10, 1.0, 100.0)])
+    assert pace.usage() == {"step": 10}
+    pace.take(
+        [Point(key, step, 1.0, 100.0 + (step - 10)) for step in range(20, 60, 10) for key in ("a", "b")]
+    )
+    pace.take([Point("loss", 60, 1.0, 500.0)])
+    assert pace.usage() == {"step": 60, "step_seconds": 1.0}
+    pace.take([Point("loss", step, 1.0, 500.0 + 2 * (step - 60)) for step in range(61, 90)])
+    assert pace.usage() == {"step": 89, "step_seconds": 2.0}
+    pace.take([Point("loss", 5, 1.0, 900.0)])
+    assert pace.usage() == {"step": 5}
+
+
+def test_checkpoints_are_parts_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    task = Task(tmp_path, alone=False)
+    staged = task.root / layout.staged(4)
+    staged.mkdir(parents=True)
+    (staged / "w.pt").write_bytes(b"x")
+    digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    entry = {"k": "checkpoint", "number": 4, "generation": 1, "name": "w.pt", "how": "rename", "step": 3}
+    task.journal({**entry, "files": [{"path": "w.pt", "size": 1, "sha256": digest}]})
+    task.journal(
+        {**entry, "number": 5, "name": "gone.pt", "files": [{"path": "g", "size": 1, "sha256": "0" * 64}]}
+    )
+    task.journal({"k": "rejected", "generation": 1, "name": "torn.pt", "reason": "torn"})
+    found = task.pump.look()
+    assert [(row.task, row.number, row.name, row.step) for row in found.parts] == [("worker-1", 4, "w.pt", 3)]
+    assert found.rejected == ["gone.pt", "torn.pt"] and found.visible
+    assert not [change for change in found.changes if isinstance(change, AddCheckpoint)]
