@@ -18,6 +18,10 @@ PATIENCE = 8
 """Tries to reach a server that went away, half a minute in all, before giving up."""
 
 
+COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+"""Of the names of several tasks."""
+
+
 class Seen:
     """How far each task's log has been read, so that reading again after a break neither loses nor repeats a
     line. Within one task and attempt records come in the order they were written. As long as their times never
@@ -115,7 +119,7 @@ def _again(connect: Callable[[], Client], old: Client) -> Client:
 
 
 class Printer:
-    """Log records to stdout and stderr. Lines of one task stand as they are; of several, behind `worker-1 | `."""
+    """Log records to stdout and stderr. Lines of one task stand as they are; of several, behind `[worker-1] `."""
 
     def __init__(
         self,
@@ -138,6 +142,7 @@ class Printer:
         self._open: tuple[str, str] | None = None
         """The task and stream whose line is unfinished on the screen."""
         self._open_target = ctx.out
+        self._colors: dict[str, str] = {}
 
     def __call__(self, record: Json) -> None:
         if "dropped" in record:
@@ -182,8 +187,12 @@ class Printer:
         if self.timestamps:
             parts += term.style(_stamp(record.get("t")), "dim", on=color) + " "
         if self.prefixes:
-            parts += term.style(f"{term.safe(task)} | ", "cyan", on=color)
+            parts += term.style(f"[{term.safe(task)}]", self._color(task), on=color) + " "
         return parts
+
+    def _color(self, task: str) -> str:
+        """The tasks take turns, in the order in which they first say something."""
+        return self._colors.setdefault(task, COLORS[len(self._colors) % len(COLORS)])
 
 
 def _stamp(t: Any) -> str:
@@ -193,6 +202,8 @@ def _stamp(t: Any) -> str:
 
 def several_tasks(run: Json) -> bool:
     """More than one task writes: lines need to say whose they are."""
+    if any(len(attempt.get("tasks") or ()) > 1 for attempt in run.get("attempts") or ()):
+        return True
     job = run.get("job") or {}
     workers = job.get("workers")
     return bool(job.get("roles")) or (

@@ -7,28 +7,35 @@ doubles nothing. What the launcher dropped to stay within its budget is dropped 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from stoker.control.log_lines import (
+    BLOCK,
+    DROPPED,
+    LARGEST_FRAME,
+    Position,
+    Reading,
+    Source,
+    gap,
+    in_order,
+    leave_out,
+    names_in,
+    pread,
+    records_of,
+    segments_of,
+    tail_of,
+)
 from stoker.settings import Home, LogSettings
 from stoker.task import layout
 from stoker.task.access import TaskDir
-from stoker.task.formats import LogLine
 
-_BLOCK = 1 << 20
 LOOK = 64 << 20
 """Bytes taken over at a time: a log that grows as fast as it is read must not hold up everything else."""
 _SLACK = 32 << 20
-_SEGMENT = re.compile(r"[0-9]{6,12}\.log")
-_STEP = 1 << 16
-_NEWLINE = re.compile(b"\n")
-_DROPPED = "dropped"
-
-Position = dict[str, list[int]]
-"""`ATTEMPT/TASK` -> [segment, offset]: where a reader goes on."""
+_TAIL_EXACT = 5000
+"""Lines of each of several tasks among which the last ones are looked for; of more, so many of each task are shown."""
 
 
 def source_name(task: str, incarnation: int) -> str:
@@ -67,19 +74,19 @@ class LogWriter:
 
     def drop(self, source: TaskDir, dropped: int) -> None:
         """Mirror the launcher's dropping: what it let go of to stay within the budget goes here too."""
-        there = set(_segments(source.list(layout.LOG)))
-        for number in _segments(_names(self.directory)):
+        there = set(segments_of(source.list(layout.LOG)))
+        for number in segments_of(names_in(self.directory)):
             if number not in there and number != self._segment:
                 path = self.directory / f"{number:06d}.log"
                 self._left += path.stat().st_size
                 path.unlink(missing_ok=True)
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.directory / f"{_DROPPED}.tmp"
+        temporary = self.directory / f"{DROPPED}.tmp"
         temporary.write_text(str(dropped))
-        temporary.replace(self.directory / _DROPPED)
+        temporary.replace(self.directory / DROPPED)
 
     def _find_end(self) -> None:
-        have = _segments(_names(self.directory))
+        have = segments_of(names_in(self.directory))
         if have:
             self._left -= sum((self.directory / f"{number:06d}.log").stat().st_size for number in have)
             self._segment = have[-1]
@@ -89,8 +96,8 @@ class LogWriter:
 
     def _pending(self, source: TaskDir) -> list[int]:
         if self._offset == 0 and self._segment == 0:
-            return _segments(source.list(layout.LOG))
-        newer = [number for number in _segments(source.list(layout.LOG)) if number > self._segment]
+            return segments_of(source.list(layout.LOG))
+        newer = [number for number in segments_of(source.list(layout.LOG)) if number > self._segment]
         return [self._segment, *newer]
 
     def _copy(self, source: TaskDir, number: int, most: int, *, whole_lines: bool) -> int:
@@ -99,7 +106,7 @@ class LogWriter:
         try:
             while taken < most:
                 data = source.read(layout.segment(number), self._offset, self._room())
-                if whole_lines and (len(data) < _BLOCK or b"\n" in data):
+                if whole_lines and (len(data) < BLOCK or b"\n" in data):
                     data = data[: data.rfind(b"\n") + 1]
                 if not data:
                     break
@@ -116,7 +123,7 @@ class LogWriter:
 
     def _room(self) -> int:
         """How much may be read of a segment at once."""
-        return max(0, min(_BLOCK, self._left, self._largest - self._offset))
+        return max(0, min(BLOCK, self._left, self._largest - self._offset))
 
     def _open(self, number: int) -> int:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,14 +137,6 @@ class LogWriter:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-
-
-@dataclass(frozen=True)
-class _Source:
-    key: str
-    attempt: int
-    task: str
-    directory: Path
 
 
 class LogArchive:
@@ -156,18 +155,23 @@ class LogArchive:
         stream: str | None = None,
         since: float | None = None,
         tail: int | None = None,
-        limit_bytes: int = _BLOCK,
+        limit_bytes: int = BLOCK,
     ) -> tuple[list[dict[str, Any]], Position]:
         """Records after `position` (None: from the beginning, or the last `tail` lines) and where to go on. An
-        empty list with an unchanged position means: nothing more for now."""
+        empty list with an unchanged position means: nothing more for now. Lines of several tasks come in the order of
+        their times, as far as they have arrived."""
         sources = self._sources(run, task, attempt)
         place: Position = dict(position or {})
         if position is None and tail is not None:
             place = self._tail(sources, tail, stream)
         records: list[dict[str, Any]] = []
         budget = limit_bytes
-        for source in sources:
-            budget -= self._read_source(source, place, records, stream, since, budget)
+        for _, several in groupby(sources, lambda source: source.attempt):
+            together = list(several)
+            if len(together) == 1:
+                budget -= self._read_source(together[0], place, records, stream, since, budget)
+            else:
+                budget -= self._read_several(together, place, records, stream, since, budget)
             if budget <= 0:
                 break
         return records, place
@@ -177,7 +181,7 @@ class LogArchive:
         return [
             (f"{source.key}/{number:06d}.log", source.directory / f"{number:06d}.log")
             for source in self._sources(run, None, None)
-            for number in _segments(_names(source.directory))
+            for number in segments_of(names_in(source.directory))
         ]
 
     def last_lines(self, run: str, attempt: int, count: int, *, task: str) -> list[str]:
@@ -188,7 +192,7 @@ class LogArchive:
         """When something of each task's output last arrived."""
         found: dict[str, float] = {}
         for source in self._sources(run, None, attempt):
-            for number in _segments(_names(source.directory))[-1:]:
+            for number in segments_of(names_in(source.directory))[-1:]:
                 try:
                     at = (source.directory / f"{number:06d}.log").stat().st_mtime
                 except FileNotFoundError:
@@ -196,135 +200,80 @@ class LogArchive:
                 found[source.task] = max(at, found.get(source.task, 0.0))
         return found
 
-    def _sources(self, run: str, task: str | None, attempt: int | None) -> list[_Source]:
+    def _sources(self, run: str, task: str | None, attempt: int | None) -> list[Source]:
         root = self._home.runs / run / "logs"
         found = []
-        for number in sorted(int(name) for name in _names(root) if name.isdigit()):
+        for number in sorted(int(name) for name in names_in(root) if name.isdigit()):
             if attempt is not None and number != attempt:
                 continue
-            for name in sorted(_names(root / str(number))):
+            for name in sorted(names_in(root / str(number))):
                 whose = name.partition(".")[0]
                 if task is None or whose == task:
-                    found.append(_Source(f"{number}/{name}", number, whose, root / str(number) / name))
+                    found.append(Source(f"{number}/{name}", number, whose, root / str(number) / name))
         return found
 
     def _read_source(
         self,
-        source: _Source,
+        source: Source,
         place: Position,
         records: list[dict[str, Any]],
         stream: str | None,
         since: float | None,
         budget: int,
     ) -> int:
-        segments = _segments(_names(source.directory))
+        segments = segments_of(names_in(source.directory))
         current, offset = place.get(source.key, [segments[0] if segments else 0, 0])
         used = 0
         previous = current
         for number in [number for number in segments if number >= current]:
             if number > previous + 1 or (number > current and previous not in segments):
-                records.append(
-                    {"dropped": _dropped(source.directory), "task": source.task, "attempt": source.attempt}
-                )
+                records.append(gap(source))
             if number != current:
                 current, offset = number, 0
             room = max(0, budget - used)
-            data = _pread(source.directory / f"{number:06d}.log", offset, room)
+            data = pread(source.directory / f"{number:06d}.log", offset, room)
             whole = data[: data.rfind(b"\n") + 1]
-            if not whole and len(data) >= 1 << 16:
+            if not whole and len(data) >= LARGEST_FRAME:
                 whole = data  # a frame is far smaller: this is not ours, pass it on as it is
             used += len(whole)
             offset += len(whole)
             place[source.key] = [current, offset]
             previous = number
-            records.extend(_records(whole, source, stream, since))
+            records.extend(records_of(whole, source, stream, since))
             if len(data) >= room:
                 return budget  # cut short by the limit: the rest of this segment comes before the next one
         return used
 
-    def _tail(self, sources: list[_Source], count: int, stream: str | None) -> Position:
+    def _read_several(
+        self,
+        sources: list[Source],
+        place: Position,
+        records: list[dict[str, Any]],
+        stream: str | None,
+        since: float | None,
+        budget: int,
+    ) -> int:
+        each = max(LARGEST_FRAME, budget // len(sources))
+        readings = [Reading(source, place, each) for source in sources]
+        for reading in in_order(readings):
+            record = reading.take(stream, since)
+            place[reading.source.key] = reading.at
+            if record is not None:
+                records.append(record)
+        if any(reading.cut for reading in readings):
+            return budget
+        return sum(reading.used for reading in readings)
+
+    def _tail(self, sources: list[Source], count: int, stream: str | None) -> Position:
         place: Position = {}
         wanted = count
-        for source in reversed(sources):
-            segments = _segments(_names(source.directory))
-            place[source.key] = [segments[-1] if segments else 0, 0]
-            if segments and wanted <= 0:
-                path = source.directory / f"{segments[-1]:06d}.log"
-                place[source.key] = [segments[-1], path.stat().st_size]
-                continue
-            for number in reversed(segments):
-                path = source.directory / f"{number:06d}.log"
-                offset, found = _seek_back(path, wanted, stream)
-                place[source.key] = [number, offset]
-                wanted -= found
-                if wanted <= 0:
-                    break
+        groups = [list(several) for _, several in groupby(sources, lambda source: source.attempt)]
+        for several in reversed(groups):
+            found = 0
+            for source in several:
+                place[source.key], lines = tail_of(source, wanted, stream)
+                found += lines
+            if len(several) > 1 and wanted < found <= len(several) * _TAIL_EXACT:
+                leave_out(several, place, found - wanted, stream)
+            wanted -= found
         return place
-
-
-def _records(
-    data: bytes, source: _Source, stream: str | None, since: float | None
-) -> Iterator[dict[str, Any]]:
-    names = {"o": "stdout", "e": "stderr", "s": "stoker"}
-    for raw in data.removesuffix(b"\n").split(b"\n") if data else ():
-        line = LogLine.decode(raw)
-        name = names[line.stream]
-        if stream is not None and name != stream:
-            continue
-        if since is not None and line.ms / 1000 < since:
-            continue
-        yield {
-            "task": source.task,
-            "attempt": source.attempt,
-            "stream": name,
-            "t": line.ms / 1000,
-            "text": line.text.decode("utf-8", "replace"),
-            "partial": line.partial,
-        }
-
-
-def _seek_back(path: Path, count: int, stream: str | None) -> tuple[int, int]:
-    """Where the last `count` lines of a segment begin, and how many there are (at most `count`)."""
-    wanted = None if stream is None else {"stdout": b"o", "stderr": b"e", "stoker": b"s"}.get(stream)
-    end, found, after = path.stat().st_size, 0, b""
-    while end > 0:
-        begin = max(0, end - _STEP)
-        # The byte behind the block is the first one of a line that begins there.
-        data = _pread(path, begin, end - begin) + after
-        starts = [0] if begin == 0 else []
-        starts += [match.end() for match in _NEWLINE.finditer(data, 0, len(data) - 1)]
-        if wanted is not None:
-            starts = [at for at in starts if data[at : at + 1].lower() == wanted]
-        if found + len(starts) >= count:
-            return begin + starts[found - count], count
-        end, found, after = begin, found + len(starts), data[:1]
-    return 0, found
-
-
-def _dropped(directory: Path) -> int:
-    try:
-        return int((directory / _DROPPED).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def _pread(path: Path, offset: int, limit: int) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return b""
-    try:
-        return os.pread(fd, limit, offset)
-    finally:
-        os.close(fd)
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _segments(names: list[str]) -> list[int]:
-    return sorted(int(name[:-4]) for name in names if _SEGMENT.fullmatch(name))

@@ -74,8 +74,17 @@ def test_logs_query(digits: Any, invoke: Any, clock: float) -> None:
 def test_lines_of_several_tasks_say_whose_they_are(digits: Any, invoke: Any) -> None:
     digits.runs[0]["job"]["workers"] = 2
     digits.logs = [[line("a"), line("b", task="worker-1")]]
-    assert invoke("logs", "digits-7f3k").out == "worker-0 | a\nworker-1 | b\n"
+    assert invoke("logs", "digits-7f3k").out == "[worker-0] a\n[worker-1] b\n"
     assert invoke("logs", "digits-7f3k", "--task", "worker-1").out == "a\nb\n"
+    coloured = invoke("logs", "digits-7f3k", "--color", "always").out
+    assert coloured == "\x1b[36m[worker-0]\x1b[0m a\n\x1b[35m[worker-1]\x1b[0m b\n"
+
+
+def test_tasks_that_a_framework_added_count(digits: Any, invoke: Any) -> None:
+    tasks = [{"name": "launcher-0"}, {"name": "worker-0"}]
+    digits.runs[0]["attempts"] = [{"number": 1, "tasks": tasks}]
+    digits.logs = [[line("a", task="launcher-0")]]
+    assert invoke("logs", "digits-7f3k").out == "[launcher-0] a\n"
 
 
 def test_unfinished_lines_are_joined_and_never_mixed(digits: Any, invoke: Any) -> None:

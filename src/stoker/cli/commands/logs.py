@@ -130,7 +130,7 @@ COMMANDS = {
         logs,
         summary="what a run printed",
         help="What a run printed, stdout and stderr of all its tasks, all attempts. Lines of several tasks stand "
-        "behind `worker-1 | `.\n\n"
+        "in the order of their times, each behind `[worker-1] `.\n\n"
         "Escape sequences are made harmless: colours pass on a terminal only, cursor moves are left out, other "
         "control characters are shown as text. --raw passes everything as it was written.",
         arguments=[Argument("run", complete="run")],
