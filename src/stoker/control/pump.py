@@ -49,6 +49,8 @@ METRIC_FILES = 1000
 """Files of metrics that are read: one for each process that reports."""
 _CATCH_UP = 15.0
 """Seconds that the last lines of a far task have to arrive. A courier that is gone brings nothing any more."""
+_SILENT = ("launcher", "scheduler", "ps")
+"""Roles that serve the others, and speak only where nobody else does."""
 _NAME = 200
 _LINE = 4000
 _LINES = 50
@@ -108,11 +110,11 @@ class Pump:
         latest: Mapping[str, float],
         logs: LogSettings = LogSettings(),
         alone: bool = True,
-        speaks: bool = True,
+        speaks: bool | None = None,
     ) -> None:
         """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
-        `Intake.parts`, and how fast it gets on is in the usage. `speaks`: what it reports is the run's; of the others
-        it gets their name: `loss@worker-1`."""
+        `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
+        of the others it gets their name: `loss@worker-1`. None: the first worker speaks."""
         self.directory = directory
         self.run = run
         self.attempt = attempt
@@ -126,7 +128,7 @@ class Pump:
         self._dropped = 0
         self._latest = dict(latest)
         self._alone = alone
-        self._speaks = speaks
+        self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
         self._pace = Pace()
 
     def look(self, *, final: bool = False) -> Intake:
@@ -320,6 +322,18 @@ class Pump:
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
         return AddEvent(EventRow(self.run, time.time(), kind, _text(text, _LINE), data or {}))
+
+
+def speaker(tasks: Sequence[str]) -> str:
+    """The one of these, in the order of the ranks, whose reports stand for the run: the client where there is one, else
+    the first that trains."""
+    roles = [task.rpartition("-")[0] for task in tasks]
+    for wanted in (("client",), ("chief", "master", "worker")):
+        found = [task for task, role in zip(tasks, roles, strict=True) if role in wanted]
+        if found:
+            return found[0]
+    others = [task for task, role in zip(tasks, roles, strict=True) if role not in _SILENT]
+    return (others or list(tasks))[0]
 
 
 def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> Scored:

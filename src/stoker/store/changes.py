@@ -104,6 +104,10 @@ class Changes:
         for (_, write), found in zip(self._tables, sorted_by_table, strict=True):
             if found:
                 learnt.update(write(connection, found) or {})
+        for change in changes:
+            # Whatever waited for others waits in vain, and what is complete has its own row.
+            if isinstance(change, UpdateAttempt) and change.values.get("state") == "ended":
+                self._parts(connection, [DropParts(change.run, change.number)])
         return learnt
 
     def _runs(self, connection: Connection, changes: list[UpdateRun]) -> None:

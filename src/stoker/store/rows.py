@@ -240,7 +240,7 @@ class DropPart:
 
 @dataclass(frozen=True)
 class DropParts:
-    """Forget all parts of an attempt."""
+    """Forget all parts of an attempt. An attempt that ends forgets them by itself."""
 
     run: str
     attempt: int

@@ -329,6 +329,10 @@ class Changing(StoreCase):
         store.apply([PutPart(replace(odd, checkpoint="c1")), DropPart(peer), DropPart(peer)])
         assert store.checkpoint_parts(run.id, 1) == [replace(odd, checkpoint="c1"), later]
         store.apply([DropParts(run.id, 1), DropParts("nobody-0000", 1)])
+        store.apply([AddAttempt(AttemptRow(run.id, 3)), PutPart(replace(odd, attempt=3))])
+        ends = UpdateAttempt(run.id, 3, {"state": "ended"})
+        store.apply([ends, PutPart(replace(peer, attempt=3))])
+        assert store.checkpoint_parts(run.id, 3) == []
         assert store.checkpoint_parts(run.id, 1) == [] == store.checkpoint_parts("nobody-0000", 1)
         store.close()
         with Store.open(url, create=False) as again:

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.pace import Pace
-from stoker.control.pump import Intake, Pump
+from stoker.control.pump import Intake, Pump, speaker
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
@@ -70,6 +70,21 @@ def test_who_does_not_speak_for_all_has_a_name(tmp_path: Path, speaks: bool, exp
     assert task.keys(task.pump.look()) == expected
     task.report("1-8-cd-3.jsonl", (1, 1.0))
     assert task.keys(task.pump.look()) == {"loss@worker-1.3", "acc@worker-1.3"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "first"),
+    [
+        (["worker-0", "worker-1", "ps-0"], "worker-0"),
+        (["chief-0", "worker-0", "ps-0"], "chief-0"),
+        (["launcher-0", "worker-0"], "worker-0"),
+        (["scheduler-0", "worker-0", "client-0"], "client-0"),
+        (["scheduler-0", "actor-0", "learner-0"], "actor-0"),
+        (["ps-0"], "ps-0"),
+    ],
+)
+def test_who_speaks_for_all(tasks: list[str], first: str) -> None:
+    assert speaker(tasks) == first
 
 
 def test_the_usage_says_how_fast_it_gets_on(tmp_path: Path) -> None:
