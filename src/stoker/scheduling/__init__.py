@@ -8,8 +8,12 @@ nodes and GPUs it keeps away from where it can. Tasks keep their numbers: `Sched
 some back, `Scheduler.replace(id, index, avoid)` finds a new place for one, `Scheduler.resize_gang(id, count)` changes
 the wish; `Scheduler.may_grow(id)` says that it has settled, and `Scheduler.adjust()`, called after each `decide()`, who
 grows (`Grow`) and who is to give back (`Shrink`); `Scheduler.adopt(request, places, indexes)` believes what a restart finds.
+
+Beside the queue: `Standoff` says which of several half-started gangs lets go, `Suspicion` which nodes and GPUs are set
+aside because too much failed on them, and `trusted(nodes, asides)` what is left to hand out.
 """
 
+from stoker.scheduling.gangs import Half, LetGo, Standoff
 from stoker.scheduling.model import (
     Ask,
     Explanation,
@@ -27,13 +31,18 @@ from stoker.scheduling.model import (
     gpu_name,
 )
 from stoker.scheduling.scheduler import Scheduler
+from stoker.scheduling.suspicion import Aside, Failure, Suspicion, trusted
 
 __all__ = [
+    "Aside",
     "Ask",
     "Explanation",
+    "Failure",
     "Grow",
+    "Half",
     "Held",
     "Holder",
+    "LetGo",
     "NodeShape",
     "Place",
     "Request",
@@ -41,7 +50,10 @@ __all__ = [
     "Shortage",
     "Shrink",
     "Snapshot",
+    "Standoff",
     "Start",
+    "Suspicion",
     "Verdict",
     "gpu_name",
+    "trusted",
 ]

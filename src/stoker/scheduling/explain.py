@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stoker.errors import NotFound
+from stoker.scheduling.holders import Holders
 from stoker.scheduling.holding import Holding
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import (
@@ -22,6 +23,7 @@ from stoker.scheduling.model import (
     in_units,
     say,
     task_name,
+    task_names,
     welcome,
 )
 from stoker.scheduling.placement import Room, place_in_one, times, within
@@ -30,14 +32,18 @@ from stoker.scheduling.reserve import claim, holding
 from stoker.scheduling.verdict import ever_fits, fits_whole, scope
 
 
-def explain(id: str, queue: Queue, ledger: Ledger, holding: Holding | None = None) -> Explanation:
+def explain(id: str, queue: Queue, ledger: Ledger, holders: Holders) -> Explanation:
+    holding = holders.get(id)
     if holding is not None:
         places = ledger.places(id)
         return Explanation(id, "held", _holds(holding, places), places=places)
     request = queue.get(id)
     if request is None:
         raise NotFound(f"{id} is neither queued nor running here")
-    return replace(_queued(request, queue, ledger), position=queue.position(request), queued=len(queue))
+    found = _queued(request, queue, ledger)
+    if found.state == "waiting":
+        found = replace(found, reason=found.reason + _coming(id, holders))
+    return replace(found, position=queue.position(request), queued=len(queue))
 
 
 def _holds(holding: Holding, places: Sequence[Place]) -> str:
@@ -47,9 +53,24 @@ def _holds(holding: Holding, places: Sequence[Place]) -> str:
     if request.extra:
         text = f"has {len(places)} of up to {request.most} tasks on {nodes}"
     if holding.lost:
-        lost = ", ".join(task_name(request.tasks, index) for index in sorted(holding.lost))
-        text += f"; there is no room for {lost} now"
+        text += f"; there is no room for {task_names(request.tasks, sorted(holding.lost))} now"
+    if holding.giving:
+        askers = ", ".join(sorted({asker for asker in holding.giving.values() if asker}))
+        given = task_names(request.tasks, sorted(holding.giving))
+        text += f"; gives back {given}" + (f" for {askers}" if askers else "")
     return text
+
+
+def _coming(id: str, holders: Holders) -> str:
+    """Who gives back tasks for it."""
+    given = {
+        holding.request.id: list(holding.giving.values()).count(id)
+        for holding in holders.elastic()
+        if id in holding.giving.values()
+    }
+    return "".join(
+        f"; {gang} gives back {count} task{'s' if count > 1 else ''} for it" for gang, count in given.items()
+    )
 
 
 def _queued(request: Request, queue: Queue, ledger: Ledger) -> Explanation:
@@ -61,7 +82,7 @@ def _queued(request: Request, queue: Queue, ledger: Ledger) -> Explanation:
         lack = _nearest_lack(bucket.shape, ledger)
         short = () if lack is None else lack.short
         holders = _holders(claim(bucket, ledger), {shortage.resource for shortage in short}, ledger)
-        reason = _waiting(lack, holders, behind)
+        reason = _waiting(request, lack, holders, behind)
         return Explanation(request.id, "waiting", reason, short=short, holders=holders, behind=behind)
     if behind is not None:
         reason = f"what it asks for is kept for {behind}, which is before it"
@@ -118,6 +139,10 @@ class _Lack(NamedTuple):
     short: tuple[Shortage, ...]
     where: str
     """Which pool and cluster that is in, where there are others."""
+    task: int
+    """Which task it is."""
+    fitting: int
+    """How many tasks fit there now."""
 
 
 def _nearest_lack(shape: Shape, ledger: Ledger) -> _Lack | None:
@@ -130,19 +155,29 @@ def _nearest_lack(shape: Shape, ledger: Ledger) -> _Lack | None:
 def _lack(shape: Shape, nodes: Sequence[Node], known: set[str]) -> _Lack | None:
     """Place what fits; then look at the first task that does not."""
     rooms = [Room.of(node) for node in nodes]
+    fitting = 0
+    first: tuple[Group, int, Sequence[Room]] | None = None
     for group in shape.groups:
         eligible = within(group.among, rooms)
-        for _ in group.indexes:
-            fitting = next((room for room in eligible if times(group.task, room, 1)), None)
-            if fitting is None:
-                totals = {node.name: node.total for node in nodes}
-                domain = nodes[0].shape.domain if nodes[0].shape is not None else ""
-                return _nearest(group, eligible, totals, scope(group.among, [domain], known))
-            fitting.take(group.task)
-    return None
+        for index in group.indexes:
+            room = next((room for room in eligible if times(group.task, room, 1)), None)
+            if room is None:
+                first = first or (group, index, [Room.of(space) for space in eligible])
+                break
+            room.take(group.task)
+            fitting += 1
+    if first is None:
+        return None
+    group, index, eligible = first
+    totals = {node.name: node.total for node in nodes}
+    domain = nodes[0].shape.domain if nodes[0].shape is not None else ""
+    distance, short = _nearest(group, eligible, totals)
+    return _Lack(distance, short, scope(group.among, [domain], known), index, fitting)
 
 
-def _nearest(group: Group, rooms: Sequence[Room], totals: Mapping[str, Amount], where: str) -> _Lack:
+def _nearest(
+    group: Group, rooms: Sequence[Room], totals: Mapping[str, Amount]
+) -> tuple[tuple[int, float], tuple[Shortage, ...]]:
     distance, name, room = min(
         (_missing(group.task, room, totals[room.name]), room.name, room)
         for room in rooms
@@ -155,7 +190,7 @@ def _nearest(group: Group, rooms: Sequence[Room], totals: Mapping[str, Amount], 
         )
         if asked > free
     )
-    return _Lack(distance, short, where)
+    return distance, short
 
 
 def _missing(task: Amount, room: Room, total: Amount) -> tuple[int, float]:
@@ -179,11 +214,15 @@ def _holders(terms: Sequence[Term], resources: set[str], ledger: Ledger) -> tupl
     return tuple(sorted(found, key=lambda holder: (holder.resource, -holder.amount, holder.id)))
 
 
-def _waiting(lack: _Lack | None, holders: Sequence[Holder], behind: str | None) -> str:
+def _waiting(request: Request, lack: _Lack | None, holders: Sequence[Holder], behind: str | None) -> str:
     if lack is None:
         return "its tasks do not fit what is free together"
     missing = " and ".join(say(shortage.resource, shortage.short) for shortage in lack.short)
-    text = f"short of {missing} on {lack.short[0].node}" + (f" of {lack.where}" if lack.where else "")
+    text = f"short of {missing}"
+    if len(request.asks) > 1:
+        name = task_name(request.asks, lack.task)
+        text = f"{lack.fitting} of {len(request.asks)} tasks fit now; {name} lacks {missing}"
+    text += f" on {lack.short[0].node}" + (f" of {lack.where}" if lack.where else "")
     names = list(dict.fromkeys(holder.id for holder in holders))
     if names:
         text += f", held by {', '.join(names[:3])}" + (

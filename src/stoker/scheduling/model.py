@@ -286,6 +286,12 @@ def task_name(asks: Sequence[Ask], index: int) -> str:
     return asks[index].name or f"task {index}"
 
 
+def task_names(asks: Sequence[Ask], indexes: Sequence[int]) -> str:
+    """All of them, or the first few and how many more."""
+    names = [task_name(asks, index) for index in indexes]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def gpu_name(node: str, gpu: str) -> str:
     """A GPU among all GPUs: on many machines the first one is called 0."""
     return f"{node}#{gpu}"

@@ -229,7 +229,7 @@ class Scheduler:
 
     def explain(self, id: str) -> Explanation:
         """Why it waits, as things stand after the last decision. Raises NotFound when it is not known."""
-        return explaining.explain(id, self._queue, self._ledger, self._holders.get(id))
+        return explaining.explain(id, self._queue, self._ledger, self._holders)
 
     def holds(self, id: str) -> bool:
         """Whether it was started and not released yet."""

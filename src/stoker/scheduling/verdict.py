@@ -32,7 +32,8 @@ def ever_fits(asks: Sequence[Ask], domains: tuple[str, ...], nodes: Sequence[Nod
     for group in sorted(shape.groups, key=lambda group: group.indexes):
         reason, resource = _too_big(group, scope(group.among, domains, known), everywhere)
         if reason:
-            return Verdict(False, reason, group.indexes[0], resource)
+            name = asks[group.indexes[0]].name if len(shape.groups) > 1 else ""
+            return Verdict(False, f"{name}: {reason}" if name else reason, group.indexes[0], resource)
     if all(place(shape, field) is None for field in fields.values()):
         return Verdict(False, _together(shape, fields, known))
     return Verdict(True)

@@ -457,3 +457,50 @@ def test_nobody_grows_into_what_a_lost_task_could_use():
     assert (made.decide(), made.adjust()) == ([], [])
     made.release_part("pair", [0])
     assert [grown.indexes for grown in made.adjust()] == [(1,)]
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+def named(role: str, count: int, **needs) -> tuple[Ask, ...]:
+    return tuple(Ask(name=f"{role}-{n}", **needs) for n in range(count))
+
+
+def test_a_gang_that_waits_says_how_much_of_it_fits_and_what_the_first_other_task_lacks():
+    made = scheduler(node("a", 8, gpus=4), node("b", 8, gpus=1))
+    made.adopt(gang("digits", 1, 1, GPU), [Place("b", ("0",))])
+    asks = (*named("chief", 1, cpu=1), *named("worker", 5, gpu=1))
+    made.enqueue(Request("wide", 0, 99, asks))
+    made.decide()
+    why = made.explain("wide")
+    assert why.reason == "5 of 6 tasks fit now; worker-4 lacks 1 GPU on a, held by digits"
+    assert [(short.resource, short.short, short.node) for short in why.short] == [("gpu", 1, "a")]
+
+
+def test_a_gang_that_can_never_start_names_the_role_that_is_too_big():
+    made = scheduler(node("a", 8, gpus=2))
+    asks = (*named("chief", 1, cpu=1), *named("worker", 2, gpu=4))
+    verdict = made.can_ever_fit(asks)
+    assert (verdict.reason, verdict.task) == ("worker-0: asks for 4 GPUs; the largest node has 2", 1)
+    assert made.can_ever_fit(asks[1:]).reason == "asks for 4 GPUs; the largest node has 2"
+
+
+def test_names_make_no_difference():
+    assert Ask(cpu=1, name="chief-0") == Ask(cpu=1, name="worker-0")
+    assert hash(Ask(cpu=1, name="chief-0")) == hash(Ask(cpu=1))
+
+
+def test_who_gives_back_and_who_waits_for_it_both_know():
+    made = scheduler(node("a", 4))
+    made.enqueue(Request("elastic", 0, 98, named("worker", 1, cpu=1), extra=named("worker", 4, cpu=1)[1:]))
+    made.decide()
+    made.enqueue(Request("waits", 0, 99, (ONE, ONE)))
+    made.decide()
+    made.adjust()
+    assert (
+        made.explain("elastic").reason
+        == "has 4 of up to 4 tasks on a; gives back worker-2, worker-3 for waits"
+    )
+    assert made.explain("waits").reason == (
+        "0 of 2 tasks fit now; task 0 lacks 1 CPU on a, held by elastic; elastic gives back 2 tasks for it"
+    )
