@@ -40,6 +40,10 @@ test-cluster: setup  ## against a real Kubernetes cluster on this machine (root)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
 	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster -p slots -n $(WORKERS) --dist loadfile -m "not soak" $(ARGS)
 
+test-frameworks: setup  ## real torch, TensorFlow, JAX, Open MPI, Dask; the first time downloads them
+	@place=$$($(BIN)/python tests/frameworks/environment.py) && \
+	  STOKER_FRAMEWORKS=$$place $(BIN)/python -m pytest tests/frameworks -m "not soak" $(ARGS)
+
 cluster-up: setup  ## leave that cluster running: test-cluster then uses it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness up
 
@@ -59,11 +63,12 @@ bench: setup  ## ours against peers and limits; writes bench/results.json
 docs: setup  ## regenerate the generated pages
 	$(BIN)/python docs/generate.py
 
-lock:  ## refresh requirements/lock.txt
+lock:  ## refresh the lock files
 	$(BIN)/uv pip compile --quiet --system-certs --upgrade --generate-hashes --no-header --no-annotate pyproject.toml requirements/dev.in -o requirements/lock.txt
 	$(BIN)/uv pip compile --quiet --system-certs --upgrade --generate-hashes --no-header --no-annotate requirements/tools.in -o requirements/tools.txt
+	$(BIN)/uv pip compile --quiet --system-certs --upgrade --generate-hashes --no-header --no-annotate requirements/frameworks.in -o requirements/frameworks.txt
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo lint test test-cluster cluster-up cluster-down soak bench docs lock clean
+.PHONY: help setup demo lint test test-cluster test-frameworks cluster-up cluster-down soak bench docs lock clean

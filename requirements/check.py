@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 def main() -> int:
     wrong: list[str] = []
     locked: set[str] = set()
-    for path in (ROOT / "requirements/lock.txt", ROOT / "requirements/tools.txt"):
+    for name in ("lock.txt", "tools.txt", "frameworks.txt"):
+        path = ROOT / "requirements" / name
         text = path.read_text()
         if re.search(r"https?://|--index-url|--find-links", text):
             wrong.append(f"{path.name}: carries an address")
