@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gang import Gang
+from box import Box
+from journey import Journey
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -26,24 +27,22 @@ def python() -> str:
     return str(Path(found) / "bin" / "python")
 
 
+@pytest.fixture(scope="session")
+def shared(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """One server for all of them: what they test is the frameworks."""
+    quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    box = Box(tmp_path_factory.mktemp("box"), env=quiet)
+    box.env["PATH"] = f"{Path(python).parent}:{box.env['PATH']}"
+    shutil.copytree(SCRIPTS, box.work, dirs_exist_ok=True)
+    yield box
+    box.close()
+
+
 @pytest.fixture
-def gang(tmp_path: Path, python: str) -> Iterator[Callable[..., Gang]]:
-    """`gang("ddp.py", framework="torch", workers=2)`: up, and not started yet."""
-    made: list[Gang] = []
-    env = {
-        "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+def journey(shared: Box) -> Callable[..., Journey]:
+    """`journey("--framework", "torch", "--workers", "2", "torch_sum.py")`: submitted."""
 
-    def make(script: str, *arguments: str, run: Any = None, **job: Any) -> Gang:
-        command = run or ["python", script, *arguments]
-        one = Gang(tmp_path / f"gang-{len(made)}", {"run": command, **job}, env, sorted(SCRIPTS.iterdir()))
-        made.append(one)
-        return one
+    def make(*arguments: str) -> Journey:
+        return Journey(shared, "--retries", "2", "--grace", "5s", *arguments)
 
-    yield make
-    for one in made:
-        one.close()
+    return make

@@ -1,12 +1,10 @@
-"""Every rank adds its number; all get the sum."""
+"""mpi4py: ranks that mpirun starts on the workers."""
 
 import os
 
+import loop
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
-total = comm.allreduce(comm.rank + 1)
-print(
-    f"rank {comm.rank} of {comm.size} on {os.environ['STOKER_ROLE']}-{os.environ['STOKER_TASK_INDEX']}: {total}",
-    flush=True,
-)
+loop.say(f"on {os.environ['STOKER_ROLE']}-{os.environ['STOKER_TASK_INDEX']} rank {comm.rank} of {comm.size}")
+loop.train(comm.rank, comm.size, comm.allreduce)

@@ -249,6 +249,7 @@ class TestMpirun:
     def test_what_open_mpi_4_and_5_and_mpich_read(self) -> None:
         env = mpirun.environment(self.HOSTS, "/task/mpi", 30.0)
         assert env == {
+            "PWD": "/proc/self/cwd",
             "OMPI_MCA_plm": "rsh",
             "OMPI_MCA_plm_rsh_agent": "/bin/sh /task/mpi/agent",
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",

@@ -30,6 +30,7 @@ RUNNERS = (
 )
 GRACE = "STOKER_MPI_GRACE"
 LOOPBACK = "127.0.0.0/8"
+HERE = "/proc/self/cwd"
 
 
 def main(argv: List[str], wrap: Sequence[str] = ()) -> int:
@@ -76,6 +77,9 @@ def environment(hosts: Sequence[Host], place: str, grace: float) -> Dict[str, st
     agent, hostfile, plain = (os.path.join(place, name) for name in ("agent", "hostfile", "hosts"))
     seconds = str(max(1, int(grace)))
     env = {
+        # Ranks are started in the directory that mpirun is in, by the name it has here. On a worker this name means
+        # the worker's own, and MPIs take a name from PWD that leads to where they are.
+        "PWD": HERE,
         # Open MPI 4
         "OMPI_MCA_plm": "rsh",
         "OMPI_MCA_plm_rsh_agent": f"/bin/sh {agent}",

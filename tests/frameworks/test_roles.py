@@ -1,0 +1,86 @@
+"""Worlds of several roles, and of several processes in a task."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+
+from box import Box, wait
+from journey import Journey
+
+Make = Callable[..., Journey]
+
+
+def test_a_chief_workers_and_a_parameter_server(journey: Make, shared: Box) -> None:
+    """TensorFlow's ParameterServerStrategy. A lost worker makes a new world; the servers stay."""
+    job = shared.write(
+        "ps.yaml",
+        "run: python tf_ps.py\nframework: tensorflow\nworkers: 2\nroles: {chief: {}, ps: {}}\n",
+    )
+    it = journey("-f", job.name)
+    it.reached(8)
+    it.kill("worker-1")
+    it.succeeded()
+    it.every_step_once(1, adding=2)
+    it.no_rank_twice(1)
+    it.went_on()
+    assert "job:ps" in it.text()
+
+
+def test_a_lost_dask_worker_comes_back_alone(journey: Make) -> None:
+    it = journey("--framework", "dask", "--workers", "2", "dask_sum.py")
+    it.reached(8)
+    it.kill("worker-1")
+    it.succeeded()
+    it.every_step_once(1, adding=2)
+    assert {said.generation for said in it.said()} == {1}
+    assert "with worker-0,worker-1" in it.text()
+
+
+def test_several_processes_in_each_of_two_tasks(journey: Make) -> None:
+    it = journey("--workers", "2", "--processes", "2", "torch_sum.py")
+    it.reached(8)
+    it.kill("worker-1")
+    it.succeeded()
+    it.every_step_once(4)
+    it.no_rank_twice(4)
+    it.went_on()
+    assert re.search(r"worker-1 \| \[r3\] step \d+ rank 3 of 4", it.text())
+
+
+def test_lightning_goes_on_where_it_was(journey: Make) -> None:
+    it = journey(
+        "--workers", "2", "--",
+        "sh", "-c", "exec python lit_autoencoder.py --checkpoints $STOKER_CHECKPOINT_DIR",
+    )  # fmt: skip
+
+    def steps() -> list[int]:
+        return [int(found) for found in re.findall(r"global step (\d+) on rank 0 of 2", it.text())]
+
+    wait(lambda: max(steps(), default=0) >= 8, limit=180)
+    it.kill("worker-1")
+    it.succeeded()
+    text = it.text()
+    assert text.count("done at step 60 of 2") == 2
+    seen = steps()
+    again = [after for before, after in itertools.pairwise(seen) if after <= before]
+    assert len(again) <= 1 and all(step > 1 for step in again), seen
+    assert "Restoring states from the checkpoint path" in text
+
+
+def test_lightning_in_two_processes_of_one_task(journey: Make) -> None:
+    it = journey("--processes", "2", "lit_boring.py")
+    it.succeeded()
+    assert sorted(re.findall(r"\[r\d\] boring: .*", it.text())) == [
+        "[r0] boring: rank 0 of 2 at step 8",
+        "[r1] boring: rank 1 of 2 at step 8",
+    ]
+
+
+def test_fabric_in_two_tasks_of_two_processes(journey: Make) -> None:
+    it = journey("--workers", "2", "--processes", "2", "lit_fabric.py")
+    it.succeeded()
+    assert sorted(re.findall(r"fabric: (.*)", it.text())) == [
+        f"rank {rank} of 4, ranks [0, 1, 2, 3], same weights True" for rank in range(4)
+    ]
