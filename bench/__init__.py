@@ -9,5 +9,6 @@ keeper       everything a peer starts ends with it
 ours         a home, a server and clients to measure
 slurm, ray_jobs                  peers that need a cluster of their own
 simulated_server, load           a server full of simulated tasks, and an open loop of requests
-row01, row02, row03, row13       what is measured
+states                           saving torch states, in the environment that has torch
+row01, row02, row03, row05, row12, row13    what is measured
 """

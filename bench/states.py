@@ -1,0 +1,157 @@
+"""Saving a torch state, in every way there is: run by path in the environment that has torch.
+
+states.py stall BYTES ROUNDS DIRECTORY     how long each call holds the training up; JSON on stdout
+states.py train BYTES THREADS DIRECTORY    a training that saves when told to (a file `go-N` in DIRECTORY), and
+                                           notes every step in `steps.csv`; ends when there is a file `stop`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+import stoker
+
+BLOCKS = 32
+OURS, TORCH, DCP, DCP_ASYNC, DCP_KEPT, MEMCPY, DISK = (
+    "ours", "torch.save", "dcp.save", "dcp.async_save", "dcp.async_save, stager kept", "memcpy", "disk",
+)  # fmt: skip
+
+
+def state(size: int) -> dict[str, Any]:
+    """Parameters and two moments of each, as Adam keeps them, of `size` bytes in all."""
+    width = size // 4 // 3 // BLOCKS // 4
+
+    def tensors() -> dict[str, torch.Tensor]:
+        return {
+            f"block.{block}.{part}": torch.rand(width)
+            for block in range(BLOCKS)
+            for part in ("qkv", "out", "up", "down")
+        }
+
+    return {"model": tensors(), "first": tensors(), "second": tensors(), "step": 1}
+
+
+def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
+    """Milliseconds of each call by round, and to the disk where it is not there when the call returns."""
+    os.environ["STOKER_CHECKPOINT_DIR"] = str(where / "ours")
+    dist.init_process_group("gloo", init_method=f"file://{where}/meet", rank=0, world_size=1)
+    values = state(size)
+    tensors = [value for part in values.values() if isinstance(part, dict) for value in part.values()]
+    copies = [value.clone() for value in tensors]
+    kept = DefaultStager(StagingOptions(False, True, False, False))
+    target = str(where / "theirs")
+
+    def memcpy() -> None:
+        for copy, value in zip(copies, tensors, strict=True):
+            copy.copy_(value)
+
+    def ours() -> Callable[[], None]:
+        stoker.checkpoint.save_torch(values, "last.pt", asynchronous=True)
+        return stoker.checkpoint.wait
+
+    def disk() -> None:
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for value in tensors:
+            os.write(fd, (ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+        os.fsync(fd)
+        os.close(fd)
+
+    def in_background(stager: Any) -> Callable[[], None]:
+        future = dcp.async_save(values, checkpoint_id=target, async_stager=stager)
+        upload = getattr(future, "upload_completion", future)
+        return lambda: upload.result() and None
+
+    contenders: dict[str, Callable[[], Any]] = {
+        MEMCPY: memcpy,
+        OURS: ours,
+        TORCH: lambda: torch.save(values, target),
+        DCP: lambda: dcp.save(values, checkpoint_id=target) and None,
+        DCP_ASYNC: lambda: in_background(None),
+        DCP_KEPT: lambda: in_background(kept),
+        DISK: disk,
+    }
+    calls: dict[str, list[float]] = {name: [] for name in contenders}
+    ends: dict[str, list[float]] = {name: [] for name in contenders}
+    order = random.Random(7)
+    first = {}
+    for number in range(rounds + 1):
+        turn = list(contenders)
+        order.shuffle(turn)
+        for name in turn:
+            _clear(target)
+            os.sync()
+            begin = time.perf_counter()
+            rest = contenders[name]()
+            called = time.perf_counter() - begin
+            if rest is not None:
+                rest()
+            ended = time.perf_counter() - begin
+            # The first round touches memory and imports code for the first time: said apart.
+            if number == 0:
+                first[name] = called * 1000
+            else:
+                calls[name].append(called * 1000)
+                ends[name].append(ended * 1000)
+            say(f"    {name}: {called:.3f} s, on its way to the disk for {ended:.3f} s")
+    dist.destroy_process_group()
+    bytes_ = sum(value.numel() * value.element_size() for value in tensors)
+    return {"calls": calls, "ends": ends, "first": first, "bytes": bytes_, "torch": torch.__version__}
+
+
+def train(size: int, threads: int, where: Path) -> None:
+    """Steps of equal work for ever. A step is some milliseconds of matrix products and an update in place."""
+    torch.set_num_threads(threads)
+    values = state(size)
+    x, weight = torch.rand(384, 384), torch.rand(384, 384)
+    stoker.checkpoint.save_torch(values, "step-0.pt", step=0, asynchronous=True)
+    stoker.checkpoint.wait()
+    saves = 0
+    moving = values["model"]["block.0.qkv"][:100_000]
+    with (where / "steps.csv").open("w", buffering=1 << 20) as log:
+        print("ready", flush=True)
+        while not (where / "stop").exists():
+            begin = time.time()
+            for _ in range(8):
+                x = torch.tanh(x @ weight * 0.01)
+            moving.mul_(0.999)
+            log.write(f"{begin:.6f},{time.time():.6f}\n")
+            if (where / f"go-{saves + 1}").exists():
+                saves += 1
+                begin = time.time()
+                stoker.checkpoint.save_torch(
+                    values, f"step-{saves}.pt", step=saves, keep=1, asynchronous=True
+                )
+                (where / f"saved-{saves}.tmp").write_text(json.dumps([begin, time.time()]))
+                (where / f"saved-{saves}.tmp").rename(where / f"saved-{saves}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _clear(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    Path(path).unlink(missing_ok=True) if Path(path).is_file() else None
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    if sys.argv[1] == "stall":
+        print(json.dumps(stall(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))
+    else:
+        train(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
