@@ -56,6 +56,8 @@ def _stall(root: Path, python: str, what: str, size: int, scale: Scale) -> list[
     place.mkdir()
     rounds = 3 if scale.quick else 9
     found = json.loads(_run(python, root, "stall", str(size), str(rounds), str(place)))
+    if found["failed"]:
+        raise RuntimeError(f"not everything could be measured: {found['failed']}")
     calls, ends = found["calls"], found["ends"]
 
     def line(against: str, bar: Bar | None = None, goal: Bar | None = None) -> Line:

@@ -7,15 +7,17 @@ states.py train BYTES THREADS DIRECTORY    a training that saves when told to (a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import math
 import os
 import random
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +50,28 @@ def state(size: int) -> dict[str, Any]:
 
 def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
     """Milliseconds of each call by round, and to the disk where it is not there when the call returns."""
-    os.environ["STOKER_CHECKPOINT_DIR"] = str(where / "ours")
-    dist.init_process_group("gloo", init_method=f"file://{where}/meet", rank=0, world_size=1)
     values = state(size)
-    tensors = [value for part in values.values() if isinstance(part, dict) for value in part.values()]
-    copies = [value.clone() for value in tensors]
-    kept = DefaultStager(StagingOptions(False, True, False, False))
+    with contenders(values, where) as found:
+        return {**measure(found, rounds, where), "bytes": size_of(values), "torch": torch.__version__}
+
+
+@contextlib.contextmanager
+def contenders(values: dict[str, Any], where: Path) -> Iterator[dict[str, Callable[[], Any]]]:
+    """Each saves the state; what it gives back, if anything, waits until that is on the disk."""
+    os.environ["STOKER_CHECKPOINT_DIR"] = str(where / "ours")
+    os.environ.pop("STOKER_TASK_DIR", None)
+    dist.init_process_group("gloo", init_method=f"file://{where}/meet", rank=0, world_size=1)
+    tensors = _tensors(values, [])
+    gpu = any(value.is_cuda for value in tensors)
+    copies = [torch.empty_like(value, device="cpu", pin_memory=gpu) for value in tensors]
+    kept = DefaultStager(StagingOptions(gpu, True, False, gpu))
     target = str(where / "theirs")
 
     def memcpy() -> None:
         for copy, value in zip(copies, tensors, strict=True):
-            copy.copy_(value)
+            copy.copy_(value, non_blocking=gpu)
+        if gpu:
+            torch.cuda.synchronize()
 
     def ours() -> Callable[[], None]:
         stoker.checkpoint.save_torch(values, "last.pt", asynchronous=True)
@@ -66,8 +79,8 @@ def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
 
     def disk() -> None:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for value in tensors:
-            os.write(fd, (ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+        for copy in copies:
+            os.write(fd, (ctypes.c_char * copy.nbytes).from_address(copy.data_ptr()))
         os.fsync(fd)
         os.close(fd)
 
@@ -76,7 +89,8 @@ def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
         upload = getattr(future, "upload_completion", future)
         return lambda: upload.result() and None
 
-    contenders: dict[str, Callable[[], Any]] = {
+    memcpy()
+    yield {
         MEMCPY: memcpy,
         OURS: ours,
         TORCH: lambda: torch.save(values, target),
@@ -85,32 +99,68 @@ def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
         DCP_KEPT: lambda: in_background(kept),
         DISK: disk,
     }
-    calls: dict[str, list[float]] = {name: [] for name in contenders}
-    ends: dict[str, list[float]] = {name: [] for name in contenders}
+    stoker.checkpoint.wait()
+    kept.close()
+    dist.destroy_process_group()
+    for path in (target, str(where / "ours")):
+        _clear(path)
+
+
+def measure(
+    found: dict[str, Callable[[], Any]], rounds: int, where: Path, deadline: float = math.inf
+) -> dict[str, Any]:
+    """All of them in turns, in an order that changes. One that fails is said and left out."""
+    calls: dict[str, list[float]] = {name: [] for name in found}
+    ends: dict[str, list[float]] = {name: [] for name in found}
+    first: dict[str, float] = {}
+    failed: dict[str, str] = {}
     order = random.Random(7)
-    first = {}
     for number in range(rounds + 1):
-        turn = list(contenders)
+        turn = list(found)
         order.shuffle(turn)
         for name in turn:
-            _clear(target)
+            if name in failed or (number > 1 and time.time() > deadline):
+                continue
+            _clear(str(where / "theirs"))
             os.sync()
-            begin = time.perf_counter()
-            rest = contenders[name]()
-            called = time.perf_counter() - begin
-            if rest is not None:
-                rest()
-            ended = time.perf_counter() - begin
+            try:
+                called, ended = _time(found[name])
+            except Exception as exc:  # a peer that does not work here must not cost the others their figures
+                failed[name] = f"{type(exc).__name__}: {exc}"[:300]
+                say(f"    {name}: {failed[name]}")
+                continue
             # The first round touches memory and imports code for the first time: said apart.
             if number == 0:
-                first[name] = called * 1000
+                first[name] = called
             else:
-                calls[name].append(called * 1000)
-                ends[name].append(ended * 1000)
-            say(f"    {name}: {called:.3f} s, on its way to the disk for {ended:.3f} s")
-    dist.destroy_process_group()
-    bytes_ = sum(value.numel() * value.element_size() for value in tensors)
-    return {"calls": calls, "ends": ends, "first": first, "bytes": bytes_, "torch": torch.__version__}
+                calls[name].append(called)
+                ends[name].append(ended)
+            say(f"    {name}: {called:.0f} ms, on its way to the disk for {ended:.0f} ms")
+    return {"calls": calls, "ends": ends, "first": first, "failed": failed}
+
+
+def _time(contender: Callable[[], Any]) -> tuple[float, float]:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    rest = contender()
+    called = time.perf_counter() - begin
+    if rest is not None:
+        rest()
+    return called * 1000, (time.perf_counter() - begin) * 1000
+
+
+def size_of(values: Any) -> int:
+    return sum(value.numel() * value.element_size() for value in _tensors(values, []))
+
+
+def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            _tensors(part, found)
+    return found
 
 
 def train(size: int, threads: int, where: Path) -> None:
