@@ -140,6 +140,42 @@ def test_the_image_s_own_command_and_a_setup(box: Any, runtime: Runtime) -> None
     box.run(story)
 
 
+def test_what_the_job_mounts_and_other_arguments(box: Any, runtime: Runtime, tmp_path: Path) -> None:
+    """Folders where the job says, scratch of its own, and the image's own command with the job's arguments."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_text("from outside\n")
+    (tmp_path / "out").mkdir()
+    mounts = {"/my/data": f"{tmp_path}/data:ro", "/out": f"{tmp_path}/out", "/scratch": "empty"}
+
+    async def story() -> None:
+        handle = await submit(box, mounts=mounts, run=None, args=["/my/data/x", "mark"])
+        await order(box, handle)
+        assert (await box.ended(handle)).code == 0, await box.lines(handle)
+        assert await box.lines(handle) == ["from outside", "of the image"]
+        other = await submit(box, "run-2", mounts=mounts)
+        await order(
+            box,
+            other,
+            "sh",
+            "-c",
+            "echo 1 > /out/y; echo 2 > /scratch/z && cat /scratch/z; ! touch /my/data/w",
+        )
+        assert (await box.ended(other)).code == 0, await box.lines(other)
+        assert "2" in await box.lines(other)
+        assert (tmp_path / "out" / "y").read_text() == "1\n"
+        third = await submit(box, "run-3", image=BARE, launcher="none", run=None, args=["mark", "mark"])
+        await order(box, third)
+        assert (await box.ended(third)).code == 0, await box.lines(third)
+        assert await box.lines(third) == ["of the image", "of the image"]
+
+    box.run(story)
+    for wrong in ({"/d": f"{tmp_path}/none"}, {"/d": "pvc://claim"}):
+        with pytest.raises(Refused):
+            box.engine.refuse(Job.from_json({"image": IMAGE, "run": "x", "mounts": wrong}))
+    with pytest.raises(Refused, match="needs an image here"):
+        box.engine.refuse(Job.from_json({"run": "x", "mounts": {"/d": "empty"}}))
+
+
 async def _true(value: bool) -> bool | None:
     return value or None
 
