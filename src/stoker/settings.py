@@ -179,6 +179,10 @@ class ControlSettings:
     retry_backoff_max: float = 300.0
     fault_retries: int = 20
     """Attempts lost in a row through no fault of the user's before the run fails."""
+    grow_after: float = 30.0
+    """How long an elastic run is left alone after its world started before it may grow."""
+    grow_patience: float = 60.0
+    """How long those who join wait for the world's next checkpoint before they interrupt it."""
     backup_every: float = 3600.0
     """Seconds between automatic copies of the database; the last two are kept."""
 

@@ -148,11 +148,14 @@ class Client:
     def resize(self, run: str, *, cpu: str | None = None, memory: str | None = None) -> Json:
         return self._post(_path(run, "resize"), {"cpu": cpu, "memory": memory}, timeout=90.0)
 
-    def shell(self, run: str) -> Json:
-        return self._post(_path(run, "shell"), {}, timeout=90.0)
+    def shell(self, run: str, task: str | None = None) -> Json:
+        return self._post(_path(run, "shell"), {"task": task} if task else {}, timeout=90.0)
 
-    def drill(self, run: str, how: str = "process") -> Json:
-        return self._post(_path(run, "drill"), {"how": how})
+    def scale(self, run: str, workers: int) -> Json:
+        return self._post(_path(run, "scale"), {"workers": workers}, timeout=90.0)
+
+    def drill(self, run: str, how: str = "process", task: str | None = None) -> Json:
+        return self._post(_path(run, "drill"), {"how": how, **({"task": task} if task else {})})
 
     def events(self, run: str) -> Json:
         return self._get(_path(run, "events"))

@@ -8,9 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.control import ending, worlds
+from stoker.control.assembly import Assembly
 from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.parting import has_world
@@ -19,7 +21,7 @@ from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
 from stoker.frameworks.base import World
 from stoker.spec.words import Cause
-from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt
+from stoker.store.rows import AddEvent, Change, EventRow, PartRow, UpdateAttempt
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -36,8 +38,7 @@ class Coming:
 
     async def bring(self, live: LiveRun) -> ending.Verdict | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
-        waiting = [task for task in live.tasks.values() if not task.ordered]
-        if not waiting and live.submitted and live.launched:
+        if live.submitted and all(task.ordered and task.pump for task in live.tasks.values()):
             return None
         try:
             engine = self._loop.fleet.engine(live.engine)
@@ -45,8 +46,12 @@ class Coming:
                 await self._submit(live, engine)
             missing = await self._launcher.reach(live, engine)
             await self._adopt(live)
-            if missing or (waiting := [task for task in live.tasks.values() if not task.ordered]):
-                return await self._start(live, engine, missing, waiting)
+            members = [task for task in live.tasks.values() if not task.joining]
+            missing = [task for task in missing if not task.joining]
+            if missing or (waiting := [task for task in members if not task.ordered]):
+                return await self._start(live, engine, missing, waiting if not missing else members)
+            if len(members) < len(live.tasks):
+                self._loop.kick_later(live, 1.0)
         except (EngineUnavailable, StoreError):
             raise
         except (StokerError, OSError) as exc:
@@ -71,12 +76,13 @@ class Coming:
         found = [task for task in live.tasks.values() if task.ordered and task.pump is None]
         if found:
             await self._attend(live, found)
+            await self._loop.committer.commit(await self._gather(live, found))
 
     async def _start(
         self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
     ) -> ending.Verdict | None:
         assert live.attempt is not None
-        if any(task.gone is not None for task in waiting) or live.closing is not None:
+        if any(task.gone is not None and not task.ordered for task in waiting) or live.closing is not None:
             return self._not_up(live)
         pause = live.form_at - time.monotonic()
         if pause > 0:
@@ -101,6 +107,7 @@ class Coming:
         live.attempt = replace(live.attempt, **values)
         await self._attend(live, [task for task in waiting if task.pump is None])
         changes: list[Change] = [*restored.changes, UpdateAttempt(live.id, live.attempt.number, values)]
+        changes += await self._gather(live, waiting)
         if live.attempt.generation > 1:
             text = f"generation {live.attempt.generation} starts: {_names(waiting, live)}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "generation", text)))
@@ -115,6 +122,24 @@ class Coming:
         values: dict[str, Any] = {"resumed_from": chosen.id if chosen else None}
         await self._loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values)])
         live.attempt = replace(live.attempt, **values)
+
+    async def _gather(self, live: LiveRun, started: Sequence[LiveTask]) -> list[Change]:
+        """From here on these tasks' parts of checkpoints are put together: of a world that begins, or of one more."""
+        assert live.attempt is not None
+        if live.alone:
+            return []
+        number, store = live.attempt.number, self._loop.store
+        members = {task.name: task.generation for task in live.tasks.values() if task.ordered}
+        known: list[PartRow] = []
+        if live.assembly is None:
+            known = await asyncio.to_thread(store.checkpoint_parts, live.id, number)
+            latest = await asyncio.to_thread(store.latest_metrics, live.id)
+            live.assembly = Assembly(self._loop.blobs, run=live.id, attempt=number, latest=latest)
+        elif not any(task.part.on_loss == "world" for task in started):
+            done = [live.assembly.replace(task.name, task.generation) for task in started]
+            return [change for one in done for change in one.changes]
+        begin = partial(live.assembly.begin, world_size=live.world_size, known=known)
+        return (await asyncio.to_thread(begin, live.attempt.generation, members)).changes
 
     async def _attend(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
         """From here on what these tasks write is taken in."""
@@ -138,6 +163,7 @@ class Coming:
                 generation=task.generation,
                 cursors=cursors,
                 latest=latest,
+                alone=live.alone,
                 logs=self._loop.settings.logs,
             )
             task.wait = None
@@ -145,7 +171,7 @@ class Coming:
     def _not_up(self, live: LiveRun) -> ending.Verdict | None:
         """Tasks are asked for and not there yet: pods that wait for their place or their image. That may end before
         it begins."""
-        down = [task for task in live.tasks.values() if not task.ordered]
+        down = [task for task in live.tasks.values() if not task.ordered and not task.joining]
         for task in down:
             if task.gone is not None and not task.over:
                 task.verdict = ending.gone(task.gone, task.seen, desired=live.row.desired, last_lines=[])

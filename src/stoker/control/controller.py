@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control import keeping, planning, resizing, secrets, telling, why
+from stoker.control import keeping, planning, resizing, secrets, sizing, telling, why
 from stoker.control.clusters import Backend, Clusters
 from stoker.control.fleet import Fleet, Member, Wait, attempt_of, plan_of
 from stoker.control.hub import Hub
@@ -252,6 +252,10 @@ class Controller:
             lambda: resizing.resize(self._loop, run_id, cpu=cpu, memory=memory), timeout=60.0
         )
 
+    def scale(self, run_id: str, workers: int) -> dict[str, Any]:
+        """Another number of workers for an elastic run."""
+        return self._loop.ask(lambda: sizing.scale(self._loop, run_id, workers), timeout=60.0)
+
     def shell(self, run_id: str, task: str | None = None) -> dict[str, Any]:
         """How a person on the server's machine gets into one of the run's tasks, where there still is one."""
         return self._loop.ask(lambda: keeping.shell(self._loop, run_id, task), timeout=60.0)
@@ -333,7 +337,8 @@ class Controller:
             return  # an engine has not answered yet: nothing can be said to be impossible
         names = tuple(member.name for member in members)
         asks = tuple(self._fleet.asks(job).values())
-        verdict = self._loop.scheduler.can_ever_fit(asks, domains=names)
+        needed = asks[: len(asks) - (job.workers.max - job.workers.min)]
+        verdict = self._loop.scheduler.can_ever_fit(needed, domains=names)
         if not verdict.ok:
             raise Refused(
                 f"this can never start here: {impossible(verdict)}",

@@ -119,10 +119,10 @@ class Fleet:
             member.engine.refuse(part.job)
 
     def asks(self, job: Job) -> dict[str, Ask]:
-        """What each task of the job asks of the queue, in the order of their ranks: enough for wherever it may go."""
+        """What each task of the job asks of the queue, by number: enough for wherever it may go."""
         members, found = self._possible(job), parts_of(job)
-        asks = [(part, self._ask(part, members, found, job)) for part in found]
-        return {name: ask for part, ask in asks for name in part.names}
+        by_role = {part.role: self._ask(part, members, found, job) for part in found}
+        return {name: by_role[name.rpartition("-")[0]] for name in self.task_names(job)}
 
     def _ask(self, part: Part, members: Sequence[Member], found: Sequence[Part], job: Job) -> Ask:
         needs = [self._need(member, part, found) for member in members]
@@ -139,22 +139,41 @@ class Fleet:
     def _need(self, member: Member, part: Part, found: Sequence[Part]) -> Needs:
         """Tasks that name no CPU share this machine's: however many they are, they fit when nobody else is there."""
         need = member.engine.needs(part.job)
-        unsaid = sum(one.count for one in found if one.job.resources.cpu is None)
+        unsaid = sum(one.least for one in found if one.job.resources.cpu is None)
         if member.name != self.home or part.job.resources.cpu is not None or unsaid == 1:
             return need
-        said = sum(one.count * (one.job.resources.cpu or 0.0) for one in found)
+        said = sum(one.least * (one.job.resources.cpu or 0.0) for one in found)
         there = sum(node.cpu for node in member.nodes)
         share = math.floor(max(0.0, there - said) / unsaid * 1000) / 1000
         return replace(need, cpu=min(need.cpu, share or 0.001)) if there else need
 
     def request(self, row: RunRow, job: Job) -> Request:
+        asks = tuple(self.asks(job).values())
+        least = len(asks) - (job.workers.max - job.workers.min)
         return Request(
             id=row.id,
             priority=row.priority,
             seq=row.seq,
-            asks=tuple(self.asks(job).values()),
+            asks=asks[:least],
+            extra=asks[least:],
+            size=self.size(row, job),
             domains=tuple(member.name for member in self._possible(job)),
         )
+
+    def size(self, row: RunRow, job: Job) -> int | None:
+        """How many tasks it is to have at most, where a person said so."""
+        wanted = row.record.get("workers_wanted")
+        if not isinstance(wanted, int) or not job.workers.elastic:
+            return None
+        return (
+            len(self.task_names(job)) - job.workers.max + min(max(wanted, job.workers.min), job.workers.max)
+        )
+
+    def task_names(self, job: Job) -> list[str]:
+        """By number, as the queue counts tasks: those that must be, then the elastic ones."""
+        found = parts_of(job)
+        needed = [name for part in found for name in part.names[: part.least]]
+        return needed + [name for part in found for name in part.names[part.least :]]
 
     def _possible(self, job: Job) -> list[Member]:
         try:
@@ -191,8 +210,12 @@ class Fleet:
         head, slash, _ = places[0].node.partition("/")
         return head if slash else self.home
 
+    def node(self, engine: str, name: str) -> Node | None:
+        """A node by the name the queue knows."""
+        return self._members[engine].node(self.bare(engine, name)) if engine in self._members else None
+
     def isolation(self, engine: str, node: str) -> dict[str, str]:
-        found = self._members[engine].node(self.bare(engine, node)) if engine in self._members else None
+        found = self.node(engine, node)
         return dict(found.isolation) if found else {}
 
 

@@ -15,13 +15,18 @@ from dataclasses import dataclass
 from stoker.blobs import BlobStore
 from stoker.control import fleet, orders, retention, secrets, worlds
 from stoker.control.live import LiveRun, LiveTask
-from stoker.courier import bring_code, bring_outputs, restore_checkpoint
+from stoker.courier import bring_code, bring_outputs, outputs_for, restore_checkpoint
+from stoker.courier.merging import for_task
 from stoker.engine.base import Engine, Handle
 from stoker.errors import StokerError
 from stoker.frameworks.base import World
 from stoker.settings import Settings
 from stoker.store import Store
 from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
+
+
+_SCAN = 0.5
+"""Seconds between looks at the checkpoint directories of a world, while its first checkpoint is waited for."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,14 @@ class Launcher:
         """What an earlier server ordered stands."""
         assert task.directory is not None
         order = task.directory.order()
-        task.ordered = order is not None and order.generation >= task.generation
+        task.ordered = not task.joining and order is not None and order.generation >= task.generation
         if order is not None and task.ordered and order.verb == "stop":
             task.told = True
             task.stop_sent = "kill" if order.kill else "stop"
 
     def choose(self, live: LiveRun) -> CheckpointRow | None:
         """The checkpoint that the next generation starts from, unless it turns out to be damaged."""
-        candidates = self._candidates(live)
+        candidates, _ = self._candidates(live)
         return candidates[0] if candidates else None
 
     async def order(
@@ -105,8 +110,9 @@ class Launcher:
             if before is None:
                 bring_code(self._blobs, run.code, directory)
             tree = self._blobs.tree(run.code) if job.setup else None
-        if before is None and run.outputs and task is next(iter(live.tasks.values())):
-            bring_outputs(self._blobs, run.outputs["digest"], directory)
+        place = list(live.tasks).index(task.name)
+        if before is None and run.outputs:
+            bring_outputs(self._blobs, outputs_for(self._blobs, run.outputs, place), directory)
         if before is None:
             values = secrets.load(self._settings.home, run.key)
             if values:
@@ -120,6 +126,7 @@ class Launcher:
             generation=task.generation,
             around=around,
             timeout=_remaining(live),
+            scan_every=None if live.alone else _SCAN,
             hang_after=live.job.hang.after if live.job.hang else None,
             setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
             resume_from=resumed.name if resumed else None,
@@ -129,11 +136,18 @@ class Launcher:
     def _restore(self, live: LiveRun, tasks: Sequence[LiveTask]) -> Restored:
         """The newest checkpoint whose bytes are still what they were; the damaged ones are let go, aloud."""
         changes: list[Change] = []
-        for row in self._candidates(live):
+        candidates, others = self._candidates(live)
+        if others:
+            text = f"checkpoint {others[0].name} was written by {others[0].world_size} processes, not {live.world_size}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text, {"id": others[0].id})))
+        for row in candidates:
             try:
                 for task in tasks:
                     assert task.directory is not None
-                    restore_checkpoint(self._blobs, row.digest, task.directory, task.generation)
+                    digest = row.digest
+                    if row.world_size is not None:
+                        digest = for_task(self._blobs, digest, list(live.tasks).index(task.name))
+                    restore_checkpoint(self._blobs, digest, task.directory, task.generation)
             except StokerError as exc:
                 text = f"checkpoint {row.name} is damaged and was not offered: {exc.message}"
                 changes.append(UpdateCheckpoint(row.id, {"kept": False}))
@@ -145,11 +159,14 @@ class Launcher:
             return Restored(row, tuple(changes))
         return Restored(None, tuple(changes))
 
-    def _candidates(self, live: LiveRun) -> Sequence[CheckpointRow]:
+    def _candidates(self, live: LiveRun) -> tuple[Sequence[CheckpointRow], Sequence[CheckpointRow]]:
+        """Those it may go on from, newest first, and newer ones that a world of another size wrote."""
         assert live.attempt is not None
         if live.row.attempt <= 1 and live.attempt.generation <= 1:
-            return []
-        return retention.newest(self._store.checkpoints(live.id, kept_only=True))
+            return [], []
+        rows = self._store.checkpoints(live.id, kept_only=True)
+        same = live.job.checkpoint.world_size == "same"
+        return retention.restorable(rows, world_size=live.world_size, same=same)
 
 
 def _who(live: LiveRun, tasks: Sequence[LiveTask]) -> str:

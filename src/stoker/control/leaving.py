@@ -56,7 +56,7 @@ class Leaving:
 
     def _asked(self, live: LiveRun) -> bool:
         """Somebody wants it to end; it did not come to its end by itself."""
-        return live.closing is None or live.closing.cause in (Cause.STOPPED, Cause.PREEMPTED)
+        return live.closing is not None and live.closing.cause in (Cause.STOPPED, Cause.PREEMPTED)
 
     def _write(self, live: LiveRun, task: LiveTask, kind: str, grace: float) -> None:
         assert task.directory is not None

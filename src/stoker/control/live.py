@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stoker.control.assembly import Assembly
 from stoker.control.ending import Verdict
 from stoker.control.fleet import Wait
 from stoker.control.pump import Pump
@@ -63,6 +64,10 @@ class LiveTask:
     """Monotonic time since when the status says `ended` and the journal does not."""
     usage: dict[str, Any] = field(default_factory=dict)
     phase: str = ""
+    joining: bool = False
+    """It comes up to be part of the next generation."""
+    leaving: bool = False
+    """It is not part of the next generation."""
     touched: bool = True
     """Something may have changed in its directory."""
 
@@ -70,10 +75,14 @@ class LiveTask:
     def over(self) -> bool:
         return self.verdict is not None
 
+    @property
+    def up(self) -> bool:
+        return self.directory is not None and self.gone is None
+
     def again(self, generation: int, *, fresh: bool) -> None:
         """Another body in its place; `fresh`: in another directory, with another launcher."""
         self.generation = generation
-        self.ordered = self.told = False
+        self.ordered = self.told = self.joining = False
         self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
         self.touched = True
         if self.pump is not None:
@@ -100,6 +109,8 @@ class LiveRun:
     attempt: AttemptRow | None = None
     tasks: dict[str, LiveTask] = field(default_factory=dict)
     """Of the current attempt, in the order of their ranks."""
+    assembly: Assembly | None = None
+    """What makes checkpoints of its tasks' parts; None for a run of one task, and while no world has begun."""
     submitted: bool = False
     """The engine has been asked for its tasks, all at their newest incarnation."""
     first_up: float | None = None
@@ -110,11 +121,17 @@ class LiveRun:
     """The world starts again because of this as soon as all its members have ended."""
     form_at: float = 0.0
     """Monotonic time before which the next generation does not start: backoff."""
+    regroup: bool = False
+    """`reforming` is nobody's fault: tasks join or leave."""
+    waits_since: float | None = None
+    """Monotonic time since when those who join are up."""
+    fresh_checkpoint: bool = False
+    """A checkpoint was kept since then."""
+    joined: dict[str, int] = field(default_factory=dict)
+    """Of tasks that left: their newest incarnation."""
     preempt: bool = False
     progressed: bool = False
     """The current attempt left a new checkpoint since its last trouble."""
-    hung: str | None = None
-    """What a launcher said of a hang, once."""
     dirty: bool = False
     working: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -141,7 +158,8 @@ class LiveRun:
     @property
     def launched(self) -> bool:
         """Every task was reached and has had its order."""
-        return bool(self.tasks) and all(task.pump is not None for task in self.tasks.values())
+        members = [task for task in self.tasks.values() if not task.joining]
+        return bool(members) and all(task.pump is not None for task in members)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -163,14 +181,22 @@ class LiveRun:
         """Why it is not up yet: what the first of those says that are not."""
         return next((task.wait for task in self.tasks.values() if task.wait is not None), None)
 
+    @property
+    def world_size(self) -> int:
+        """How many processes train."""
+        found = self.tasks.values()
+        return sum(task.part.job.processes or 1 for task in found if task.part.ends and not task.joining) or 1
+
     def due(self) -> float:
         """Seconds until backoff lets it into the queue. Bounded, so that a clock that jumped cannot hold it."""
         return min(max(0.0, self.row.not_before - time.time()), 600.0)
 
     def begin(self, attempt: AttemptRow) -> None:
         self.attempt = attempt
-        self.submitted = self.preempt = self.progressed = False
-        self.closing = self.reforming = self.first_up = self.hung = None
+        self.submitted = self.preempt = self.progressed = self.regroup = self.fresh_checkpoint = False
+        self.waits_since = self.assembly = None
+        self.joined = {}
+        self.closing = self.reforming = self.first_up = None
         self.form_at = 0.0
         self.tasks = tasks_of(self.parts, attempt)
 
@@ -196,6 +222,8 @@ def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
                     incarnation=place.get("incarnation", 1),
                     generation=place.get("generation", attempt.generation),
                     place=dict(place),
+                    joining=place.get("joining", False),
+                    leaving=place.get("leaving", False),
                 )
     return found
 

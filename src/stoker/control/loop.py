@@ -11,14 +11,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control import chores, keeping
+from stoker.control import chores, keeping, sizing
 from stoker.control.archive import LogArchive
 from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
@@ -32,7 +32,7 @@ from stoker.control.watching import Attendant
 from stoker.engine.base import Engine, Handle, Observation
 from stoker.engine.local.ports import Ports
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
-from stoker.scheduling import Place, Scheduler, Start
+from stoker.scheduling import Grow, Place, Scheduler, Start
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.words import RunState
@@ -112,6 +112,7 @@ class Loop:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=30)
         self.packages.shutdown()
+        self._ports.close()
 
     def notify(self, row: RunRow) -> None:
         """A run was submitted or people want something else of it."""
@@ -213,8 +214,11 @@ class Loop:
         live = self._made(row)
         self.runs[row.id] = live
         if live.state.holds:
-            live.begin(await asyncio.to_thread(self.store.attempt, row.id, row.attempt))
-            self.scheduler.adopt(self.fleet.request(row, live.job), live.places)
+            attempt = await asyncio.to_thread(self.store.attempt, row.id, row.attempt)
+            live.begin(attempt)
+            numbers = [place.get("number", 0) for place in attempt.placement.values()]
+            self.scheduler.adopt(self.fleet.request(row, live.job), live.places, numbers)
+            self.grow_later(live)
             self._ports.adopt(_ports(live.attempt))
         self.kick(live)
 
@@ -323,6 +327,23 @@ class Loop:
             starts = self.scheduler.decide()
             if starts:
                 await self._begin(starts)
+            for one in self.scheduler.adjust():
+                if isinstance(one, Grow):
+                    await sizing.grow(self, self.runs[one.id], one)
+                else:
+                    await sizing.shrink(self, self.runs[one.id], one)
+
+    def grow_later(self, live: LiveRun) -> None:
+        """It may grow again, but not at once: each time costs it what it did since its last checkpoint."""
+        if not live.job.workers.elastic:
+            return
+        self.scheduler.may_grow(live.id, False)
+        asyncio.get_running_loop().call_later(self.settings.control.grow_after, self._may_grow, live.id)
+
+    def _may_grow(self, run: str) -> None:
+        if self.scheduler.holds(run):
+            self.scheduler.may_grow(run, True)
+            self.schedule_soon()
 
     async def _begin(self, starts: Sequence[Start]) -> None:
         """Record the intent, all starts in one transaction; then let each run's step act on it."""
@@ -332,7 +353,7 @@ class Loop:
         for start in starts:
             live = self.runs[start.id]
             engine = self.fleet.engine_of(start.places)
-            placement = self._placement(live, engine, start.places)
+            placement = self.placement(live, engine, dict(enumerate(start.places)))
             number = live.row.attempt + 1
             attempt = AttemptRow(
                 run=live.id, number=number, created_at=now, engine=engine, placement=placement
@@ -345,15 +366,17 @@ class Loop:
         for live, attempt in begun:
             live.update(state=RunState.STARTING, attempt=attempt.number, reason="")
             live.begin(attempt)
+            self.grow_later(live)
             self.hub.publish(live.id)
             self.kick(live)
 
-    def _placement(self, live: LiveRun, engine: str, places: Sequence[Place]) -> dict[str, Any]:
-        """By task: where it goes, with what, and by which ports the others reach it."""
-        asks = list(self.fleet.asks(live.job).items())[: len(places)]
+    def placement(self, live: LiveRun, engine: str, places: Mapping[int, Place]) -> dict[str, Any]:
+        """By task: where it goes, with what, and by which ports the others reach it. `places`: by number."""
+        asks = list(self.fleet.asks(live.job).items())
         shared = has_world(live.job, live.parts) and not self.fleet.engine(engine).surroundings(live.job).port
         found: dict[str, Any] = {}
-        for (task, ask), place in zip(asks, places, strict=True):
+        for number, place in places.items():
+            task, ask = asks[number]
             found[task] = {
                 "node": place.node,
                 "gpus": list(place.gpus),
@@ -361,6 +384,8 @@ class Loop:
                 "memory": ask.memory,
                 "isolation": self.fleet.isolation(engine, place.node),
             }
+            if not live.alone:
+                found[task]["number"] = number
             if shared:
                 found[task]["ports"] = list(self._ports.take(ports(live.job, task.rpartition("-")[0])))
         return found
@@ -373,6 +398,9 @@ class Loop:
 
     def give_ports(self, attempt: AttemptRow) -> None:
         self._ports.give(_ports(attempt))
+
+    def give_back_ports(self, ports: Sequence[int]) -> None:
+        self._ports.give(ports)
 
     # -- engines ---------------------------------------------------------------------------------------------
 
@@ -453,15 +481,17 @@ class Loop:
             await asyncio.sleep(self.settings.control.poll)
             now = time.monotonic()
             for live in list(self.runs.values()):
-                late = [task for task in live.tasks.values() if task.stop_deadline is not None]
-                if any(now > (task.stop_deadline or now) for task in late):
+                late = [
+                    task for task in live.tasks.values() if task.stop_deadline and now > task.stop_deadline
+                ]
+                if late:
                     for task in late:
                         task.stop_deadline = now + _STUCK
-                    self.spawn(self._end(live.engine, live.handle))
+                    self.spawn(self._end(live.engine, live.handle, [task.name for task in late]))
                     self.observe_soon()
 
-    async def _end(self, engine: str, handle: Handle) -> None:
-        await self.fleet.engine(engine).stop(handle, grace=timedelta(0))
+    async def _end(self, engine: str, handle: Handle, tasks: Sequence[str]) -> None:
+        await self.fleet.engine(engine).stop(handle, grace=timedelta(0), tasks=tasks)
 
     def clean(self, attempt: AttemptRow) -> None:
         """Remove what the engine still holds of an ended attempt."""

@@ -28,6 +28,7 @@ def run_order(
     around: Surroundings,
     timeout: float | None,
     hang_after: float | None,
+    scan_every: float | None,
     setup: Mapping[str, Any] | None,
     resume_from: str | None,
 ) -> Order:
@@ -43,6 +44,7 @@ def run_order(
         timeout=timeout,
         processes=[dict(one) for one in body.each],
         hang_after=hang_after,
+        scan_every=scan_every,
         setup=dict(setup) if setup else None,
         resume_from=resume_from,
     )

@@ -74,6 +74,8 @@ class Intake:
     in `changes`."""
     rejected: list[str] = field(default_factory=list)
     """Names of checkpoints that it wrote and that are damaged."""
+    hang: str = ""
+    """It hangs, in words."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -210,6 +212,13 @@ class Pump:
             found.rejected.append(name)
         elif kind == "warning":
             found.changes.append(self._event("warning", str(entry.get("message"))))
+        elif kind == "hang":
+            seconds = float(entry.get("seconds") or 0)
+            how = _text(entry.get("how"), 20)
+            found.hang = f"{self.task} said and did nothing for {seconds:.0f} s"
+            where = {"task": self.task, "stacks": _text(entry.get("stacks"), _NAME), "how": how}
+            kept = "" if how == "none" else f"; its stacks are in its log (by {how})"
+            found.changes.append(self._event("hang", found.hang + kept, where))
         elif kind == "setup":
             text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
             found.changes.append(self._event("setup", text))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.control import retention
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.pump import Intake
-from stoker.courier import carry_outputs
+from stoker.courier import carry_outputs, merge_outputs, outputs_for
 from stoker.errors import StokerError
 from stoker.spec.words import RunState
 from stoker.store.rows import (
@@ -40,7 +40,7 @@ class Recording:
         self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
         """Apart from the threads that look at tasks: big outputs take their time."""
 
-    def take_in(self, live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
+    async def take_in(self, live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
         changes: list[Change] = []
         checkpoints: list[CheckpointRow] = []
         for name, intake in found.items():
@@ -48,8 +48,14 @@ class Recording:
             changes += intake.changes
             checkpoints += intake.checkpoints
             changes += self._status(live, task, intake)
+        if live.assembly is not None and found:
+            lost = [task.name for task in live.tasks.values() if task.gone is not None and task.over]
+            done = await asyncio.to_thread(live.assembly.take, found, lost=lost)
+            changes += done.changes
+            checkpoints = done.checkpoints
+            self._loop.sweeper.dropped |= done.freed
         if checkpoints:
-            live.progressed = True
+            live.progressed = live.fresh_checkpoint = True
             changes += self._retain(live, checkpoints)
         started = [intake.started_at for intake in found.values() if intake.started_at is not None]
         if started and live.state is RunState.STARTING:
@@ -109,18 +115,31 @@ class Recording:
 
     async def outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
         """What all tasks left, as one tree."""
-        lead = next(iter(live.tasks.values()), None)
-        if lead is None or lead.pump is None:
+        if not any(task.pump is not None for task in live.tasks.values()):
             return None
-        known = live.row.outputs["digest"] if live.row.outputs else None
-        carry = partial(carry_outputs, lead.pump.directory, self._loop.blobs, known=known)
+        carry = partial(self._carry, live)
         try:
-            digest, files, size = await asyncio.get_running_loop().run_in_executor(self._carriers, carry)
+            found = await asyncio.get_running_loop().run_in_executor(self._carriers, carry)
         except (StokerError, OSError) as exc:
             text = f"outputs could not be kept: {exc}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
             return None
-        return {"digest": digest, "files": files, "bytes": size} if files else None
+        if found.get("apart"):
+            text = f"tasks left different outputs under the same name: {', '.join(found['apart'][:5])}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
+        return found if found["files"] else None
+
+    def _carry(self, live: LiveRun) -> dict[str, Any]:
+        blobs, before = self._loop.blobs, live.row.outputs
+        carried: dict[int, tuple[str, int, int]] = {}
+        for place, task in enumerate(live.tasks.values()):
+            if task.pump is not None:
+                known = outputs_for(blobs, before, place) if before else None
+                carried[place] = carry_outputs(task.pump.directory, blobs, known=known)
+        if live.alone:
+            digest, files, size = carried[0]
+            return {"digest": digest, "files": files, "bytes": size}
+        return merge_outputs(blobs, {place: one[0] for place, one in carried.items()}, before)
 
 
 def _row(live: LiveRun, task: LiveTask) -> TaskRow:

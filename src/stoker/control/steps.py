@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, gang, keeping, orders, secrets
+from stoker.control import ending, gang, keeping, orders, secrets, sizing
 from stoker.control.coming import Coming
 from stoker.control.fleet import Member
 from stoker.control.launch import Launcher
 from stoker.control.leaving import Leaving
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.looking import Looking
+from stoker.control.pump import Intake
 from stoker.control.recording import Recording
 from stoker.engine.base import Observation
 from stoker.errors import EngineError, NotFound
+from stoker.spec.parts import WORKER
 from stoker.spec.words import Cause, RunState
 from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.access import TaskDir
@@ -93,9 +95,11 @@ class Steps:
         if live.closing is not None:
             await self._leaving.stop(live, list(live.tasks.values()))
         found = await self._looking.look(live)
-        changes = self._recording.take_in(live, found)
+        changes = await self._recording.take_in(live, found)
+        self._note_hang(live, found)
+        sizing.regroup(self._loop, live)
         decision = gang.decide(
-            [_seat(task) for task in live.tasks.values()],
+            [_seat(task) for task in live.tasks.values() if not task.joining],
             closing=self._closing(live),
             reforming=live.reforming,
         )
@@ -106,6 +110,12 @@ class Steps:
         if changes or any(intake.visible for intake in found.values()):
             self._loop.hub.publish(live.id)
         await self._act(live, decision)
+
+    def _note_hang(self, live: LiveRun, found: Mapping[str, Intake]) -> None:
+        """One that hangs starts again where the job asks for it; else it was said, and goes on hanging."""
+        hung = next((intake.hang for intake in found.values() if intake.hang), "")
+        if hung and live.job.hang is not None and live.job.hang.then == "restart" and live.reforming is None:
+            live.reforming = ending.Verdict(Cause.HANG, None, hung, {"message": hung})
 
     def _closing(self, live: LiveRun) -> ending.Verdict | None:
         """How an attempt that is told to end has ended: as its tasks say, where they do."""
@@ -121,9 +131,8 @@ class Steps:
         if decision.trouble is not None and live.reforming is None:
             live.reforming = decision.trouble
         if decision.stop:
-            await self._leaving.stop(
-                live, [live.tasks[name] for name in decision.stop], brief=live.closing is None
-            )
+            brief = live.closing is None and not live.regroup
+            await self._leaving.stop(live, [live.tasks[name] for name in decision.stop], brief=brief)
         if decision.reform is not None:
             await self._reform(live, decision.reform)
         elif decision.again:
@@ -135,11 +144,15 @@ class Steps:
         """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
         world = [task for task in live.tasks.values() if task.part.on_loss == "world"]
         following = self._following(live, verdict)
+        if live.regroup and verdict is live.reforming and live.row.desired == "run":
+            following = ending.Next(
+                RunState.QUEUED, live.row.failures, live.row.faults, reason=verdict.reason
+            )
         survivors = [task for task in live.tasks.values() if task.gone is None]
         if live.alone or not survivors or following.state is not RunState.QUEUED:
             await self._close(live, verdict)
             return
-        live.reforming = None
+        live.reforming, live.regroup = None, False
         await self._restart(live, world, verdict, following)
 
     async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
@@ -181,9 +194,14 @@ class Steps:
         assert live.attempt is not None
         generation = live.attempt.generation + 1
         placement = dict(live.attempt.placement)
+        left = [task for task in tasks if task.leaving or self._no_room(live, task, tasks)]
+        for task in left:
+            del placement[task.name]
+        tasks = [task for task in tasks if task not in left and (not task.joining or task.up)]
         for task in tasks:
             lost = task.gone is not None
             place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}
+            place.pop("joining", None)
             if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
                 place["ports"] = self._loop.new_ports(task.place["ports"])
             placement[task.name] = place
@@ -211,10 +229,24 @@ class Steps:
             if task.gone is not None:
                 live.submitted = False
             task.again(generation, fresh=task.gone is not None)
+        if left:
+            sizing.forget(self._loop, live, left)
         live.progressed = False
+        live.waits_since = None
+        self._loop.grow_later(live)
         live.form_at = time.monotonic() + following.delay
         live.dirty = True
         self._loop.hub.publish(live.id)
+
+    def _no_room(self, live: LiveRun, task: LiveTask, tasks: Sequence[LiveTask]) -> bool:
+        """A lost worker of an elastic run whose place is gone too: the others go on without it, where they may."""
+        if task.gone is None or not live.job.workers.elastic or task.part.role != WORKER:
+            return False
+        node = self._loop.fleet.node(live.engine, task.place["node"])
+        if node is not None and node.ready:
+            return False
+        workers = [one for one in tasks if one.part.role == WORKER and not one.leaving and one.gone is None]
+        return len(workers) >= live.job.workers.min
 
     # -- the end ---------------------------------------------------------------------------------------------
 

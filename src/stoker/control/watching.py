@@ -182,7 +182,7 @@ class Attendant:
             log.warning(
                 "%s of %s does not answer on node %s, which is ready: ended", task.name, live.id, seen.node
             )
-            self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0)))
+            self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0), tasks=[task.name]))
 
     def _unlisted(self, run: str, number: int, name: str) -> None:
         live = self._loop.runs.get(run)

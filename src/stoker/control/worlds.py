@@ -24,6 +24,8 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
     assert live.attempt is not None
     members = []
     for task in live.tasks.values():
+        if task.joining:
+            continue
         address = task.seen.address if task.seen is not None and task.seen.address else ""
         given = tuple(task.place.get("ports") or ())
         if first_port:

@@ -227,9 +227,9 @@ class Engine(Protocol):
         """Every task of ours that exists, whether or not the server knows it."""
         ...
 
-    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+    async def stop(self, handle: Handle, *, grace: timedelta, tasks: Sequence[str] = ()) -> None:
         """End launchers and everything beneath them, whatever state they are in. Absent is success. Task
-        directories stay until `remove`."""
+        directories stay until `remove`. `tasks`: only these; empty: all."""
         ...
 
     async def reach(self, handle: Handle, task: str) -> TaskDir:

@@ -76,8 +76,20 @@ class Resume(Body):
     changes: Changes = []
 
 
+TaskName = Annotated[str, StringConstraints(max_length=80)]
+
+
 class Drill(Body):
     how: Annotated[str, StringConstraints(max_length=40)] = "process"
+    task: TaskName | None = None
+
+
+class Shell(Body):
+    task: TaskName | None = None
+
+
+class Scale(Body):
+    workers: Annotated[int, Field(ge=1, le=100_000)]
 
 
 class Missing(Body):

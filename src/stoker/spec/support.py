@@ -27,7 +27,6 @@ class Row:
 
 _DATA = "It comes with datasets; leave `{key}` out and read the files from where they are."
 _CLUSTER = "It comes with clusters; leave `{key}` out to run on this machine."
-_ELASTIC = "Write one number for now, as in `workers: 4`."
 _LATER = "Leave `{key}` out."
 
 
@@ -43,7 +42,6 @@ def _any(job: Job, key: str) -> bool:
 
 NOT_YET: dict[str, tuple[Row, ...]] = {
     "local": (
-        Row("workers", lambda job: job.workers.elastic, _ELASTIC, "`workers` as a range"),
         Row("launcher", _needs_launcher, "Leave `launcher` out.", "`launcher: none` with several tasks"),
         Row("resources.disk", lambda job: job.resources.disk is not None, _LATER),
         Row("inputs", lambda job: bool(job.inputs), _DATA),
@@ -65,7 +63,6 @@ NOT_YET: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "kubernetes": (
-        Row("workers", lambda job: job.workers.elastic, _ELASTIC, "`workers` as a range"),
         Row("launcher", _needs_launcher, "Leave `launcher` out.", "`launcher: none` with several tasks"),
         Row(
             "mounts",

@@ -59,7 +59,7 @@ class Cause(StrEnum):
         return self in USERS_FAULT
 
 
-USERS_FAULT = frozenset({Cause.USER_ERROR, Cause.OOM, Cause.IMAGE, Cause.SETUP, Cause.TIMEOUT, Cause.HANG})
+USERS_FAULT = frozenset({Cause.USER_ERROR, Cause.OOM, Cause.IMAGE, Cause.SETUP, Cause.TIMEOUT})
 FREE_RETRY = frozenset(
-    {Cause.LOST, Cause.PREEMPTED, Cause.EVICTED, Cause.GPU_FAULT, Cause.DISK, Cause.ENGINE_ERROR}
+    {Cause.LOST, Cause.PREEMPTED, Cause.EVICTED, Cause.GPU_FAULT, Cause.DISK, Cause.ENGINE_ERROR, Cause.HANG}
 )

@@ -17,6 +17,7 @@ import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -346,6 +347,30 @@ class EngineSuite:
             assert len(seen) == 4
             assert {found.presence for found in seen} == {Presence.GONE}
             assert all(found.proof for found in seen)
+
+        self.run(story())
+
+    def test_one_of_several_tasks_is_ended_and_replaced_and_the_others_never_notice(self) -> None:
+        async def story() -> None:
+            engine = await self.engine()
+            plans = (TaskPlan("worker-0"), TaskPlan("worker-1", index=1))
+            handle = await engine.submit(self.attempt("digits-7f3k", 1, plans))
+            for plan in plans:
+                await self.order(engine, handle, _order(1, HANG), plan.name)
+            before = [await self.phase(engine, handle, plan.name, "running") for plan in plans]
+            await engine.stop(handle, grace=timedelta(0), tasks=["worker-1"])
+            assert (await self.gone(engine, "digits-7f3k", "worker-1")).proof
+            again = (plans[0], replace(plans[1], incarnation=2))
+            await engine.submit(self.attempt("digits-7f3k", 1, again))
+            await self.order(engine, handle, replace(_order(1, HANG), generation=2), "worker-1")
+            await self.phase(engine, handle, "worker-1", "running")
+            seen = await self.seen(engine, "digits-7f3k")
+            assert {task: (found.incarnation, found.presence) for task, found in seen.items()} == {
+                "worker-0": (1, Presence.ALIVE),
+                "worker-1": (2, Presence.ALIVE),
+            }
+            after = await self.phase(engine, handle, "worker-0", "running")
+            assert (after.launcher_pid, after.pid) == (before[0].launcher_pid, before[0].pid)
 
         self.run(story())
 

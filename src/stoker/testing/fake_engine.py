@@ -121,10 +121,10 @@ class FakeEngine:
         with self._call("observe", None):
             return [self._observation(task) for task in self._machine.tasks.values()]
 
-    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+    async def stop(self, handle: Handle, *, grace: timedelta, tasks: Sequence[str] = ()) -> None:
         with self._call("stop", handle):
             for task in self._of(handle):
-                if not task.alive:
+                if not task.alive or (tasks and task.place.task not in tasks):
                     continue
                 if grace > timedelta(0):
                     self._machine.end_body(task, ended(task, "stopped", signal_number=signal.SIGTERM))

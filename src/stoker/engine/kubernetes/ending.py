@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.engine.kubernetes import capacity, names
@@ -43,12 +44,12 @@ class Ender:
         if key in self._awake:
             self._awake[key].set()
 
-    async def stop(self, key: tuple[str, int], grace: float) -> None:
-        """Have every pod of the attempt end, and wait for it. EngineError where one cannot be proven to have."""
+    async def stop(self, key: tuple[str, int], grace: float, tasks: Sequence[str] = ()) -> None:
+        """Have every pod of the attempt end, or of these tasks, and wait for it. EngineError where one cannot be proven to have."""
         asked: set[str] = set()
         released: set[str] = set()
         until = time.monotonic() + grace + MARGIN
-        while living := self._living(key):
+        while living := [pod for pod in self._living(key) if not tasks or _task(pod) in tasks]:
             for pod in living:
                 uid, idle = pod["metadata"]["uid"], self._idle(pod)
                 if uid not in asked:

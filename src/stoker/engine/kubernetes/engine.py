@@ -125,13 +125,15 @@ class KubernetesEngine:
             )
         )
 
-    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+    async def stop(self, handle: Handle, *, grace: timedelta, tasks: Sequence[str] = ()) -> None:
         key = _parsed(handle)
         parts = await self._ready()
-        await self._give_up_trying(key)
+        if not tasks:
+            await self._give_up_trying(key)
         async with self._lock(*key):
-            self._ended.add(key)
-            await parts.ender.stop(key, grace.total_seconds())
+            if not tasks:
+                self._ended.add(key)
+            await parts.ender.stop(key, grace.total_seconds(), tasks)
 
     async def reach(self, handle: Handle, task: str) -> TaskDir:
         key = (*_parsed(handle), task)

@@ -135,12 +135,15 @@ class LocalEngine:
             await self._follower.settle(dead)
         return [self._observation(known) for known in self._registry if not self._vanished(known)]
 
-    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+    async def stop(self, handle: Handle, *, grace: timedelta, tasks: Sequence[str] = ()) -> None:
         run, attempt = _parsed(handle)
         await self._ready()
         async with self._lock(run, attempt):
             self._look(run, attempt)
-            await _all(self._stop(known, grace.total_seconds()) for known in self._registry.of(run, attempt))
+            wanted = [
+                known for known in self._registry.of(run, attempt) if not tasks or known.place.task in tasks
+            ]
+            await _all(self._stop(known, grace.total_seconds()) for known in wanted)
 
     async def reach(self, handle: Handle, task: str) -> NearTaskDir:
         return NearTaskDir(str(directories.path_of(self.home.tasks, Place(*_parsed(handle), task))))

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from stoker.errors import SpecError
 from stoker.server import views
 from stoker.server.answers import JsonAnswer
-from stoker.server.bodies import Drill, Nothing, Resize, Resume, Stop, Submission
+from stoker.server.bodies import Drill, Nothing, Resize, Resume, Scale, Shell, Stop, Submission
 from stoker.server.follow import OVER
 from stoker.server.redact import redactor
 from stoker.server.routes import run_of, services_of
@@ -111,7 +111,7 @@ def suspend(request: Request, run: str, body: Nothing) -> JsonAnswer:
 
 @router.post("/{run}/drill")
 def drill(request: Request, run: str, body: Drill) -> JsonAnswer:
-    did = services_of(request).controller.drill(run_of(request, run).id, body.how)
+    did = services_of(request).controller.drill(run_of(request, run).id, body.how, body.task)
     return JsonAnswer({"did": did})
 
 
@@ -127,8 +127,13 @@ def resize(request: Request, run: str, body: Resize) -> JsonAnswer:
 
 
 @router.post("/{run}/shell")
-def shell(request: Request, run: str, body: Nothing) -> JsonAnswer:
-    return JsonAnswer(services_of(request).controller.shell(run_of(request, run).id))
+def shell(request: Request, run: str, body: Shell) -> JsonAnswer:
+    return JsonAnswer(services_of(request).controller.shell(run_of(request, run).id, body.task))
+
+
+@router.post("/{run}/scale")
+def scale(request: Request, run: str, body: Scale) -> JsonAnswer:
+    return JsonAnswer(services_of(request).controller.scale(run_of(request, run).id, body.workers))
 
 
 @router.get("/{run}/events")

@@ -1,0 +1,159 @@
+"""Runs of several workers on the real local engine: killed, frozen, stopped, resumed, scaled."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from box import Box, wait
+from worlds import expected
+
+STEPS = 60
+
+
+def begin(box: Box, *flags: str, steps: int = STEPS, every: int = 5, pause: float = 0.05) -> str:
+    shutil.copy(Path(__file__).with_name("worlds.py"), box.work / "worlds.py")
+    return box.submit(*flags, "--", "python", "worlds.py", str(steps), str(every), str(pause))
+
+
+def lines(box: Box, run: str) -> list[str]:
+    return box("logs", run).stdout.splitlines()
+
+
+def starts(box: Box, run: str) -> list[dict[str, int]]:
+    """Every body that ever started, as it said itself."""
+    found = [line.partition("start ")[2] for line in lines(box, run) if "start rank=" in line]
+    return [{key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)} for line in found]
+
+
+def check(box: Box, run: str, workers: int, steps: int = STEPS) -> dict[str, Any]:
+    """It succeeded, with the value that an undisturbed training has, and no rank was there twice in any world."""
+    seen = box.ended(run)
+    assert seen["state"] == "succeeded", seen["reason"]
+    finals = [line for line in lines(box, run) if "final rank=" in line]
+    assert len(finals) == workers
+    assert all(f"step={steps} state={expected(steps)}" in line for line in finals), finals
+    bodies = [(body["attempt"], body["generation"], body["rank"]) for body in starts(box, run)]
+    assert len(bodies) == len(set(bodies))
+    return seen
+
+
+def generation(box: Box, run: str) -> int:
+    return int(box.show(run)["attempts"][-1]["generation"])
+
+
+def checkpointed(box: Box, run: str, least: int = 1) -> None:
+    wait(lambda: len(box.show(run)["checkpoints"]), lambda count: count >= least)
+
+
+def test_several_workers_train_as_one(box: Box) -> None:
+    run = begin(box, "--workers", "3", pause=0.0)
+    check(box, run, 3)
+
+
+@pytest.mark.parametrize(("how", "retries"), [("process", "1"), ("launcher", "0")])
+def test_a_killed_member_comes_back_and_no_step_is_lost(box: Box, how: str, retries: str) -> None:
+    run = begin(box, "--workers", "2", "--retries", retries)
+    checkpointed(box, run)
+    box.client().drill(run, how, "worker-1")
+    seen = check(box, run, 2)
+    assert len(seen["attempts"]) == 1 and seen["attempts"][0]["generation"] == 2
+
+
+def test_a_frozen_member_that_wakes_up_late_changes_nothing(box: Box) -> None:
+    run = begin(box, "--workers", "2", "--retries", "2", "--grace", "2s")
+    checkpointed(box, run)
+    frozen = next(body for body in starts(box, run) if body["rank"] == 1)
+    pid = _outer_pid(frozen["pid"], run, "worker-1")
+    os.kill(pid, signal.SIGSTOP)
+    box.client().drill(run, "process", "worker-0")
+    wait(lambda: generation(box, run), lambda number: number == 2)
+    if _alive(pid):
+        os.kill(pid, signal.SIGCONT)
+    check(box, run, 2)
+
+
+def test_a_killed_server_finds_the_world_as_it_was(box: Box) -> None:
+    run = begin(box, "--workers", "2")
+    checkpointed(box, run)
+    box.kill_server()
+    check(box, run, 2)
+    assert generation(box, run) == 1
+
+
+def test_a_stopped_world_goes_on_where_it_was(box: Box) -> None:
+    run = begin(box, "--workers", "2")
+    checkpointed(box, run)
+    box("stop", run)
+    box.until(run, "stopped")
+    box("resume", run)
+    seen = check(box, run, 2)
+    assert seen["attempts"][-1]["resumed_from"]
+
+
+def test_a_world_may_come_back_smaller(box: Box) -> None:
+    run = begin(box, "--workers", "3")
+    checkpointed(box, run)
+    box("stop", run)
+    box.until(run, "stopped")
+    box("resume", run, "--set", "workers=2")
+    seen = box.ended(run)
+    assert seen["state"] == "succeeded"
+    assert sum(f"state={expected(STEPS)}" in line for line in lines(box, run)) == 2
+
+
+def seeds() -> list[int]:
+    asked = os.environ.get("STOKER_SEEDS")
+    return [random.randrange(1 << 30) for _ in range(min(20, int(asked)))] if asked else [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_chaos(box: Box, seed: int) -> None:
+    """Any member, at any time, in any way: the final value is that of an undisturbed training."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    run = begin(box, "--workers", "3", "--retries", "20", "--grace", "2s", steps=80)
+    box.until(run, "running")
+    for _ in range(3):
+        time.sleep(chance.uniform(0.0, 2.0))
+        how = chance.choice(["process", "launcher", "server"])
+        try:
+            if how == "server":
+                box.kill_server()
+            else:
+                box.client().drill(run, how, f"worker-{chance.randrange(3)}")
+        except Exception as exc:  # it is just being started again, or over: that is chaos too
+            print(how, exc)
+    check(box, run, 3, steps=80)
+
+
+def _outer_pid(inner: int, run: str, task: str) -> int:
+    """The process as this machine counts: in its own namespace it has another number."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+            words = (entry / "cmdline").read_bytes()
+            numbers = re.search(r"^NSpid:\s+(.*)$", (entry / "status").read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        named = f"STOKER_RUN={run}\0" in environment and f"STOKER_TASK_INDEX={task[-1]}\0" in environment
+        if named and b"worlds.py" in words and numbers and int(numbers[1].split()[-1]) == inner:
+            return int(entry.name)
+    raise AssertionError(f"no process {inner} of {task}")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
