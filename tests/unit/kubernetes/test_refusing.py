@@ -69,12 +69,6 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     ),
     ({"image": "i", "launcher": "none", "setup": "make"}, "needs the launcher", "`setup`", "setup"),
     ({"image": "i", "launcher": "none", "python": "/x"}, "needs the launcher", "`python`", "python"),
-    (
-        {"run": "x", "image": "i", "workers": "2..4"},
-        "not yet available on the kubernetes engine",
-        "workers: 4",
-        "workers",
-    ),
     ({"image": "i", "workers": 2, "launcher": "none"}, "not yet available", "`launcher`", "launcher"),
     ({"run": "x", "image": "i", "idle": {}}, "not yet available", "`idle`", "idle"),
     (

@@ -84,7 +84,7 @@ class QuietController:
     ) -> tuple[RunRow, bool]:
         return self.store.resume(run_id, key=key, now=time.time())
 
-    def drill(self, run_id: str, how: str) -> str:
+    def drill(self, run_id: str, how: str, task: str | None = None) -> str:
         return f"hurt {run_id} by {how}"
 
     def why(self, run_id: str) -> dict[str, Any]:

@@ -227,7 +227,6 @@ def test_jobs_shown_in_the_reference_are_valid() -> None:
 
 NOT_LOCAL: dict[str, str] = {
     "resources.disk": "resources: {disk: 1Gi}",
-    "workers": "workers: 1..2",
     "launcher": "launcher: none\nimage: i\nworkers: 2",
     "inputs": "inputs: {d: data://d}",
     "idle": "idle: {for: 1h}",
@@ -255,8 +254,8 @@ def test_key_the_local_engine_cannot_honour_is_refused_by_name(key: str, line: s
 
 
 def test_all_refused_keys_are_named_at_once() -> None:
-    job = parse_job("run: x\nworkers: 1..2\npool: a\n")
-    assert [error.details["key"] for error in unsupported(job)] == ["workers", "pool"]
+    job = parse_job("run: x\nexclusive: true\npool: a\n")
+    assert [error.details["key"] for error in unsupported(job)] == ["exclusive", "pool"]
     with pytest.raises(Refused, match="2 keys are not yet available"):
         refuse_unsupported(job, "local")
 
