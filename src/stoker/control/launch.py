@@ -24,7 +24,6 @@ from stoker.settings import Settings
 from stoker.store import Store
 from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
 
-
 _SCAN = 0.5
 """Seconds between looks at the checkpoint directories of a world, while its first checkpoint is waited for."""
 
