@@ -20,6 +20,7 @@ ROWS = {
     1: "bench.row01",
     2: "bench.row02",
     3: "bench.row03",
+    4: "bench.row04",
     5: "bench.row05",
     12: "bench.row12",
     13: "bench.row13",

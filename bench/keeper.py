@@ -57,6 +57,12 @@ class Kept:
         self._process.stdin.close()
         self._process.wait(timeout=GRACE * 3)
 
+    @property
+    def pid(self) -> int:
+        """Of the keeper: everything else is below it."""
+        assert self._process is not None
+        return self._process.pid
+
     def check(self) -> None:
         """Raises with its last words when it has ended."""
         assert self._process is not None
