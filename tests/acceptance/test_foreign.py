@@ -40,6 +40,11 @@ def submitted(box: Box, text: str, *flags: str) -> dict[str, Any]:
     return whole
 
 
+def printed(box: Box, run: str) -> list[Any]:
+    """What its tasks printed, each line a JSON value after the task's name in brackets."""
+    return [json.loads(line.partition("] ")[2]) for line in box("logs", run).stdout.splitlines()]
+
+
 INDEX = """
 import os, pathlib, sys
 index = os.environ["JOB_COMPLETION_INDEX"]
@@ -132,7 +137,7 @@ def test_a_pytorchjob(bare: Box) -> None:
     bare.write("meet.py", MEET)
     run = submitted(bare, PYTORCHJOB)
     assert run["state"] == "succeeded"
-    said = [json.loads(line.partition(" | ")[2]) for line in bare("logs", run["id"]).stdout.splitlines()]
+    said = printed(bare, run["id"])
     assert sorted(said, key=lambda one: int(one[1])) == [
         ["master", 0, 3, 3, []],
         ["worker", 1, 3, 3, ["--worker"]],
@@ -183,8 +188,7 @@ def test_a_tfjob(bare: Box) -> None:
     bare.write("serve.py", SERVE)
     run = submitted(bare, TFJOB)
     assert run["state"] == "succeeded"
-    lines = bare("logs", run["id"]).stdout.splitlines()
-    said = [json.loads(line.partition(" | ")[2]) for line in lines if line.startswith("worker")]
+    said = printed(bare, run["id"])
     assert sorted(said, key=lambda one: int(one[1]["index"])) == [
         [["ps", "worker"], {"type": "worker", "index": index}, True] for index in (0, 1)
     ]
