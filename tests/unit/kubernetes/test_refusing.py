@@ -118,6 +118,11 @@ BEYOND: list[tuple[dict[str, Any], str, str]] = [
         "spec.priorityClassName",
     ),
     (_main(resources={"limits": {"cpu": 64}}), "spec.containers.resources.limits.cpu", "limits.cpu"),
+    (
+        {"metadata": {"annotations": {"container.apparmor.security.beta.kubernetes.io/main": "unconfined"}}},
+        "metadata.annotations.container.apparmor.security.beta.kubernetes.io/main",
+        "kubernetes.io/main",
+    ),
     ({"spec": {"runtimeClassName": "x"}}, "spec.runtimeClassName", "runtimeClassName"),
     ({"spec": {"schedulerName": "x"}}, "spec.schedulerName", "schedulerName"),
 ]

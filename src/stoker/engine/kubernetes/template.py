@@ -95,6 +95,15 @@ SAFE_IN_JOBS: tuple[str, ...] = (
 )
 """What a job may add by itself. Not, as an admin may: more resources than were counted, a priority class, another
 scheduler or runtime, volumes that lead to any server there is."""
+NOT_IN_JOBS = tuple(
+    f"metadata.annotations.{name}"
+    for name in (
+        "container.apparmor.security.beta.kubernetes.io",
+        "seccomp.security.alpha.kubernetes.io",
+        "k8s.v1.cni.cncf.io",
+    )
+)
+"""Annotations that are privileges or networks by another name."""
 OUR_MOUNTS = ("/stoker", "/dev/shm", "/tmp")
 OUR_VOLUMES = frozenset(
     {"task", "bin", "setup", "home", "tmp", "shm", "key", "order", "secrets", "bundle", "checkpoints"}
@@ -112,7 +121,11 @@ def mistakes(
     """What of a template is not let through: (path, what is wrong with it, what to do)."""
     granted = [path for word in allow for path in GRANTS.get(word, (word,))]
     for path, _ in _leaves(template, ""):
-        if path and not any(_under(path, one) for one in (*safe, *granted)):
+        if (
+            safe is not SAFE
+            and path.startswith(NOT_IN_JOBS)
+            and not any(_under(path, one) for one in granted)
+        ) or (path and not any(_under(path, one) for one in (*safe, *granted))):
             yield path, "is not allowed in a pod here", _grant_hint(path)
     yield from _ours(template)
 

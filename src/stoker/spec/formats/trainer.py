@@ -111,6 +111,11 @@ def _overrides(spec: View, key: str, found: Piece, target: Target) -> None:
                 continue
             view.note("targetJobs", why)
         overlaid = piece(view, target, whole=False)
+        if overlaid.words is not None or overlaid.args or overlaid.image or overlaid.restart:
+            why = "what runs, and how often, is said in `trainer`; an override adds to its pods"
+            view.ledger.note(view.path("spec"), view.value.get("spec"), why)
+        found.grace = found.grace if overlaid.grace is None else overlaid.grace
+        found.timeout = found.timeout if overlaid.timeout is None else overlaid.timeout
         found.env |= overlaid.env
         found.variables.known |= overlaid.variables.known
         found.variables.later |= overlaid.variables.later

@@ -161,3 +161,20 @@ def test_what_the_table_says_of_a_pods_keys_is_what_happens(row: Any) -> None:
         Does.REFUSED: [Level.REFUSED],
     }
     assert [note.level for note in notes] == levels[row.does]
+
+
+def test_an_override_of_what_runs_is_noted_and_the_rest_of_it_holds() -> None:
+    pod = {
+        "terminationGracePeriodSeconds": 7,
+        "containers": [{"name": "node", "command": ["other"], "env": [{"name": "A", "value": "1"}]}],
+    }
+    spec = {
+        "runtimeRef": {"name": "torch-distributed"},
+        "trainer": {"command": ["x"]},
+        "podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "spec": pod}],
+    }
+    tree = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
+    reading = translate(json.dumps(tree).encode(), source="f", target=THERE)
+    job = reading.translations[0].job
+    assert (job.run, job.env, job.grace) == (("x",), {"A": "1"}, 7.0)
+    assert [note.path for note in reading.of(Level.IGNORED)] == ["spec.podTemplateOverrides[0].spec"]
