@@ -193,7 +193,8 @@ class _Status:
 
     def show(self, run: Json) -> None:
         state = run["state"]
-        if state == "running" and (run.get("attempts") or [{}])[-1].get("number", 1) <= 1:
+        newest = (run.get("attempts") or [{}])[-1]
+        if state == "running" and newest.get("number", 1) <= 1 and not _re_forms(newest):
             self.clear()
             return
         self.say(status_text(run))
@@ -218,12 +219,22 @@ class _Status:
             self._last = ""
 
 
+def _re_forms(attempt: Json) -> bool:
+    """Not all of its tasks are there, though it runs."""
+    return attempt.get("up") is not None and int(attempt["up"]) < int(attempt.get("placed") or 0)
+
+
 def status_text(run: Json) -> str:
     """`digits-7f3k queued (2nd in line): waits for 2 cpu`"""
     place = run.get("place")
     where = f" ({human.ordinal(int(place))} in line)" if place and run["state"] == "queued" else ""
     reason = term.safe(run.get("reason") or "")
     attempts = run.get("attempts") or []
+    if run["state"] == "running" and attempts and _re_forms(attempts[-1]):
+        newest = attempts[-1]
+        reason = (
+            f"generation {newest.get('generation')} comes up, {newest['up']} of {newest['placed']} tasks up"
+        )
     number = attempts[-1].get("number", 1) if attempts else 1
     again = f", attempt {number}" if number > 1 else ""
     return f"{term.safe(run['id'])} {term.safe(run['state'])}{where}{again}" + (

@@ -35,6 +35,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("stop", "stop", "end runs: SIGTERM, the grace period, SIGKILL"),
             ("suspend", "suspend", "checkpoint, let go of everything, keep for later"),
             ("resize", "resize", "give a run more or less CPU and memory"),
+            ("scale", "scale", "give an elastic run more or fewer workers"),
             ("shell", "shell", "look into a run's task with a shell"),
             ("drill", "drill", "kill a run on purpose and see how it comes back"),
         ),

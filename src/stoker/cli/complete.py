@@ -88,6 +88,10 @@ def candidates(ctx: Context, done: list[str], part: str) -> list[str]:
 
 
 def _for_command(ctx: Context, command: Command, rest: list[str], part: str) -> list[str]:
+    of_task = {name for option in command.options if option.complete == "task" for name in option.names}
+    if rest and rest[-1] in of_task and "--" not in rest:
+        # Before anything else: `shell` takes it behind the run too, where other options are not its own.
+        return _begin(part, _tasks(ctx, command, rest))
     waiting, position = _state(command, rest)
     if waiting is not None:
         if isinstance(waiting.kind, tuple):
@@ -143,6 +147,26 @@ def _state(command: Command, rest: list[str]) -> tuple[Option | None, Argument |
     if count < len(command.arguments):
         return None, command.arguments[count]
     return None, last if last.count < 0 else _NOTHING
+
+
+def _tasks(ctx: Context, command: Command, rest: list[str]) -> list[str]:
+    """Of the run that stands before the option, or of the newest: which one is meant may not be typed yet."""
+    from stoker.cli.lookup import newest, plausible
+    from stoker.errors import StokerError
+
+    valued = {name for option in command.options if not option.flag for name in option.names}
+    words = [
+        word
+        for at, word in enumerate(rest)
+        if not word.startswith("-") and (at == 0 or rest[at - 1] not in valued)
+    ]
+    try:
+        client = ctx.connect(autostart=False)
+        client.timeout = 2.0
+        run = client.run(words[0] if words and plausible(words[0]) else newest(ctx))
+        return [str(task["name"]) for task in (run.get("attempts") or [{}])[-1].get("tasks") or []]
+    except StokerError:
+        return []
 
 
 def _runs(ctx: Context) -> list[str]:

@@ -19,7 +19,19 @@ class Option:
     """A flag with a value, without one (`flag`), or with several (`multiple`). `kind` is str, int, float or a
     tuple of choices."""
 
-    __slots__ = ("also", "default", "dest", "flag", "help", "hidden", "kind", "metavar", "multiple", "names")
+    __slots__ = (
+        "also",
+        "complete",
+        "default",
+        "dest",
+        "flag",
+        "help",
+        "hidden",
+        "kind",
+        "metavar",
+        "multiple",
+        "names",
+    )
 
     def __init__(
         self,
@@ -33,6 +45,7 @@ class Option:
         metavar: str | None = None,
         hidden: bool = False,
         also: Sequence[str] = (),
+        complete: str | None = None,
     ) -> None:
         self.names = (*names, *also)
         self.also = tuple(also)
@@ -45,6 +58,8 @@ class Option:
         self.default = False if flag else () if multiple else default
         self.metavar = metavar
         self.hidden = hidden
+        self.complete = complete
+        """`task`: shell completion offers the tasks of the run that was named."""
 
 
 class Argument:
@@ -122,6 +137,11 @@ COLOR = Option(
     help="Colours: auto (on a terminal), always, never.",
 )
 JSON = Option("--json", flag=True, help="Print JSON on stdout.", dest="as_json")
+
+
+def task_option(help: str) -> Option:
+    return Option("--task", metavar="TASK", complete="task", help=help)
+
 
 # What the commands that start something have in common.
 DETACH = Option("-d", "--detach", flag=True, help="Print the id and return at once.")

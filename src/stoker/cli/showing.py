@@ -154,15 +154,15 @@ def _scaling(run: Json, page: Page) -> None:
 
 
 def _hang(run: Json, events: Sequence[Json], page: Page) -> None:
-    """The newest one of the newest attempt: what was seen, and where the stacks are."""
+    """The newest one of each task of the newest attempt: what was seen, and where the stacks are."""
     began = (gangs.newest(run).get("started_at") or 0.0) - 1.0
     found = [event for event in events if event["kind"] == "hang" and event["t"] >= began]
     if found:
-        last = found[-1]
-        stacks = (last.get("data") or {}).get("stacks")
-        text = f"{term.safe(last.get('text') or '')} ({human.age(last['t'], page.now)} ago)"
-        page.field("hang", text)
-        page.field("stacks", term.safe(stacks) if isinstance(stacks, str) and stacks not in text else "")
+        newest = {(event.get("data") or {}).get("task"): event for event in found}
+        for event in list(newest.values())[-4:]:
+            page.field(
+                "hang", f"{term.safe(event.get('text') or '')} ({human.age(event['t'], page.now)} ago)"
+            )
 
 
 def _isolation(how: Json, page: Page) -> None:

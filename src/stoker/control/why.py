@@ -211,8 +211,8 @@ def _running(
     if hang is not None:
         return Answer(
             f"it runs, and it seems to hang: {hang.text}",
-            f"`stoker show {run.id}` says where the stacks of its processes are; `hang: {{then: restart}}` starts such "
-            "a run again by itself.",
+            f"`stoker logs {run.id}{_of_task(hang)}` has the stacks of its processes; `hang: {{then: restart}}` starts "
+            "such a run again by itself.",
             {"hang": {"t": hang.t, "text": hang.text, **hang.data}},
         )
     text = "it runs"
@@ -232,6 +232,11 @@ def _running(
     last = _trouble(events) if muster.generation > 1 else ""
     there = f"all {muster.size}" if muster.complete else f"{muster.up} of {muster.size}"
     return Answer(f"{text} with {there} tasks{again}{last}", hint, _gang_facts(muster))
+
+
+def _of_task(hang: EventRow) -> str:
+    task = hang.data.get("task")
+    return f" --task {task}" if isinstance(task, str) else ""
 
 
 def _trouble(events: Sequence[EventRow]) -> str:

@@ -18,6 +18,8 @@ def tasks_view(attempt: AttemptRow, rows: Sequence[TaskRow]) -> list[Json]:
 
 
 def _task(name: str, place: Mapping[str, Any], row: TaskRow | None) -> Json:
+    if row is not None and row.incarnation < place.get("incarnation", 1):
+        row = None  # of the one that it stands in for
     return {
         "name": name,
         "role": name.rpartition("-")[0],
@@ -25,22 +27,40 @@ def _task(name: str, place: Mapping[str, Any], row: TaskRow | None) -> Json:
         "gpus": list(place.get("gpus") or ()),
         "incarnation": place.get("incarnation", row.incarnation if row else 1),
         "generation": place.get("generation", 1),
-        "phase": row.phase if row else "starting",
+        "phase": _phase(place, row),
         "exit_code": row.exit_code if row else None,
         "usage": row.usage if row else {},
     }
+
+
+def _phase(place: Mapping[str, Any], row: TaskRow | None) -> str:
+    """The launcher's word for it; of those who come and go, ours."""
+    if place.get("joining"):
+        return "joining"
+    if place.get("leaving") and (row is None or row.phase != "ended"):
+        return "leaving"
+    return row.phase if row else "starting"
 
 
 def world_view(attempt: AttemptRow, tasks: Sequence[Json]) -> Json | None:
     """None: one task alone is no world."""
     if len(tasks) < 2:
         return None
-    return {"size": len(tasks), "generation": attempt.generation, "text": _state(attempt.generation, tasks)}
+    members = [task for task in tasks if task["phase"] != "joining"]
+    return {
+        "size": len(members),
+        "generation": attempt.generation,
+        "text": _state(attempt.generation, tasks, len(members)),
+    }
 
 
-def _state(generation: int, tasks: Sequence[Json]) -> str:
+def _state(generation: int, tasks: Sequence[Json], size: int) -> str:
     """`world of 4, generation 3; worker-2 was replaced once`"""
-    said = [f"world of {len(tasks)}, generation {generation}"]
+    said = [f"world of {size}, generation {generation}"]
+    for phase, verb in (("joining", "join"), ("leaving", "leave")):
+        names = [task["name"] for task in tasks if task["phase"] == phase]
+        if names:
+            said.append(f"{', '.join(names)} will {verb}")
     said += [
         f"{task['name']} was replaced {_times(task['incarnation'] - 1)}"
         for task in tasks

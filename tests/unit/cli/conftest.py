@@ -76,6 +76,7 @@ class Fake:
         self.plan: Json = {"tasks": [{"name": "worker-0"}]}
         self.images = True
         """Whether something on its machine runs them."""
+        self.scaled: Json = {}
         self.url = ""
 
     def find(self, ref: str) -> Json | None:
@@ -195,6 +196,10 @@ class Handler(BaseHTTPRequestHandler):
         if words in (["suspend"], ["resume"]):
             run["state"] = {"suspend": "stopping", "resume": "queued"}[words[0]]
             return self.send(200, run)
+        if words == ["shell"]:
+            return self.send(200, {"argv": ["enter"], "env": {}, "cwd": None})
+        if words == ["scale"]:
+            return self.send(200, fake.scaled)
         if words == ["drill"]:
             fake.on_drill(run)
             return self.send(200, {"did": f"killed the {body['how']} of {run['id']}"})

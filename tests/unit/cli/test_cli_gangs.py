@@ -66,7 +66,7 @@ def gang(fake: Any, clock: float, make_run: Any) -> Any:
     )
     fake.runs = [run, make_run("alone-1111", "succeeded")]
     fake.events["digits-7f3k"] = [
-        {"t": NOW - 10, "kind": "hang", "text": "no output for 30m", "data": {"stacks": "stacks/3"}}
+        {"t": NOW - 10, "kind": "hang", "text": "worker-1 did nothing for 30m", "data": {"task": "worker-1"}}
     ]
     return fake
 
@@ -77,8 +77,7 @@ digits-7f3k  running  3m12s
   submitted  22:10:00 (3m ago) by ada
   started    22:10:08 (3m ago)
   code       tree 1f3a1f3a1f3a, git 12ab34cd56ef with changes that are not committed
-  hang       no output for 30m (10s ago)
-  stacks     stacks/3
+  hang       worker-1 did nothing for 30m (10s ago)
 
 Tasks
   TASK      NODE   GEN  PHASE    EXIT  STEP  S/STEP   CPU   MEMORY  REPLACED  ASKED
@@ -96,7 +95,7 @@ Attempts
   1  running  22:10:08  3m12s  the start  local
 
 Events
-  22:13:10  hang  no output for 30m
+  22:13:10  hang  worker-1 did nothing for 30m
 
   stoker logs -f digits-7f3k
   stoker stop digits-7f3k
@@ -185,3 +184,144 @@ def test_a_dry_run_lists_the_tasks(fake: Any, invoke: Any, monkeypatch: Any) -> 
     )
     whole = invoke("run", "--no-code", "--dry-run", "--json", "--workers", "1..2", "--", "true")
     assert json.loads(whole.out)["plan"]["tasks"] == fake.plan["tasks"]
+
+
+# -- drill, shell, scale ---------------------------------------------------------------------------------------
+
+
+def reform(run: dict[str, Any], *, names: tuple[str, ...], step: int | None = 400) -> None:
+    """A new generation for these tasks, as the server shows it."""
+    attempt = run["attempts"][0]
+    attempt["generation"] += 1
+    attempt["resumed_from"] = "ck-4" if step is not None else None
+    run["checkpoints"] = [{"id": "ck-4", "name": "last.pt", "step": step, "created_at": NOW - 30}]
+    for one in attempt["tasks"]:
+        if one["name"] in names:
+            one |= {"generation": attempt["generation"], "phase": "running"}
+
+
+@pytest.fixture
+def world(gang: Any) -> Any:
+    gang.runs[0]["attempts"][0]["tasks"] = [task("worker-0"), task("worker-1"), task("ps-0", generation=1)]
+    gang.metrics = {"loss": {"key": "loss", "last_step": 412}}
+    return gang
+
+
+def test_a_drilled_world_comes_back_as_a_generation(world: Any, invoke: Any) -> None:
+    world.on_drill = lambda run: reform(run, names=("worker-0", "worker-1"))
+    report = json.loads(invoke("drill", "digits-7f3k", "--task", "worker-1", "--json").out)
+    assert ("POST", "/runs/digits-7f3k/drill", {}, {"how": "process", "task": "worker-1"}) in world.requests
+    assert (report["resumed"], report["kept_going"], report["alone"]) == (True, False, False)
+    assert (report["attempt"], report["generation"], report["lost_steps"]) == (1, 4, 12)
+    assert report["verdict"].endswith(" as generation 4 from step 400; lost 12 steps, 30s of work")
+
+
+def test_a_world_is_not_back_before_all_of_it_runs(world: Any, invoke: Any) -> None:
+    def slowly(run: dict[str, Any]) -> None:
+        reform(run, names=("worker-0", "worker-1"))
+        run["attempts"][0]["tasks"][1]["phase"] = "starting"
+
+    world.on_drill = slowly
+    result = invoke("drill", "digits-7f3k", "--timeout", "0.5")
+    assert (result.code, result.out.startswith("verdict: not resumed: running after ")) == (1, True)
+
+
+def test_a_task_that_comes_back_alone(world: Any, invoke: Any) -> None:
+    world.on_drill = lambda run: reform(run, names=("ps-0",), step=None)
+    result = invoke("drill", "digits-7f3k", "--task", "ps-0", "--how", "launcher")
+    assert result.out.startswith("verdict: ps-0 came back alone in ")
+    assert result.out.endswith("; the others never stopped\n") and "hint" not in result.err
+
+
+def test_a_task_that_nobody_minds(world: Any, invoke: Any) -> None:
+    world.runs[0]["job"]["roles"]["ps"]["on_loss"] = "ignore"
+    world.on_drill = lambda run: run["attempts"][0]["tasks"][2].update(phase="ended", exit_code=137)
+    result = invoke("drill", "digits-7f3k", "--task", "ps-0")
+    assert (
+        result.out == "verdict: fine: ps-0 is gone and the others go on, as the job says (on_loss: ignore)\n"
+    )
+
+
+def test_drilling_a_task_by_what_hurts_all(world: Any, invoke: Any) -> None:
+    result = invoke("drill", "digits-7f3k", "--task", "ps-0", "--how", "server")
+    assert result.err == (
+        "error: --task goes with --how process or launcher, not server\n\n"
+        "hint: Leave --task out: it is of the whole run.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "task", "rest"),
+    [
+        (["digits-7f3k"], {}, []),
+        (["digits-7f3k", "--task", "worker-1"], {"task": "worker-1"}, []),
+        (["digits-7f3k", "--task=worker-1", "nvidia-smi", "-L"], {"task": "worker-1"}, ["nvidia-smi", "-L"]),
+        (["--task", "worker-1", "digits-7f3k", "ls", "--task"], {"task": "worker-1"}, ["ls", "--task"]),
+    ],
+)
+def test_shell_into_one_of_several(
+    world: Any, invoke: Any, words: list[str], task: dict[str, str], rest: list[str]
+) -> None:
+    json_first = ["shell", "--json", *words]
+    assert json.loads(invoke(*json_first).out)["argv"] == ["enter", *rest]
+    assert world.requests[-1][3] == task
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"from": 2, "to": 4}, "grows from 2 to 4: 2 more tasks asked for; they join at a checkpoint, as soon as there is room"),
+        ({"from": 2, "to": 3}, "grows from 2 to 3: 1 more task asked for; they join at a checkpoint, as soon as there is room"),
+        ({"from": 4, "to": 2}, "shrinks from 4 to 2: goes on with 2, from its newest checkpoint"),
+        ({"from": 3, "to": 3}, "has 3 workers already: nothing changes"),
+        ({"from": 0, "to": 3}, "starts with up to 3 workers, as many as there is room for"),
+    ],
+)  # fmt: skip
+def test_scale_says_what_happens(world: Any, invoke: Any, answer: dict[str, int], said: str) -> None:
+    world.scaled = {**answer, "text": "wants"}
+    result = invoke("scale", "digits-7f3k", "3")
+    assert (result.code, result.out, result.err) == (0, "", f"{said}\n")
+    assert world.requests[-1][3] == {"workers": 3}
+    assert json.loads(invoke("scale", "digits-7f3k", "3", "--json").out) == world.scaled
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("2..4", "'2..4' is a range, and scale takes one number"),
+        ("+2", "'+2' is not a number of workers"),
+        ("many", "'many' is not a number of workers"),
+        ("0", "0 workers would train nothing"),
+        ("1.5", "'1.5' is not a number of workers"),
+        ("1234567", "'1234567' is not a number of workers"),
+    ],
+)
+def test_mistakes_with_scale(world: Any, invoke: Any, word: str, said: str) -> None:
+    result = invoke("scale", "digits-7f3k", word)
+    assert result.code == 2 and result.err.startswith(f"error: {said}\n\nhint: "), result
+
+
+def test_the_tasks_of_the_run_are_offered(world: Any, invoke: Any) -> None:
+    for command in ("drill", "shell", "logs"):
+        assert invoke("_complete", command, "digits-7f3k", "--task", "w").out == "worker-0\nworker-1\n", (
+            command
+        )
+    assert invoke("_complete", "drill", "--how", "launcher", "digits-7f3k", "--task", "p").out == "ps-0\n"
+    assert invoke("_complete", "drill", "--task", "ps").out == "ps-0\n"
+    assert invoke("_complete", "drill", "nothing-1111", "--task", "").out == ""
+
+
+# -- coming up ---------------------------------------------------------------------------------------------------
+
+
+def test_who_is_missing_is_told_while_a_gang_comes_up(gang: Any, invoke: Any) -> None:
+    from stoker.cli.attached import status_text
+
+    run = {**gang.runs[0], "state": "starting", "reason": "3 of 4 tasks up; worker-3: pulling image"}
+    assert status_text(run) == "digits-7f3k starting: 3 of 4 tasks up; worker-3: pulling image"
+
+
+def test_a_world_that_forms_again_is_told(gang: Any) -> None:
+    from stoker.cli.attached import status_text
+
+    assert status_text(gang.runs[0]) == "digits-7f3k running: generation 3 comes up, 2 of 3 tasks up"

@@ -27,7 +27,8 @@ def test_the_tasks_of_an_attempt(rig: Any) -> None:
     run = rig.submit("digits", workers=4)["id"]
     again = {**PLACES, "worker-2": {**PLACES["worker-2"], "generation": 3, "incarnation": 3}}
     begin(rig, run, again, generation=3)
-    rig.store.apply([running(run, "worker-2", step=40), running(run, "worker-99")])
+    newest = PutTask(TaskRow(run, 1, "worker-2", incarnation=3, phase="running", usage={"step": 40}))
+    rig.store.apply([newest, running(run, "worker-99")])
     rig.controller.found = {run: Muster(4, (Absent("worker-10", "pulling image"),))}
     attempt = rig.client.run(run)["attempts"][0]
     names = [task["name"] for task in attempt["tasks"]]
@@ -49,6 +50,26 @@ def test_the_tasks_of_an_attempt(rig: Any) -> None:
     assert (attempt["placed"], attempt["up"]) == (4, 3)
     listed = rig.client.runs()["runs"][0]["attempts"][0]
     assert (listed["placed"], listed["up"]) == (4, 3) and "tasks" not in listed
+
+
+def test_what_the_one_before_left_is_not_said_of_its_stand_in(rig: Any) -> None:
+    run = rig.submit("digits", workers=4)["id"]
+    begin(rig, run, {**PLACES, "worker-1": {**PLACES["worker-1"], "incarnation": 2}})
+    rig.store.apply([running(run, "worker-0"), running(run, "worker-1", step=40)])
+    tasks = rig.client.run(run)["attempts"][0]["tasks"]
+    assert [(task["phase"], task["usage"]) for task in tasks[:2]] == [("running", {}), ("starting", {})]
+
+
+def test_who_comes_and_who_goes(rig: Any) -> None:
+    run = rig.submit("digits", workers="2..4")["id"]
+    coming = {"worker-2": {**PLACES["worker-2"], "joining": True}}
+    going = {"worker-1": {**PLACES["worker-1"], "leaving": True}}
+    begin(rig, run, {"worker-0": PLACES["worker-0"], **going, **coming}, generation=2)
+    rig.store.apply([running(run, "worker-0"), running(run, "worker-1")])
+    attempt = rig.client.run(run)["attempts"][0]
+    assert [task["phase"] for task in attempt["tasks"]] == ["running", "leaving", "joining"]
+    text = "world of 2, generation 2; worker-2 will join; worker-1 will leave"
+    assert attempt["world"] == {"size": 2, "generation": 2, "text": text}
 
 
 def test_a_straggler_is_named_from_what_the_tasks_report(rig: Any) -> None:

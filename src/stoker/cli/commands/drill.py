@@ -11,7 +11,7 @@ from stoker.cli import human, render, term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
-from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.cli.params import JSON, Argument, Command, Option, task_option
 from stoker.errors import Conflict, ServerUnreachable, StokerError
 
 HOWS = ("process", "launcher", "server", "preempt")
@@ -19,8 +19,13 @@ LOOK_EVERY = 0.2
 Json = dict[str, Any]
 
 
-def drill(ctx: Context, *, run: str, how: str, timeout: str, as_json: bool) -> int:
+def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, as_json: bool) -> int:
     limit = human.parse_duration(timeout)
+    if task is not None and how in ("server", "preempt"):
+        raise UsageMistake(
+            f"--task goes with --how process or launcher, not {how}",
+            hint="Leave --task out: it is of the whole run.",
+        )
     if limit is None:
         raise UsageMistake(f"--timeout: {timeout!r} is not a duration", hint="Write 90, 5m or 1h.")
     before = on_run(ctx, run, ctx.client.run)
@@ -31,14 +36,16 @@ def drill(ctx: Context, *, run: str, how: str, timeout: str, as_json: bool) -> i
             if before["state"] in render.TERMINAL
             else "Wait until it runs.",
         )
-    watcher = _Watcher(ctx, str(before["id"]), quiet=as_json)
+    if task is None and how in ("process", "launcher"):
+        task = next((str(one["name"]) for one in _tasks(before)), None)
+    watcher = _Watcher(ctx, str(before["id"]), task, quiet=as_json)
     watcher.skip_past()
     began, hurt_at = time.monotonic(), time.time()
-    did, last_step = _hurt(ctx, before, how)
+    did, last_step = _hurt(ctx, before, how, task)
     if not as_json:
         ctx.note(term.safe(did))
     after = watcher.until_back(before, how, began + limit)
-    report = judge(before, after, how, did, last_step, time.monotonic() - began, hurt_at)
+    report = judge(before, after, how, did, last_step, time.monotonic() - began, hurt_at, task)
     if as_json:
         ctx.json(report)
     else:
@@ -46,12 +53,13 @@ def drill(ctx: Context, *, run: str, how: str, timeout: str, as_json: bool) -> i
     return 0 if report["resumed"] else 1
 
 
-def _hurt(ctx: Context, before: Json, how: str) -> tuple[str, int | None]:
+def _hurt(ctx: Context, before: Json, how: str, task: str | None) -> tuple[str, int | None]:
     """What was done, and the newest step reported before it."""
     if how == "server":
         last = _last_step(ctx, before["id"])
         return _kill_server(ctx), last
-    did = str(ctx.client.drill(before["id"], how)["did"])
+    named = task if len(_tasks(before)) > 1 else None
+    did = str(ctx.client.drill(before["id"], how, named)["did"])
     return did, _last_step(ctx, before["id"])
 
 
@@ -92,9 +100,10 @@ def _last_step(ctx: Context, run_id: str) -> int | None:
 class _Watcher:
     """Looks at a run, telling its new events, until it is back or has ended."""
 
-    def __init__(self, ctx: Context, run_id: str, *, quiet: bool) -> None:
+    def __init__(self, ctx: Context, run_id: str, task: str | None, *, quiet: bool) -> None:
         self.ctx = ctx
         self.run_id = run_id
+        self.task = task
         self.quiet = quiet
         self._told = 0
 
@@ -111,7 +120,8 @@ class _Watcher:
                     raise
                 self.ctx.reconnect()
                 continue
-            if _ended(run) or _is_back(before, run, how) or time.monotonic() >= until:
+            over = _ended(run) or _is_back(before, run, how) or _left_alone(run, self.task)
+            if over or time.monotonic() >= until:
                 self._tell()
                 return run
             time.sleep(LOOK_EVERY)
@@ -129,6 +139,10 @@ def _ended(run: Json) -> bool:
     return run["state"] in render.TERMINAL or run["state"] == "suspended"
 
 
+def _tasks(run: Json) -> list[Json]:
+    return list((run.get("attempts") or [{}])[-1].get("tasks") or [])
+
+
 def _body(run: Json) -> tuple[int, int]:
     newest = (run.get("attempts") or [{}])[-1]
     return int(newest.get("number") or 0), int(newest.get("generation") or 0)
@@ -137,11 +151,42 @@ def _body(run: Json) -> tuple[int, int]:
 def _is_back(before: Json, run: Json, how: str) -> bool:
     if run["state"] != "running":
         return False
-    return how == "server" or _body(run) > _body(before)
+    if how == "server":
+        return True
+    # Several tasks come back as a new generation of the same attempt; it is there when all of them run again.
+    again = len(_tasks(run)) < 2 or all(task.get("phase") in ("running", "joining") for task in _tasks(run))
+    return _body(run) > _body(before) and again
+
+
+def _left_alone(run: Json, task: str | None) -> bool:
+    """It is gone, and the job says that nobody minds."""
+    found = next((one for one in _tasks(run) if one.get("name") == task), None)
+    if found is None or found.get("phase") != "ended" or run["state"] != "running":
+        return False
+    job = run.get("job") or {}
+    role = (job.get("roles") or {}).get(found.get("role"))
+    rule = role.get("on_loss") if role is not None else job.get("on_loss")
+    return len(_tasks(run)) > 1 and rule == "ignore"
+
+
+def _came_back_alone(before: Json, after: Json, task: str | None) -> bool:
+    """Only that task has a new generation: the others never stopped."""
+    if len(_tasks(after)) < 2 or _body(after)[0] != _body(before)[0]:
+        return False
+    old = {one["name"]: one.get("generation") for one in _tasks(before)}
+    changed = {one["name"] for one in _tasks(after) if one.get("generation") != old.get(one["name"])}
+    return changed == {task}
 
 
 def judge(
-    before: Json, after: Json, how: str, did: str, last_step: int | None, seconds: float, hurt_at: float
+    before: Json,
+    after: Json,
+    how: str,
+    did: str,
+    last_step: int | None,
+    seconds: float,
+    hurt_at: float,
+    task: str | None = None,
 ) -> Json:
     """The report: whether and how fast it came back, from where, and what was lost. Pure."""
     newest = (after.get("attempts") or [{}])[-1]
@@ -152,31 +197,40 @@ def judge(
     known = {c["id"]: c for c in after.get("checkpoints") or []}
     from_step = known.get(checkpoint, {}).get("step") if checkpoint else None
     kept_going = same and resumed
+    left_alone = same and not resumed and _left_alone(after, task)
+    alone = resumed and _came_back_alone(before, after, task)
     lost = (
         None
-        if last_step is None or kept_going
+        if last_step is None or kept_going or alone
         else max(0, last_step - (from_step or 0))
         if checkpoint is None or from_step is not None
         else None
     )
     since = known.get(checkpoint, {}).get("created_at") if checkpoint else _started(before)
-    lost_time = None if since is None or same else max(0.0, hurt_at - since)
+    lost_time = None if since is None or same or alone else max(0.0, hurt_at - since)
     report = {
         "run": after["id"],
         "how": how,
         "did": did,
-        "resumed": resumed,
-        "kept_going": kept_going,
+        "task": task,
+        "resumed": resumed or left_alone,
+        "kept_going": kept_going or left_alone,
+        "alone": alone,
         "seconds": round(seconds, 2),
         "state": after["state"],
         "cause": after.get("cause"),
         "reason": after.get("reason"),
         "attempt": newest.get("number"),
+        "generation": newest.get("generation"),
         "from_checkpoint": checkpoint,
         "from_step": from_step,
         "last_step": last_step,
-        "lost_steps": 0 if kept_going else lost,
-        "lost_seconds": 0.0 if kept_going else None if lost_time is None else round(lost_time, 2),
+        "lost_steps": 0 if kept_going or left_alone else lost,
+        "lost_seconds": 0.0
+        if kept_going or left_alone
+        else None
+        if lost_time is None
+        else round(lost_time, 2),
     }
     report["verdict"] = _verdict(report)
     return report
@@ -188,6 +242,8 @@ def _started(run: Json) -> float | None:
 
 
 def _verdict(report: Json) -> str:
+    if report["kept_going"] and report["how"] != "server":
+        return f"fine: {report['task']} is gone and the others go on, as the job says (on_loss: ignore)"
     if report["kept_going"]:
         return f"fine: the training went on; the server was back after {human.duration(report['seconds'])}"
     if not report["resumed"]:
@@ -199,6 +255,10 @@ def _verdict(report: Json) -> str:
         where = f"from step {report['from_step']}"
     else:
         where = f"from checkpoint {report['from_checkpoint']}"
+    if report["alone"]:
+        return f"{report['task']} came back alone in {human.duration(report['seconds'])}; the others never stopped"
+    again = report.get("generation") or 1
+    where = f"as generation {again} {where}" if again > 1 else where
     lost = report["lost_steps"]
     spent = report["lost_seconds"]
     parts = [human.plural(lost, "step")] if lost is not None else []
@@ -210,7 +270,8 @@ def _verdict(report: Json) -> str:
 def _print(ctx: Context, report: Json) -> None:
     style = ("green", "bold") if report["resumed"] else ("red", "bold")
     ctx.print(f"{ctx.style('verdict', *style)}: {term.safe(report['verdict'])}")
-    if report["resumed"] and report["from_checkpoint"] is None and not report["kept_going"]:
+    fresh = report["from_checkpoint"] is None and not report["kept_going"] and not report["alone"]
+    if report["resumed"] and fresh:
         ctx.note(
             "\nhint: Write checkpoints to $STOKER_CHECKPOINT_DIR, and resume from $STOKER_RESUME_FROM when it is set."
         )
@@ -227,7 +288,8 @@ COMMANDS = {
         summary="kill a run on purpose and see how it comes back",
         help="Kill a run on purpose and watch: did it come back, how fast, from which step, what was lost. `process` "
         "kills the training, `launcher` what runs it, `server` your own server (it is started again), `preempt` takes "
-        "its place away as for a more urgent run. Exits 0 when the run came back.",
+        "its place away as for a more urgent run. Of a run with several tasks one is hurt, and the world comes back as "
+        "a new generation. Exits 0 when the run came back.",
         arguments=[Argument("run", complete="run")],
         options=[
             Option(
@@ -236,6 +298,7 @@ COMMANDS = {
                 default="process",
                 help="What to kill: process (default), launcher, server, preempt.",
             ),
+            task_option("Which task to hurt, as in worker-1 (default: the first)."),
             Option(
                 "--timeout",
                 default="5m",
@@ -244,8 +307,12 @@ COMMANDS = {
             ),
             JSON,
         ],
-        examples=[("stoker drill digits-7f3k", ""), ("stoker drill digits-7f3k --how server", "")],
-        shapes="`{run, how, did, resumed, kept_going, seconds, state, cause, reason, attempt, from_checkpoint, from_step, "
-        "last_step, lost_steps, lost_seconds, verdict}`",
+        examples=[
+            ("stoker drill digits-7f3k", ""),
+            ("stoker drill digits-7f3k --how launcher --task worker-1", "one of several tasks"),
+            ("stoker drill digits-7f3k --how server", ""),
+        ],
+        shapes="`{run, how, task, did, resumed, kept_going, alone, seconds, state, cause, reason, attempt, generation, "
+        "from_checkpoint, from_step, last_step, lost_steps, lost_seconds, verdict}`",
     )
 }

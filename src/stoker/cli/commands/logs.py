@@ -9,7 +9,7 @@ from stoker.cli import human
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
-from stoker.cli.params import Argument, Command, Option
+from stoker.cli.params import Argument, Command, Option, task_option
 from stoker.cli.render import TERMINAL
 from stoker.cli.stream import Printer, records, several_tasks
 from stoker.errors import NotFound
@@ -142,7 +142,7 @@ COMMANDS = {
                 help="Only what was printed since: 10m (ago), 14:30, 2026-01-31T14:30.",
             ),
             Option("-n", "--tail", kind=int, metavar="N", help="Only the last N lines."),
-            Option("--task", metavar="TASK", help="Only this task, as in worker-0."),
+            task_option("Only this task, as in worker-0."),
             Option("--attempt", kind=int, metavar="N", help="Only this attempt."),
             Option("--stdout", flag=True, help="Only stdout."),
             Option("--stderr", flag=True, help="Only stderr."),

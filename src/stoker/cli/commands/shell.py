@@ -8,12 +8,13 @@ import shutil
 from stoker.cli import term
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
-from stoker.cli.params import JSON, Argument, Command
+from stoker.cli.params import JSON, Argument, Command, task_option
 from stoker.errors import StokerError
 
 
-def shell(ctx: Context, *, run: str, command: tuple[str, ...], as_json: bool) -> int:
-    way = on_run(ctx, run, ctx.client.shell)
+def shell(ctx: Context, *, run: str, command: tuple[str, ...], task: str | None, as_json: bool) -> int:
+    task, command = _late_task(task, command)
+    way = on_run(ctx, run, lambda run_id: ctx.client.shell(run_id, task))
     argv = [*(str(word) for word in way["argv"]), *command]
     if not ctx.interactive:
         argv = ["-i" if word == "-it" else word for word in argv]
@@ -32,6 +33,15 @@ def shell(ctx: Context, *, run: str, command: tuple[str, ...], as_json: bool) ->
     return os.execvpe(argv[0], argv, environment)
 
 
+def _late_task(task: str | None, command: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """`stoker shell RUN --task worker-1`: no program is called that, so it is ours though it stands behind the run."""
+    if command[:1] == ("--task",) and len(command) > 1:
+        return command[1], command[2:]
+    if command and command[0].startswith("--task="):
+        return command[0].partition("=")[2], command[1:]
+    return task, command
+
+
 COMMANDS = {
     "shell": Command(
         "shell",
@@ -40,11 +50,12 @@ COMMANDS = {
         help="A shell in a run's task: its files, its environment, its container. While it runs, or after a failure where "
         "the job has `keep_on_failure`. On a cluster kubectl takes you there.",
         arguments=[Argument("run", complete="run"), Argument("command", metavar="COMMAND", count=-1)],
-        options=[JSON],
+        options=[task_option("Which task, as in worker-1 (default: the first)."), JSON],
         rest=True,
         examples=[
             ("stoker shell digits-7f3k", ""),
             ("stoker shell digits-7f3k nvidia-smi", "one command instead of a shell"),
+            ("stoker shell digits-7f3k --task worker-1", "one of several tasks"),
         ],
         shapes="`{argv, env, cwd}`: how to get there",
     )
