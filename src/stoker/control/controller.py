@@ -118,7 +118,7 @@ class Controller:
         plan = {
             "engine": members[0].name,
             "command": understood.argv(),
-            "tasks": planning.tasks(parts_of(understood), asks),
+            "tasks": planning.tasks(understood, parts_of(understood), asks),
             "environment": sorted(environment),
             "secrets": list(understood.secrets),
             "code": code,

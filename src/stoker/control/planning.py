@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker import frameworks
+from stoker.control.parting import has_world
+from stoker.frameworks.base import HELPER, Member, World
 from stoker.scheduling import Ask
 from stoker.spec import Job
 from stoker.spec.parts import Part
 
 
-def tasks(parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict[str, Any]]:
+def tasks(job: Job, parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict[str, Any]]:
     """Every task, in the order of the ranks. `asks`: what each holds in the queue."""
+    commands = _commands(job, parts)
     return [
         {
             "name": name,
@@ -20,7 +24,7 @@ def tasks(parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict[str, Any]
             "memory": asks[name].memory,
             "gpu": asks[name].gpu,
             "processes": part.job.processes or 1,
-            "command": part.job.argv(),
+            "command": commands[name],
             "on_loss": part.on_loss,
             "ends": part.ends,
             "optional": index >= part.least,
@@ -29,6 +33,27 @@ def tasks(parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict[str, Any]
         for index, name in enumerate(part.names)
         if name in asks
     ]
+
+
+def _commands(job: Job, parts: Sequence[Part]) -> dict[str, list[str]]:
+    """What each task would run, as its framework has it. Addresses are not known yet: tasks stand for their own, and
+    port 0 for one that is still to be chosen."""
+    if not has_world(job, tuple(parts)):
+        return {name: part.job.argv() for part in parts for name in part.names}
+    framework = frameworks.find(job.framework)
+    members = [
+        (
+            part,
+            Member(name, part.role, index, name, (0,) * framework.ports(part.role), part.job.processes or 1),
+        )
+        for part in parts
+        for index, name in enumerate(part.names)
+    ]
+    world = World(job.name, 1, 1, tuple(member for _, member in members))
+    bodies = {
+        member.task: framework.body(world, member, part.job, part.job.argv()) for part, member in members
+    }
+    return {name: [word for word in body.argv if word != HELPER] for name, body in bodies.items()}
 
 
 def notes(job: Job, parts: Sequence[Part]) -> list[str]:
