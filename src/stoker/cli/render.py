@@ -194,7 +194,9 @@ def info(run: Mapping[str, Any]) -> str:
         number = newest.get("number") or 1
         gpus = newest.get("gpus") or []
         parts = [f"attempt {number}"] if number > 1 else []
-        parts += [f"on {term.safe(newest['node'])}"] if newest.get("node") else []
+        many = len(newest.get("nodes") or ())
+        where = human.plural(many, "node") if many > 1 else term.safe(newest.get("node") or "")
+        parts += [f"on {where}"] if where else []
         parts += [f"gpu {','.join(term.safe(gpu) for gpu in gpus)}"] if gpus else []
         return ", ".join(parts)
     return " ".join(f"#{term.safe(tag)}" for tag in run.get("tags") or [])

@@ -223,7 +223,9 @@ def _attempts(run: Json, page: Page) -> None:
     last = attempts[-1]
     lines = (last.get("evidence") or {}).get("last_lines") or []
     if lines and last.get("cause") not in (None, "completed"):
-        page.lines += ["", f"  last lines of attempt {last['number']}:"]
+        whose = (last.get("evidence") or {}).get("task")
+        of = f"{term.safe(whose)} in attempt" if whose else "attempt"
+        page.lines += ["", f"  last lines of {of} {last['number']}:"]
         shown = [term.safe_log(str(line), colors=False) for line in lines[-8:]]
         page.lines += [
             "    " + (line if page.fit is None else term.cut(line, page.fit - 4)) for line in shown
@@ -249,6 +251,8 @@ def _origin(attempt: Json, checkpoints: Mapping[str, Json]) -> str:
 
 
 def _place(attempt: Json) -> str:
+    if len(attempt.get("nodes") or ()) > 1:
+        return human.plural(len(attempt["nodes"]), "node")
     gpus = attempt.get("gpus") or []
     node = term.safe(attempt.get("node") or "-")
     return f"{node} gpu {','.join(_short_gpu(gpu) for gpu in gpus)}" if gpus else node
@@ -275,6 +279,10 @@ def cause_text(attempt: Json) -> str:
         parts.append(f"peak {human.size(evidence['peak'])} of {human.size(evidence['limit'])}")
     if said:
         parts.append(said)
+    if evidence.get("task") and cause != "completed":
+        parts = [
+            f"{term.safe(evidence['task'])}: {', '.join(parts)}" if parts else term.safe(evidence["task"])
+        ]
     return ": ".join([term.safe(cause), ", ".join(parts)] if parts else [term.safe(cause)])
 
 

@@ -63,6 +63,7 @@ def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None) -> Json:
         "started_at": row.started_at,
         "ended_at": row.ended_at,
         "resumed_from": row.resumed_from,
+        "nodes": list(dict.fromkeys(place["node"] for place in places if place.get("node"))),
         "node": places[0].get("node") if places else None,
         "gpus": [gpu for place in places for gpu in place.get("gpus") or []],
         "isolation": places[0].get("isolation") or {} if places else {},

@@ -139,6 +139,18 @@ def test_after_its_end_the_peaks_are_shown(gang: Any, invoke: Any) -> None:
     assert "  ps-0      local    1  ended     0       1.5        1 GiB         -  0.5 cpu\n" in shown
 
 
+def test_who_failed_is_named(gang: Any, invoke: Any) -> None:
+    attempt = gang.runs[0]["attempts"][0]
+    evidence = {"task": "worker-1", "last_lines": ["ValueError: no"]}
+    attempt |= {"state": "ended", "cause": "user-error", "exit_code": 1, "evidence": evidence}
+    attempt |= {"ended_at": NOW - 1, "nodes": ["a", "b"]}
+    shown = invoke("show", "digits-7f3k").out
+    assert "3m11s  the start  2 nodes  user-error: worker-1: exit code 1\n" in shown
+    assert "  last lines of worker-1 in attempt 1:\n    ValueError: no\n" in shown
+    attempt |= {"state": "running", "cause": None}
+    assert "on 2 nodes\n" in invoke("ps").out
+
+
 def test_ps_counts_tasks_where_there_are_several(gang: Any, invoke: Any) -> None:
     assert invoke("ps").out == (
         "ID           STATE      AGE   TIME  TASKS  ASKED          INFO\n"
@@ -149,7 +161,8 @@ def test_ps_counts_tasks_where_there_are_several(gang: Any, invoke: Any) -> None
     assert "TASKS" not in invoke("ps").out
 
 
-def test_top_names_tasks(gang: Any, invoke: Any) -> None:
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_top_names_tasks(gang: Any, invoke: Any, columns: int) -> None:
     here = [{"id": "digits-7f3k", "task": f"worker-{n}", "cpu": 1.0, "user": "ada"} for n in (10, 2)]
     gang.nodes = [
         {
@@ -157,10 +170,13 @@ def test_top_names_tasks(gang: Any, invoke: Any) -> None:
             "ready": True,
             "cpu": 4.0,
             "memory": 1 << 30,
+            "used": {"cpu": 3.0},
             "runs": [{"id": "alone-1111", "task": "worker-0", "cpu": 1.0}, *here],
         }
     ]
     names = [line[:23].rstrip() for line in invoke("top").out.splitlines()[2:]]
+    narrow = invoke("top", "--color", "never", tty=columns).out.splitlines()
+    assert all(len(line) <= columns for line in narrow) and ("###" in narrow[1]) == (columns == 120)
     assert names == ["  alone-1111", "  digits-7f3k worker-2", "  digits-7f3k worker-10"]
 
 

@@ -85,7 +85,7 @@ class QuietController:
         return self.store.resume(run_id, key=key, now=time.time())
 
     def drill(self, run_id: str, how: str, task: str | None = None) -> str:
-        return f"hurt {run_id} by {how}"
+        return f"hurt {task or run_id} by {how}"
 
     def why(self, run_id: str) -> dict[str, Any]:
         return {"run": run_id, "state": "queued", "text": "it waits", "hint": None, "facts": {}}

@@ -35,29 +35,31 @@ def _lines(ctx: Context, nodes: list[Json]) -> list[str]:
     columns = (
         Column("NODE / RUN"),
         Column("CPU"),
-        Column("MEMORY"),
-        Column("GPU"),
+        Column("MEMORY", spare=True),
+        Column("GPU", spare=True),
         Column("USED", shrink=True),
         Column("USER", spare=True),
     )
     rows: list[list[Cell | str]] = []
+    wide = _BAR if ctx.columns is None or ctx.columns >= 100 else 0
     for node in nodes:
-        rows.append(_node(node))
+        rows.append(_node(node, wide))
         here = sorted(node.get("runs") or [], key=lambda run: (str(run["id"]), natural(run.get("task"))))
         several = {run["id"] for run in here if sum(other["id"] == run["id"] for other in here) > 1}
         rows += [_run(run, named=run["id"] in several or run.get("task") != "worker-0") for run in here]
     return table(columns, rows, fit=ctx.columns, color=ctx.out_color)
 
 
-def _node(node: Json) -> list[Cell | str]:
+def _node(node: Json, wide: int) -> list[Cell | str]:
+    """`wide`: the bars; on a narrow terminal the numbers have to do."""
     used = node.get("used") or {}
     gpus = len(node.get("gpus") or [])
     style = ("bold",) if node.get("ready") else ("red", "bold")
     return [
         Cell(term.safe(node["name"]) + ("" if node.get("ready") else " (not ready)"), style),
-        f"{bar(used.get('cpu') or 0, node.get('cpu') or 0)} {human.number(used.get('cpu') or 0)}/{human.number(node.get('cpu'))}",
-        f"{bar(used.get('memory') or 0, node.get('memory') or 0)} {human.size(used.get('memory') or 0)}/{human.size(node.get('memory'))}",
-        f"{bar(used.get('gpus') or 0, gpus)} {used.get('gpus') or 0}/{gpus}" if gpus else "-",
+        f"{bar(used.get('cpu') or 0, node.get('cpu') or 0, wide)}{human.number(used.get('cpu') or 0)}/{human.number(node.get('cpu'))}",
+        f"{bar(used.get('memory') or 0, node.get('memory') or 0, wide)}{human.size(used.get('memory') or 0)}/{human.size(node.get('memory'))}",
+        f"{bar(used.get('gpus') or 0, gpus, wide)}{used.get('gpus') or 0}/{gpus}" if gpus else "-",
         "",
         "",
     ]
@@ -92,11 +94,11 @@ def _run(run: Json, *, named: bool) -> list[Cell | str]:
     ]
 
 
-def bar(used: float, total: float) -> str:
-    """`####......`: how much of it is taken."""
+def bar(used: float, total: float, wide: int = _BAR) -> str:
+    """`####...... `: how much of it is taken."""
     share = min(1.0, used / total) if total else 0.0
-    full = round(share * _BAR)
-    return "#" * full + "." * (_BAR - full)
+    full = round(share * wide)
+    return "#" * full + "." * (wide - full) + (" " if wide else "")
 
 
 COMMANDS = {
