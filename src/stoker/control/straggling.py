@@ -133,7 +133,8 @@ def _gpu(tasks: Sequence[Signs]) -> Finding | None:
 
 
 def _cpu(tasks: Sequence[Signs]) -> Finding | None:
-    """Without GPUs: gloo and MPI over sockets wait asleep, so the busy one is who the others wait for."""
+    """Without GPUs: gloo waits asleep, so the busy one is who the others wait for. Open MPI spins: then all are busy, and
+    nobody stands out."""
     known = _all(tasks, lambda task: task.cpu, zero=True)
     if known is None or any(task.gpu is not None for task in tasks):
         return None
