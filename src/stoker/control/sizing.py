@@ -39,8 +39,8 @@ async def scale(loop: Loop, run: str, workers: int) -> dict[str, Any]:
     limits = live.job.workers
     if not limits.elastic:
         raise Refused(
-            f"{run} has {limits} workers, neither more nor fewer",
-            hint=f"An elastic run says a range, as in `--workers {limits}..{2 * limits.max}`.",
+            f"{run} is not elastic: it has {limits} {'worker' if limits.max == 1 else 'workers'}, neither more nor fewer",
+            hint=f"An elastic run says a range: `stoker rerun {run} --set workers={limits}..{max(workers, 2 * limits.max)}`.",
         )
     if not limits.min <= workers <= limits.max:
         raise Refused(

@@ -30,6 +30,8 @@ class Muster:
     generation: int = 1
     started: bool = True
     """Everybody has the order to run."""
+    joining: tuple[str, ...] = ()
+    """Tasks that come up beside it, for the next generation. Not counted."""
 
     @property
     def up(self) -> int:
@@ -56,17 +58,14 @@ def muster(live: LiveRun) -> Muster | None:
     """Of the current attempt; None: there is none, or its one task has nobody to wait for."""
     if live.attempt is None or len(live.tasks) < 2:
         return None
-    absent = [Absent(task.name, _why(task), task.wait) for task in live.tasks.values() if not _up(task)]
+    members = [task for task in live.tasks.values() if not task.joining]
     return Muster(
-        size=len(live.tasks),
-        absent=tuple(absent),
+        size=len(members),
+        absent=tuple(Absent(task.name, _why(task), task.wait) for task in members if not task.up),
         generation=live.attempt.generation,
-        started=all(task.ordered for task in live.tasks.values()),
+        started=all(task.ordered for task in members),
+        joining=tuple(task.name for task in live.tasks.values() if task.joining),
     )
-
-
-def _up(task: LiveTask) -> bool:
-    return task.directory is not None and task.gone is None
 
 
 def _why(task: LiveTask) -> str:

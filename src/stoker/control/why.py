@@ -231,7 +231,9 @@ def _running(
     again = f", generation {muster.generation}" if muster.generation > 1 else ""
     last = _trouble(events) if muster.generation > 1 else ""
     there = f"all {muster.size}" if muster.complete else f"{muster.up} of {muster.size}"
-    return Answer(f"{text} with {there} tasks{again}{last}", hint, _gang_facts(muster))
+    more = f"; {', '.join(muster.joining)} will join it" if muster.joining else ""
+    noun = "task" if muster.size == 1 else "tasks"
+    return Answer(f"{text} with {there} {noun}{again}{last}{more}", hint, _gang_facts(muster))
 
 
 def _of_task(hang: EventRow) -> str:
@@ -242,7 +244,7 @@ def _of_task(hang: EventRow) -> str:
 def _trouble(events: Sequence[EventRow]) -> str:
     """Why the newest generation had to be."""
     last = next((event for event in reversed(events) if event.kind == "reforming"), None)
-    return f"; the one before ended because {last.text.partition('; ')[0]}" if last is not None else ""
+    return f" (before that: {last.text.partition('; ')[0]})" if last is not None else ""
 
 
 def hang_of(events: Sequence[EventRow]) -> EventRow | None:

@@ -14,6 +14,8 @@ def tasks_view(attempt: AttemptRow, rows: Sequence[TaskRow]) -> list[Json]:
     """The tasks as they were placed, in the order of their ranks. One that has left the world is not among them."""
     known = {row.task: row for row in rows}
     names = list(attempt.placement) or sorted(known)
+    roles = list(dict.fromkeys(_role(name) for name in names))
+    names.sort(key=lambda name: (roles.index(_role(name)), _index(name)))  # who joined later was placed last
     return [_task(name, attempt.placement.get(name) or {}, known.get(name)) for name in names]
 
 
@@ -22,7 +24,7 @@ def _task(name: str, place: Mapping[str, Any], row: TaskRow | None) -> Json:
         row = None  # of the one that it stands in for
     return {
         "name": name,
-        "role": name.rpartition("-")[0],
+        "role": _role(name),
         "node": place.get("node"),
         "gpus": list(place.get("gpus") or ()),
         "incarnation": place.get("incarnation", row.incarnation if row else 1),
@@ -31,6 +33,15 @@ def _task(name: str, place: Mapping[str, Any], row: TaskRow | None) -> Json:
         "exit_code": row.exit_code if row else None,
         "usage": row.usage if row else {},
     }
+
+
+def _role(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _index(name: str) -> int:
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def _phase(place: Mapping[str, Any], row: TaskRow | None) -> str:
@@ -42,7 +53,7 @@ def _phase(place: Mapping[str, Any], row: TaskRow | None) -> str:
     return row.phase if row else "starting"
 
 
-def world_view(attempt: AttemptRow, tasks: Sequence[Json]) -> Json | None:
+def world_view(attempt: AttemptRow, tasks: Sequence[Json], *, elastic: bool = False) -> Json | None:
     """None: one task alone is no world."""
     if len(tasks) < 2:
         return None
@@ -50,22 +61,22 @@ def world_view(attempt: AttemptRow, tasks: Sequence[Json]) -> Json | None:
     return {
         "size": len(members),
         "generation": attempt.generation,
-        "text": _state(attempt.generation, tasks, len(members)),
+        "text": _state(attempt.generation, tasks, len(members), elastic),
     }
 
 
-def _state(generation: int, tasks: Sequence[Json], size: int) -> str:
-    """`world of 4, generation 3; worker-2 was replaced once`"""
+def _state(generation: int, tasks: Sequence[Json], size: int, elastic: bool) -> str:
+    """`world of 4, generation 3; worker-2 was replaced once`. In an elastic world tasks may also have left and come
+    again."""
     said = [f"world of {size}, generation {generation}"]
     for phase, verb in (("joining", "join"), ("leaving", "leave")):
         names = [task["name"] for task in tasks if task["phase"] == phase]
         if names:
             said.append(f"{', '.join(names)} will {verb}")
-    said += [
-        f"{task['name']} was replaced {_times(task['incarnation'] - 1)}"
-        for task in tasks
-        if task["incarnation"] > 1
-    ]
+    for task in tasks:
+        if (again := task["incarnation"] - 1) > 0:
+            verb = "came back" if elastic else "was replaced"
+            said.append(f"{task['name']} {verb} {_times(again)}")
     return "; ".join(said)
 
 

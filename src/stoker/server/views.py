@@ -20,7 +20,10 @@ def show(services: Services, run: RunRow, *, report: bool = False) -> Json:
     attempts = store.attempts(run.id)
     view = _run(run, _places(services, [run]).get(run.id))
     view["record"] = run.record
-    view["attempts"] = [attempt_view(row, store.tasks(run.id, row.number)) for row in attempts]
+    elastic = isinstance(run.job.get("workers"), str)
+    view["attempts"] = [
+        attempt_view(row, store.tasks(run.id, row.number), elastic=elastic) for row in attempts
+    ]
     view["scaling"] = None
     if attempts and report:
         newest = view["attempts"][-1]
@@ -51,7 +54,7 @@ def event_view(row: EventRow) -> Json:
     return {"t": row.t, "kind": row.kind, "text": row.text, "data": row.data, "seq": row.seq}
 
 
-def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None) -> Json:
+def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None, *, elastic: bool = False) -> Json:
     places = list(row.placement.values())
     view: Json = {
         "number": row.number,
@@ -72,7 +75,7 @@ def attempt_view(row: AttemptRow, tasks: Sequence[TaskRow] | None) -> Json:
     }
     if tasks is not None:
         view["tasks"] = tasks_view(row, tasks)
-        view["world"] = world_view(row, view["tasks"])
+        view["world"] = world_view(row, view["tasks"], elastic=elastic)
     return view
 
 
@@ -123,7 +126,7 @@ def _muster(services: Services, views: Sequence[Json]) -> None:
     found = services.controller.musters([view["id"] for view in several])
     for view in several:
         if (muster := found.get(view["id"])) is not None:
-            view["attempts"][-1]["up"] = muster.up
+            view["attempts"][-1] |= {"placed": muster.size, "up": muster.up}
 
 
 def _places(services: Services, runs: Sequence[RunRow]) -> dict[str, int]:

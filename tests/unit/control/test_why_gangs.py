@@ -76,13 +76,13 @@ def test_a_world_that_forms_again() -> None:
     lost = event("reforming", "worker-1: launcher 17 is gone; worker-1 is replaced, generation 2 follows")
     found = ask("running", Muster(3, (Absent("worker-1", ""),), generation=2, started=False), lost)
     assert found.text == (
-        "it re-forms: generation 2 is being brought up: 2 of 3 tasks up; worker-1: not there yet; "
-        "the one before ended because worker-1: launcher 17 is gone"
+        "it re-forms: generation 2 is being brought up: 2 of 3 tasks up; worker-1: not there yet "
+        "(before that: worker-1: launcher 17 is gone)"
     )
     whole = ask("running", Muster(3, generation=2), lost)
-    assert whole.text == (
-        "it runs with all 3 tasks, generation 2; the one before ended because worker-1: launcher 17 is gone"
-    )
+    assert whole.text == "it runs with all 3 tasks, generation 2 (before that: worker-1: launcher 17 is gone)"
+    growing = ask("running", Muster(2, joining=("worker-2", "worker-3")))
+    assert growing.text == "it runs with all 2 tasks; worker-2, worker-3 will join it"
     assert ask("running", Muster(3)).text == "it runs with all 3 tasks"
     assert ask("running").text == "it runs"
 

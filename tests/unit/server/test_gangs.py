@@ -64,12 +64,18 @@ def test_who_comes_and_who_goes(rig: Any) -> None:
     run = rig.submit("digits", workers="2..4")["id"]
     coming = {"worker-2": {**PLACES["worker-2"], "joining": True}}
     going = {"worker-1": {**PLACES["worker-1"], "leaving": True}}
-    begin(rig, run, {"worker-0": PLACES["worker-0"], **going, **coming}, generation=2)
+    server = {"ps-0": {**PLACES["worker-0"], "incarnation": 2}}
+    begin(rig, run, {"worker-0": PLACES["worker-0"], **server, **coming, **going}, generation=2)
     rig.store.apply([running(run, "worker-0"), running(run, "worker-1")])
     attempt = rig.client.run(run)["attempts"][0]
-    assert [task["phase"] for task in attempt["tasks"]] == ["running", "leaving", "joining"]
-    text = "world of 2, generation 2; worker-2 will join; worker-1 will leave"
-    assert attempt["world"] == {"size": 2, "generation": 2, "text": text}
+    assert [(task["name"], task["phase"]) for task in attempt["tasks"]] == [
+        ("worker-0", "running"),
+        ("worker-1", "leaving"),
+        ("worker-2", "joining"),
+        ("ps-0", "starting"),
+    ]
+    text = "world of 3, generation 2; worker-2 will join; worker-1 will leave; ps-0 came back once"
+    assert attempt["world"] == {"size": 3, "generation": 2, "text": text}
 
 
 def test_a_straggler_is_named_from_what_the_tasks_report(rig: Any) -> None:
