@@ -197,6 +197,8 @@ class Log:
         self.streams: Dict[int, Stream] = {}
         self.rest_until = 0.0
         """Before this time the pipes need not be looked at."""
+        self.heard = 0
+        """Bytes that the body has said."""
         self._tail = b""
         self._tails: Dict[str, bytes] = {}
         """Of several processes each has its own, by its mark: one that talks much does not drown the others."""
@@ -218,6 +220,8 @@ class Log:
             return False
         now = time.monotonic()
         stream = self.streams[fd]
+        if stream.letter != b"s":
+            self.heard += len(data)
         self._write(stream.feed(data, now_ms(), now), stream)
         if len(data) < BATCH // 4:
             self.rest_until = now + REST

@@ -18,6 +18,7 @@ from stoker.launcher import endings, helpers
 from stoker.launcher.body import CannotStart, environment, identity, setup_directory, spawn
 from stoker.launcher.crew import Crew
 from stoker.launcher.framing import Marked, Redactor, Stream
+from stoker.launcher.hang import Hang, Watched
 from stoker.launcher.logs import Log, pipe
 from stoker.launcher.sample import Sampler
 from stoker.launcher.tree import Tree
@@ -71,6 +72,11 @@ class Running:
             self._go_outside(info.container, secrets)
         self.redact = Redactor(secrets.items())
         self.sampler = Sampler(directory, info, tree)
+        self.hang: Optional[Hang] = None
+        if order.hang_after is not None:
+            watched = Watched(tree if self.outside is None else None, log, self.sampler, self.redact)
+            self.hang = Hang(directory, info, order, watched, journal, bundle)
+            self.env["STOKER_STACKS"] = os.path.join(directory, layout.STACKS)
         self.setup = self._setup(order.setup) if order.setup else None
         self.stage = "waiting"
         self.pid: Optional[int] = None
@@ -124,6 +130,8 @@ class Running:
         if self.crew.exited(pid, status, rusage) and self.crew.broken and not self.stopping:
             self.log.say(f"process {self.crew.failed} has failed: the others are asked to end")
             self.stop(endings.PEER, self.order.grace, time.monotonic())
+        if self.hang is not None:
+            self.hang.exited(pid, status)
 
     @property
     def _status(self) -> Optional[int]:
@@ -160,6 +168,8 @@ class Running:
                     self.stop("timeout", self.order.grace, now)
                 else:
                     waits.append(left)
+            if self.hang is not None and self.stage == "body" and not self.stopping:
+                waits.append(self.hang.poll(now, self.env))
         if self.stopping and self._kill_at is not None and now < self._kill_at:
             waits.append(self._kill_at - now)
             if self._status is None:
@@ -228,6 +238,8 @@ class Running:
 
     def _start_body(self) -> None:
         self.log.forget()
+        if self.hang is not None:
+            self.hang.begin()
         if self.outside is not None:
             self.outside.before()
         try:

@@ -17,6 +17,7 @@ code/             courier     the working directory, placed before the first ord
 checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
 staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting to be carried away
 output/           training    STOKER_OUTPUT_DIR
+stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
 .courier/         courier     content that is arriving, and what is about to be removed
 """
 
@@ -40,6 +41,7 @@ CODE = "code"
 CHECKPOINTS = "checkpoints"
 STAGED = "staged"
 OUTPUT = "output"
+STACKS = "stacks"
 
 DIRECTORIES = (LOG, METRICS, SDK, CODE, CHECKPOINTS, STAGED, OUTPUT)
 
@@ -56,3 +58,12 @@ def checkpoints(generation: int) -> str:
 
 def staged(number: int) -> str:
     return f"{STAGED}/{number:06d}"
+
+
+def stacks(generation: int, number: int) -> str:
+    return f"{STACKS}/{generation}-{number}.txt"
+
+
+def stacks_of(pid: int) -> str:
+    """Within STACKS: where a process writes its own."""
+    return f"pid-{pid}.txt"

@@ -8,6 +8,7 @@ does: as its user, in its environment, within its limits.
     horovodrun COMMAND...            the same, and every rank finds HOROVOD_*
     horovod-rank COMMAND...          one such rank
     mpi-agent HOST COMMAND...        what mpirun calls in place of ssh
+    stacks FILE PID...               what these processes are doing
 """
 
 from __future__ import annotations
@@ -88,10 +89,17 @@ def _horovod_rank(argv: List[str]) -> int:
     return horovod.main(argv)
 
 
+def _stacks(argv: List[str]) -> int:
+    from stoker.launcher.helpers import stacks
+
+    return stacks.main(argv)
+
+
 _HELPERS: Dict[str, Callable[[List[str]], int]] = {
     "remote-shell": _remote_shell,
     "mpi-agent": _mpi_agent,
     "mpirun": _mpirun,
     "horovodrun": _horovodrun,
     "horovod-rank": _horovod_rank,
+    "stacks": _stacks,
 }
