@@ -6,6 +6,7 @@ serve.
 """
 
 import argparse
+import io
 
 import numpy as np
 import tensorflow as tf
@@ -34,19 +35,11 @@ def main() -> None:
 
 
 def lead(args: argparse.Namespace, world: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    servers = len(world.cluster_spec().task_indices("ps"))
-    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(max_shards=servers)
-    strategy = tf.distribute.ParameterServerStrategy(world, variable_partitioner=partitioner)
+    strategy = tf.distribute.ParameterServerStrategy(world)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
+    with strategy.scope():  # variables go to the parameter servers, in turn
         variables = network()
-        done = tf.Variable(0, dtype=tf.int64, trainable=False)
-    checkpoint = tf.train.Checkpoint(done=done, **variables)
-    resumed = stoker.checkpoint.latest()
-    if resumed is not None:
-        checkpoint.read(str(resumed)).assert_consumed()
-        print(f"going on after step {int(done.numpy())}", flush=True)
-
+    first = load(variables)
     x, y = digits()
 
     @tf.function
@@ -57,24 +50,40 @@ def lead(args: argparse.Namespace, world: tf.distribute.cluster_resolver.Cluster
             variables.values(), tape.gradient(loss, list(variables.values())), strict=True
         ):
             variable.assign_sub(0.3 * gradient)
-        done.assign_add(1)
 
-    every = 1344 // args.batch
-    for epoch in range(int(done.numpy()) // every, args.epochs):
+    for epoch in range(first, args.epochs):
         order = np.random.default_rng(epoch).permutation(1344)
-        for batch in np.split(order, every):
+        for batch in np.split(order, 1344 // args.batch):
             coordinator.schedule(step, args=(tf.constant(x[batch]), tf.constant(y[batch])))
         coordinator.join()
-        loss = float(tf.reduce_mean(losses(variables, x[:1344], y[:1344])))
-        stoker.report(step=epoch, loss=loss)
-        checkpoint.write(str(stoker.checkpoint.directory() / f"epoch-{epoch + 1}"))
+        stoker.report(step=epoch, loss=tf.reduce_mean(losses(variables, x[:1344], y[:1344])))
+        save(variables, epoch)
 
+    loss = float(tf.reduce_mean(losses(variables, x[:1344], y[:1344])))
     accuracy = float(np.mean(tf.argmax(logits(variables, x[1344:]), 1).numpy() == y[1344:]))
     workers = len(world.cluster_spec().task_indices("worker"))
-    print(
-        f"final loss {loss:.6f} accuracy {accuracy:.4f} after {int(done.numpy())} steps on {workers} worker(s)",
-        flush=True,
-    )
+    steps = args.epochs * (1344 // args.batch)
+    print(f"final loss {loss:.6f} accuracy {accuracy:.4f} after {steps} steps on {workers} worker(s)")
+
+
+def load(variables: dict[str, tf.Variable]) -> int:
+    data = stoker.checkpoint.load()
+    if data is None:
+        return 0
+    with np.load(io.BytesIO(data)) as saved:
+        for name, variable in variables.items():
+            variable.assign(saved[name])
+        epoch = int(saved["epoch"])
+    print(f"going on after epoch {epoch + 1}", flush=True)
+    return epoch + 1
+
+
+def save(variables: dict[str, tf.Variable], epoch: int) -> None:
+    """The chief fetches the variables and writes. TensorFlow's own checkpoints are written by the parameter servers, each
+    on its own machine, and need a directory that all of them share."""
+    buffer = io.BytesIO()
+    np.savez(buffer, epoch=epoch, **{name: variable.numpy() for name, variable in variables.items()})
+    stoker.checkpoint.save("last.npz", buffer.getvalue(), step=epoch)
 
 
 def network() -> dict[str, tf.Variable]:

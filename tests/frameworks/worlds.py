@@ -1,0 +1,97 @@
+"""The examples, three ways: through Stoker, alone, and as a world of some processes made by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from box import Box
+
+ROOT = Path(__file__).parents[2]
+PARALLEL = ROOT / "examples" / "parallel"
+FINAL = re.compile(r"final loss ([0-9.]+) accuracy ([0-9.]+) after (\d+) steps")
+
+
+def final(text: str) -> tuple[float, float, int]:
+    """Loss, accuracy and steps."""
+    found = FINAL.findall(text)
+    assert len(found) == 1, text
+    loss, accuracy, steps = found[0]
+    return float(loss), float(accuracy), int(steps)
+
+
+def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
+    """To its end, with these arguments for the script: the run's id and what it said."""
+    command = " ".join(["run=python train.py", *arguments])
+    done = box("submit", "stoker.yaml", "--set", command, cwd=PARALLEL / example, timeout=280)
+    run = re.search(rf"({example}-\w+) succeeded", done.stdout + done.stderr)
+    assert run is not None, done.stdout + done.stderr
+    return run.group(1), done.stdout
+
+
+def checkpoint(box: Box, run: str, place: Path) -> Path:
+    """The newest that the run left."""
+    box("pull", run, "--what", "checkpoints", "-o", str(place))
+    (found,) = place.iterdir()
+    return found
+
+
+def alone(python: str, example: str, place: Path, *arguments: str) -> str:
+    return by_hand(python, example, place, [{}], *arguments)
+
+
+def torch_world(size: int) -> list[dict[str, str]]:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(size)]
+
+
+def by_hand(
+    python: str,
+    example: str,
+    place: Path,
+    members: Sequence[Mapping[str, str]],
+    *arguments: str,
+    resume: Path | None = None,
+) -> str:
+    """One process for each environment. Each works on a checkpoint directory of its own, as tasks do."""
+    started = []
+    for number, member in enumerate(members):
+        own = place / str(number)
+        own.mkdir(parents=True)
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "STOKER_CHECKPOINT_DIR": str(own),
+            "STOKER_OUTPUT_DIR": str(own),
+            **member,
+        }
+        if resume is not None:
+            target = own / resume.name
+            shutil.copytree(resume, target) if resume.is_dir() else shutil.copyfile(resume, target)
+            env["STOKER_RESUME_FROM"] = str(target)
+        started.append(
+            subprocess.Popen(
+                [python, str(PARALLEL / example / "train.py"), *arguments],
+                env=env,
+                cwd=own,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        said = [process.communicate(timeout=240)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)
+    return "\n".join(said)
