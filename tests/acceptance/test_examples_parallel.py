@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,8 +42,8 @@ def kill(box: Box, run: str, task: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("staleness", ["0", "4", "inf"])
-def test_the_parameter_server_with_any_staleness(box: Box, staleness: str) -> None:
+@pytest.mark.parametrize("staleness", ["4", "inf"])
+def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None:
     command = f"run=python train.py --staleness {staleness} --steps 1000"
     done = box("submit", "stoker.yaml", "--set", command, cwd=PARALLEL / "parameter-server", timeout=280)
     loss, accuracy, steps = final(done.stdout)
@@ -54,17 +57,20 @@ def test_the_parameter_server_with_any_staleness(box: Box, staleness: str) -> No
 
 @pytest.mark.parametrize("task", ["worker-1", "ps-0"])
 def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> None:
-    """Synchronous: then the result is known, and any step that is lost or counted twice shows in it."""
-    command = "run=python train.py --staleness 0 --steps 600"
+    """Synchronous: then the result is that of one worker alone, and a step that is lost or counted twice shows in it."""
     folder = PARALLEL / "parameter-server"
-    calm = box("submit", "stoker.yaml", "--set", command, cwd=folder, timeout=280)
-    slow = f"{command} --delay 0.01"
-    run = box("submit", "stoker.yaml", "-d", "--set", slow, cwd=folder).stdout.split()[0]
+    words = ["--staleness", "0", "--steps", "600"]
+    alone = subprocess.run(
+        [sys.executable, str(folder / "train.py"), *words],
+        cwd=box.work, env=box.env, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    command = f"run=python train.py {' '.join(words)} --delay 0.01"
+    run = box("submit", "stoker.yaml", "-d", "--set", command, cwd=folder).stdout.split()[0]
     wait(lambda: [each for each in box.show(run)["checkpoints"] if each["step"]])
     kill(box, run, task)
     assert box.ended(run)["state"] == "succeeded"
     said = box("logs", run).stdout
-    assert final(said) == final(calm.stdout)
+    assert final(said) == final(alone.stdout)
     if task == "worker-1":
         assert re.search(r"worker 1 begins at step [1-9]", said), said
 
@@ -80,3 +86,20 @@ def test_gossip_goes_on_from_everybodys_part(box: Box) -> None:
     assert (steps, accuracy > 0.95) == (3000, True)
     for worker in (0, 1):
         assert re.search(rf"worker {worker}: going on after step [1-9]", said), said
+
+
+def test_the_scaling_benchmark_measures_what_show_says(box: Box) -> None:
+    script = str(PARALLEL.parent / "scaling" / "scaling.py")
+    small = ["--workers", "1", "2", "--set", "run=python train.py --epochs 8 --batch 1347", "--json"]
+    done = subprocess.run(
+        [sys.executable, script, *small],
+        cwd=box.work, env=box.env, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)
+    assert (one["workers"], one["efficiency"], two["workers"]) == (1, 1.0, 2)
+    assert two["unit"] == "samples"
+    assert two["efficiency"] == pytest.approx(two["rate"] / one["rate"] / 2)
+    shown = box.json("show", two["run"])["scaling"]
+    assert (shown["against"], shown["basis"]) == (one["run"], "samples")
+    assert shown["efficiency"] == pytest.approx(two["efficiency"], abs=0.001)
