@@ -29,7 +29,7 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
     """To its end, with these arguments for the script: the run's id and what it said."""
     command = " ".join(["run=python train.py", *arguments])
     # The job files ask for half a core, so that four tasks fit two cores; what is alone here may have more.
-    more = [] if example in ("tensorflow-ps", "dask") else ["--set", "resources.cpu=1"]
+    more = [] if example in ("tensorflow-ps", "dask", "mpi") else ["--set", "resources.cpu=1"]
     done = box("submit", "stoker.yaml", "--set", command, *more, cwd=PARALLEL / example, timeout=280)
     run = re.search(rf"({example}-\w+) succeeded", done.stdout + done.stderr)
     assert run is not None, done.stdout + done.stderr
