@@ -156,7 +156,7 @@ def resources(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked(run: Mapping[str, Any]) -> str:
-    """`1 cpu 500 MiB 2 gpu`, or `-`"""
+    """`1 cpu 500 MiB 2 gpu`, `4 x 1 cpu` for each of several workers, or `-`"""
     wanted = resources(run)
     parts = []
     if wanted.get("cpu") is not None:
@@ -165,7 +165,9 @@ def asked(run: Mapping[str, Any]) -> str:
         parts.append(memory(wanted["memory"]))
     if wanted.get("gpu"):
         parts.append(f"{human.number(wanted['gpu'])} gpu")
-    return " ".join(parts) or "-"
+    workers = (run.get("job") or {}).get("workers")
+    each = f"{term.safe(workers)} x " if parts and workers not in (None, 1) else ""
+    return each + " ".join(parts) if parts else "-"
 
 
 def memory(value: Any) -> str:

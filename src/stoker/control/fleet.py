@@ -122,7 +122,7 @@ class Fleet:
         """What each task of the job asks of the queue, by number: enough for wherever it may go."""
         members, found = self._possible(job), parts_of(job)
         by_role = {part.role: self._ask(part, members, found, job) for part in found}
-        return {name: by_role[name.rpartition("-")[0]] for name in self.task_names(job)}
+        return {name: replace(by_role[name.rpartition("-")[0]], name=name) for name in self.task_names(job)}
 
     def _ask(self, part: Part, members: Sequence[Member], found: Sequence[Part], job: Job) -> Ask:
         needs = [self._need(member, part, found) for member in members]

@@ -153,8 +153,8 @@ def test_who_failed_is_named(gang: Any, invoke: Any) -> None:
 
 def test_ps_counts_tasks_where_there_are_several(gang: Any, invoke: Any) -> None:
     assert invoke("ps").out == (
-        "ID           STATE      AGE   TIME  TASKS  ASKED          INFO\n"
-        "digits-7f3k  running     3m  3m12s    2/3  1 cpu 500 MiB  on local\n"
+        "ID           STATE      AGE   TIME  TASKS  ASKED              INFO\n"
+        "digits-7f3k  running     3m  3m12s    2/3  2 x 1 cpu 500 MiB  on local\n"
         "alone-1111   succeeded   3m  2m12s      -  -\n"
     )
     gang.runs.pop(0)
