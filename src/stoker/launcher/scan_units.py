@@ -99,7 +99,7 @@ class Unit:
             return "sdk"
         if self.renamed:
             return "rename"
-        if now - self.changed >= self.quiet:
+        if now >= self.changed + self.quiet:  # in the words of `due`, or both would wait for each other
             return "quiet"
         self.due = self.changed + self.quiet
         return "verified" if self.closed and len(self.fresh) == 1 else None

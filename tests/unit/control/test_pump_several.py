@@ -17,6 +17,8 @@ from stoker.task import layout
 from stoker.task.formats import Status, write_json
 from stoker.task.near import NearTaskDir
 
+OTHERS = {"loss@worker-1", "acc@worker-1"}
+
 
 class Task:
     def __init__(self, tmp_path: Path, **more: Any) -> None:
@@ -61,10 +63,10 @@ def test_alone_nothing_is_different(tmp_path: Path) -> None:
     assert found.status is not None and found.status.usage == {}
 
 
-@pytest.mark.parametrize(
-    ("speaks", "expected"), [(True, {"loss", "acc"}), (False, {"loss@worker-1", "acc@worker-1"})]
-)
-def test_who_does_not_speak_for_all_has_a_name(tmp_path: Path, speaks: bool, expected: set[str]) -> None:
+@pytest.mark.parametrize(("speaks", "expected"), [(True, {"loss", "acc"}), (False, OTHERS), (None, OTHERS)])
+def test_who_does_not_speak_for_all_has_a_name(
+    tmp_path: Path, speaks: bool | None, expected: set[str]
+) -> None:
     task = Task(tmp_path, alone=False, speaks=speaks)
     task.report("1-7-ab.jsonl", (1, 1.0))
     assert task.keys(task.pump.look()) == expected
