@@ -85,6 +85,68 @@ def test_a_job_runs_as_it_would_have(
     )
 
 
+MEET = """
+import json, os, socket, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    with socket.create_server(where) as server:
+        total = sum(int(server.accept()[0].recv(16)) for _ in range(size - 1))
+    print(json.dumps([os.environ["STOKER_ROLE"], size, total]))
+else:
+    while True:
+        try:
+            socket.create_connection(where).sendall(str(rank).encode())
+            break
+        except OSError:
+            time.sleep(0.1)
+"""
+PYTORCHJOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: ddp}
+spec:
+  runPolicy: {cleanPodPolicy: None}
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      restartPolicy: Never
+      template: &template
+        spec:
+          containers:
+            - name: pytorch
+              image: IMAGE
+              command: [python3, /code/meet.py]
+              volumeMounts: [{name: code, mountPath: /code}]
+          volumes: [{name: code, configMap: {name: code}}]
+    Worker:
+      replicas: 2
+      restartPolicy: Never
+      template: *template
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: own-command}
+spec:
+  restartPolicy: Never
+  containers: [{name: c, image: ENTRYPOINT, args: ["2"]}]
+"""
+
+
+def test_replicas_meet_over_pod_addresses_and_an_image_gets_its_arguments(box: ClusterBox) -> None:
+    """Two documents in one file: a master and workers with a ConfigMap for code, and an image with its own command."""
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"meet.py": MEET}}
+    apply(box.cluster, box.namespace, code)
+    text = PYTORCHJOB.replace("IMAGE", image(box.cluster, "train"))
+    box.write("jobs.yaml", text.replace("ENTRYPOINT", image(box.cluster, "entrypoint")))
+    ddp, own = box.json("submit", "jobs.yaml", "-d", "--cluster", "lab")
+    for run in (ddp, own):
+        seen = box.ended(run["id"], limit=240)
+        assert seen["state"] == "succeeded", (seen["attempts"], box("logs", run["id"]).stdout)
+    assert '["master", 3, 3]' in box("logs", ddp["id"]).stdout
+    assert "entry.sh in /app as 1000, 1 arguments" in box("logs", own["id"]).stdout
+
+
 BEYOND: list[tuple[str, str, str]] = [
     ("hostNetwork: true", "pod.spec.hostNetwork", "hostNetwork"),
     ("volumes: [{name: v, hostPath: {path: /}}]", "pod.spec.volumes.hostPath.path", "hostPath"),
