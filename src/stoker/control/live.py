@@ -220,7 +220,7 @@ def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
                     part=part,
                     index=index,
                     incarnation=place.get("incarnation", 1),
-                    generation=place.get("generation", attempt.generation),
+                    generation=place.get("generation", 1),
                     place=dict(place),
                     joining=place.get("joining", False),
                     leaving=place.get("leaving", False),

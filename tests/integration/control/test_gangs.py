@@ -185,6 +185,20 @@ def test_a_parameter_server_comes_back_alone(gang: Gang) -> None:
     assert gang.end(run).state == "stopped"
 
 
+def test_those_who_never_stopped_are_found_by_a_restarted_server(gang: Gang) -> None:
+    gang.bodies = {("ps-0", 1): DIE}
+    gang.otherwise = LONG
+    run = gang.submit(workers=2, roles={"ps": {}}).id
+    gang.end(run, lambda _: ("ps-0", 2, 2) in gang.started)
+    gang.restart()
+    gang.end(
+        run, lambda _: gang.controller.why(run)["text"].startswith("it runs with all 3 tasks, generation 2")
+    )
+    assert gang.order(run, "worker-0").generation == 1
+    gang.controller.stop_run(run, kill=False, by="ada")
+    assert gang.end(run).state == "stopped"
+
+
 def test_who_serves_is_stopped_when_the_workers_are_done(gang: Gang) -> None:
     gang.bodies = {("ps-0", 1): LONG}
     row = gang.end(gang.submit(workers=2, roles={"ps": {}}).id)
