@@ -96,6 +96,7 @@ class Scanner:
     def begin(self, generation: int) -> None:
         """Start scanning a generation. What is there already was restored, and is no news unless it changes."""
         self._forget()
+        self._stager.hurry(False)
         self._generation = generation
         self._source = os.path.join(self._directory, layout.checkpoints(generation))
         os.makedirs(self._source, exist_ok=True)
@@ -140,9 +141,11 @@ class Scanner:
         if self._watch is None:
             return
         now = self._clock()
+        self._stager.hurry(True)
         self._take_in(now)
         while self._stager.waiting:
             self._collect(now, wait=True)
+        self._stager.close()  # What is left is copied by a thread that has never given way to anybody.
         self._settle(now, violent)
         self._flush()
         self._unready = {}

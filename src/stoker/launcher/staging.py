@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from stoker.launcher import scan, verify
 from stoker.task import formats
@@ -32,6 +32,12 @@ from stoker.task import formats
 CHUNK = 1 << 20
 HEADROOM = 16 << 20
 """Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
+
+NICE = 19
+"""The lowest there is: a copy may take its time, a training may not be slowed down by it."""
+
+LARGE = 64 << 20
+"""Bytes from which a copy takes long enough to be noticed."""
 
 _FICLONE = 0x40049409
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -59,6 +65,8 @@ class Job:
     known: str = ""
     """Content of the last staged version."""
     stale: bool = False
+    patient: bool = True
+    """Gives way to the training."""
     version: int = 0
     """For the owner: which state of the source this is about."""
 
@@ -87,13 +95,21 @@ class Stager:
         self._wake = wake
         self._thread: Optional[threading.Thread] = None
         self.waiting = 0
+        self._patient = True
 
     def submit(self, job: Job) -> None:
+        job.patient = self._patient
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="stoker-stager", daemon=True)
             self._thread.start()
         self.waiting += 1
         self._jobs.put(job)
+
+    def hurry(self, hurry: bool) -> None:
+        """Whether somebody waits for the copies now: the training is over, nobody has to be given way to."""
+        self._patient = not hurry
+        if hurry and self.waiting:
+            _weigh(0)
 
     def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[Outcome]:
         """A finished job, or None when there is none (within `timeout`; None: for as long as it takes)."""
@@ -113,7 +129,8 @@ class Stager:
             self._thread = None
 
     def _work(self) -> None:
-        lower_priority()
+        if self._patient:
+            lower_priority()
         while True:
             job = self._jobs.get()
             if job is None:
@@ -148,6 +165,11 @@ def _stage(job: Job) -> Outcome:
     if job.must_verify and not job.suspect and not _could_prove(job, before):
         return Outcome(job, "unproven", "its format is not known", before)
     _check_room(job, before)
+    with giving_way(sum(member.size for member in before) if job.patient else 0):
+        return _stage_copy(job, before)
+
+
+def _stage_copy(job: Job, before: scan.Signature) -> Outcome:
     remove(job.target)
     os.mkdir(job.target, 0o700)
     hashes = _copy_all(job, before)
@@ -297,8 +319,38 @@ def lower_priority() -> None:
     if sys.platform != "linux":
         return  # Elsewhere priority belongs to the whole process.
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     number = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
     if number is not None:
         # ioprio_set(IOPRIO_WHO_PROCESS, this thread, best effort class, lowest level)
         ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, (2 << 13) | 7)
+
+
+@contextlib.contextmanager
+def giving_way(size: int) -> Iterator[None]:
+    """While so many bytes are copied and read, this process as a whole gives way too.
+
+    Kernels that share CPU time between sessions (autogroup) weigh a thread only against its own session, and the
+    training has another. What else the launcher does takes little time, and can wait a little.
+    """
+    if size < LARGE or not _weigh(NICE):
+        yield
+        return
+    try:
+        yield
+    finally:
+        # The kernel takes one change in a tenth of a second from those without privileges.
+        for _ in range(10):
+            if _weigh(0):
+                break
+            time.sleep(0.05)
+
+
+def _weigh(nice: int) -> bool:
+    """False where there is no such thing, or it was changed just now: then it competes as any other does."""
+    try:
+        with open("/proc/self/autogroup", "w", encoding="ascii") as file:
+            file.write(str(nice))
+    except OSError:
+        return False
+    return True
