@@ -48,7 +48,7 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
         _tasks(run, page)
     else:
         _resources(run, page)
-    _scaling(run, page)
+        _scaling(run, page, alone=True)
     _attempts(run, page)
     _checkpoints(run, page)
     _outputs(run, page)
@@ -140,14 +140,15 @@ def _tasks(run: Json, page: Page) -> None:
     page.lines.append("")
     page.field("world", term.safe((attempt.get("world") or {}).get("text") or "").removeprefix("world "))
     page.field("straggler", term.safe((attempt.get("straggler") or {}).get("text") or ""))
+    _scaling(run, page)
     _isolation(attempt.get("isolation") or {}, page)
 
 
-def _scaling(run: Json, page: Page) -> None:
+def _scaling(run: Json, page: Page, *, alone: bool = False) -> None:
     found = run.get("scaling") or {}
     if not found:
         return
-    if not gangs.several(run):
+    if alone:
         page.lines.append("")
     page.field("pace", term.safe(found.get("pace") or ""))
     page.field("scaling", term.safe(found.get("text") or ""))
@@ -306,8 +307,8 @@ def _checkpoints(run: Json, page: Page) -> None:
         Column("NAME", shrink=True),
         Column("STEP", right=True),
         Column("SIZE", right=True),
-        Column("WRITTEN"),
-        Column("HOW"),
+        Column("WRITTEN", spare=True),
+        Column("HOW", spare=True),
     )
     shown = sorted(kept, key=lambda c: c.get("created_at") or 0)[-6:]
     page.table(

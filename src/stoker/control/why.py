@@ -211,7 +211,7 @@ def _running(
     if hang is not None:
         return Answer(
             f"it runs, and it seems to hang: {hang.text}",
-            f"`stoker logs {run.id}{_of_task(hang)}` has the stacks of its processes; `hang: {{then: restart}}` starts "
+            f"`stoker logs {run.id}{_of_task(hang)}` says where its processes are; `hang: {{then: restart}}` starts "
             "such a run again by itself.",
             {"hang": {"t": hang.t, "text": hang.text, **hang.data}},
         )
