@@ -26,8 +26,11 @@ from stoker.scheduling.placement import Room, place_in_one
 from stoker.scheduling.queue import Bucket, Key, Queue
 from stoker.scheduling.reserve import Reserve
 
-TRIES = 32
+TRIES = 8
 """How many ways to ask are compared once one is known. Each costs a placement or a few."""
+
+
+_NOTHING = (0, 0, 0)
 
 
 class Loan(NamedTuple):
@@ -74,7 +77,7 @@ class _Plan:
         self._coming: dict[str, list[int]] = {}
         """What will be on each node beyond what is left there now: more by what is given back, less by what is
         promised."""
-        self._reserve = Reserve(ledger, self._view)
+        self._reserve = Reserve(ledger)
         self._giving = {holding.request.id: dict(holding.giving) for holding in holdings}
         self._pending: dict[str, list[Loan]] = {}
         """What comes back and is not counted yet, by who asked."""
@@ -121,78 +124,36 @@ class _Plan:
         """Where it could go with what is there, with what comes back, and with what it asks for."""
         asker = key[2]
         self._count(self._pending.pop(asker, ()))
-        nodes = self._fit(shape, key)
+        rooms = _Rooms(self._ledger.fields(shape.domains), self._coming, self._reserve.kept(key))
+        nodes = rooms.fit(shape)
         if nodes is not None:
             return nodes
         behind = [loan for loans in self._pending.values() for loan in loans]
-        self._count(behind)
-        asked: list[Loan] | None = [] if self._fit(shape, key) is not None else self._ask(shape, key)
+        rooms.add(behind)
+        asked: list[Loan] | None = [] if rooms.fit(shape) is not None else self._ask(shape, key, rooms)
         if asked is None:
-            self._count(behind, -1)
             return None
-        self._count(asked)
-        used = set(self._fit(shape, key) or ())
-        self._count([loan for loan in behind if loan.node not in used], -1)
-        for loan in behind:
-            if loan.node in used:
-                self._pending[self._giving[loan.gang][loan.task]].remove(loan)
-                self._giving[loan.gang][loan.task] = asker
+        rooms.add(asked)
+        used = set(rooms.fit(shape) or ())
+        rooms.add([loan for loan in behind if loan.node not in used], -1)
+        taken = [loan for loan in behind if loan.node in used]
+        for loan in taken:
+            self._pending[self._giving[loan.gang][loan.task]].remove(loan)
         for loan in asked:
-            self._giving[loan.gang][loan.task] = asker
             self._loans.remove(loan)
-        return self._fit(shape, key)
+        for loan in (*taken, *asked):
+            self._giving[loan.gang][loan.task] = asker
+        self._count((*taken, *asked))
+        return rooms.fit(shape)
 
-    def _ask(self, shape: Shape, key: Key) -> list[Loan] | None:
+    def _ask(self, shape: Shape, key: Key, rooms: _Rooms) -> list[Loan] | None:
         """Whom to ask; None when it would not be enough."""
         mine = [loan for loan in self._loans if loan.priority <= -key[0] and loan.gang != key[2]]
         for highest in sorted({loan.priority for loan in mine}):
             pool = [loan for loan in mine if loan.priority <= highest]
-            if self._enough(pool, shape, key):
-                return self._cheapest(pool, shape, key)
+            if rooms.enough(pool, shape):
+                return _cheapest(pool, shape, rooms)
         return None
-
-    def _cheapest(self, pool: list[Loan], shape: Shape, key: Key) -> list[Loan]:
-        best: list[Loan] = []
-        tries = TRIES
-        gangs = list(dict.fromkeys(loan.gang for loan in pool))
-        nodes = list(dict.fromkeys(loan.node for loan in pool))
-        parts = [[loan for loan in pool if loan.gang == gang] for gang in gangs]
-        parts += [[loan for loan in pool if loan.node == node] for node in nodes]
-        for part in parts:
-            tries -= bool(best)
-            if len(best) == 1 or not tries:
-                break
-            if self._enough(part, shape, key):
-                needed = self._needed(part, shape, key)
-                best = min(best, needed, key=_cost) if best else needed
-        return best or self._needed(pool, shape, key)
-
-    def _needed(self, pool: list[Loan], shape: Shape, key: Key) -> list[Loan]:
-        """Those of them that are needed; who is asked last is spared first."""
-        needed = list(pool)
-        for loan in reversed(pool):
-            rest = [other for other in needed if other is not loan]
-            if self._enough(rest, shape, key):
-                needed = rest
-        return needed
-
-    def _enough(self, loans: Sequence[Loan], shape: Shape, key: Key) -> bool:
-        self._count(loans)
-        fits = self._fit(shape, key) is not None
-        self._count(loans, -1)
-        return fits
-
-    def _fit(self, shape: Shape, key: Key) -> list[str] | None:
-        return place_in_one(shape, self._reserve.fields(shape.domains, key))
-
-    def _view(self, node: Node) -> Room:
-        room = Room.of(node)
-        coming = self._coming.get(node.name)
-        if coming:
-            room.cpu = max(0, node.total.cpu - node.used_cpu + coming[0])
-            room.memory = max(0, node.total.memory - node.used_memory + coming[1])
-            room.gpu = max(0, node.gpu + coming[2])
-        return room
 
     def _count(self, loans: Iterable[Loan], sign: int = 1) -> None:
         for loan in loans:
@@ -206,6 +167,89 @@ class _Plan:
         coming = self._coming.setdefault(node, [0, 0, 0])
         for resource, value in enumerate(amount):
             coming[resource] += sign * value
+
+
+class _Rooms:
+    """What one that waits would find on the nodes it may go to. What is given back on trial is added and taken."""
+
+    def __init__(
+        self,
+        fields: Sequence[Sequence[Node]],
+        coming: Mapping[str, Sequence[int]],
+        kept: Mapping[str, Sequence[int]],
+    ) -> None:
+        self._fields = [[Room.of(node) for node in field] for field in fields]
+        self._rooms = {room.name: room for field in self._fields for room in field}
+        self._left: dict[str, list[int]] = {}
+        """The same before it is cut off at nothing: a node may have promised or lost more than it has."""
+        for node in (node for field in fields for node in field):
+            more, less = coming.get(node.name, _NOTHING), kept.get(node.name, _NOTHING)
+            self._left[node.name] = [
+                node.total.cpu - node.used_cpu + more[0] - less[0],
+                node.total.memory - node.used_memory + more[1] - less[1],
+                node.gpu + more[2] - less[2],
+            ]
+            self._cut(node.name)
+
+    def fit(self, shape: Shape) -> list[str] | None:
+        return place_in_one(shape, self._fields)
+
+    def enough(self, loans: Sequence[Loan], shape: Shape) -> bool:
+        self.add(loans)
+        fits = self.fit(shape) is not None
+        self.add(loans, -1)
+        return fits
+
+    def add(self, loans: Iterable[Loan], sign: int = 1) -> None:
+        for loan in loans:
+            left = self._left.get(loan.node)
+            if left is not None:
+                for resource, value in enumerate(loan.returns):
+                    left[resource] += sign * value
+                self._cut(loan.node)
+
+    def _cut(self, name: str) -> None:
+        room, (cpu, memory, gpu) = self._rooms[name], self._left[name]
+        room.cpu, room.memory, room.gpu = max(0, cpu), max(0, memory), max(0, gpu)
+
+
+def _cheapest(pool: list[Loan], shape: Shape, rooms: _Rooms) -> list[Loan]:
+    """Of what would be enough, what costs least: looked for in one gang, on one node, and in all of it."""
+    gangs: dict[str, list[Loan]] = {}
+    nodes: dict[str, list[Loan]] = {}
+    for loan in pool:
+        gangs.setdefault(loan.gang, []).append(loan)
+        nodes.setdefault(loan.node, []).append(loan)
+    best: list[Loan] = []
+    tries = TRIES
+    for part in (*gangs.values(), *nodes.values()):
+        tries -= bool(best)
+        if len(best) == 1 or not tries:
+            break
+        if rooms.enough(part, shape):
+            needed = _needed(part, shape, rooms)
+            best = min(best, needed, key=_cost) if best else needed
+    return best or _needed(pool, shape, rooms)
+
+
+def _needed(pool: list[Loan], shape: Shape, rooms: _Rooms) -> list[Loan]:
+    """Those of them that are needed; who is asked last is spared first. Whole blocks are tried before single ones."""
+    spared: set[Loan] = set()
+    blocks = [pool[::-1]]
+    rooms.add(pool)
+    while blocks:
+        block = blocks.pop()
+        rooms.add(block, -1)
+        if rooms.fit(shape) is not None:
+            spared.update(block)
+            continue
+        rooms.add(block)
+        if len(block) > 1:
+            half = len(block) // 2
+            blocks += [block[half:], block[:half]]
+    needed = [loan for loan in pool if loan not in spared]
+    rooms.add(needed, -1)
+    return needed
 
 
 def _next_key(bucket: Bucket, key: Key) -> Key | None:

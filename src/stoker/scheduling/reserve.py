@@ -13,7 +13,7 @@ nodes idle. So one that waits for GPUs of one cluster keeps nothing from those t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import Shape
@@ -55,11 +55,10 @@ def _terms(shape: Shape, nodes: Sequence[Node]) -> Iterator[Term]:
 
 class Reserve:
     """What the blocked buckets of one pass keep from those behind them. Lives for one pass; the capacity of
-    nodes must not change meanwhile. `view`: what is free on a node, where that is not what is free now."""
+    nodes must not change meanwhile."""
 
-    def __init__(self, ledger: Ledger, view: Callable[[Node], Room] = Room.of) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._view = view
         self._blocked: list[_Blocked] = []
         self._kept: dict[str, list[int]] = {}
 
@@ -74,14 +73,19 @@ class Reserve:
     def fields(self, domains: tuple[str, ...], before: Key) -> Iterator[list[Room]]:
         """What is free in each of these domains to a request at this place in the queue, after everyone blocked
         before it."""
+        self.kept(before)
+        return map(self._rooms, self._ledger.fields(domains))
+
+    def kept(self, before: Key) -> Mapping[str, Sequence[int]]:
+        """What everyone blocked before this place in the queue keeps of each node. Places only go forward."""
         for blocked in self._blocked:
             self._keep(blocked, before)
-        return map(self._rooms, self._ledger.fields(domains))
+        return self._kept
 
     def _rooms(self, nodes: Sequence[Node]) -> list[Room]:
         rooms = []
         for node in nodes:
-            room = self._view(node)
+            room = Room.of(node)
             kept = self._kept.get(node.name)
             if kept:
                 room.cpu = max(0, room.cpu - kept[0])
