@@ -14,7 +14,6 @@ from heapq import heapify, heappop, heapreplace
 
 from stoker.scheduling.holders import Holders
 from stoker.scheduling.holding import Holding
-from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import Ask, Grow, Place, Shape, form_of
 from stoker.scheduling.placement import Room, place_in_one
 from stoker.scheduling.queue import LAST, Queue
@@ -69,17 +68,12 @@ class Wish:
         return holders.add(self.holding, self.got, self.holding.request.avoid) if self.got else {}
 
 
-def grow(holders: Holders, queue: Queue, ledger: Ledger) -> list[Grow]:
+def grow(holders: Holders, queue: Queue) -> list[Grow]:
     """Those that may grow, and with what."""
     wishes = wishes_of(holders)
     if not wishes:
         return []
-    reserve = Reserve(ledger)
-    for _, bucket in holders.incomplete():
-        reserve.block(bucket)
-    for bucket in queue.buckets.values():
-        reserve.block(bucket)
-    share_out(wishes, reserve)
+    share_out(wishes, holders.reserve(queue.buckets.values()))
     grown = []
     for wish in wishes:
         given = wish.fulfil(holders)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stoker.scheduling.holding import Holding
 from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import Amount, Held, Place, Request, Shape, amounts, form_of
-from stoker.scheduling.placement import place_in_one
-from stoker.scheduling.queue import FIRST, Bucket, Key, key_of
+from stoker.scheduling.placement import Space, place_in_one
+from stoker.scheduling.queue import FIRST, LAST, Bucket, Key, Queue, key_of
+from stoker.scheduling.reserve import Reserve
 
 
 class Holders:
@@ -77,16 +78,29 @@ class Holders:
             holding.done |= gone.intersection(range(len(holding.request.tasks)))
         self._note(holding)
 
-    def replace(self, holding: Holding, index: int, avoid: frozenset[str]) -> Place | None:
-        """Another place for this task, wherever one is free; None: it waits for one."""
+    def replace(self, holding: Holding, index: int, avoid: frozenset[str], queue: Queue) -> Place | None:
+        """Another place for this task: for one it needs wherever one is free, for an extra where nobody waits for it.
+        None: there is none, and one that it needs waits for it."""
         self._drop(holding, frozenset({index}))
-        holding.lost |= {index}
         holding.done -= {index}
+        needed = holding.needs(index)
         shape = Shape(form_of([holding.request.tasks[index]], self.domains(holding), avoid))
-        nodes = place_in_one(shape, self._ledger.fields(shape.domains))
+        fields: Iterable[Sequence[Space]] = self._ledger.fields(shape.domains)
+        if not needed:
+            fields = self.reserve(queue.buckets.values()).fields(shape.domains, LAST)
+        nodes = place_in_one(shape, fields)
         given = {} if nodes is None else self.add(holding, {index: nodes[0]}, avoid)
+        if needed and nodes is None:
+            holding.lost |= {index}
         self._note(holding)
         return given.get(index)
+
+    def reserve(self, waiting: Iterable[Bucket]) -> Reserve:
+        """What is kept for those that miss a task, and for all of these."""
+        reserve = Reserve(self._ledger)
+        for bucket in (*[bucket for _, bucket in self.incomplete()], *waiting):
+            reserve.block(bucket)
+        return reserve
 
     def add(self, holding: Holding, nodes: Mapping[int, str], avoid: frozenset[str]) -> dict[int, Place]:
         """Further tasks on these nodes, where there is room. Which places that makes."""

@@ -56,11 +56,14 @@ class Holding:
         tasks = self.request.tasks
         return [tasks[index] for index in self.indexes]
 
-    def check(self, places: Sequence[Place], *, whole: bool = False) -> None:
+    def check(
+        self, places: Sequence[Place], indexes: Sequence[int] | None = None, *, whole: bool = False
+    ) -> None:
         """One place for each task, and each task one of the request's; `whole`: at least those it needs."""
         asks, tasks = len(self.request.asks), len(self.request.tasks)
         known = all(0 <= index < tasks for index in self.indexes) and len(set(self.indexes)) == len(places)
-        if not known or (whole and len(places) < asks):
+        mine = indexes is None or tuple(sorted(indexes)) == self.indexes
+        if not known or not mine or (whole and len(places) < asks):
             number = f"{asks} to {tasks}" if self.request.extra else f"{tasks}"
             raise Conflict(
                 f"{self.request.id} has {number} tasks and holds {len(places)} places",
@@ -82,6 +85,17 @@ class Holding:
             else:
                 spare.append(index)
         return [index for index in reversed(spare) if index not in self.giving]
+
+    def needs(self, index: int) -> bool:
+        """Whether it would have fewer of this kind than it needs without this task."""
+        tasks = self.request.tasks
+        others = {*self.indexes, *self.lost} - {index}
+        need = sum(
+            ask == tasks[index]
+            for at, ask in enumerate(self.request.asks)
+            if at == index or at not in self.done
+        )
+        return sum(tasks[other] == tasks[index] for other in others) < need
 
     def too_many(self) -> list[int]:
         """The tasks to give back because it wants fewer; the first to give back first."""

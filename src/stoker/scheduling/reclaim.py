@@ -128,7 +128,7 @@ class _Plan:
         nodes = rooms.fit(shape)
         if nodes is not None:
             return nodes
-        behind = [loan for loans in self._pending.values() for loan in loans]
+        behind = [loan for loans in self._pending.values() for loan in loans if loan.gang != asker]
         rooms.add(behind)
         asked: list[Loan] | None = [] if rooms.fit(shape) is not None else self._ask(shape, key, rooms)
         if asked is None:

@@ -89,38 +89,45 @@ class Scheduler:
         self._fresh.append(self._queue.add(request))
         self._unsettled = True
 
-    def adopt(self, request: Request, places: Sequence[Place], indexes: Sequence[int] | None = None) -> None:
+    def adopt(
+        self,
+        request: Request,
+        places: Sequence[Place],
+        indexes: Sequence[int] | None = None,
+        leaving: Iterable[int] = (),
+    ) -> None:
         """It already holds this (after a restart): recorded as it is, whether or not it fits. `indexes`: the tasks
-        these places are for, where they are not the first ones."""
+        these places are for, where they are not the first ones. `leaving`: those of them that it was told to give
+        back, and that it need not be told again."""
         holding = Holding(request, tuple(range(len(places)) if indexes is None else sorted(indexes)))
         holding.check(places, whole=indexes is None)
-        if indexes is not None:
-            places = [
-                place for _, place in sorted(zip(indexes, places, strict=True), key=lambda pair: pair[0])
-            ]
+        holding.giving = dict.fromkeys(sorted(set(leaving).intersection(holding.indexes)), "")
         self.withdraw(request.id)
         self.release(request.id)
-        self._holders.hold(holding, tuple(places))
+        self._holders.hold(holding, tuple(_in_order(places, indexes)))
         self._unsettled = True
 
-    def move(self, id: str, places: Sequence[Place]) -> tuple[Place, ...]:
+    def move(
+        self, id: str, places: Sequence[Place], indexes: Sequence[int] | None = None
+    ) -> tuple[Place, ...]:
         """What it holds is really here, whatever was decided: another scheduler chose. Believed as it is, whether
         or not it fits. A place that names no GPUs for a task that has some keeps those it had there, or is given
-        free ones (none on a node that is not known yet: repeat it then). Returns what it holds now; nothing when
-        it is not known to hold anything."""
+        free ones (none on a node that is not known yet: repeat it then). `indexes`: the tasks these places are for,
+        where they do not come in order. Returns what they hold now; nothing when it is not known to hold anything."""
         holding = self._holders.get(id)
         if holding is None:
             return ()
-        holding.check(places)
+        holding.check(places, indexes)
         before = self._ledger.places(id)
-        now = [old if new == Place(old.node) else new for old, new in zip(before, places, strict=True)]
+        given = zip(before, _in_order(places, indexes), strict=True)
+        now = [old if new == Place(old.node) else new for old, new in given]
         counted = all(len(place.gpus) == ask.gpu for ask, place in zip(holding.asks, now, strict=True))
-        if counted and before == tuple(now):
-            return before
-        self._ledger.release(id)
-        self._holders.hold(holding, self._ledger.name_gpus(amounts(holding.asks), now))
-        self._stale = self._unsettled = True
-        return self._ledger.places(id)
+        if not counted or before != tuple(now):
+            self._ledger.release(id)
+            self._holders.hold(holding, self._ledger.name_gpus(amounts(holding.asks), now))
+            self._stale = self._unsettled = True
+        found = dict(zip(holding.indexes, self._ledger.places(id), strict=True))
+        return tuple(found[index] for index in (holding.indexes if indexes is None else indexes))
 
     def withdraw(self, id: str) -> None:
         """Out of the queue. Unknown is fine."""
@@ -141,17 +148,18 @@ class Scheduler:
             self._stale = self._unsettled = True
 
     def replace(self, id: str, index: int, avoid: frozenset[str] = frozenset()) -> Place | None:
-        """A new place for a task that lost its own, which is given back first. The rest of its gang is idle until it
-        has one, so it comes before all who wait. Nodes by name and GPUs by `gpu_name` in `avoid` are used only
-        where there is no room elsewhere.
+        """A new place for a task that lost its own, which is given back first. Nodes by name and GPUs by `gpu_name` in
+        `avoid` are used only where there is no room elsewhere.
 
-        None: there is no room. Then what it could use is kept for it; ask again after each `decide`, or let it go
-        with `release_part` (a smaller gang) or `release` (all of it)."""
+        Without a task it needs, the rest of the gang is idle: that one comes before all who wait. None: there is no
+        room; what it could use is kept for it. Ask again after each `decide`, or let it go with `release_part` (a
+        smaller gang) or `release` (all of it). An extra comes after all who wait. None: it is given back, and
+        `adjust` may bring it again."""
         holding = self._holders.get(id)
         if holding is None or not 0 <= index < len(holding.request.tasks):
             return None
         self._stale = self._unsettled = True
-        return self._holders.replace(holding, index, holding.request.avoid | avoid)
+        return self._holders.replace(holding, index, holding.request.avoid | avoid, self._queue)
 
     def may_grow(self, id: str, yes: bool = True) -> None:
         """Whether it may be given more tasks at the next `adjust`. No one may until this is said, and each time it
@@ -187,9 +195,7 @@ class Scheduler:
             return []
         self._stale = False
         starts: list[Start] = []
-        reserve = Reserve(self._ledger)
-        for _, bucket in self._holders.incomplete() if self._holders.short else ():
-            reserve.block(bucket)
+        reserve = self._holders.reserve(()) if self._holders.short else Reserve(self._ledger)
         heads = [(bucket.keys.first(), bucket) for bucket in self._queue.buckets.values()]
         heapify(heads)
         while heads and self._any_room():
@@ -221,7 +227,7 @@ class Scheduler:
         if not self._holders.elastic():
             return []
         told = reclaim.shrink(self._holders, self._queue, self._ledger)
-        return [*told, *elastic.grow(self._holders, self._queue, self._ledger)]
+        return [*told, *elastic.grow(self._holders, self._queue)]
 
     def can_ever_fit(self, asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Verdict:
         """Whether such a request could start if it were alone. Nodes that are not ready count: they return."""
@@ -306,3 +312,10 @@ class Scheduler:
         for wish in wishes:
             wish.fulfil(self._holders)
         return [Start(start.id, self._ledger.places(start.id)) for start in starts]
+
+
+def _in_order(places: Sequence[Place], indexes: Sequence[int] | None) -> Sequence[Place]:
+    """By the number of the task."""
+    if indexes is None:
+        return places
+    return [place for _, place in sorted(zip(indexes, places, strict=True), key=lambda pair: pair[0])]

@@ -156,6 +156,26 @@ def test_one_that_waits_for_a_place_comes_before_all_who_wait():
     assert start(made) == {"urgent": 1}
 
 
+def test_an_extra_is_replaced_only_where_nobody_waits_for_the_room():
+    made = scheduler(node("a", 2), node("b", 2))
+    made.adopt(gang("elastic", 1, 3), [Place("b"), Place("a")])
+    made.adopt(gang("other", 1, 1), [Place("b")])
+    start(made, gang("waits", 1, 1, Ask(cpu=2)))
+    assert made.replace("elastic", 1) is None
+    assert start(made) == {"waits": 1}
+    made.release("other")
+    assert made.replace("elastic", 1) == Place("b")
+    assert held(made, "elastic") == {0: Place("b"), 1: Place("b")}
+
+
+def test_an_extra_that_stands_in_is_needed():
+    made = scheduler(node("a", 2), node("b", 2))
+    made.adopt(gang("elastic", 2, 3), [Place("a"), Place("b")], [1, 2])
+    made.adopt(gang("other", 1, 1), [Place("b")])
+    start(made, gang("waits", 1, 1, Ask(cpu=2)))
+    assert made.replace("elastic", 2) == Place("a")
+
+
 def test_who_lets_the_lost_task_go_keeps_nothing_from_others():
     made = scheduler(node("a", 2), node("b", 2))
     start(made, gang("elastic", 1, 2, Ask(cpu=2)))
@@ -188,6 +208,27 @@ def test_a_restart_believes_which_tasks_there_are():
             made.adopt(request, [Place("a"), Place("a")], wrong)
     with pytest.raises(Conflict):
         made.adopt(request, [Place("a")])
+
+
+def test_after_a_restart_nobody_is_told_again_to_give_back_what_it_is_giving_back():
+    made = scheduler(node("a", 4))
+    made.adopt(gang("elastic", 1, 4), [Place("a")] * 4, [0, 1, 2, 3], leaving=[2, 9])
+    assert start(made, gang("waits", 1, 1)) == {}
+    assert made.adjust() == []
+    assert start(made, gang("next", 1, 1)) == {}
+    assert asked(made) == [("elastic", (3,), "next")]
+    made.release_part("elastic", [2, 3])
+    assert start(made) == {"waits": 1, "next": 1}
+
+
+def test_a_move_names_the_tasks_where_they_come_in_another_order():
+    made = scheduler(node("a", gpus=4), node("b", gpus=4))
+    made.adopt(gang("elastic", 1, 8, GPU), [Place("a", (gpu,)) for gpu in "012"], [0, 3, 5])
+    moved = made.move("elastic", [Place("a", ("2",)), Place("b"), Place("a", ("0",))], [5, 3, 0])
+    assert moved == (Place("a", ("2",)), Place("b", ("0",)), Place("a", ("0",)))
+    assert held(made, "elastic") == {0: Place("a", ("0",)), 3: Place("b", ("0",)), 5: Place("a", ("2",))}
+    with pytest.raises(Conflict):
+        made.move("elastic", [Place("a"), Place("b"), Place("a")], [0, 1, 2])
 
 
 # -- keeping away ------------------------------------------------------------------------------------------------

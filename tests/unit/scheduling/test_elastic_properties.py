@@ -281,13 +281,20 @@ class Events(RuleBasedStateMachine):
         place = self.made.replace(held.request.id, index, avoid)
         after = held_in(self.made.snapshot())[held.request.id]
         ask = held.request.tasks[index]
-        assert (place is not None) == fits((ask,), free)
-        assert (index in after.lost) == (place is None)
+        others = [other for other in (*held.indexes, *held.lost) if other != index]
+        need = [
+            at
+            for at, other in enumerate(held.request.asks)
+            if other == ask and (at == index or at not in held.done)
+        ]
+        needed = sum(held.request.tasks[other] == ask for other in others) < len(need)
+        assert (place is not None) == fits((ask,), free) or (place is None and not needed)
+        assert (index in after.lost) == (needed and place is None)
         if place is not None:
             assert free[place.node][0] >= ask.cpu
             assert free[place.node][1] >= ask.gpu == len(place.gpus)
-            others = {name: room for name, room in free.items() if name not in avoid}
-            assert place.node not in avoid or not fits((ask,), others)
+            elsewhere = {name: room for name, room in free.items() if name not in avoid}
+            assert place.node not in avoid or not needed or not fits((ask,), elsewhere)
         self.changed()
 
     @precondition(lambda self: self.made.snapshot().held)
