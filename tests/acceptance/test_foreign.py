@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,8 @@ def submitted(box: Box, text: str, *flags: str) -> dict[str, Any]:
 
 
 def printed(box: Box, run: str) -> list[Any]:
-    """What its tasks printed, each line a JSON value after the task's name in brackets."""
-    return [json.loads(line.partition("] ")[2]) for line in box("logs", run).stdout.splitlines()]
+    """What its tasks printed, each line a JSON value after the names of task and rank in brackets."""
+    return [json.loads(re.sub(r"^(\[[\w-]+\] )+", "", line)) for line in box("logs", run).stdout.splitlines()]
 
 
 INDEX = """
@@ -192,6 +194,76 @@ def test_a_tfjob(bare: Box) -> None:
     assert sorted(said, key=lambda one: int(one[1]["index"])) == [
         [["ps", "worker"], {"type": "worker", "index": index}, True] for index in (0, 1)
     ]
+
+
+MPIJOB = """
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: pi}
+spec:
+  slotsPerWorker: 1
+  sshAuthMountPath: /home/mpiuser/.ssh
+  mpiReplicaSpecs:
+    Launcher:
+      replicas: 1
+      template: {spec: {containers: [{name: l, image: "mpi:4", command: [mpirun], args: [-n, "2", python, rank.py]}]}}
+    Worker:
+      replicas: 2
+      template: {spec: {containers: [{name: w, image: "mpi:4", command: [/usr/sbin/sshd, -De]}]}}
+"""
+RANK = """
+import json, os
+print(json.dumps([os.environ["OMPI_COMM_WORLD_RANK"], os.environ["STOKER_TASK_INDEX"]]))
+"""
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no Open MPI on this machine")
+def test_an_mpijob(bare: Box) -> None:
+    """The launcher's own mpirun reaches the workers without ssh."""
+    bare.write("rank.py", RANK)
+    run = submitted(bare, MPIJOB)
+    assert run["state"] == "succeeded"
+    lines = [line.partition("] ")[2] for line in bare("logs", run["id"]).stdout.splitlines()]
+    assert sorted(line for line in lines if line.startswith("[")) == ['["0", "0"]', '["1", "1"]']
+
+
+TRAINJOBS = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: nodes}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer: {image: "torch:2", command: [python, meet.py], numNodes: 2, numProcPerNode: 2}
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: elastic}
+spec:
+  elasticPolicy: {minReplicas: 1, maxReplicas: 2, rdzvBackend: c10d, maxRestarts: 1}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      restartPolicy: OnFailure
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: torch:2
+              command: [python, meet.py]
+              resources: {limits: {cpu: 100m}}
+"""
+
+
+def test_a_trainjob_and_an_elastic_pytorchjob_in_one_file(bare: Box) -> None:
+    bare.write("meet.py", MEET)
+    bare.write("job.yaml", TRAINJOBS)
+    nodes, elastic = bare.json("submit", "job.yaml", "-d", "--lenient")
+    for run in (nodes, elastic):
+        bare("wait", run["id"], timeout=240)
+    assert sorted(one[1:4] for one in printed(bare, nodes["id"])) == [[rank, 4, 6] for rank in range(4)]
+    size = len(printed(bare, elastic["id"]))
+    assert size in (1, 2)
+    assert {one[2] for one in printed(bare, elastic["id"])} == {size}
 
 
 def test_what_it_was_comes_back_from_an_export(bare: Box) -> None:
