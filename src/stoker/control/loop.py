@@ -11,41 +11,37 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control import chores, keeping, sizing
+from stoker.control import chores, keeping
 from stoker.control.archive import LogArchive
 from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
-from stoker.control.live import LiveRun, LiveTask
+from stoker.control.live import LiveRun
 from stoker.control.packages import Packages
-from stoker.control.parting import has_world, parts_of, ports
+from stoker.control.parting import parts_of
+from stoker.control.seating import Seating
 from stoker.control.steps import Steps
 from stoker.control.watching import Attendant
 from stoker.engine.base import Engine, Handle, Observation
-from stoker.engine.local.ports import Ports
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
-from stoker.scheduling import Grow, Place, Scheduler, Start
+from stoker.scheduling import Scheduler
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.words import RunState
 from stoker.store import Store
 from stoker.store.rows import (
-    AddAttempt,
     AddEvent,
     AttemptRow,
     Change,
     EventRow,
     RunRow,
-    UpdateAttempt,
-    UpdateRun,
 )
 
 log = logging.getLogger(__name__)
@@ -83,7 +79,7 @@ class Loop:
         self.runs: dict[str, LiveRun] = {}
         self.scheduler = Scheduler()
         self.committer = Committer(store)
-        self._ports = Ports()
+        self.seating = Seating(self)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -112,7 +108,7 @@ class Loop:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=30)
         self.packages.shutdown()
-        self._ports.close()
+        self.seating.close()
 
     def notify(self, row: RunRow) -> None:
         """A run was submitted or people want something else of it."""
@@ -169,7 +165,7 @@ class Loop:
             for member in self.fleet:
                 self._attendants[member.name] = Attendant(self, member)
                 self._attendants[member.name].begin(group)
-            group.create_task(self._watch_schedule())
+            group.create_task(self.seating.watch(self._schedule))
             await self._load()
             self.trouble = None
             self._ready.set()
@@ -218,8 +214,7 @@ class Loop:
             live.begin(attempt)
             numbers = [place.get("number", 0) for place in attempt.placement.values()]
             self.scheduler.adopt(self.fleet.request(row, live.job), live.places, numbers)
-            self.grow_later(live)
-            self._ports.adopt(_ports(live.attempt))
+            self.seating.adopt(live, attempt)
         self.kick(live)
 
     def _made(self, row: RunRow) -> LiveRun:
@@ -320,88 +315,6 @@ class Loop:
         self.scheduler.set_nodes(self.fleet.shapes())
         self.schedule_soon()
 
-    async def _watch_schedule(self) -> None:
-        while True:
-            await self._schedule.wait()
-            self._schedule.clear()
-            starts = self.scheduler.decide()
-            if starts:
-                await self._begin(starts)
-            for one in self.scheduler.adjust():
-                if isinstance(one, Grow):
-                    await sizing.grow(self, self.runs[one.id], one)
-                else:
-                    await sizing.shrink(self, self.runs[one.id], one)
-
-    def grow_later(self, live: LiveRun) -> None:
-        """It may grow again, but not at once: each time costs it what it did since its last checkpoint."""
-        if not live.job.workers.elastic:
-            return
-        self.scheduler.may_grow(live.id, False)
-        asyncio.get_running_loop().call_later(self.settings.control.grow_after, self._may_grow, live.id)
-
-    def _may_grow(self, run: str) -> None:
-        if self.scheduler.holds(run):
-            self.scheduler.may_grow(run, True)
-            self.schedule_soon()
-
-    async def _begin(self, starts: Sequence[Start]) -> None:
-        """Record the intent, all starts in one transaction; then let each run's step act on it."""
-        now = time.time()
-        changes: list[Change] = []
-        begun: list[tuple[LiveRun, AttemptRow]] = []
-        for start in starts:
-            live = self.runs[start.id]
-            engine = self.fleet.engine_of(start.places)
-            placement = self.placement(live, engine, dict(enumerate(start.places)))
-            number = live.row.attempt + 1
-            attempt = AttemptRow(
-                run=live.id, number=number, created_at=now, engine=engine, placement=placement
-            )
-            changes.append(AddAttempt(attempt))
-            changes.append(UpdateRun(live.id, {"state": RunState.STARTING, "attempt": number, "reason": ""}))
-            changes.append(AddEvent(EventRow(live.id, now, "starting", f"attempt {number} starts")))
-            begun.append((live, attempt))
-        await self.committer.commit(changes)
-        for live, attempt in begun:
-            live.update(state=RunState.STARTING, attempt=attempt.number, reason="")
-            live.begin(attempt)
-            self.grow_later(live)
-            self.hub.publish(live.id)
-            self.kick(live)
-
-    def placement(self, live: LiveRun, engine: str, places: Mapping[int, Place]) -> dict[str, Any]:
-        """By task: where it goes, with what, and by which ports the others reach it. `places`: by number."""
-        asks = list(self.fleet.asks(live.job).items())
-        shared = has_world(live.job, live.parts) and not self.fleet.engine(engine).surroundings(live.job).port
-        found: dict[str, Any] = {}
-        for number, place in places.items():
-            task, ask = asks[number]
-            found[task] = {
-                "node": place.node,
-                "gpus": list(place.gpus),
-                "cpu": ask.cpu,
-                "memory": ask.memory,
-                "isolation": self.fleet.isolation(engine, place.node),
-            }
-            if not live.alone:
-                found[task]["number"] = number
-            if shared:
-                found[task]["ports"] = list(self._ports.take(ports(live.job, task.rpartition("-")[0])))
-        return found
-
-    def new_ports(self, old: Sequence[int]) -> list[int]:
-        """Others in place of these: somebody who does not ask us has one of them."""
-        fresh = list(self._ports.take(len(old)))
-        self._ports.give(old)
-        return fresh
-
-    def give_ports(self, attempt: AttemptRow) -> None:
-        self._ports.give(_ports(attempt))
-
-    def give_back_ports(self, ports: Sequence[int]) -> None:
-        self._ports.give(ports)
-
     # -- engines ---------------------------------------------------------------------------------------------
 
     async def join(self, engine: Engine) -> None:
@@ -440,34 +353,11 @@ class Loop:
             if live.state is RunState.QUEUED and not self.scheduler.holds(live.id):
                 self.kick(live)
 
-    def placed(self, live: LiveRun, task: LiveTask, seen: Observation) -> None:
-        """The engine put it where it saw fit: the queue's books follow."""
-        assert live.attempt is not None
-        node = self.fleet.full(live.engine, seen.node)
-        if not seen.node or task.place["node"] == node:
-            return
-        wanted = tuple(
-            Place(node) if name == task.name else Place(place["node"], tuple(place["gpus"]))
-            for name, place in live.attempt.placement.items()
-        )
-        moved = self.scheduler.move(live.id, wanted)
-        if not moved:
-            return
-        placement = {
-            name: {**before, "node": place.node, "gpus": list(place.gpus)}
-            for (name, before), place in zip(live.attempt.placement.items(), moved, strict=True)
-        }
-        live.attempt = replace(live.attempt, placement=placement)
-        for one in live.tasks.values():
-            one.place = dict(placement[one.name])
-        change = UpdateAttempt(live.id, live.attempt.number, {"placement": placement})
-        self.spawn(self._note([change]))
-
     def say_waiting(self, live: LiveRun, text: str) -> None:
-        self.spawn(self._note([AddEvent(EventRow(live.id, time.time(), "waiting", text))]))
+        self.spawn(self.note([AddEvent(EventRow(live.id, time.time(), "waiting", text))]))
         self.hub.publish(live.id)
 
-    async def _note(self, changes: list[Change]) -> None:
+    async def note(self, changes: list[Change]) -> None:
         await self.committer.commit(changes)
 
     def orphan(self, member: Member, observation: Observation) -> None:
@@ -504,8 +394,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What went wrong, out of its wrappings."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
-
-
-def _ports(attempt: AttemptRow | None) -> list[int]:
-    places = attempt.placement.values() if attempt is not None else ()
-    return [port for place in places for port in place.get("ports") or ()]

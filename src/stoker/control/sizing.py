@@ -72,9 +72,13 @@ async def grow(loop: Loop, live: LiveRun, decision: Grow) -> None:
     assert live.attempt is not None
     placement = dict(live.attempt.placement)
     names = loop.fleet.task_names(live.job)
-    fresh = loop.placement(live, live.engine, dict(zip(decision.indexes, decision.places, strict=True)))
+    fresh = loop.seating.placement(
+        live, live.engine, dict(zip(decision.indexes, decision.places, strict=True))
+    )
     for name, place in fresh.items():
-        placement[name] = {**place, "joining": True, "incarnation": live.joined.get(name, 0) + 1}
+        # No task was ever replaced more often than its world began anew: this number is new to the engine.
+        before = max(live.attempt.generation, live.joined.get(name, 0))
+        placement[name] = {**place, "joining": True, "incarnation": before + 1}
     text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
     await _place(loop, live, placement, "growing", text)
     for name, task in tasks_of(live.parts, live.attempt).items():
@@ -114,6 +118,10 @@ def regroup(loop: Loop, live: LiveRun) -> None:
     joining = [task for task in live.tasks.values() if task.joining]
     if not joining or live.reforming is not None or live.closing is not None:
         return
+    if lost := [task for task in joining if task.gone is not None]:
+        text = f"{', '.join(task.name for task in lost)} was lost before it could join"
+        loop.spawn(drop(loop, live, lost, text))
+        return
     if any(not task.up for task in joining):
         return
     now = time.monotonic()
@@ -131,7 +139,9 @@ def regroup(loop: Loop, live: LiveRun) -> None:
 
 async def drop(loop: Loop, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
     """Let go of tasks that have no body, and give back their places."""
-    assert live.attempt is not None
+    tasks = [task for task in tasks if live.tasks.get(task.name) is task]
+    if live.attempt is None or not tasks:
+        return
     gone = {task.name for task in tasks}
     placement = {name: place for name, place in live.attempt.placement.items() if name not in gone}
     await _place(loop, live, placement, "shrinking", text)
@@ -142,12 +152,12 @@ def forget(loop: Loop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
     """After it was recorded: these are not the run's any more."""
     numbers = []
     for task in tasks:
-        del live.tasks[task.name]
+        live.tasks.pop(task.name, None)
         live.joined[task.name] = task.incarnation
         numbers.append(task.place.get("number", 0))
         if task.directory is not None and task.gone is None:
             loop.spawn(_release(task))
-        loop.give_back_ports(task.place.get("ports") or ())
+        loop.seating.give_back_ports(task.place.get("ports") or ())
     loop.scheduler.release_part(live.id, numbers)
     loop.schedule_soon()
 
@@ -166,14 +176,15 @@ async def _release(task: LiveTask) -> None:
 
 
 async def _place(loop: Loop, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
+    """In memory first: whoever changes a place while this is being recorded builds on it."""
     assert live.attempt is not None
+    live.attempt = replace(live.attempt, placement=placement)
     await loop.committer.commit(
         [
             UpdateAttempt(live.id, live.attempt.number, {"placement": placement}),
             AddEvent(EventRow(live.id, time.time(), kind, text)),
         ]
     )
-    live.attempt = replace(live.attempt, placement=placement)
     loop.hub.publish(live.id)
 
 

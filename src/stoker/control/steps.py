@@ -203,7 +203,7 @@ class Steps:
             place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}
             place.pop("joining", None)
             if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
-                place["ports"] = self._loop.new_ports(task.place["ports"])
+                place["ports"] = self._loop.seating.new_ports(task.place["ports"])
             placement[task.name] = place
         counters = {"failures": following.failures, "faults": following.faults, "reason": following.reason}
         lost_names = ", ".join(task.name for task in tasks if task.gone is not None)
@@ -213,6 +213,18 @@ class Steps:
             + (f"{lost_names} is replaced, " if lost_names else "")
             + f"generation {generation} follows"
         )
+        # In memory first: whoever changes a place while this is being recorded builds on it, and is recorded after it.
+        live.attempt = replace(live.attempt, generation=generation, placement=placement)
+        live.update(**counters)
+        for task in tasks:
+            task.place = dict(placement[task.name])
+            if task.gone is not None:
+                live.submitted = False
+            task.again(generation, fresh=task.gone is not None)
+        live.progressed = False
+        live.waits_since = None
+        live.form_at = time.monotonic() + following.delay
+        live.dirty = True
         await self._loop.committer.commit(
             [
                 UpdateAttempt(
@@ -222,20 +234,9 @@ class Steps:
                 AddEvent(EventRow(live.id, time.time(), "reforming", text, event)),
             ]
         )
-        live.attempt = replace(live.attempt, generation=generation, placement=placement)
-        live.update(**counters)
-        for task in tasks:
-            task.place = dict(placement[task.name])
-            if task.gone is not None:
-                live.submitted = False
-            task.again(generation, fresh=task.gone is not None)
         if left:
             sizing.forget(self._loop, live, left)
-        live.progressed = False
-        live.waits_since = None
-        self._loop.grow_later(live)
-        live.form_at = time.monotonic() + following.delay
-        live.dirty = True
+        self._loop.seating.grow_later(live)
         self._loop.hub.publish(live.id)
 
     def _no_room(self, live: LiveRun, task: LiveTask, tasks: Sequence[LiveTask]) -> bool:
@@ -325,7 +326,7 @@ class Steps:
             await engine.stop(handle, grace=timedelta(seconds=2))
             await engine.remove(handle)
             await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
-            self._loop.give_ports(attempt)
+            self._loop.seating.give_ports(attempt)
             self._loop.scheduler.release(keeping.name(attempt))
             self._loop.schedule_soon()
         except (EngineError, OSError) as exc:

@@ -161,7 +161,7 @@ class Attendant:
             if task.wait.over:
                 self._loop.kick(live)
         if before is None or before.node != seen.node:
-            self._loop.placed(live, task, seen)
+            self._loop.seating.placed(live, task, seen)
         if not task.ordered and seen.address and (before is None or before.address != seen.address):
             self._loop.kick(live)
 

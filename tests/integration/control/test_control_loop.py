@@ -200,7 +200,7 @@ def test_suspend_and_resume(rig: Rig) -> None:
     rig.until(row.id, "stopping", "suspended")
     rig.engine.advance(5)
     rig.until(row.id, "suspended")
-    assert rig.controller.nodes()[0]["used"]["cpu"] == 0
+    wait(lambda: rig.controller.nodes()[0]["used"]["cpu"] == 0)
     rig.controller.resume(row.id, key="r1", secrets={}, changes=[])
     done = rig.ended(row.id)
     assert (done.state, done.attempt) == ("succeeded", 2)

@@ -287,7 +287,7 @@ def test_an_elastic_run_starts_with_what_is_free_and_grows(gang: Gang) -> None:
     gang.until(run, "running")
     assert gang.workers(run) == ["worker-0"]
     gang.controller.stop_run(other, kill=True, by="ada")
-    gang.end(run, lambda _: len(gang.workers(run)) == 3 and ("worker-2", 1, 2) in gang.started)
+    gang.end(run, lambda _: len(gang.workers(run)) == 3 and ("worker-2", 2, 2) in gang.started)
     assert gang.order(run, "worker-0").env["STOKER_WORLD_SIZE"] == "3"
     assert {one for one in gang.started if one[0] == "worker-0" and one[1] != 1} == set()
     row = gang.store.run(run)
