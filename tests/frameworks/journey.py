@@ -17,6 +17,7 @@ LINE = re.compile(
     r"(step|finished) (\d+) rank (\d+) of (\d+)(?: total (\d+))?[^|\n]*\| generation (\d+) pid (\d+)"
 )
 STEPS = 40
+LIMIT = 400.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Journey:
             time.sleep(0.1)
             return any(int(found) >= step for found in re.findall(r"\bstep (\d+) rank", self._written()))
 
-        wait(there, limit=180)
+        wait(there, limit=LIMIT)
 
     def _written(self) -> str:
         """The log as the launchers write it: looked at often, so without starting anything."""
@@ -71,7 +72,7 @@ class Journey:
         killed = [os.kill(pid, number) for pid in processes(self.directory(task))]
         assert killed, f"{task} has no process"
 
-    def succeeded(self, limit: float = 180) -> dict[str, Any]:
+    def succeeded(self, limit: float = LIMIT) -> dict[str, Any]:
         ended = self.box.ended(self.run, limit)
         assert ended["state"] == "succeeded", self.report()
         return ended

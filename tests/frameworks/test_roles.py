@@ -6,8 +6,11 @@ import itertools
 import re
 from collections.abc import Callable
 
+import pytest
 from box import Box, wait
-from journey import Journey
+from journey import LIMIT, Journey
+
+pytestmark = pytest.mark.timeout(900)
 
 Make = Callable[..., Journey]
 
@@ -46,7 +49,7 @@ def test_several_processes_in_each_of_two_tasks(journey: Make) -> None:
     it.every_step_once(4)
     it.no_rank_twice(4)
     it.went_on()
-    assert re.search(r"worker-1 \| \[r3\] step \d+ rank 3 of 4", it.text())
+    assert re.search(r"\[worker-1\] \[r3\] step \d+ rank 3 of 4", it.text())
 
 
 def test_lightning_goes_on_where_it_was(journey: Make) -> None:
@@ -58,7 +61,7 @@ def test_lightning_goes_on_where_it_was(journey: Make) -> None:
     def steps() -> list[int]:
         return [int(found) for found in re.findall(r"global step (\d+) on rank 0 of 2", it.text())]
 
-    wait(lambda: max(steps(), default=0) >= 8, limit=180)
+    wait(lambda: max(steps(), default=0) >= 8, limit=LIMIT)
     it.kill("worker-1")
     it.succeeded()
     text = it.text()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from journey import Journey
 
+pytestmark = pytest.mark.timeout(900)
+
 Make = Callable[..., Journey]
 
 TWO = ("--workers", "2")

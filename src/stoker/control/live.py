@@ -64,6 +64,8 @@ class LiveTask:
     """Monotonic time since when the status says `ended` and the journal does not."""
     usage: dict[str, Any] = field(default_factory=dict)
     phase: str = ""
+    hung: dict[str, Any] = field(default_factory=dict)
+    """What its launcher said of its silence; empty: it lives."""
     joining: bool = False
     """It comes up to be part of the next generation."""
     leaving: bool = False
@@ -83,6 +85,7 @@ class LiveTask:
         """Another body in its place; `fresh`: in another directory, with another launcher."""
         self.generation = generation
         self.ordered = self.told = self.joining = False
+        self.hung = {}
         self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
         self.touched = True
         if self.pump is not None:
@@ -132,6 +135,8 @@ class LiveRun:
     preempt: bool = False
     progressed: bool = False
     """The current attempt left a new checkpoint since its last trouble."""
+    hung: str | None = None
+    """All of its world is silent, and that was said: in words."""
     dirty: bool = False
     working: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None

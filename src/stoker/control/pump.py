@@ -74,8 +74,8 @@ class Intake:
     in `changes`."""
     rejected: list[str] = field(default_factory=list)
     """Names of checkpoints that it wrote and that are damaged."""
-    hang: str = ""
-    """It hangs, in words."""
+    hung: dict[str, Any] | None = None
+    """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -87,6 +87,7 @@ class Intake:
         self.status = later.status or self.status
         self.started_at = self.started_at or later.started_at
         self.ending = later.ending or self.ending
+        self.hung = self.hung if later.hung is None else later.hung
         for name in ("changes", "checkpoints", "points", "parts", "rejected"):
             getattr(self, name).extend(getattr(later, name))
         self.log_bytes += later.log_bytes
@@ -213,12 +214,13 @@ class Pump:
         elif kind == "warning":
             found.changes.append(self._event("warning", str(entry.get("message"))))
         elif kind == "hang":
-            seconds = float(entry.get("seconds") or 0)
-            how = _text(entry.get("how"), 20)
-            found.hang = f"{self.task} said and did nothing for {seconds:.0f} s"
-            where = {"task": self.task, "stacks": _text(entry.get("stacks"), _NAME), "how": how}
-            kept = "" if how == "none" else f"; its stacks are in its log (by {how})"
-            found.changes.append(self._event("hang", found.hang + kept, where))
+            found.hung = {
+                "seconds": float(entry.get("seconds") or 0),
+                "stacks": _text(entry.get("stacks"), _NAME),
+                "how": _text(entry.get("how"), 20),
+            }
+        elif kind == "alive":
+            found.hung = {}
         elif kind == "setup":
             text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
             found.changes.append(self._event("setup", text))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, gang, keeping, orders, secrets, sizing
+from stoker.control import ending, gang, hanging, keeping, orders, secrets, sizing
 from stoker.control.coming import Coming
 from stoker.control.fleet import Member
 from stoker.control.launch import Launcher
 from stoker.control.leaving import Leaving
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.looking import Looking
-from stoker.control.pump import Intake
 from stoker.control.recording import Recording
 from stoker.engine.base import Observation
 from stoker.errors import EngineError, NotFound
@@ -96,7 +95,7 @@ class Steps:
             await self._leaving.stop(live, list(live.tasks.values()))
         found = await self._looking.look(live)
         changes = await self._recording.take_in(live, found)
-        self._note_hang(live, found)
+        changes += hanging.note(live, found)
         sizing.regroup(self._loop, live)
         decision = gang.decide(
             [_seat(task) for task in live.tasks.values() if not task.joining],
@@ -110,12 +109,6 @@ class Steps:
         if changes or any(intake.visible for intake in found.values()):
             self._loop.hub.publish(live.id)
         await self._act(live, decision)
-
-    def _note_hang(self, live: LiveRun, found: Mapping[str, Intake]) -> None:
-        """One that hangs starts again where the job asks for it; else it was said, and goes on hanging."""
-        hung = next((intake.hang for intake in found.values() if intake.hang), "")
-        if hung and live.job.hang is not None and live.job.hang.then == "restart" and live.reforming is None:
-            live.reforming = ending.Verdict(Cause.HANG, None, hung, {"message": hung})
 
     def _closing(self, live: LiveRun) -> ending.Verdict | None:
         """How an attempt that is told to end has ended: as its tasks say, where they do."""

@@ -35,4 +35,5 @@ def add(number):
     return number if rank == 0 else receive(others[0])
 
 
-loop.train(rank, world, add)
+if __name__ == "__main__":
+    loop.train(rank, world, add)

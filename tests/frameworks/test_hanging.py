@@ -1,0 +1,20 @@
+"""A world that waits for ever is found, the stacks of every rank are kept, and it starts again where that was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from journey import Journey
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_a_rank_that_does_not_come(journey: Callable[..., Journey]) -> None:
+    it = journey("--workers", "2", "--hang-after", "10s", "--hang-then", "restart", "hang_once.py")
+    it.succeeded()
+    it.every_step_once(2)
+    it.went_on()
+    stacks = it.box("logs", it.run).stderr
+    assert "out_for_lunch (hang_once.py" in stacks, "rank 1"
+    assert "receive (plain_sum.py" in stacks, "rank 0, which waits for it"

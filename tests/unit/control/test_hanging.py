@@ -1,0 +1,77 @@
+"""A run hangs when all of its world is silent."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from stoker.control import hanging
+from stoker.control.pump import Intake
+from stoker.spec import Job
+from stoker.spec.words import Cause
+
+SILENT = {"seconds": 60.0, "stacks": "stacks/1-1.txt", "how": "py-spy"}
+
+
+def run(then: str = "report", **roles: str) -> Any:
+    """`run(worker_0="world", ps_0="task")`"""
+    tasks = {
+        name.replace("_", "-"): SimpleNamespace(
+            name=name.replace("_", "-"),
+            part=SimpleNamespace(on_loss=on_loss),
+            verdict=None,
+            joining=False,
+            hung={},
+        )
+        for name, on_loss in roles.items()
+    }
+    job = Job.from_json({"run": "x", "hang": {"after": "60s", "then": then}})
+    return SimpleNamespace(id="digits-7f3k", tasks=tasks, job=job, hung=None, reforming=None)
+
+
+def said(live: Any, **what: dict[str, Any]) -> list[str]:
+    found = {name.replace("_", "-"): Intake(hung=hung) for name, hung in what.items()}
+    return [change.row.text for change in hanging.note(live, found)]  # type: ignore[union-attr]
+
+
+def test_one_that_has_nothing_to_say_is_no_sign() -> None:
+    live = run("restart", worker_0="world", worker_1="world")
+    assert said(live, worker_1=SILENT) == []
+    assert live.reforming is None
+
+
+def test_when_all_are_silent_it_is_said_once() -> None:
+    live = run(worker_0="world", worker_1="world", ps_0="task")
+    assert said(live, worker_1=SILENT) == []
+    assert said(live, worker_0={**SILENT, "how": "none"}) == [
+        "worker-0 said and did nothing for 60 s",
+        "worker-1 said and did nothing for 60 s; its stacks are in its log (by py-spy)",
+    ]
+    assert said(live) == []
+    assert live.reforming is None
+
+
+def test_one_that_lives_again_counts_anew() -> None:
+    live = run("restart", worker_0="world", worker_1="world")
+    said(live, worker_1=SILENT)
+    said(live, worker_1={})
+    assert said(live, worker_0=SILENT) == []
+    assert live.reforming is None
+
+
+def test_it_starts_again_where_the_job_asks_for_it() -> None:
+    live = run("restart", launcher_0="world", worker_0="world")
+    said(live, launcher_0=SILENT, worker_0=SILENT)
+    assert live.reforming.cause is Cause.HANG
+    assert live.reforming.reason == "launcher-0 said and did nothing for 60 s"
+
+
+def test_those_who_have_ended_do_not_count() -> None:
+    live = run(worker_0="world", worker_1="world")
+    live.tasks["worker-0"].verdict = object()
+    assert len(said(live, worker_1=SILENT)) == 1
+
+
+def test_a_run_of_tasks_that_come_back_alone_hangs_when_all_do() -> None:
+    live = run(worker_0="task")
+    assert len(said(live, worker_0=SILENT)) == 1
