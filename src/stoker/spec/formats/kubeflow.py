@@ -64,8 +64,11 @@ def jaxjob(document: View, draft: Draft, target: Target) -> Job | None:
     return draft.job(groups["Worker"], {}) if groups else None
 
 
-def replicas(spec: View, key: str, kinds: Sequence[str], container: str, target: Target) -> dict[str, Group]:
-    """The groups by their kind, in the order of `kinds`; those of none are left out."""
+def replicas(
+    spec: View, key: str, kinds: Sequence[str], container: str, target: Target, wait: str = ""
+) -> dict[str, Group]:
+    """The groups by their kind, in the order of `kinds`; those of none are left out. `wait`: a kind that runs nothing of
+    its own."""
     value = spec.take(key)
     if not isinstance(value, dict) or not value:
         spec.mistake(
@@ -83,11 +86,16 @@ def replicas(spec: View, key: str, kinds: Sequence[str], container: str, target:
             continue
         view = spec.ledger.view(one, (*spec.at, key, name), "replica")
         number = view.number("replicas", count_of)
-        group = Group(piece(view.child("template", "template"), target, named=container))
+        if number == 0:
+            view.whole()
+            view.ledger.note(view.at, name, "there are none of them", Level.SAID)
+            continue
+        template = view.child("template", "template")
+        group = Group(
+            piece(template, target, named=container, runs=known != wait), 1 if number is None else number
+        )
         group.piece.restart = view.text("restartPolicy")
-        group.count = 1 if number is None else number
-        if group.count:
-            found[known] = group
+        found[known] = group
     if not found and not spec.ledger.mistakes:
         spec.mistake(key, "leaves nothing to run", "Write how many replicas there are.")
     return {kind: found[kind] for kind in kinds if kind in found}

@@ -85,7 +85,10 @@ class Ledger:
         self.notes.append(Note(Problem(path, "").key, self.line(path), shown(value), why, level))
 
     def mistake(self, path: At, message: str, hint: str | None = None, value: Any = None) -> None:
-        self.mistakes.append(Problem(path, message, hint=hint, value=value))
+        # Paths in manifests are long, and their ends say most: the whole of it is shown.
+        key = "".join(char if char.isprintable() else "?" for char in Problem(path, "").key)
+        whole = f"{key}: {message}" if key else message
+        self.mistakes.append(Problem(path, whole, hint=hint, value=value, named=True))
 
     def checked(self, path: At, read: Callable[[Any], T], value: Any) -> T | None:
         """The value as `read` understands it; None, and a mistake, where it does not."""

@@ -21,7 +21,7 @@ from stoker.spec.quantities import MAX_WORKERS
 
 def mpijob(document: View, draft: Draft, target: Target) -> Job | None:
     spec = document.child("spec", "mpijob")
-    groups = replicas(spec, "mpiReplicaSpecs", ("Launcher", "Worker"), "mpi", target)
+    groups = replicas(spec, "mpiReplicaSpecs", ("Launcher", "Worker"), "mpi", target, wait="Worker")
     old_policy(spec)
     policy = run_policy(spec, draft, {}, usual="OnFailure")
     if groups:

@@ -75,9 +75,11 @@ class Piece:
         return None if self.words is None else expanding.command(self.words, self.variables, self.first)
 
 
-def piece(template: View, target: Target, *, named: str | None = None, whole: bool = True) -> Piece:
+def piece(
+    template: View, target: Target, *, named: str | None = None, whole: bool = True, runs: bool = True
+) -> Piece:
     """`template`: with metadata and spec. `named`: the container that trains, where there are several. `whole`: it
-    must say what to run; else it only adds to something."""
+    must say what to run; else it only adds to something. `runs`: what it says is run, and not only made room for."""
     found = Piece(at=template.at)
     spec = template.child("spec", "pod")
     if template.scope == "document":
@@ -101,8 +103,8 @@ def piece(template: View, target: Target, *, named: str | None = None, whole: bo
         container.take("resources"), container.path("resources"), template.ledger, cluster=target.cluster
     )
     _volumes(spec, container, found, target)
-    if not target.images:
-        without_image(container, found)
+    if whole and not target.images:
+        without_image(container, found, runs=runs)
     _security(spec, container, found, target)
     _placing(spec, found, target)
     found.restart = spec.text("restartPolicy")
@@ -231,12 +233,12 @@ def _volumes(spec: View, container: View, found: Piece, target: Target) -> None:
         _main(found)["volumeMounts"] = have.volume_mounts
 
 
-def without_image(container: View, found: Piece) -> None:
+def without_image(container: View, found: Piece, *, runs: bool = True) -> None:
     """The command runs on this machine as it is: nothing of the image is there, and nothing can be mounted."""
     if found.image:
         why = "nothing here runs images (podman, docker); the command runs in this Python environment"
         container.note("image", why)
-    if found.words is None and container.scope != "trainer" and "command" not in container:
+    if runs and found.words is None and container.scope != "trainer" and "command" not in container:
         hint = "Write the container's `command`."
         container.mistake("command", "is missing, and without its image nobody knows the image's own", hint)
     if found.first:
