@@ -226,6 +226,21 @@ def test_samples_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert lines[0] == '{"n":0}' and int(lines[-1][5:-1]) > 2000
 
 
+def test_use_is_told_as_it_is_now_and_at_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = sample.Sampler(str(tmp_path), info(), Tree())
+    begun = sampler._next_sample
+    spent = iter((1.5, 2.0))
+    monkeypatch.setattr(sampler, "_cpu_seconds", lambda: next(spent, 2.0))
+    sampler._last_cpu = (begun, 0.0)
+    sampler.gpus.latest = [{"id": "a", "use": 90, "memory": 5}, {"id": "b", "use": 70, "memory": 9}]
+    sampler.poll(begun + 1.0)
+    sampler.poll(begun + 100.0)
+    assert (sampler.usage["cpu"], sampler.usage["cpu_peak"]) == (0.01, 1.5)
+    assert (sampler.usage["gpu"], sampler.usage["gpu_peak"]) == (80.0, 90)
+    sampler.finish(100.0, None)
+    assert not {"cpu", "gpu"} & set(sampler.usage) and sampler.usage["cpu_peak"] == 1.5
+
+
 def test_bundle_is_complete_and_finds_what_is_installed_as_well(tmp_path: Path) -> None:
     """Modules of the bundle import without the rest of Stoker; with it, the rest is found too."""
     path = bundle.write(str(tmp_path))
