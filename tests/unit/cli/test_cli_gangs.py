@@ -232,6 +232,13 @@ def test_a_drilled_world_comes_back_as_a_generation(world: Any, invoke: Any) -> 
     assert report["verdict"].endswith(" as generation 4 from step 400; lost 12 steps, 30s of work")
 
 
+def test_who_was_let_go_before_is_not_waited_for(world: Any, invoke: Any) -> None:
+    world.runs[0]["attempts"][0]["tasks"][2] |= {"phase": "ended", "exit_code": 137}
+    world.on_drill = lambda run: reform(run, names=("worker-0", "worker-1"))
+    result = invoke("drill", "digits-7f3k", "--timeout", "5")
+    assert result.code == 0 and " as generation 4 from step 400" in result.out, result
+
+
 def test_a_world_is_not_back_before_all_of_it_runs(world: Any, invoke: Any) -> None:
     def slowly(run: dict[str, Any]) -> None:
         reform(run, names=("worker-0", "worker-1"))

@@ -153,9 +153,17 @@ def _is_back(before: Json, run: Json, how: str) -> bool:
         return False
     if how == "server":
         return True
-    # Several tasks come back as a new generation of the same attempt; it is there when all of them run again.
-    again = len(_tasks(run)) < 2 or all(task.get("phase") in ("running", "joining") for task in _tasks(run))
-    return _body(run) > _body(before) and again
+    # Several tasks come back as a new generation of the same attempt; it is there when all of it run again.
+    return _body(run) > _body(before) and all(_runs(task) for task in _tasks(run) if _is_new(task, run))
+
+
+def _is_new(task: Json, run: Json) -> bool:
+    """Of the newest generation: who never stopped, or was let go before, is not waited for."""
+    return len(_tasks(run)) > 1 and task.get("generation") == _body(run)[1]
+
+
+def _runs(task: Json) -> bool:
+    return task.get("phase") == "running" or (task.get("phase") == "ended" and task.get("exit_code") == 0)
 
 
 def _left_alone(run: Json, task: str | None) -> bool:
