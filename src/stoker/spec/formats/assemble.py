@@ -146,7 +146,19 @@ class Draft:
 
 def _own(piece: Piece) -> dict[str, Any]:
     found: dict[str, Any] = {"image": piece.image, "run": piece.run(), "args": piece.args or None}
-    return {**found, "env": piece.env, "resources": piece.resources, "pod": piece.pod or None}
+    return {**found, "env": piece.env, "resources": piece.resources, "pod": _pod(piece)}
+
+
+def _pod(piece: Piece) -> dict[str, Any] | None:
+    """Additions to its pods. A key without a value is, to Kubernetes, no key."""
+    found: dict[str, Any] = _without_nulls(piece.pod)
+    return found or None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value if item is not None] if isinstance(value, list) else value
 
 
 def _role(group: Group, main: Piece | None, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +178,8 @@ def _role(group: Group, main: Piece | None, tree: Mapping[str, Any]) -> dict[str
     have = main.env if main is not None else {}
     if env := {name: value for name, value in piece.env.items() if have.get(name) != value}:
         found["env"] = env
-    if (piece.pod or {}) != (tree.get("pod") or {}):
-        found["pod"] = piece.pod
+    if (_pod(piece) or {}) != (tree.get("pod") or {}):
+        found["pod"] = _pod(piece) or {}
     return found
 
 

@@ -74,7 +74,7 @@ def _mount(found: Mounted, volume: View, mount: View, path: str, folders: dict[s
         return
     kind = next((key for key in _ON_CLUSTER if key in volume), None)
     if kind is None:
-        if len(volume.value) < 2:
+        if all(value is None for key, value in volume.value.items() if key != "name"):
             volume.mistake("name", "says nothing of where the volume comes from", "Add `emptyDir: {}`.")
     elif folders is not None:
         if kind == "hostPath":

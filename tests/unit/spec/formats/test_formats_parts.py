@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stoker.errors import SpecError
 from stoker.spec import Job
 from stoker.spec.formats import Level, Reading, Target, translate
 from stoker.spec.formats.expanding import Variables, command, escaped, looped, moved
@@ -178,3 +179,17 @@ def test_an_override_of_what_runs_is_noted_and_the_rest_of_it_holds() -> None:
     job = reading.translations[0].job
     assert (job.run, job.env, job.grace) == (("x",), {"A": "1"}, 7.0)
     assert [note.path for note in reading.of(Level.IGNORED)] == ["spec.podTemplateOverrides[0].spec"]
+
+
+def test_keys_without_a_value_are_no_keys() -> None:
+    job, reading = _pod(
+        {"livenessProbe": None, "env": None, "ports": []},
+        tolerations=[{"key": "a", "value": None}],
+        nodeSelector=None,
+        affinity={"nodeAffinity": None},
+        volumes=None,
+    )
+    assert job.pod == {"spec": {"tolerations": [{"key": "a"}], "affinity": {}}}
+    assert not [note for level in Level for note in reading.of(level)]
+    with pytest.raises(SpecError, match="says nothing of where the volume comes from"):
+        _pod({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, volumes=[{"name": "v", "emptyDir": None}])
