@@ -56,7 +56,7 @@ def complete(argv: Sequence[str], runner: str, hosts: Sequence[Host], wrap: Sequ
     """One rank for each slot; a command that calls mpirun itself as it is."""
     if calls_mpirun(argv):
         return list(argv)
-    return [runner, "-np", str(sum(host.slots for host in hosts)), *wrap, *argv]
+    return [runner, "-np", str(sum(host.slots for host in hosts)), "--wdir", HERE, *wrap, *argv]
 
 
 def calls_mpirun(argv: Sequence[str]) -> bool:
@@ -78,7 +78,7 @@ def environment(hosts: Sequence[Host], place: str, grace: float) -> Dict[str, st
     seconds = str(max(1, int(grace)))
     env = {
         # Ranks are started in the directory that mpirun is in, by the name it has here. On a worker this name means
-        # the worker's own, and MPIs take a name from PWD that leads to where they are.
+        # the worker's own. Open MPI 4 and MPICH take it from PWD; Open MPI 5 has to be told (`complete`).
         "PWD": HERE,
         # Open MPI 4
         "OMPI_MCA_plm": "rsh",
@@ -114,7 +114,6 @@ def environment(hosts: Sequence[Host], place: str, grace: float) -> Dict[str, st
     if all(ipaddress.ip_address(host.address).is_loopback for host in hosts):
         # All on one machine. Open MPI leaves the loopback alone unless told, and there may be nothing else.
         env["OMPI_MCA_oob_tcp_if_include"] = env["OMPI_MCA_btl_tcp_if_include"] = LOOPBACK
-        env["PRTE_MCA_prte_if_include"] = LOOPBACK
         env["HYDRA_IFACE"] = "lo"
     return env
 
