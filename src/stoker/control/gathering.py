@@ -20,6 +20,7 @@ format's own marker (torch's DCP writes `.metadata` last, `-00001-of-00004` says
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +30,11 @@ from stoker.launcher import scan
 from stoker.store.rows import PartRow
 
 OPEN = 4
-"""Rounds of one family that wait at a time. When one more comes, the oldest is given up; and if it waited only for
-somebody who goes on without writing, he is not waited for any more."""
+"""Rounds of one family that wait at a time for somebody who has written none since the oldest of them. When one more
+comes, that one is given up; and if he has gone on all the time without writing, he is not waited for any more."""
+MOST = 256
+ROOM = 8 << 30
+"""Rounds of one family, and bytes of their parts, that wait at a time for somebody who is only slow."""
 
 _RANK = re.compile(r"[-_.]?(?<![a-z])(?:rank|worker|task|proc|process|node)[-_=.]?\d+", re.IGNORECASE)
 _OF = re.compile(r"^(?P<stem>.*[-_.])(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>[^/]*)$")
@@ -109,6 +113,8 @@ class Gathering:
         """By family: who writes, and how many."""
         self._refused: dict[str, set[str]] = {}
         """By group: tasks whose newest part was damaged."""
+        self._silent: dict[str, Counter[str]] = {}
+        """By family and task: rounds that others have begun since it last wrote."""
         self._unstepped: set[str] = set()
         """Groups of which somebody does not say the step."""
 
@@ -141,6 +147,7 @@ class Gathering:
             for round_ in [other for other in self.waiting if other.group == group][:-1]:
                 self._drop(round_, settled)
         self._place(part, settled)
+        self._silent.setdefault(family_of(group), Counter())[part.row.task] = 0
         return settled
 
     def refuse(self, task: str, generation: int, name: str) -> None:
@@ -316,12 +323,30 @@ class Gathering:
             one for one in self.waiting if family_of(one.group) == family and one not in settled.complete
         ]
         waiting.sort(key=self._numbers)
+        held = sum(part.row.size for one in waiting for part in one.parts.values())
         while len(waiting) > OPEN:
+            if len(waiting) <= MOST and held <= ROOM and self._slow(waiting[0], family):
+                return
             oldest = waiting.pop(0)
+            held -= sum(part.row.size for part in oldest.parts.values())
             known = self._writers.get(family)
             if known is not None and self._goes_without(oldest, known):
                 self._learn(oldest)
             self._drop(oldest, settled)
+
+    def _slow(self, round_: Round, family: str) -> bool:
+        """Somebody whose part is missing goes on writing others."""
+        have, silent = round_.tasks(), self._silent.get(family, Counter())
+        writers = set(self._writers.get(family, ())) | {
+            task for other in self._rounds if family_of(other.group) == family for task in other.tasks()
+        }
+        return any(
+            task in self._tasks
+            and self._tasks[task].state == "running"
+            and not have[task]
+            and silent[task] <= OPEN
+            for task in writers
+        )
 
     def _goes_without(self, round_: Round, known: Counter[str]) -> bool:
         have = round_.tasks()
@@ -344,6 +369,7 @@ class Gathering:
         round_ = Round(group)
         round_.put(part)
         self._rounds.append(round_)
+        self._silent.setdefault(family_of(group), Counter()).update(list(self._tasks))
 
     def _step(self, round_: Round) -> int | None:
         if round_.group in self._unstepped:
@@ -367,11 +393,13 @@ class Gathering:
         return known if known is not None and known.generation == generation else None
 
 
+@functools.lru_cache(maxsize=4096)
 def group_of(name: str) -> str:
     """The name with a star for the rank in it."""
     return _RANK.sub("*", name)
 
 
+@functools.lru_cache(maxsize=4096)
 def family_of(name: str) -> str:
     return re.sub(r"\d+", "#", group_of(name))
 

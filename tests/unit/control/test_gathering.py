@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.control.gathering import OPEN, Gathering, Part, Settled, family_of, group_of, lacking
+from stoker.control.gathering import OPEN, ROOM, Gathering, Part, Settled, family_of, group_of, lacking
 from stoker.store.rows import PartRow
 
 
@@ -193,6 +193,25 @@ def test_who_stops_writing_is_not_waited_for_for_ever() -> None:
     for step in range(1, OPEN + 2):
         bench.look().look().add(part("a", f"step-{step}", step=step, number=step)).look().look()
     assert bench.sets and bench.sets[-1] == {f"a-{OPEN + 1}"}
+
+
+def test_who_is_slow_is_waited_for() -> None:
+    bench = known(Bench("a", "b"), "a", "b")
+    for step in range(1, 41):
+        bench.look().add(part("a", f"step-{step}", step=step, number=step))
+        if step % 2 == 0:
+            bench.add(part("b", f"step-{step // 2}", step=step // 2, number=step // 2))
+    assert bench.sets == [{f"a-{step}", f"b-{step}"} for step in range(1, 21)]
+
+
+def test_who_is_very_slow_costs_a_bounded_room() -> None:
+    bench = known(Bench("a", "b"), "a", "b")
+    for step in range(1, 20):
+        bench.add(part("a", f"step-{step}", step=step, number=step, size=ROOM // 8))
+        bench.add(part("b", f"other-{step}", step=step, number=100 + step)).look()
+        bench.add(part("b", f"step-{-step}", step=-step, number=200 + step))
+    waiting = [one for one in bench.gathering.waiting if one.group.startswith("step-")]
+    assert sum(p.row.size for one in waiting for p in one.parts.values()) <= ROOM + ROOM // 4
 
 
 # -- anything in any order -----------------------------------------------------------------------------------------

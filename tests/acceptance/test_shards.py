@@ -1,0 +1,61 @@
+"""What several tasks write is one: checkpoints of parts, outputs, logs, metrics."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from box import Box, wait
+
+
+def begin(box: Box, steps: int, pause: float = 0.5) -> str:
+    shutil.copy(Path(__file__).with_name("shards.py"), box.work / "shards.py")
+    return box.submit("--workers", "2", "--retries", "1", "--", "python", "shards.py", str(steps), str(pause))
+
+
+def kept(box: Box, run: str) -> list[dict[str, Any]]:
+    return [row for row in box.show(run)["checkpoints"] if row["kept"]]
+
+
+@pytest.mark.parametrize("victim", ["body", "launcher", "server"])
+def test_every_rank_finds_all_parts_of_one_step(box: Box, victim: str) -> None:
+    run = begin(box, 1_000_000)
+    wait(lambda: kept(box, run), lambda rows: len(rows) >= 2)
+    if victim == "server":
+        box.kill_server()
+        before = box.show(run)["checkpoints"][-1]["step"]
+        wait(lambda: kept(box, run)[-1]["step"], lambda step: step > before)
+    box("drill", run, "--how", "launcher" if victim == "launcher" else "process", "--task", "worker-1")
+    found = wait(lambda: _found(box, run), lambda found: len(found) >= 2)
+    assert {rank for rank, _, _ in found} == {"0", "1"}
+    assert all(first == second for _, first, second in found), found
+    box("stop", run)
+    assert all(row["world_size"] == 2 for row in box.ended(run)["checkpoints"])
+
+
+def _found(box: Box, run: str) -> list[tuple[str, str, str]]:
+    return re.findall(r"found rank=(\d) rank0.txt=(\d+) rank1.txt=(\d+)", box("logs", run).stdout)
+
+
+def test_outputs_logs_and_metrics(box: Box) -> None:
+    run = begin(box, 6, pause=0.02)
+    seen = box.ended(run)
+    assert seen["state"] == "succeeded", seen["reason"]
+    assert seen["outputs"]["apart"] == ["who.txt"]
+    box("pull", run, "-o", "out")
+    assert (box.work / "out/who.txt").read_text() == "0" and (
+        box.work / "out/task-1/who.txt"
+    ).read_text() == "1"
+    said = box("logs", run).stdout.splitlines()
+    assert {line.partition("]")[0] for line in said} == {"[worker-0", "[worker-1"}
+    times = [line.split()[0] for line in box("logs", run, "-t").stdout.splitlines()]
+    assert times == sorted(times)
+    assert box("logs", run, "--task", "worker-1", "--tail", "1").stdout == "done rank=1\n"
+    assert [entry["key"] for entry in box.json("metrics", run)] == ["loss"]
+    assert [entry["key"] for entry in box.json("metrics", run, "--all-ranks")] == ["loss", "loss@worker-1"]
+    usage = {task["name"]: task["usage"] for task in seen["attempts"][-1]["tasks"]}
+    assert {name: found["step"] for name, found in usage.items()} == {"worker-0": 5, "worker-1": 5}
+    assert all(found["step_seconds"] > 0 for found in usage.values())
