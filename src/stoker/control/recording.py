@@ -70,6 +70,10 @@ class Recording:
             changes.append(PutTask(_row(live, task)))
         if found.ending is not None and found.ending.usage:
             task.usage = dict(found.ending.usage)
+        if task.over and task.phase != "ended" and len(live.tasks) > 1:
+            # Said at once: the others may go on for long, and the status may be older than the ending.
+            task.phase = "ended"
+            changes.append(PutTask(_row(live, task)))
         return changes
 
     def _runs(self, live: LiveRun, at: float) -> list[Change]:

@@ -205,6 +205,22 @@ def test_who_serves_is_stopped_when_the_workers_are_done(gang: Gang) -> None:
     assert (row.state, row.cause) == ("succeeded", "completed")
 
 
+@pytest.mark.parametrize("how", [DIE, FAIL])
+def test_who_ended_while_the_others_go_on_is_seen_to_have(gang: Gang, how: Behaviour) -> None:
+    gang.bodies = {("extra-0", 1): how}
+    gang.otherwise = LONG
+    run = gang.submit(workers=2, roles={"extra": {"on_loss": "ignore", "ends": False}}).id
+    gang.end(run, lambda _: {"extra-0": "ended"}.items() <= phases(gang, run).items())
+    assert gang.store.run(run).state == "running"
+    gang.bodies = {}
+    gang.controller.stop_run(run, kill=True, by="ada")
+    gang.end(run)
+
+
+def phases(gang: Gang, run: str) -> dict[str, str]:
+    return {row.task: row.phase for row in gang.store.tasks(run, 1)}
+
+
 def test_who_may_fail_fails_alone(gang: Gang) -> None:
     gang.bodies = {("evaluator-0", 1): FAIL}
     row = gang.end(gang.submit(roles={"evaluator": {"may_fail": True}}).id)
