@@ -1,0 +1,100 @@
+"""Runs of several tasks in real pods, over pod addresses: killed, deleted, drilled, restarted."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from box import wait
+from boxes import ClusterBox
+from faulting import box
+from gangs import begin, check, checkpointed, generation, starts
+
+__all__ = ["box"]
+
+pytestmark = pytest.mark.timeout(900)
+
+SMALL = ("--cluster", "lab", "--cpu", "0.1", "--memory", "128Mi", "--grace", "2s")
+
+
+def world(box: ClusterBox, *flags: str, steps: int = 120) -> str:
+    run = begin(box, *SMALL, *flags, steps=steps, pause=0.1)
+    box.until(run, "running", limit=180)
+    return run
+
+
+def uids(box: ClusterBox, run: str) -> dict[str, str]:
+    """The pods that are there, by task."""
+    return {
+        pod["metadata"]["labels"]["stoker.dev/task"]: pod["metadata"]["uid"]
+        for pod in box.pods(run)
+        if not pod["metadata"].get("deletionTimestamp")
+    }
+
+
+def test_pods_train_as_one_over_their_own_addresses(box: ClusterBox) -> None:
+    run = world(box, "--workers", "3", steps=20)
+    addresses = {pod["status"]["podIP"] for pod in box.pods(run)}
+    assert len(addresses) == 3
+    check(box, run, 3, steps=20)
+
+
+@pytest.mark.parametrize("how", ["process", "launcher", "pod"])
+def test_a_lost_member_is_replaced_and_the_others_keep_their_pods(box: ClusterBox, how: str) -> None:
+    run = world(box, "--workers", "2", "--retries", "2")
+    checkpointed(box, run)
+    before = uids(box, run)
+    if how == "pod":
+        name = next(pod for pod in box.pods(run) if pod["metadata"]["uid"] == before["worker-1"])
+        box.kubectl("delete", "pod", name["metadata"]["name"], "--wait=false")
+    else:
+        box.client().drill(run, how, "worker-1")
+    wait(lambda: generation(box, run), lambda number: number == 2, limit=240)
+    wait(lambda: uids(box, run).get("worker-1"), limit=240)
+    after = uids(box, run)
+    assert after["worker-0"] == before["worker-0"]
+    assert (after["worker-1"] == before["worker-1"]) == (how == "process")
+    seen = check(box, run, 2, steps=120)
+    assert len(seen["attempts"]) == 1
+    assert any(body["step"] > 0 for body in starts(box, run)), "it went on from its checkpoint"
+
+
+def test_a_server_that_is_killed_finds_the_world_as_it_was(box: ClusterBox) -> None:
+    run = world(box, "--workers", "2")
+    checkpointed(box, run)
+    before = uids(box, run)
+    box.kill_server()
+    time.sleep(1)
+    box("ps")
+    assert uids(box, run) == before
+    check(box, run, 2, steps=120)
+    assert generation(box, run) == 1
+
+
+def seeds() -> list[int]:
+    asked = os.environ.get("STOKER_SEEDS")
+    return [random.randrange(1 << 30) for _ in range(min(5, int(asked)))] if asked else [1, 2]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_chaos(box: ClusterBox, seed: int) -> None:
+    """Any member, at any time, in any way: the final value is that of an undisturbed training."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    run = world(box, "--workers", "3", "--retries", "20")
+    checkpointed(box, run)
+    for _ in range(2):
+        time.sleep(chance.uniform(0.0, 3.0))
+        how, task = chance.choice(["process", "launcher", "pod"]), f"worker-{chance.randrange(3)}"
+        try:
+            if how == "pod":
+                box.kubectl(
+                    "delete", "pod", "-l", f"stoker.dev/run={run},stoker.dev/task={task}", "--wait=false"
+                )
+            else:
+                box.client().drill(run, how, task)
+        except Exception as exc:  # it is just being started again, or over: that is chaos too
+            print(how, task, exc)
+    check(box, run, 3, steps=120)
