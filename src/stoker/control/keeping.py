@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.control.ending import Next, Verdict
-from stoker.control.live import places_of
+from stoker.control.live import numbers_of, places_of
 from stoker.engine.base import Shows
 from stoker.errors import Conflict, Refused
 from stoker.spec import Job
@@ -51,7 +51,10 @@ def name(attempt: AttemptRow) -> str:
 
 def keep(loop: Loop, row: RunRow, job: Job, attempt: AttemptRow) -> None:
     """Hold its places, and clean up when the time is over."""
-    loop.scheduler.adopt(replace(loop.fleet.request(row, job), id=name(attempt)), places_of(attempt))
+    request = loop.fleet.request(row, job)
+    held = [request.tasks[number] for number in numbers_of(attempt)]
+    # As much as it holds and no more: nothing of it is on loan, and it does not grow.
+    loop.scheduler.adopt(replace(request, id=name(attempt), asks=tuple(held), extra=()), places_of(attempt))
     loop.kept[attempt.run] = attempt
     asyncio.get_running_loop().call_later(max(0.0, left(attempt)), _over, loop, attempt)
 

@@ -237,6 +237,11 @@ def places_of(attempt: AttemptRow) -> tuple[Place, ...]:
     return tuple(Place(node=p["node"], gpus=tuple(p["gpus"])) for p in attempt.placement.values())
 
 
+def numbers_of(attempt: AttemptRow) -> list[int]:
+    """By which the queue knows its tasks, in the order of their places."""
+    return [place.get("number", 0) for place in attempt.placement.values()]
+
+
 def usage_of(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What several tasks used together. Steps are not summed: they are each task's own."""
     total: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
-from stoker.control.live import LiveRun
+from stoker.control.live import LiveRun, numbers_of
 from stoker.control.packages import Packages
 from stoker.control.parting import parts_of
 from stoker.control.seating import Seating
@@ -212,8 +212,9 @@ class Loop:
         if live.state.holds:
             attempt = await asyncio.to_thread(self.store.attempt, row.id, row.attempt)
             live.begin(attempt)
-            numbers = [place.get("number", 0) for place in attempt.placement.values()]
-            self.scheduler.adopt(self.fleet.request(row, live.job), live.places, numbers)
+            leaving = [place["number"] for place in attempt.placement.values() if place.get("leaving")]
+            request = self.fleet.request(row, live.job)
+            self.scheduler.adopt(request, live.places, numbers_of(attempt), leaving)
             self.seating.adopt(live, attempt)
         self.kick(live)
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.live import LiveRun
+from stoker.control.live import LiveRun, numbers_of
 from stoker.control.parting import parts_of
 from stoker.engine.base import Resizes
 from stoker.errors import Conflict, Refused
@@ -39,7 +39,7 @@ async def resize(loop: Loop, run: str, *, cpu: float | None, memory: int | None)
     reason = await _in_place(loop, live, cpu=cpu, memory=memory)
     if reason is None:
         await _record(loop, live, job, "in place", "resized while it runs")
-        loop.scheduler.adopt(loop.fleet.request(live.row, job), live.places)
+        loop.scheduler.adopt(loop.fleet.request(live.row, job), live.places, numbers_of(live.attempt))
         loop.schedule_soon()
         return {"how": "in place", "text": "resized while it runs"}
     text = f"{reason}; it checkpoints and starts again with the new size"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.control import sizing
-from stoker.control.live import LiveRun, LiveTask
+from stoker.control.live import LiveRun, LiveTask, numbers_of
 from stoker.control.parting import has_world, ports
 from stoker.engine.base import Observation
 from stoker.engine.local.ports import Ports
@@ -128,16 +128,17 @@ class Seating:
         node = self._loop.fleet.full(live.engine, seen.node)
         if not seen.node or task.place["node"] == node:
             return
+        found = live.attempt.placement
         wanted = tuple(
             Place(node) if name == task.name else Place(place["node"], tuple(place["gpus"]))
-            for name, place in live.attempt.placement.items()
+            for name, place in found.items()
         )
-        moved = self._loop.scheduler.move(live.id, wanted)
+        moved = self._loop.scheduler.move(live.id, wanted, numbers_of(live.attempt))
         if not moved:
             return
         placement = {
             name: {**before, "node": place.node, "gpus": list(place.gpus)}
-            for (name, before), place in zip(live.attempt.placement.items(), moved, strict=True)
+            for (name, before), place in zip(found.items(), moved, strict=True)
         }
         live.attempt = replace(live.attempt, placement=placement)
         for one in live.tasks.values():
