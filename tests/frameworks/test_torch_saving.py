@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from journey import Journey
 
 pytestmark = pytest.mark.timeout(900)
 LIMIT = 800
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
-def python() -> str:
-    """One that has torch: the environment of these tests, or the one they run in."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stoker-frameworks"
-    named = os.environ.get("STOKER_FRAMEWORKS_PYTHON")
-    for path in ([Path(named)] if named else []) + sorted(cache.glob("**/bin/python")):
-        if path.exists():
-            return str(path)
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed; `make test-frameworks` brings it")
-    return sys.executable
-
-
-def run(where: Path, code: str, *words: str, ranks: int = 1) -> str:
+def run(python: str, where: Path, code: str, *words: str, ranks: int = 1) -> str:
     """Run a script on so many ranks; what the first one printed. It asserts for itself."""
     path = where / "script.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
@@ -41,7 +30,7 @@ def run(where: Path, code: str, *words: str, ranks: int = 1) -> str:
         with (where / f"out-{rank}").open("w", encoding="utf-8") as out:
             processes.append(
                 subprocess.Popen(
-                    [python(), str(path), *words],
+                    [python, str(path), *words],
                     cwd=where,
                     env={**env, "RANK": str(rank)},
                     stdout=out,
@@ -59,8 +48,9 @@ def run(where: Path, code: str, *words: str, ranks: int = 1) -> str:
     return said[0]
 
 
-def test_a_plain_state_is_the_one_of_the_moment_and_torch_reads_it(tmp_path: Path) -> None:
+def test_a_plain_state_is_the_one_of_the_moment_and_torch_reads_it(tmp_path: Path, python: str) -> None:
     run(
+        python,
         tmp_path,
         """
         import io, torch, stoker
@@ -120,8 +110,9 @@ def test_a_plain_state_is_the_one_of_the_moment_and_torch_reads_it(tmp_path: Pat
     )
 
 
-def test_what_torch_cannot_save_is_raised_at_the_call(tmp_path: Path) -> None:
+def test_what_torch_cannot_save_is_raised_at_the_call(tmp_path: Path, python: str) -> None:
     run(
+        python,
         tmp_path,
         """
         import torch, stoker
@@ -169,13 +160,13 @@ dist.destroy_process_group()
 """
 
 
-def test_ddp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_ddp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path, python: str) -> None:
     ends = []
     for name, parts in {"changing": ((2, 4), (3, 4)), "alone": ((1, 8),)}.items():
         (tmp_path / name).mkdir()
         first = 0
         for ranks, steps in parts:
-            said = run(tmp_path / name, DDP, str(steps), ranks=ranks).split()
+            said = run(python, tmp_path / name, DDP, str(steps), ranks=ranks).split()
             assert said[:2] == ["from", f"{first}:"]
             first += steps
         ends.append(float(said[2]))
@@ -237,13 +228,13 @@ dist.destroy_process_group()
 """
 
 
-def test_fsdp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_fsdp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path, python: str) -> None:
     ends = []
     for name, parts in {"changing": ((2, 3), (3, 2), (1, 1)), "alone": ((1, 6),)}.items():
         (tmp_path / name).mkdir()
         first = 0
         for ranks, steps in parts:
-            said = run(tmp_path / name, FSDP, str(steps), ranks=ranks).split()
+            said = run(python, tmp_path / name, FSDP, str(steps), ranks=ranks).split()
             assert said[:2] == ["from", str(first)]
             first += steps
         ends.append(float(said[3]))
@@ -251,8 +242,9 @@ def test_fsdp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Pat
     assert ends[0] == pytest.approx(ends[1], abs=1e-4)
 
 
-def test_without_other_ranks_a_sharded_state_is_just_a_state(tmp_path: Path) -> None:
+def test_without_other_ranks_a_sharded_state_is_just_a_state(tmp_path: Path, python: str) -> None:
     run(
+        python,
         tmp_path,
         """
         import torch, stoker
@@ -266,8 +258,9 @@ def test_without_other_ranks_a_sharded_state_is_just_a_state(tmp_path: Path) -> 
     )
 
 
-def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path, python: str) -> None:
     out = run(
+        python,
         tmp_path,
         """
         import os, signal, torch, torch.distributed as dist, stoker
@@ -307,3 +300,17 @@ def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     first, second = out.splitlines()
     assert first.startswith("0 no checkpoint was saved; rank 1: ") and "checkpoint step-2 could not" in first
     assert second.startswith("0 "), out
+
+
+def test_parts_of_two_tasks_are_one_checkpoint_from_which_both_go_on(journey: Callable[..., Journey]) -> None:
+    """Each task keeps its own part; after a loss every rank finds all parts, of the step they were saved at."""
+    it = journey("--workers", "2", "--framework", "torch", "--", "python", "torch_sharded.py", "40")
+    it.reached(8)
+    it.kill("worker-1")
+    it.succeeded()
+    text = it.text()
+    saved = re.findall(r"saved step=(\d+) rank=\d total=(\S+)", text)
+    found = re.findall(r"found step=(\d+) rank=(\d) total=(\S+)", text)
+    assert {rank for _, rank, _ in found} == {"0", "1"}, text
+    assert len({step for step, _, _ in found}) == 1 and int(found[0][0]) > 0, found
+    assert {(step, total) for step, _, total in found} <= set(saved), (found, saved)
