@@ -272,6 +272,8 @@ def _courier(task: _Task) -> Object:
         "ports": [{"name": "courier", "containerPort": PORT, "protocol": "TCP"}],
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": "courier", "scheme": "HTTPS"},
+            # On a node that is overwhelmed it takes minutes to start: killing it then would only begin that anew.
+            "initialDelaySeconds": 300,
             "periodSeconds": 30,
             "timeoutSeconds": 10,
             "failureThreshold": 4,
