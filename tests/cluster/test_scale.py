@@ -91,7 +91,7 @@ def on_simulated(box: ClusterBox, tmp_path: Path, nodes: int, count: int) -> Non
     with simulated.nodes(box.cluster, nodes, tmp_path):
         wait(
             lambda: sum(node["ready"] for node in box.json("nodes") if "simulated-" in node["name"]) == nodes,
-            limit=300,
+            limit=120 + nodes,
         )
         begin, before = time.monotonic(), calls(box)
         runs = submit_all(box, count, job)

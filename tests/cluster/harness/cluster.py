@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,15 @@ class Cluster:
             self._control.wait_api()
         else:
             self._control.start_api()
+
+    @contextmanager
+    def patient(self, seconds: int) -> Iterator[None]:
+        """Nodes are missed only after so many seconds: a thousand of them cannot report every few."""
+        self._ledger.kill("kube-controller-manager")
+        self._control.start_manager(missed_after=seconds)
+        yield
+        self._ledger.kill("kube-controller-manager")
+        self._control.start_manager()
 
     def compact(self) -> None:
         """Forget the past: whoever asks for changes since a version it saw before this is told 410 Gone.

@@ -91,6 +91,14 @@ class Control:
 
     def start_controllers(self) -> None:
         layout = self._layout
+        self.start_manager()
+        config = f"--kubeconfig={layout.pki / 'kube-scheduler.kubeconfig'}"
+        argv = [binary("kube-scheduler"), config, f"--bind-address={layout.control}", "--leader-elect=false"]
+        self._start("kube-scheduler", [*argv, "--kube-api-qps=400", "--kube-api-burst=800"])
+
+    def start_manager(self, missed_after: int = 14) -> None:
+        """`missed_after`: seconds of a node's silence. Not a minute, as elsewhere; kubelets report as often (node.py)."""
+        layout = self._layout
         config = f"--kubeconfig={layout.pki / 'kube-controller-manager.kubeconfig'}"
         argv: list[str | Path] = [
             binary("kube-controller-manager"),
@@ -101,12 +109,8 @@ class Control:
         argv += ["--kube-api-qps=400", "--kube-api-burst=800", "--concurrent-job-syncs=20"]
         argv += [f"--root-ca-file={layout.pki / 'ca.crt'}"]
         argv += [f"--service-account-private-key-file={layout.pki / 'accounts.key'}"]
-        # A node is missed after seconds, not after a minute; kubelets report as often (node.py).
-        argv += ["--node-monitor-grace-period=14s", "--node-monitor-period=2s"]
+        argv += [f"--node-monitor-grace-period={missed_after}s", "--node-monitor-period=2s"]
         self._start("kube-controller-manager", argv)
-        config = f"--kubeconfig={layout.pki / 'kube-scheduler.kubeconfig'}"
-        argv = [binary("kube-scheduler"), config, f"--bind-address={layout.control}", "--leader-elect=false"]
-        self._start("kube-scheduler", [*argv, "--kube-api-qps=400", "--kube-api-burst=800"])
 
     def compact(self) -> None:
         """Drop every revision but the last from etcd."""
