@@ -14,7 +14,7 @@ from dataclasses import dataclass
 SLOWER = 1.3
 """Times the others' median from which on somebody is named. Ranks differ by some percent always, and rank 0 logs and
 saves for all."""
-BUSY = 0.15
+BUSY = 0.1
 """Cores below which a task counts as idle: comparing idle tasks finds noise."""
 FULL = 95.0
 """Percent of GPU use that counts as all of it."""
