@@ -1,8 +1,8 @@
 """A small data-parallel training on two CPUs: run by path in the environment that has torch, by Stoker or by torchrun.
 
-    ranks.py DIRECTORY STEPS [WIDTH]    every rank notes what it does in DIRECTORY/events-RANK.csv
+    ranks.py DIRECTORY STEPS WIDTH EVERY    every rank notes what it does in DIRECTORY/events-RANK.csv
 
-Saves every few steps and goes on from there when it is started again; the same script whoever starts it.
+Saves every EVERY steps and goes on from there when it is started again; the same script whoever starts it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-EVERY = 20
-
 
 def main() -> None:
     where, steps = Path(sys.argv[1]), int(sys.argv[2])
-    width = int(sys.argv[3]) if len(sys.argv) > 3 else 64
+    width, every = int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     with (where / f"events-{rank}.csv").open("a", buffering=1) as log:
@@ -48,7 +46,7 @@ def main() -> None:
             model(data).square().mean().backward()
             optimizer.step()
             log.write(f"step,{time.time():.6f},{step + 1}\n")
-            if rank == 0 and (step + 1) % EVERY == 0:
+            if rank == 0 and (step + 1) % every == 0:
                 path.parent.mkdir(exist_ok=True)
                 torch.save({"model": model.module.state_dict(), "step": step + 1}, f"{path}.tmp")
                 os.replace(f"{path}.tmp", path)

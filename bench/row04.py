@@ -30,6 +30,8 @@ HERE = Path(__file__).parent
 SCRIPT = HERE / "ranks.py"
 OURS, TORCHRUN = "stoker, workers: 2", "torchrun --max-restarts"
 ENDLESS = 10**9
+SMALL, LARGE = ("64", "20"), ("512", "2000")
+"""Width of the model and steps between two checkpoints: for what is killed, and for what is timed."""
 HANG = 60.0
 """Seconds without a new step after which it counts as hung."""
 START = 180.0
@@ -96,9 +98,9 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         note = f"missing: {exc}"
         return Row(4, TITLE, [Line(OURS, TORCHRUN, None, bar=Bar("<=", 0.5), note=note)])
     python, torchrun = torch.program("python"), torch.program("torchrun")
-    contenders: dict[str, Callable[[Path, int, int], contextlib.AbstractContextManager[Training]]] = {
-        OURS: lambda place, steps, width: _stoker(place, python, steps, width),
-        TORCHRUN: lambda place, steps, width: _torchrun(place, torchrun, steps, width),
+    contenders: dict[str, Callable[[Path, tuple[str, str]], contextlib.AbstractContextManager[Training]]] = {
+        OURS: lambda place, shape: _stoker(place, python, shape),
+        TORCHRUN: lambda place, shape: _torchrun(place, torchrun, shape),
     }
     lines = _kills(root, contenders, ROUND if scale.quick else 4 * ROUND)
     lines += _rates(root, contenders, 3 if scale.quick else 8, 5.0 if scale.quick else 20.0)
@@ -119,7 +121,7 @@ def _kills(root: Path, contenders: dict[str, Callable[..., Any]], tries: int) ->
             left = ROUND
             while left:
                 place = root / f"kill-{number}-{name.split(',')[0].split()[0]}-{left}"
-                with contenders[name](place, ENDLESS, 64) as training:
+                with contenders[name](place, SMALL) as training:
                     training.going(0.0)
                     for _ in range(left):
                         left -= 1
@@ -171,7 +173,7 @@ def _rates(root: Path, contenders: dict[str, Callable[..., Any]], rounds: int, s
     for number in range(rounds):
         for name in chance.sample(list(contenders), len(contenders)):
             place = root / f"rate-{number}-{name.split(',')[0].split()[0]}"
-            with contenders[name](place, ENDLESS, 512) as training:
+            with contenders[name](place, LARGE) as training:
                 training.going(0.0, 100)
                 begin, used = time.time(), training.own()
                 time.sleep(seconds)
@@ -210,13 +212,13 @@ def lower_bound(ratios: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def _stoker(place: Path, python: str, steps: int, width: int) -> Iterator[Training]:
+def _stoker(place: Path, python: str, shape: tuple[str, str]) -> Iterator[Training]:
     notes = place / "notes"
     notes.mkdir(parents=True)
     with ours.server(place / "ours") as server, server.client() as client:
         job = {
             "name": "ranks",
-            "run": [python, str(SCRIPT), str(notes), str(steps), str(width)],
+            "run": [python, str(SCRIPT), str(notes), str(ENDLESS), *shape],
             "workers": 2,
             "framework": "torch",
             "retries": 1000,
@@ -228,12 +230,12 @@ def _stoker(place: Path, python: str, steps: int, width: int) -> Iterator[Traini
 
 
 @contextlib.contextmanager
-def _torchrun(place: Path, torchrun: str, steps: int, width: int) -> Iterator[Training]:
+def _torchrun(place: Path, torchrun: str, shape: tuple[str, str]) -> Iterator[Training]:
     notes = place / "notes"
     notes.mkdir(parents=True)
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1000", str(SCRIPT), str(notes)]
     env = {**environment(place), "OMP_NUM_THREADS": "1"}
-    with Kept([torchrun, *words, str(steps), str(width)], log=place / "log", env=env, cwd=place):
+    with Kept([torchrun, *words, str(ENDLESS), *shape], log=place / "log", env=env, cwd=place):
         yield Training(notes)
     _gone(notes)
 
