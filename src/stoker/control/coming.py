@@ -21,7 +21,7 @@ from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
 from stoker.frameworks.base import World
 from stoker.spec.words import Cause
-from stoker.store.rows import AddEvent, Change, EventRow, PartRow, UpdateAttempt
+from stoker.store.rows import AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -111,6 +111,8 @@ class Coming:
         if live.attempt.generation > 1:
             text = f"generation {live.attempt.generation} starts: {_names(waiting, live)}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "generation", text)))
+            changes.append(UpdateRun(live.id, {"reason": ""}))
+            live.update(reason="")
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
         await self._loop.committer.commit(changes)
         return None
