@@ -16,7 +16,7 @@ from stoker.control.assembly import Assembly
 from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.parting import has_world
-from stoker.control.pump import Pump
+from stoker.control.pump import Pump, speaker
 from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
 from stoker.frameworks.base import World
@@ -166,6 +166,7 @@ class Coming:
                 cursors=cursors,
                 latest=latest,
                 alone=live.alone,
+                speaks=live.alone or task.name == speaker(list(live.tasks)),
                 logs=self._loop.settings.logs,
             )
             task.wait = None

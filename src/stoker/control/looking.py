@@ -109,10 +109,7 @@ class Looking:
                     raise  # tried again: what was complete must not be lost to a full disk
                 log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
             rest = await asyncio.to_thread(task.pump.look, final=True)
-            found.changes += rest.changes
-            found.checkpoints += rest.checkpoints
-            found.started_at = found.started_at or rest.started_at
-            found.status = rest.status or found.status
+            found.join(rest)
             if rest.ending is not None and rest.ending.kind != "lost":
                 return ending.judge(rest.ending, desired=live.row.desired)
         lines = await asyncio.to_thread(

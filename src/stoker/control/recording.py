@@ -53,6 +53,9 @@ class Recording:
             done = await asyncio.to_thread(live.assembly.take, found, lost=lost)
             changes += done.changes
             checkpoints = done.checkpoints
+            for task in live.tasks.values():
+                if task.over and task.part.on_loss == "ignore":
+                    live.assembly.leave(task.name)
             self._loop.sweeper.dropped |= done.freed
         if checkpoints:
             live.progressed = live.fresh_checkpoint = True

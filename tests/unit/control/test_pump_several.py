@@ -14,7 +14,7 @@ from stoker.control.pump import Intake, Pump, speaker
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
-from stoker.task.formats import Status, write_json
+from stoker.task.formats import Ending, Status, write_json
 from stoker.task.near import NearTaskDir
 
 OTHERS = {"loss@worker-1", "acc@worker-1"}
@@ -129,3 +129,13 @@ def test_checkpoints_are_parts_and_damaged_ones_are_named(tmp_path: Path) -> Non
     assert [(row.task, row.number, row.name, row.step) for row in found.parts] == [("worker-1", 4, "w.pt", 3)]
     assert found.rejected == ["gone.pt", "torn.pt"] and found.visible
     assert not [change for change in found.changes if isinstance(change, AddCheckpoint)]
+
+
+def test_two_looks_are_one() -> None:
+    first = Intake(status=Status("running"), started_at=1.0, rejected=["a"], log_bytes=3)
+    last = Intake(
+        status=Status("ended"), ending=Ending(1, 1, "lost"), rejected=["b"], log_bytes=4, visible=True
+    )
+    first.join(last)
+    assert first.status is last.status and first.ending is last.ending and first.started_at == 1.0
+    assert first.rejected == ["a", "b"] and first.log_bytes == 7 and first.visible and not first.more
