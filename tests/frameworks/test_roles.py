@@ -87,3 +87,14 @@ def test_fabric_in_two_tasks_of_two_processes(journey: Make) -> None:
     assert sorted(re.findall(r"fabric: (.*)", it.text())) == [
         f"rank {rank} of 4, ranks [0, 1, 2, 3], same weights True" for rank in range(4)
     ]
+
+
+def test_horovods_place_under_mpi(journey: Make) -> None:
+    it = journey("--framework", "horovod", "--workers", "2", "--processes", "2", "horovod_place.py")
+    it.succeeded()
+    assert sorted(re.findall(r"rank \d of 4 on .*", it.text())) == [
+        "rank 0 of 4 on worker-0: 0 4 0 2 0 2 mpi",
+        "rank 1 of 4 on worker-0: 1 4 1 2 0 2 mpi",
+        "rank 2 of 4 on worker-1: 2 4 0 2 1 2 mpi",
+        "rank 3 of 4 on worker-1: 3 4 1 2 1 2 mpi",
+    ]

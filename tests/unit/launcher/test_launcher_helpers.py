@@ -19,7 +19,7 @@ import pytest
 from stoker.launcher import helpers
 from stoker.launcher.helpers import horovod, mpirun, remote_wire
 from stoker.launcher.helpers.remote_agent import Host, ask, parse, read_hosts
-from stoker.launcher.helpers.remote_shell import Shell
+from stoker.launcher.helpers.remote_shell import Shell, own_place
 
 KEY = "sesame-sesame"
 
@@ -186,6 +186,19 @@ class TestRemoteShell:
         assert "Address already in use" in done.stderr
 
 
+def test_each_task_has_a_place_of_its_own_and_leaves_nothing_there() -> None:
+    one, other = own_place("/tasks/a/1/worker-0"), own_place("/tasks/a/1/worker-1")
+    try:
+        assert one != other
+        (Path(one) / "left").touch()
+        assert own_place("/tasks/a/1/worker-0") == one
+        assert list(Path(one).iterdir()) == []
+        assert Path(one).stat().st_mode & 0o777 == 0o700
+    finally:
+        Path(one).rmdir()
+        Path(other).rmdir()
+
+
 class TestAgent:
     @pytest.mark.parametrize(
         ("argv", "found"),
@@ -252,6 +265,7 @@ class TestMpirun:
         env = mpirun.environment(self.HOSTS, "/task/mpi", 30.0)
         assert env == {
             "PWD": "/proc/self/cwd",
+            "TMPDIR": "/task/mpi",
             "OMPI_MCA_plm": "rsh",
             "OMPI_MCA_plm_rsh_agent": "/bin/sh /task/mpi/agent",
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",

@@ -80,6 +80,8 @@ def environment(hosts: Sequence[Host], place: str, grace: float) -> Dict[str, st
         # Ranks are started in the directory that mpirun is in, by the name it has here. On a worker this name means
         # the worker's own. Open MPI 4 and MPICH take it from PWD; Open MPI 5 has to be told (`complete`).
         "PWD": HERE,
+        # Its own files are named by its process id, which others have too where each has its own PID namespace.
+        "TMPDIR": place,
         # Open MPI 4
         "OMPI_MCA_plm": "rsh",
         "OMPI_MCA_plm_rsh_agent": f"/bin/sh {agent}",

@@ -8,19 +8,29 @@ started them was asked as well, and knows better how to end them.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from typing import Any, Dict, List, Optional
 
 from stoker.launcher.helpers import remote_wire as wire
 
 KEY = "STOKER_WORLD_KEY"
+PLACES = (
+    "OMPI_MCA_orte_tmpdir_base",
+    "OMPI_MCA_btl_vader_backing_directory",
+    "PRTE_MCA_prte_tmpdir_base",
+    "OMPI_MCA_btl_sm_backing_directory",
+)
+"""By these Open MPI 4 and 5 learn where that is."""
 KILL_AFTER = 5.0
 """Seconds between asking a command whose agent is gone to end and ending it."""
 
@@ -40,8 +50,28 @@ def main(argv: List[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: shell.close())
     print("ready to run what the launcher sends", flush=True)
-    shell.serve()
+    place = own_place(os.environ.get("STOKER_TASK_DIR") or os.getcwd())
+    shell.environ.update(dict.fromkeys(PLACES, place))
+    try:
+        shell.serve()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     return 0
+
+
+def own_place(task: str) -> str:
+    """A directory of this task's own for what MPI's daemons and ranks share. They name it by process ids and the host,
+    which are the same in every task of one machine where each has its own PID namespace. Always the same for a task, so
+    that one that was killed leaves nothing that the next does not find."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+    place = os.path.join(shared, f"stoker-mpi-{hashlib.sha256(task.encode()).hexdigest()[:16]}")
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        os.mkdir(place, 0o700)
+    except OSError:
+        # Somebody else's, or no room there.
+        return tempfile.mkdtemp(prefix="stoker-mpi-")
+    return place
 
 
 class Shell:
