@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,6 @@ here.close()
 """
 
 
-@pytest.fixture(scope="module")
-def box(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    made = Box(tmp_path_factory.mktemp("box"))
-    made.env["PATH"] = f"{Path(python).parent}:{made.env['PATH']}"
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize(
     ("example", "few", "more"),
     [
@@ -46,10 +37,10 @@ def box(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     ],
 )
 def test_the_result_of_one_worker_on_two_and_on_from_there_on_three(
-    box: Box, python: str, tmp_path: Path, example: str, few: list[str], more: list[str]
+    shared: Box, python: str, tmp_path: Path, example: str, few: list[str], more: list[str]
 ) -> None:
-    run, _ = worlds.submitted(box, example, *few)
-    left = worlds.checkpoint(box, run, tmp_path / "pulled")
+    run, _ = worlds.submitted(shared, example, *few)
+    left = worlds.checkpoint(shared, run, tmp_path / "pulled")
     three = worlds.by_hand(python, example, tmp_path / "three", worlds.torch_world(3), *more, resume=left)
     assert three.count("going on after") == 3
     loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", *more))
@@ -57,6 +48,20 @@ def test_the_result_of_one_worker_on_two_and_on_from_there_on_three(
     found = worlds.final(three)
     assert found[0] == pytest.approx(loss, rel=5e-3 if example == "fsdp" else 1e-4)
     assert found[1] == pytest.approx(accuracy, abs=0.005)
+    assert found[2] == steps
+
+
+@pytest.mark.parametrize("example", ["fsdp", "pipeline"])
+def test_a_model_in_parts_loses_one_and_goes_on(
+    shared: Box, python: str, tmp_path: Path, example: str
+) -> None:
+    """What each had is put together from everybody's checkpoint."""
+    said = worlds.survived(shared, example, "worker-1", "--epochs", "30")
+    assert said.count("going on after") == 2, said
+    loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", "--epochs", "30"))
+    found = worlds.final(said)
+    assert found[0] == pytest.approx(loss, rel=0.05)
+    assert found[1] == pytest.approx(accuracy, abs=0.01)
     assert found[2] == steps
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from box import Box
+from box import Box, wait
+from journey import processes
 
 ROOT = Path(__file__).parents[2]
 PARALLEL = ROOT / "examples" / "parallel"
@@ -34,6 +36,18 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
     run = re.search(rf"({example}-\w+) succeeded", done.stdout + done.stderr)
     assert run is not None, done.stdout + done.stderr
     return run.group(1), done.stdout
+
+
+def survived(box: Box, example: str, task: str, *arguments: str) -> str:
+    """The same, with every process of a task killed once there is a checkpoint: what it said, twice over or not."""
+    command = " ".join(["run=python train.py", *arguments])
+    done = box("submit", "stoker.yaml", "-d", "--set", command, cwd=PARALLEL / example)
+    run = done.stdout.split()[0]
+    wait(lambda: box.show(run)["checkpoints"] or box.show(run)["state"] == "failed", limit=240)
+    killed = [os.kill(pid, signal.SIGKILL) for pid in processes(box.home.tasks / run / "1" / task)]
+    assert killed, f"{task} had ended: {box('logs', run).stdout}"
+    assert box.ended(run, limit=280)["state"] == "succeeded", box("logs", run).stdout
+    return box("logs", run).stdout
 
 
 def checkpoint(box: Box, run: str, place: Path) -> Path:

@@ -33,14 +33,10 @@ def main() -> None:
 
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     with Client(address) if address else Client(processes=False, dashboard_address=None) as dask:
-        images = dask.scatter(np.array_split(x[:1344], PIECES))
         labels = np.array_split(y[:1344], PIECES)
 
         def order(epoch: int) -> list[Future]:
-            return [
-                dask.submit(moved, part, (epoch, number), key=f"epoch-{epoch}-{number}")
-                for number, part in enumerate(images)
-            ]
+            return [dask.submit(prepare, piece, epoch) for piece in range(PIECES)]
 
         coming = order(first)
         for epoch in range(first, args.epochs):
@@ -61,9 +57,11 @@ def main() -> None:
     print(f"final loss {loss:.6f} accuracy {accuracy:.4f} after {steps} steps, {workers} worker(s) prepared")
 
 
-def moved(images: np.ndarray, seed: tuple[int, int]) -> np.ndarray:
-    """On a worker. The same seed moves them the same way, so that a piece that is made again is the same."""
-    rng = np.random.default_rng(seed)
+def prepare(piece: int, epoch: int) -> np.ndarray:
+    """On a worker, which reads the data itself: so a piece that is lost with its worker can be made again, by another,
+    and is the same."""
+    images = np.array_split(digits()[0][:1344], PIECES)[piece]
+    rng = np.random.default_rng((epoch, piece))
     shifted = images.reshape(-1, 8, 8).copy()
     for image in shifted:
         image[:] = np.roll(image, rng.integers(-1, 2, 2), (0, 1)) * rng.uniform(0.8, 1.2)
