@@ -51,16 +51,16 @@ def test_the_result_of_one_worker_on_two_and_on_from_there_on_three(
     assert found[2] == steps
 
 
-@pytest.mark.parametrize("example", ["fsdp", "pipeline"])
+@pytest.mark.parametrize(("example", "epochs"), [("fsdp", "40"), ("pipeline", "100")])
 def test_a_model_in_parts_loses_one_and_goes_on(
-    shared: Box, python: str, tmp_path: Path, example: str
+    shared: Box, python: str, tmp_path: Path, example: str, epochs: str
 ) -> None:
     """What each had is put together from everybody's checkpoint."""
-    said = worlds.survived(shared, example, "worker-1", "--epochs", "30")
+    said = worlds.survived(shared, example, "worker-1", "--epochs", epochs, kept=True)
     assert said.count("going on after") == 2, said
-    loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", "--epochs", "30"))
+    loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", "--epochs", epochs))
     found = worlds.final(said)
-    assert found[0] == pytest.approx(loss, rel=0.05)
+    assert found[0] == pytest.approx(loss, rel=0.05, abs=1e-4)
     assert found[1] == pytest.approx(accuracy, abs=0.01)
     assert found[2] == steps
 

@@ -38,13 +38,17 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
     return run.group(1), done.stdout
 
 
-def survived(box: Box, example: str, task: str, *arguments: str) -> str:
-    """The same, with every process of a task killed once there is a checkpoint: what it said, twice over or not."""
+def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = False) -> str:
+    """What it said when every process of a task was killed after the first checkpoint was written, or kept."""
     command = " ".join(["run=python train.py", *arguments])
     done = box("submit", "stoker.yaml", "-d", "--set", command, cwd=PARALLEL / example)
     run = done.stdout.split()[0]
-    wait(lambda: box.show(run)["checkpoints"] or box.show(run)["state"] == "failed", limit=240)
-    killed = [os.kill(pid, signal.SIGKILL) for pid in processes(box.home.tasks / run / "1" / task)]
+    tasks = box.home.tasks / run / "1"
+    if kept:
+        wait(lambda: box.show(run)["checkpoints"], limit=240)
+    else:
+        wait(lambda: [*tasks.glob("*/checkpoints/*/[!.]*")], limit=240)
+    killed = [os.kill(pid, signal.SIGKILL) for pid in processes(tasks / task)]
     assert killed, f"{task} had ended: {box('logs', run).stdout}"
     assert box.ended(run, limit=280)["state"] == "succeeded", box("logs", run).stdout
     return box("logs", run).stdout
