@@ -318,6 +318,11 @@ class Controller:
                         }
                     )
         view = asdict(node)
+        asides = [aside for aside in self._loop.suspects.asides() if aside.node == name]
+        view["set_aside"] = [
+            {"gpu": aside.gpu, "reason": aside.reason, "until": aside.until, "spared": aside.spared}
+            for aside in asides
+        ]
         view.update(name=name, cluster=member.name, tags=sorted(node.tags), used=used, runs=here)
         return view
 

@@ -28,6 +28,7 @@ from stoker.control.packages import Packages
 from stoker.control.parting import parts_of
 from stoker.control.seating import Seating
 from stoker.control.steps import Steps
+from stoker.control.suspects import Suspects
 from stoker.control.watching import Attendant
 from stoker.engine.base import Engine, Handle, Observation
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
@@ -80,6 +81,7 @@ class Loop:
         self.scheduler = Scheduler()
         self.committer = Committer(store)
         self.seating = Seating(self)
+        self.suspects = Suspects(self)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -188,7 +190,7 @@ class Loop:
         self.cleaning.clear()
         self.kept.clear()
         self.scheduler = Scheduler()
-        self.scheduler.set_nodes(self.fleet.shapes())
+        self.scheduler.set_nodes(self.suspects.trusted())
         self.committer = Committer(self.store)
         self._schedule = asyncio.Event()
         self._attendants = {}
@@ -313,7 +315,7 @@ class Loop:
             attendant.observe.set()
 
     def nodes_changed(self) -> None:
-        self.scheduler.set_nodes(self.fleet.shapes())
+        self.scheduler.set_nodes(self.suspects.trusted())
         self.schedule_soon()
 
     # -- engines ---------------------------------------------------------------------------------------------

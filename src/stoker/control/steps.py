@@ -65,7 +65,7 @@ class Steps:
         if wait > 0:
             self._loop.kick_later(live, wait)
             return
-        self._loop.scheduler.enqueue(self._loop.fleet.request(live.row, live.job))
+        self._loop.scheduler.enqueue(self._loop.suspects.wary(self._loop.fleet.request(live.row, live.job)))
         self._loop.schedule_soon()
 
     async def _leave_queue(self, live: LiveRun, state: RunState) -> None:
@@ -185,6 +185,7 @@ class Steps:
     ) -> None:
         """Record the next generation, then let the next step bring it up."""
         assert live.attempt is not None
+        self._loop.suspects.note(live, tasks)
         generation = live.attempt.generation + 1
         placement = dict(live.attempt.placement)
         left = [task for task in tasks if task.leaving or self._no_room(live, task, tasks)]
@@ -246,6 +247,7 @@ class Steps:
 
     async def _finish(self, live: LiveRun, verdict: ending.Verdict, changes: list[Change]) -> None:
         assert live.attempt is not None
+        self._loop.suspects.note(live, live.tasks.values())
         following = self._following(live, verdict)
         now = time.time()
         values: dict[str, Any] = {

@@ -29,9 +29,19 @@ def nodes(ctx: Context, *, as_json: bool) -> int:
     for line in table(columns, rows, fit=ctx.columns, color=ctx.out_color):
         ctx.print(line)
     for node in answer["nodes"]:
-        for line in _gpus(node):
+        for line in (*_gpus(node), *_asides(node)):
             ctx.print(line)
     return 0
+
+
+def _asides(node: dict[str, Any]) -> list[str]:
+    """What too much failed on: nothing new goes there while anything else will do."""
+    lines = []
+    for aside in node.get("set_aside") or []:
+        what = f"GPU {aside['gpu']} of {node['name']}" if aside.get("gpu") else node["name"]
+        kept = "used last" if aside.get("spared") else "set aside"
+        lines.append(f"  {term.safe(what)} is {kept}: {term.safe(aside['reason'])}")
+    return lines
 
 
 def _row(node: dict[str, Any]) -> list[Cell | str]:
