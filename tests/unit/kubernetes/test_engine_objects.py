@@ -424,6 +424,37 @@ def test_pods_are_never_forced_away_and_removal_leaves_nothing(ca: trustme.CA, t
     play(ca, story)
 
 
+def test_a_pod_that_was_told_to_end_holds_its_place_until_it_has(ca: trustme.CA, tmp_path: Path) -> None:
+    """The queue has given its place away already: what is on the node must be counted by whoever sees it."""
+
+    async def story(server: Server) -> None:
+        ready = {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"cpu": "8", "memory": "8Gi"},
+        }
+        server.put("nodes", "n1", "", kind="Node", status=ready)
+        async with Open(server, tmp_path) as made:
+            handle = await made.submit(attempt(tasks=1))
+            server.change("digits-7f3k-1-worker-0", phase="Running", nodeName="n1")
+            await until(lambda: _on(made, "n1"))
+            assert [node.cpu for node in await made.capacity()] == [8.0]
+            made._ended.add((str(handle["run"]), int(handle["attempt"])))
+            (node,) = await made.capacity()
+            assert node.cpu < 8.0
+            server.change("digits-7f3k-1-worker-0", phase="Succeeded", nodeName="n1")
+
+            async def free() -> bool:
+                return [one.cpu for one in await made.capacity()] == [8.0]
+
+            await until(free)
+
+    play(ca, story)
+
+
+async def _on(made: KubernetesEngine, node: str) -> bool:
+    return (await seen(made))["worker-0"].node == node
+
+
 def test_two_homes_do_not_see_each_other(ca: trustme.CA, tmp_path: Path) -> None:
     async def story(server: Server) -> None:
         (tmp_path / "a").mkdir()

@@ -92,7 +92,14 @@ class KubernetesEngine:
 
     async def capacity(self) -> Sequence[Node]:
         cluster = (await self._ready()).cluster
-        return capacity.nodes(self.name, self.config, cluster.nodes(), cluster.others())
+        return capacity.nodes(
+            self.name, self.config, cluster.nodes(), [*cluster.others(), *self._leaving(cluster)]
+        )
+
+    def _leaving(self, cluster: Cluster) -> list[Object]:
+        """Pods that were told to end and have not: nobody's any more in the queue's books, and still on their nodes."""
+        found = [pod for pod in cluster.pods() if names.attempt_of(pod) in self._ended] if self._ended else []
+        return [pod for pod in found if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
 
     async def submit(self, attempt: Attempt) -> Handle:
         names.checked(attempt.run, *(plan.name for plan in attempt.tasks))
