@@ -8,20 +8,19 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control import keeping, planning, resizing, secrets, sizing, telling, why
+from stoker.control import housing, keeping, planning, resizing, secrets, sizing, telling, why
 from stoker.control.clusters import Backend, Clusters
-from stoker.control.fleet import Fleet, Member, Wait, attempt_of, plan_of
+from stoker.control.fleet import Fleet, Wait, attempt_of, plan_of
 from stoker.control.hub import Hub
 from stoker.control.imaging import Imaging
 from stoker.control.live import LiveTask
 from stoker.control.loop import Loop
 from stoker.control.parting import parts_of
 from stoker.control.resizing import impossible
-from stoker.engine.base import Drills, Engine, Node, Shows
+from stoker.engine.base import Drills, Engine, Shows
 from stoker.errors import Conflict, Refused, StokerError
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
@@ -289,42 +288,7 @@ class Controller:
         return self._loop.ask(self._nodes)
 
     async def _nodes(self) -> list[dict[str, Any]]:
-        return [self._node(member, node) for member in self._fleet for node in member.nodes]
-
-    def _node(self, member: Member, node: Node) -> dict[str, Any]:
-        name = self._fleet.full(member.name, node.name)
-        here = []
-        used: dict[str, Any] = {"cpu": 0.0, "memory": 0, "gpus": 0}
-        for live in self._loop.runs.values():
-            if live.state not in HOLDING or live.attempt is None:
-                continue
-            for task in live.tasks.values():
-                place = task.place
-                if place["node"] == name:
-                    used["cpu"] += place.get("cpu") or 0.0
-                    used["memory"] += place.get("memory") or 0
-                    used["gpus"] += len(place["gpus"])
-                    here.append(
-                        {
-                            "id": live.id,
-                            "task": task.name,
-                            "name": live.row.name,
-                            "user": live.row.user,
-                            "state": live.row.state,
-                            "usage": task.usage,
-                            "cpu": place.get("cpu"),
-                            "memory": place.get("memory"),
-                            "gpus": place["gpus"],
-                        }
-                    )
-        view = asdict(node)
-        asides = [aside for aside in self._loop.suspects.asides() if aside.node == name]
-        view["set_aside"] = [
-            {"gpu": aside.gpu, "reason": aside.reason, "until": aside.until, "spared": aside.spared}
-            for aside in asides
-        ]
-        view.update(name=name, cluster=member.name, tags=sorted(node.tags), used=used, runs=here)
-        return view
+        return housing.nodes(self._loop)
 
     # -- how -------------------------------------------------------------------------------------------------
 
