@@ -98,3 +98,15 @@ def test_horovods_place_under_mpi(journey: Make) -> None:
         "rank 2 of 4 on worker-1: 2 4 0 2 1 2 mpi",
         "rank 3 of 4 on worker-1: 3 4 1 2 1 2 mpi",
     ]
+
+
+def test_a_lost_dask_scheduler(journey: Make) -> None:
+    """What it knew is gone: the client begins again from its checkpoint, and the workers find the new one."""
+    it = journey("--framework", "dask", "--workers", "2", "dask_sum.py")
+    it.reached(8)
+    wait(lambda: it.box.show(it.run)["checkpoints"], limit=LIMIT)
+    it.kill("scheduler-0")
+    it.succeeded()
+    it.every_step_once(1, adding=2)
+    it.went_on()
+    assert "with worker-0,worker-1" in it.text()

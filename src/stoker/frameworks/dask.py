@@ -11,6 +11,10 @@ from stoker.frameworks.world import body, decided, endpoint, facts
 from stoker.spec.job import Job, Role
 
 SCHEDULER, CLIENT = "scheduler", "client"
+_NEVER_DONE = 'while :; do "$@" || exit; sleep 0.2; done'
+"""A worker whose scheduler is gone ends as if its work were done. It is not: the next scheduler is at the same place, or
+it gives up waiting and is told of another one."""
+_PATIENCE = "60"
 
 
 class Dask:
@@ -64,14 +68,14 @@ def _scheduler(member: Member, argv: Sequence[str]) -> list[str]:
 
 def _worker(address: str, member: Member, job: Job, argv: Sequence[str], count: int) -> list[str]:
     """Without a nanny: a worker that ends is ours to bring back, and to tell of."""
-    options = ["--no-nanny", "--no-dashboard", "--host", member.address]
+    options = ["--no-nanny", "--no-dashboard", "--death-timeout", _PATIENCE, "--host", member.address]
     if count == 1:
         options += ["--name", member.task, "--worker-port", str(member.ports[0])]
     if job.resources.cpu is not None:
         options += ["--nthreads", str(max(1, int(job.resources.cpu // count)))]
     if job.resources.memory is not None:
         options += ["--memory-limit", str(job.resources.memory // count)]
-    return [*_dask(argv), "worker", address, *options]
+    return ["/bin/sh", "-c", _NEVER_DONE, "dask-worker", *_dask(argv), "worker", address, *options]
 
 
 def _dask(argv: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ with Client() as client:
         state["total"] += sum(client.gather(client.map(work, numbers, pure=False)))
         loop.say(f"step {state['step']} rank 0 of 1")
         loop.keep(state)
+        time.sleep(loop.PAUSE)
     while len(client.scheduler_info()["workers"]) < WORKERS:
         time.sleep(0.1)
     names = sorted(str(one["name"]) for one in client.scheduler_info()["workers"].values())

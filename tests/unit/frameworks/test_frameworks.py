@@ -252,7 +252,8 @@ class TestDask:
             "DASK_SCHEDULER_ADDRESS": "tcp://127.0.0.1:7010",
         }
         worker = (
-            *python, "worker", "tcp://127.0.0.1:7010", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1",
+            "/bin/sh", "-c", 'while :; do "$@" || exit; sleep 0.2; done', "dask-worker", *python, "worker", "tcp://127.0.0.1:7010", "--no-nanny", "--no-dashboard",
+            "--death-timeout", "60", "--host", "127.0.0.1",
             "--name", "worker-0", "--worker-port", "7000", "--nthreads", "2", "--memory-limit", str(1 << 30),
         )  # fmt: skip
         scheduler = (
