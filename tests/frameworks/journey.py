@@ -49,6 +49,8 @@ class Journey:
         return found
 
     def reached(self, step: int) -> None:
+        """It has done so many steps, and the server has a checkpoint of it."""
+
         def there() -> bool:
             state = self.box.show(self.run)["state"]
             if state in ("failed", "stopped", "succeeded"):
@@ -57,6 +59,7 @@ class Journey:
             return any(int(found) >= step for found in re.findall(r"\bstep (\d+) rank", self._written()))
 
         wait(there, limit=LIMIT)
+        wait(lambda: self.box.show(self.run)["checkpoints"], limit=LIMIT)
 
     def _written(self) -> str:
         """The log as the launchers write it: looked at often, so without starting anything."""
