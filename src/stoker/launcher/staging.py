@@ -33,8 +33,9 @@ CHUNK = 1 << 20
 HEADROOM = 16 << 20
 """Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
 
-NICE = 19
-"""The lowest there is: a copy may take its time, a training may not be slowed down by it."""
+NICE = 15
+"""Beside one training that wants every CPU, about 3% of one: it is hardly slowed down. At the lowest there is (19) a copy
+would get nowhere on a machine that is busy with more than that."""
 
 LARGE = 64 << 20
 """Bytes from which a copy takes long enough to be noticed."""
