@@ -177,7 +177,7 @@ def test_a_parameter_server_comes_back_alone(gang: Gang) -> None:
     gang.bodies = {("ps-0", 1): DIE, ("worker-0", 1): LONG, ("worker-1", 1): LONG, ("ps-0", 2): LONG}
     run = gang.submit(workers=2, roles={"ps": {}}).id
     gang.end(run, lambda _: ("ps-0", 2, 2) in gang.started)
-    assert [one for one in gang.started if one[0].startswith("worker")] == [
+    assert sorted(one for one in gang.started if one[0].startswith("worker")) == [
         ("worker-0", 1, 1),
         ("worker-1", 1, 1),
     ]
