@@ -32,6 +32,8 @@ from stoker.store.rows import PartRow
 OPEN = 4
 """Rounds of one family that wait at a time for somebody who has written none since the oldest of them. When one more
 comes, that one is given up; and if he has gone on all the time without writing, he is not waited for any more."""
+ABSTAINS = 3
+"""Looks of a task without a part of a family, since the first part of it came from somebody else."""
 MOST = 256
 ROOM = 8 << 30
 """Rounds of one family, and bytes of their parts, that wait at a time for somebody who is only slow."""
@@ -117,6 +119,9 @@ class Gathering:
         """By family and task: rounds that others have begun since it last wrote."""
         self._unstepped: set[str] = set()
         """Groups of which somebody does not say the step."""
+        self._heard: dict[str, dict[str, tuple[int, int]]] = {}
+        """By family and task: how many looks it had finished when it was first heard of after the first part came, and
+        how many by now."""
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
@@ -126,6 +131,9 @@ class Gathering:
         if known is None:
             return
         known.pending = frozenset(pending)
+        for heard in self._heard.values():
+            first = min(heard.get(task, (scans, scans))[0], scans)
+            heard[task] = first, scans
         for round_ in self._rounds:
             if round_.asked.get(task, scans + 1) > scans:
                 round_.asked[task] = scans  # the first time; or its launcher was started anew and counts anew
@@ -258,7 +266,9 @@ class Gathering:
                 # Where names speak of ranks, one task may have several.
                 lacks = not have[name] or ("*" in round_.group and not self._looked(name, round_))
             else:
-                lacks = not self._looked(name, round_) and not self._needless(task, round_)
+                lacks = not (
+                    self._looked(name, round_) or self._needless(task, round_) or self._abstains(name, round_)
+                )
             if lacks:
                 return False
         alone = max(len(round_.parts), sum(known.values()) if known else 0) == 1
@@ -266,6 +276,12 @@ class Gathering:
 
     def _looked(self, task: str, round_: Round) -> bool:
         return task in round_.passed or self._tasks[task].state == "done"
+
+    def _abstains(self, task: str, round_: Round) -> bool:
+        """Others have written such checkpoints for so long, one after the other, that it would have been seen to write
+        one too: no look after the very last part has to be waited for, which may never come."""
+        first, now = self._heard.get(family_of(round_.group), {}).get(task, (0, 0))
+        return self._tasks[task].state == "running" and now - first >= ABSTAINS
 
     def _wrote_others(self, task: str, round_: Round) -> bool:
         """It has written one of the family, or is at it."""
@@ -368,6 +384,7 @@ class Gathering:
             break  # in place, and complete in its old state
         round_ = Round(group)
         round_.put(part)
+        self._heard.setdefault(family_of(group), {})
         self._rounds.append(round_)
         self._silent.setdefault(family_of(group), Counter()).update(list(self._tasks))
 

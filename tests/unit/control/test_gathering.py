@@ -85,6 +85,16 @@ def test_the_first_time_every_task_must_have_looked_since() -> None:
     assert bench.look("a").sets == [] and bench.look("b").sets == [{"a-1"}]
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+def test_one_that_writes_faster_than_others_are_looked_at_is_complete_all_the_same(stepped: bool) -> None:
+    bench = Bench("a", "b")
+    for number in range(1, 8):
+        for _ in range(2):
+            bench.add(part("a", "last.pt", number, step=number if stepped else None))
+        bench.look("a", pending=["last.pt"]).look("b")
+    assert bench.sets
+
+
 def test_who_has_it_under_way_is_waited_for() -> None:
     bench = Bench("a", "b").add(part("a", step=100)).look("a").look("a")
     bench.look("b", pending=["step-100"]).look("b", pending=["step-100"])
