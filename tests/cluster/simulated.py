@@ -47,7 +47,7 @@ spec:
   selector:
     matchExpressions:
     - {key: '.metadata.deletionTimestamp', operator: DoesNotExist}
-    - {key: '.status.podIP', operator: DoesNotExist}
+    - {key: '.status.phase', operator: In, values: [Pending]}
   next:
     statusTemplate: |
       {{ $now := Now }}
