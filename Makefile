@@ -38,7 +38,7 @@ test: setup  ## everything that runs in CI, under ten minutes
 
 test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
-	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster -p slots -n $(WORKERS) --dist loadfile -m "not soak" $(ARGS)
+	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster -p slots -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not soak" $(ARGS)
 
 test-frameworks: setup  ## real torch, TensorFlow, JAX, Open MPI, Dask; the first time downloads them
 	@place=$$($(BIN)/python tests/frameworks/environment.py) && \

@@ -6,10 +6,32 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
+
+LONG = (
+    "test_faults",
+    "test_faults_between",
+    "test_scale",
+    "test_worlds",
+    "test_engine_lost",
+    "test_chart_installed",
+    "test_parity",
+)
+"""Files that take minutes, the longest first. A worker takes whole files: one of these at the end would be waited for by
+all the others."""
 _FIRST = 1
 """Slot 0 is for the cluster that people leave running. STOKER_CLUSTER_SLOT names another one to begin with."""
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
     first = int(os.environ.get("STOKER_CLUSTER_SLOT") or _FIRST)
     os.environ["STOKER_CLUSTER_SLOT"] = str(first + int(worker.removeprefix("gw")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _turn(item.path))
+
+
+def _turn(path: Path) -> int:
+    return LONG.index(path.stem) if path.stem in LONG else len(LONG)
