@@ -91,7 +91,9 @@ class Gang(Watched):
         return wait(look, until or (lambda row: row.state in ("succeeded", "failed", "stopped")))
 
     def order(self, run: str, task: str) -> Order:
-        return wait(NearTaskDir(str(self.settings.home.tasks / run / "1" / task)).order)
+        """The newest order to run."""
+        look = NearTaskDir(str(self.settings.home.tasks / run / "1" / task)).order
+        return wait(look, lambda found: found is not None and found.verb == "run")
 
     def workers(self, run: str) -> list[str]:
         """Who is in the world now."""
