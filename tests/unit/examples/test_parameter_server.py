@@ -226,6 +226,8 @@ def test_the_state_of_a_synchronous_server_has_whole_steps_only() -> None:
     early.close()
 
 
-def test_the_copies_of_the_network_are_one() -> None:
-    copies = {path.read_text() for path in Path(EXAMPLES).rglob("network.py")}
-    assert len(copies) == 1
+@pytest.mark.parametrize("name", ["network.py", "ring.py"])
+def test_what_several_examples_have_is_the_same_in_all(name: str) -> None:
+    """An example is a folder that is shipped as it is: it brings all it needs, and no copy drifts from the others."""
+    copies = [path.read_text() for path in Path(EXAMPLES).rglob(name)]
+    assert len(copies) > 1 and len(set(copies)) == 1
