@@ -50,6 +50,7 @@ class Server:
         self._generations = [0] * len(clocks)
         self._moved = threading.Condition()
         self._sockets: list[socket.socket] = []
+        self._closed = False
         self.widest = 0
         """The largest distance there ever was between the clocks of two workers."""
 
@@ -62,10 +63,10 @@ class Server:
         return int(door.getsockname()[1])
 
     def close(self) -> None:
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        with self._moved:
+            self._closed = True
+            for each in self._sockets:
+                _end(each)
 
     def state(self) -> tuple[np.ndarray, list[int]]:
         """The parameters, and how many steps of each worker are in them."""
@@ -79,7 +80,11 @@ class Server:
                 there, _ = door.accept()
             except OSError:
                 return  # The server was closed.
-            self._sockets.append(there)
+            with self._moved:
+                if self._closed:
+                    there.close()
+                    return
+                self._sockets.append(there)
             threading.Thread(target=self._serve, args=(there,), daemon=True).start()
 
     def _serve(self, there: socket.socket) -> None:
@@ -184,7 +189,7 @@ class Client:
         with self._moved:
             self._closed = True
             self._moved.notify_all()
-        self._there.close()
+            _end(self._there)
 
     def _reached(self, need: float) -> bool:
         if self._slowest < need and self._need != need:
@@ -227,11 +232,7 @@ class Client:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                self._there = socket.create_connection(place(self._address), timeout=PATIENCE)
-                self._there.settimeout(None)  # A reply may take as long as the slowest worker does.
-                self._there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._there.sendall(self._hello + REQUEST.pack(math.nan, -math.inf))
-                clock, slowest, parameters = self._reply()
+                clock, slowest, parameters = self._greet()
                 break
             except OSError:
                 if self._closed or time.monotonic() > deadline:
@@ -246,6 +247,22 @@ class Client:
             self._parameters, self._slowest, self._need = parameters, slowest, -math.inf
             self._moved.notify_all()
 
+    def _greet(self) -> tuple[int, int, np.ndarray]:
+        there = socket.create_connection(place(self._address), timeout=PATIENCE)
+        with self._moved:
+            if self._closed:
+                there.close()
+                raise ConnectionError("this client was closed")
+            self._there = there
+        try:
+            there.settimeout(None)  # A reply may take as long as the slowest worker does.
+            there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            there.sendall(self._hello + REQUEST.pack(math.nan, -math.inf))
+            return self._reply()
+        except OSError:
+            there.close()
+            raise
+
     def _reply(self) -> tuple[int, int, np.ndarray]:
         clock, slowest = REPLY.unpack(_receive(self._there, REPLY.size))
         return clock, slowest, np.frombuffer(_receive(self._there, 8 * self._size))
@@ -255,6 +272,13 @@ def place(address: str) -> tuple[str, int]:
     """`10.0.0.7:9000` or `[fd00::7]:9000`, in two parts."""
     host, port = address.rsplit(":", 1)
     return host.strip("[]"), int(port)
+
+
+def _end(there: socket.socket) -> None:
+    """Also for whoever waits for something from it, in another thread."""
+    with contextlib.suppress(OSError):
+        there.shutdown(socket.SHUT_RDWR)
+    there.close()
 
 
 def _receive(there: socket.socket, size: int) -> bytes:
