@@ -39,6 +39,8 @@ Object = Mapping[str, Any]
 SAVE = 0.5
 """Seconds between two notes of how far the log has come."""
 _BACKOFF = (0.2, 10.0)
+_SLOWER = 4
+"""A log that is refused is asked for that much later each time: with thousands of such tasks every try counts."""
 _MARKER = ".mirror"
 _DEADLINE = 30.0
 _UNREADABLE = 20.0
@@ -197,7 +199,7 @@ class PlainTask:
                     if over and isinstance(exc, KubeError | KubeUnavailable) and exc.status:
                         refused = refused or now
                     over = refused is not None and now - refused > _UNREADABLE
-                    wait = min(wait * 2, _BACKOFF[1])
+                    wait = min(wait * _SLOWER, _BACKOFF[1])
             if over:
                 self._log.end()
                 self._log.save()
