@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.control import ending, worlds
 from stoker.control.assembly import Assembly
+from stoker.control.halves import Halves
 from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.parting import has_world
@@ -35,6 +36,7 @@ class Coming:
     def __init__(self, loop: Loop, launcher: Launcher) -> None:
         self._loop = loop
         self._launcher = launcher
+        self._halves = Halves(loop)
 
     async def bring(self, live: LiveRun) -> ending.Verdict | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
@@ -185,27 +187,10 @@ class Coming:
         for task in down:
             if task.wait is not None and task.wait.over:
                 return ending.hopeless(task.wait.cause, task.wait.text, task.wait.patience, task.seen)
-        late = self._late(live, down)
+        late = self._halves.judge(live)
         if late is None:
             self._loop.kick_later(live, 1.0)
         return late
-
-    def _late(self, live: LiveRun, down: Sequence[LiveTask]) -> ending.Verdict | None:
-        """A gang whose last tasks do not come in time lets go of all of them: two that wait for each other's places
-        would wait for ever."""
-        up = [task for task in live.tasks.values() if task.directory is not None]
-        if not up or live.alone:
-            return None
-        live.first_up = live.first_up or time.monotonic()
-        if time.monotonic() - live.first_up < live.job.start_within:
-            return None
-        absent = [task for task in down if task.directory is None]
-        why = next((task.wait.text for task in absent if task.wait is not None), "")
-        text = (
-            f"only {len(up)} of {len(live.tasks)} tasks came up within {live.job.start_within:.0f} s"
-            f" ({', '.join(task.name for task in absent)} did not{': ' + why if why else ''})"
-        )
-        return ending.Verdict(Cause.ENGINE_ERROR, None, text, {"message": text})
 
     def _failed(self, live: LiveRun, exc: Exception) -> ending.Verdict:
         log.warning("run %s: attempt could not be brought up: %s", live.id, exc)

@@ -23,6 +23,8 @@ class Verdict:
     exit_code: int | None
     reason: str
     evidence: Mapping[str, Any]
+    delay: float | None = None
+    """Nobody's fault: it comes back after so many seconds, and this does not count."""
 
 
 def judge(ending: Ending, *, desired: str) -> Verdict:
@@ -110,6 +112,8 @@ def decide(
         return Next(RunState.STOPPED, failures, faults, reason="stopped")
     if desired == "suspend":
         return Next(RunState.SUSPENDED, failures, 0, reason="suspended")
+    if verdict.delay is not None:
+        return Next(RunState.QUEUED, failures, faults, delay=verdict.delay, reason=verdict.reason)
     if cause.users_fault:
         failures += 1
         if failures > retries:

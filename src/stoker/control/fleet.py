@@ -281,11 +281,13 @@ class Wait:
     cause: str = ""
     patience: float = 600.0
     since: float = field(default_factory=time.monotonic)
+    no_room: bool = False
+    """Others may give back what it waits for."""
 
     def follow(self, seen: Observation) -> Wait:
         """The same hopeless cause keeps its clock, whatever its words."""
         since = self.since if seen.hopeless == self.cause else time.monotonic()
-        return replace(self, text=seen.waiting, cause=seen.hopeless, patience=seen.patience, since=since)
+        return Wait(seen.waiting, seen.hopeless, seen.patience, since, seen.no_room)
 
     @property
     def over(self) -> bool:

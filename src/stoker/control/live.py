@@ -118,6 +118,8 @@ class LiveRun:
     """The engine has been asked for its tasks, all at their newest incarnation."""
     first_up: float | None = None
     """Monotonic time at which the first of the tasks that are waited for was up."""
+    let_go: int = 0
+    """How often it gave back what it had, because the rest of it found no room."""
     closing: Verdict | None = None
     """The attempt ends like this as soon as all its tasks have ended."""
     reforming: Verdict | None = None

@@ -154,7 +154,7 @@ class Attendant:
             task.wait = None
         else:
             known = task.wait
-            task.wait = (known or Wait(seen.waiting, seen.hopeless, seen.patience)).follow(seen)
+            task.wait = (known or Wait(seen.waiting, seen.hopeless)).follow(seen)
             if known is None or known.text != seen.waiting:
                 text = seen.waiting if live.alone else f"{task.name}: {seen.waiting}"
                 self._loop.say_waiting(live, text)

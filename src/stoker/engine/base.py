@@ -193,6 +193,8 @@ class Observation:
     """With `waiting`: the cause it ends with if this does not change within `patience` (`image`, `engine-error`)."""
     patience: float = 600.0
     """Seconds."""
+    no_room: bool = False
+    """With `waiting`: for what others hold and may give back."""
 
 
 class Engine(Protocol):

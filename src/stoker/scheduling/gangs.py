@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds for pods to come up or go away, before a lack of room is taken for what it is."""
 FIRST_WAIT = 10.0
 LONGEST_WAIT = 600.0
@@ -75,7 +75,7 @@ class Standoff:
 
     def _judge(self, here: list[Half], where: str, now: float) -> list[LetGo]:
         recent = now - self._last.get(where, now - self._patience) < self._patience
-        stuck = [half for half in here if half.no_room and now - half.since >= self._patience]
+        stuck = [half for half in here if half.no_room and now - half.since >= self._early(half)]
         gone: dict[str, str] = {}
         if len(stuck) > 1 and not recent:
             first = stuck[0]
@@ -96,6 +96,9 @@ class Standoff:
             self._last[where] = now
         tries = {half.id: half.tries for half in here}
         return [LetGo(id, reason, wait(id, tries[id])) for id, reason in gone.items()]
+
+    def _early(self, half: Half) -> float:
+        return min(self._patience, half.within / 2)
 
 
 def wait(id: str, tries: int) -> float:

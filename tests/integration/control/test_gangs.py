@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from rigs import Watched
 
 from stoker.blobs import BlobStore
 from stoker.control.controller import Controller
-from stoker.engine.base import Node
+from stoker.engine.base import Node, Observation
 from stoker.errors import Refused
+from stoker.scheduling import gangs
 from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
 from stoker.store.rows import RunRow
@@ -104,6 +106,9 @@ class Gang(Watched):
 
     def generation(self, run: str) -> int:
         return self.store.attempt(run, 1).generation if self.store.run(run).attempt else 0
+
+    def ended(self, run: str) -> bool:
+        return self.store.run(run).state in ("succeeded", "failed", "stopped")
 
     def kinds(self, run: str) -> list[str]:
         return [event.kind for event in self.store.events(run)]
@@ -288,10 +293,45 @@ def test_a_gang_that_does_not_come_up_in_time_lets_go_and_queues_again(gang: Gan
     gang.engine.reach = reach  # type: ignore[method-assign]
     run = gang.submit(workers=2, start_within=1).id
     row = gang.end(run, lambda row: row.attempt == 2 and row.state == "running")
-    assert "only 1 of 2 tasks came up" in gang.store.attempt(run, 1).evidence["message"]
+    assert "only 1 of 2 tasks were up" in gang.store.attempt(run, 1).evidence["message"]
     assert row.failures == 0
     gang.controller.stop_run(run, kill=True, by="ada")
     gang.end(run)
+
+
+def test_of_two_gangs_with_half_their_places_each_one_lets_go_and_both_get_through(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gangs, "FIRST_WAIT", 0.2)
+    real, observe = gang.engine.reach, gang.engine.observe
+    first: dict[str, str] = {}
+
+    def free(run: str) -> bool:
+        others = [other for other in first.values() if other != run]
+        return any(gang.store.run(other).attempt == 2 or gang.ended(other) for other in others)
+
+    async def reach(handle: Any, task: str) -> Any:
+        """There is room for two pods: one of each got it."""
+        directory = await real(handle, task)
+        if task == "worker-1" and handle["attempt"] == 1:
+            directory._arrived = lambda: free(handle["run"])
+        return directory
+
+    async def observed() -> list[Observation]:
+        return [
+            replace(found, waiting="no room", no_room=True)
+            if found.task == "worker-1" and found.attempt == 1
+            else found
+            for found in await observe()
+        ]
+
+    gang.engine.reach, gang.engine.observe = reach, observed  # type: ignore[method-assign]
+    for name in ("early", "late"):
+        first[name] = gang.submit(name=name, workers=2, start_within=2, resources={"cpu": 1}).id
+    assert gang.end(first["late"]).state == gang.end(first["early"]).state == "succeeded"
+    early, late = (gang.store.run(first[name]) for name in ("early", "late"))
+    assert (early.attempt, late.attempt, late.faults, late.failures) == (1, 2, 0, 0)
+    assert f"while {early.id} waits for room too" in gang.store.attempt(late.id, 1).evidence["message"]
 
 
 ELASTIC: dict[str, Any] = {"workers": "1..3", "resources": {"cpu": 1}, "retries": 0}

@@ -36,6 +36,8 @@ class Finding:
     patience: float | None = None
     """Seconds it may stay so; None: as long as the cluster's settings say."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    no_room: bool = False
+    """What it waits for is there, and others hold it."""
 
 
 def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | None = None) -> Finding:
@@ -63,7 +65,7 @@ def refused(message: str, status: int) -> tuple[str, str]:
     """A pod the API server would not take: (in plain words, what to do)."""
     text = _cut(message)
     if found := re.search(r"exceeded quota: ([^,]+), (.*)", text):
-        return f"the namespace's quota {found[1]} is used up: {found[2]}", _QUOTA_HINT
+        return f"the namespace's quota {found[1]} is used up: {found[2]}", QUOTA_HINT
     if "violates PodSecurity" in text:
         words = text[text.index("violates PodSecurity") :]
         return f"the namespace's pod security level does not let it in: it {words}", _SECURITY_HINT
@@ -79,7 +81,7 @@ def over_quota(message: str) -> bool:
     return "exceeded quota" in message
 
 
-_QUOTA_HINT = "It is tried again until there is room; ask for less, or have the quota raised."
+QUOTA_HINT = "It is tried again until there is room; ask for less, or have the quota raised."
 _SECURITY_HINT = "An admin can set the cluster's `security`, or label the namespace for the level it needs."
 _ADMIN_HINT = "Ask whoever runs the cluster."
 
@@ -222,7 +224,7 @@ def _not_placed(pod: Object, condition: Object, nodes: Sequence[Object] | None) 
     if condition.get("reason") == "SchedulingGated":
         return Finding(waiting="is held back by a scheduling gate", hopeless=Cause.ENGINE_ERROR)
     text = unschedulable.explain(message, unschedulable.ask(pod), nodes)
-    return Finding(waiting=text, hopeless=Cause.ENGINE_ERROR)
+    return Finding(waiting=text, hopeless=Cause.ENGINE_ERROR, no_room=unschedulable.full(message))
 
 
 def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> Finding | None:

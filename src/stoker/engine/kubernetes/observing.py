@@ -114,6 +114,7 @@ def _pod(sight: Sight, key: Key, pod: Object) -> Observation:
         waiting="" if presence is Presence.GONE else waiting,
         hopeless="" if presence is Presence.GONE else hopeless,
         patience=sight.config.start_deadline if finding.patience is None else finding.patience,
+        no_room=finding.no_room,
     )
 
 
@@ -140,6 +141,7 @@ def _refused(sight: Sight, key: Key, incarnation: int) -> Observation:
         hopeless=Cause.ENGINE_ERROR,
         evidence={"message": text, "hint": hint},
         patience=sight.config.start_deadline,
+        no_room=hint == causes.QUOTA_HINT,
     )
 
 

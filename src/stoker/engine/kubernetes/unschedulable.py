@@ -66,6 +66,11 @@ def explain(message: str, wanted: Ask, nodes: Sequence[Object] | None = None) ->
     return f"{text}. {too_large}" if too_large else text
 
 
+def full(message: str) -> bool:
+    """Some node would take it, had others not taken what it asks for."""
+    return any(reason.startswith(("Insufficient ", "Too many pods")) for _, reason in _parsed(message)[1])
+
+
 def _parsed(message: str) -> tuple[int, list[tuple[int, str]]]:
     """`0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had ... . preemption: ...`"""
     found = re.match(r"\s*\d+/(\d+) nodes? (?:is|are) available: (.*)", message, re.DOTALL)
