@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from stoker.errors import SpecError
 from stoker.frameworks.base import Body, Member, World
 from stoker.frameworks.world import body, endpoint, facts, only_one
 from stoker.spec.job import Job
@@ -18,6 +19,12 @@ class TensorFlow:
     name = "tensorflow"
 
     def complete(self, job: Job) -> Job:
+        chiefs = [name for name in ("chief", "master") if name in job.roles]
+        if len(chiefs) > 1:
+            raise SpecError("roles: chief and master are the same to TensorFlow", hint="Keep one of them.")
+        for name in chiefs:
+            if job.roles[name].count != 1:
+                raise SpecError(f"roles.{name}.count: TensorFlow has one {name}", hint="Leave `count` out.")
         return only_one(job, "TensorFlow has one process in each task, which uses all its GPUs")
 
     def ports(self, role: str) -> int:

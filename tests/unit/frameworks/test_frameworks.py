@@ -226,6 +226,20 @@ class TestMpi:
         assert made["worker-0"].argv[:2] == (HELPER, "remote-shell")
 
 
+class TestTensorFlowChiefs:
+    @pytest.mark.parametrize(
+        ("roles", "said"),
+        [
+            ({"chief": {"count": 2}}, "roles.chief.count: TensorFlow has one chief"),
+            ({"master": {"count": 2}}, "roles.master.count: TensorFlow has one master"),
+            ({"chief": {}, "master": {}}, "chief and master are the same"),
+        ],
+    )
+    def test_there_is_one(self, roles: dict[str, Any], said: str) -> None:
+        with pytest.raises(SpecError, match=said):
+            find("tensorflow").complete(job(framework="tensorflow", roles=roles))
+
+
 class TestDask:
     def test_roles_are_added(self) -> None:
         whole = find("dask").complete(job(framework="dask", workers=2))
