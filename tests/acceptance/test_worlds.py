@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -27,6 +28,16 @@ def test_a_killed_member_comes_back_and_no_step_is_lost(box: Box, how: str, retr
     box.client().drill(run, how, "worker-1")
     seen = check(box, run, 2)
     assert len(seen["attempts"]) == 1 and seen["attempts"][0]["generation"] == 2
+
+
+def test_a_launcher_that_is_told_to_end_is_replaced_and_given_no_more_work(box: Box) -> None:
+    run = begin(box, "--workers", "2")
+    checkpointed(box, run)
+    known = json.loads((box.home.tasks / run / "1" / "worker-1" / "engine.json").read_text())
+    os.kill(known["pid"], signal.SIGTERM)
+    seen = check(box, run, 2)
+    assert [(attempt["generation"], len(attempt["tasks"])) for attempt in seen["attempts"]] == [(2, 2)]
+    assert [task["incarnation"] for task in seen["attempts"][0]["tasks"]] == [1, 2]
 
 
 def test_a_frozen_member_that_wakes_up_late_changes_nothing(box: Box) -> None:

@@ -43,7 +43,13 @@ class LiveTask:
     ended: float = 0.0
     """When, by the clock of its own machine."""
     told: bool = False
-    """It was told to stop before it ended: its end says nothing about the others'."""
+    """It was told to stop before it ended."""
+    forced: bool = False
+    """The engine was asked to end it, because it did not stop in time."""
+    outside: bool = False
+    """Its launcher was told to end, and not by us: it starts nothing any more."""
+    hastened: float | None = None
+    """Monotonic time at which the engine was asked to end what is left of such a one."""
     gone: str | None = None
     """Proof that its launcher is dead."""
     given_up: bool = False
@@ -78,15 +84,22 @@ class LiveTask:
         return self.verdict is not None
 
     @property
+    def excused(self) -> bool:
+        """It ended because it was told to: that says nothing about the others. Whoever loses a neighbour fails and has
+        all others told to stop, the lost one too; that one is no less lost for it."""
+        lost = self.given_up or (not self.forced and (self.outside or self.gone is not None))
+        return self.told and not lost
+
+    @property
     def up(self) -> bool:
         return self.directory is not None and self.gone is None
 
     def again(self, generation: int, *, fresh: bool) -> None:
         """Another body in its place; `fresh`: in another directory, with another launcher."""
         self.generation = generation
-        self.ordered = self.told = self.joining = False
+        self.ordered = self.told = self.forced = self.outside = self.joining = False
         self.hung = {}
-        self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = None
+        self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = self.hastened = None
         self.touched = True
         if self.pump is not None:
             self.pump.generation = generation
@@ -229,6 +242,7 @@ def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
                     incarnation=place.get("incarnation", 1),
                     generation=place.get("generation", 1),
                     place=dict(place),
+                    replaced_silent=place.get("given_up", False),
                     joining=place.get("joining", False),
                     leaving=place.get("leaving", False),
                 )

@@ -54,6 +54,7 @@ class Looking:
         if found.more:
             task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
         elif found.ending is not None:
+            task.outside = found.ending.final
             self._over(live, task, self._judge(live, task, found.ending), found.ending.at)
         elif task.gone is not None:
             self._over(live, task, await self._collect(live, task, found), time.time())
@@ -92,7 +93,8 @@ class Looking:
             self._loop.kick_later(live, 0.2)
             return
         try:
-            verdict = ending.judge(Ending.from_json(status.ending or {}), desired=live.row.desired)
+            said = Ending.from_json(status.ending or {})
+            verdict, task.outside = ending.judge(said, desired=live.row.desired), said.final
         except TypeError:
             verdict = ending.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
         self._over(live, task, verdict, time.time())

@@ -23,14 +23,14 @@ from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
-from stoker.control.live import LiveRun, numbers_of
+from stoker.control.live import LiveRun, LiveTask, numbers_of
 from stoker.control.packages import Packages
 from stoker.control.parting import parts_of
 from stoker.control.seating import Seating
 from stoker.control.steps import Steps
 from stoker.control.suspects import Suspects
 from stoker.control.watching import Attendant
-from stoker.engine.base import Engine, Handle, Observation
+from stoker.engine.base import Engine, Observation
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
 from stoker.scheduling import Scheduler
 from stoker.settings import Settings
@@ -380,11 +380,19 @@ class Loop:
                 if late:
                     for task in late:
                         task.stop_deadline = now + _STUCK
-                    self.spawn(self._end(live.engine, live.handle, [task.name for task in late]))
+                    self.spawn(self._end(live, late))
                     self.observe_soon()
 
-    async def _end(self, engine: str, handle: Handle, tasks: Sequence[str]) -> None:
-        await self.fleet.engine(engine).stop(handle, grace=timedelta(0), tasks=tasks)
+    async def _end(self, live: LiveRun, late: Sequence[LiveTask]) -> None:
+        for task in late:
+            task.forced = True
+        try:
+            names = [task.name for task in late]
+            await self.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0), tasks=names)
+        except EngineError:
+            for task in late:
+                task.forced = False  # whatever ends it, it is not we
+            raise
 
     def clean(self, attempt: AttemptRow) -> None:
         """Remove what the engine still holds of an ended attempt."""

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _CLEAN_AGAIN = 10.0
 """Seconds before an attempt that the engine still shows is cleaned up again: a pod on a lost node stays for long."""
+_HASTEN_AGAIN = 60.0
+"""Seconds before the engine is asked once more to end what will not do anything any more."""
 
 
 class Steps:
@@ -141,9 +143,11 @@ class Steps:
             following = ending.Next(
                 RunState.QUEUED, live.row.failures, live.row.faults, reason=verdict.reason
             )
-        survivors = [task for task in live.tasks.values() if task.gone is None]
+        survivors = [task for task in live.tasks.values() if task.gone is None and not task.outside]
         if live.alone or not survivors or following.state is not RunState.QUEUED:
             await self._close(live, verdict)
+            return
+        if self._dying(live, world):
             return
         live.reforming, live.regroup = None, False
         await self._restart(live, world, verdict, following)
@@ -155,7 +159,25 @@ class Steps:
         if following.state is not RunState.QUEUED:
             await self._close(live, verdict)
             return
-        await self._restart(live, tasks, verdict, following)
+        if not self._dying(live, tasks):
+            await self._restart(live, tasks, verdict, following)
+
+    def _dying(self, live: LiveRun, tasks: Sequence[LiveTask]) -> bool:
+        """A launcher that somebody else told to end (its pod is being deleted) starts nothing any more: its end is
+        hastened and waited for, and then it is replaced."""
+        now = time.monotonic()
+        dying = [task for task in tasks if task.outside and task.gone is None]
+        due = [task for task in dying if task.hastened is None or now - task.hastened > _HASTEN_AGAIN]
+        if due:
+            for task in due:
+                task.hastened = now
+            names = [task.name for task in due]
+            engine = self._loop.fleet.engine(live.engine)
+            self._loop.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=names))
+        if dying:
+            self._loop.observe_soon()
+            self._loop.kick_later(live, 1.0)
+        return bool(dying)
 
     async def _close(self, live: LiveRun, verdict: ending.Verdict) -> None:
         """Over, as soon as everybody is."""
@@ -192,9 +214,14 @@ class Steps:
         for task in left:
             del placement[task.name]
         tasks = [task for task in tasks if task not in left and (not task.joining or task.up)]
+        haunted = any(task.given_up for task in tasks)
         for task in tasks:
             lost = task.gone is not None
             place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}
+            if lost:
+                place["given_up"] = task.given_up
+            if haunted:
+                place["moved"] = place.get("moved", 0) + 1
             place.pop("joining", None)
             if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
                 place["ports"] = self._loop.seating.new_ports(task.place["ports"])
@@ -365,6 +392,6 @@ def _seat(task: LiveTask) -> gang.Seat:
         ends=task.part.ends,
         may_fail=task.part.may_fail,
         verdict=task.verdict,
-        told=task.told,
+        told=task.excused,
         ended=task.ended,
     )

@@ -39,7 +39,7 @@ class Suspects:
         for task in tasks:
             node, gpus = task.place["node"], tuple(task.place["gpus"])
             verdict = task.verdict
-            if verdict is None or task.told:
+            if verdict is None or task.excused:
                 continue
             if verdict.cause in _MACHINES:
                 generation = f"{live.attempt.number}.{task.generation}"

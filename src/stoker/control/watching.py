@@ -13,6 +13,7 @@ from stoker.control.fleet import Member, Wait, sight
 from stoker.engine.base import Observation, Presence, Watches
 from stoker.errors import EngineUnavailable
 from stoker.task import fence
+from stoker.task.access import FarTaskDir
 
 if TYPE_CHECKING:
     from stoker.control.live import LiveRun, LiveTask
@@ -27,6 +28,8 @@ _UNLISTED = 3
 _CAPACITY_EVERY = 5.0
 _SAFETY_NET = 10.0
 """Seconds between unprompted looks at a running task when the engine watches by itself."""
+_LAST_WORDS = 2.0
+"""Seconds that a task which is given up has for what it still has to say."""
 _AT_ONCE = 10
 """How many tasks are looked at together, unprompted."""
 
@@ -42,8 +45,10 @@ class Attendant:
         self.observe = asyncio.Event()
         """Set to have its tasks looked at now."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._ended: set[Key] = set()
-        """Silent on a ready node: told to end, once."""
+        self._ended: set[tuple[str, int, str, int]] = set()
+        """Silent on a ready node: each incarnation of a task is told to end once."""
+        self._parting: set[tuple[str, int, str, int]] = set()
+        """Being given up."""
 
     def begin(self, group: asyncio.TaskGroup) -> None:
         """Before the runs are loaded: what there is to run on."""
@@ -172,17 +177,36 @@ class Attendant:
             task.gone = seen.proof or "its launcher is gone"
             self._loop.kick(live, task.name)
         elif verdict == fence.REPLACE:
-            task.gone = (
-                f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
-            )
-            task.given_up = True
-            self._loop.kick(live, task.name)
-        elif verdict == fence.END and (live.id, seen.attempt, task.name) not in self._ended:
-            self._ended.add((live.id, seen.attempt, task.name))
+            self._loop.spawn(self._give_up(live, task, seen))
+        elif (
+            verdict == fence.END
+            and (one := (live.id, seen.attempt, task.name, seen.incarnation)) not in self._ended
+        ):
+            self._ended.add(one)
             log.warning(
                 "%s of %s does not answer on node %s, which is ready: ended", task.name, live.id, seen.node
             )
             self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0), tasks=[task.name]))
+
+    async def _give_up(self, live: LiveRun, task: LiveTask, seen: Observation) -> None:
+        """What it said last is asked for once more. Then nobody waits for it any more, nor for an answer of its."""
+        one, directory = (live.id, seen.attempt, task.name, seen.incarnation), task.directory
+        if one in self._parting:
+            return
+        self._parting.add(one)
+        try:
+            if isinstance(directory, FarTaskDir):
+                await asyncio.to_thread(directory.catch_up, _LAST_WORDS)
+        finally:
+            self._parting.discard(one)
+        back = task.seen is not None and task.seen.presence is Presence.ALIVE
+        if task.incarnation != seen.incarnation or task.gone is not None or back:
+            return
+        task.gone = f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
+        task.given_up = True
+        if isinstance(directory, FarTaskDir):
+            directory.abandon(task.gone)
+        self._loop.kick(live, task.name)
 
     def _unlisted(self, run: str, number: int, name: str) -> None:
         live = self._loop.runs.get(run)

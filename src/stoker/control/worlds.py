@@ -16,11 +16,14 @@ from stoker.settings import Home
 
 HERE = "127.0.0.1"
 """Where tasks that share the server's machine reach each other."""
+_STRIDE, _TURNS = 8, 256
+"""How far the ports of a world move, and how often before they begin anew: below the ports that systems hand out."""
 
 
 def world(live: LiveRun, home: Home, first_port: int) -> World | None:
     """The world of the attempt's newest generation; None while a member has no address. `first_port`: where each task
-    has an address of its own; 0: its ports were given to it when it was placed."""
+    has an address of its own; 0: its ports were given to it when it was placed. Where somebody of the world before may
+    still live, unproven, nobody listens where he would knock."""
     assert live.attempt is not None
     members = []
     for task in live.tasks.values():
@@ -29,7 +32,8 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
         address = task.seen.address if task.seen is not None and task.seen.address else ""
         given = tuple(task.place.get("ports") or ())
         if first_port:
-            given = tuple(range(first_port, first_port + ports(live.job, task.part.role)))
+            first = first_port + task.place.get("moved", 0) % _TURNS * _STRIDE
+            given = tuple(range(first, first + ports(live.job, task.part.role)))
         elif not address:
             address = HERE
         if not address:

@@ -36,6 +36,7 @@ TELL_OFTEN = 60.0
 """Seconds of a body in which finished looks are told often: its first checkpoint is waited for, and it is not known yet
 who writes a part of it."""
 
+_TOLD = "the launcher was told to end"
 _PHASES = {"waiting": "setup", "setup": "setup", "body": "running"}
 
 EXIT_TAKEN = 75
@@ -309,7 +310,7 @@ class Launcher:
         ):
             return  # This generation has been started here before, under whatever number.
         if self.terminated:
-            self._record(_unstarted(order, "the launcher was told to end"))
+            self._record(_unstarted(order, _TOLD))
             return
         entry: Dict[str, Any] = {"k": "starting", "seq": order.seq, "generation": order.generation}
         entry["at"] = time.time()
@@ -400,9 +401,7 @@ class Launcher:
         if self.running is not None:
             self._stop(self._last_order.grace if self._last_order is not None else 0.0)
         elif self.journal.ended is None:
-            self._record(
-                Ending(self.seq, 0, "stopped", message="the launcher was told to end", at=time.time())
-            )
+            self._record(Ending(self.seq, 0, "stopped", message=_TOLD, at=time.time()))
 
     def _keep_lease(self, kept: Lease) -> None:
         """Nobody has asked for this task for so long that nobody will, or somebody else has its place."""
@@ -437,6 +436,7 @@ class Launcher:
         self._read_order()
 
     def _record(self, ending: Ending) -> None:
+        ending.final = self.terminated
         self.seq = max(self.seq, ending.seq)
         self.records.ended(ending)
 

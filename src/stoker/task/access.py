@@ -67,3 +67,8 @@ class FarTaskDir(TaskDir, Protocol):
     def catch_up(self, timeout: float) -> bool:
         """Wait until everything written there by now has arrived in the mirror. False: it has not in time."""
         ...
+
+    def abandon(self, reason: str) -> None:
+        """Nobody asks there any more: from now on everything that goes over the wire fails at once, also what was
+        being tried again. What has arrived can be read. Never blocks."""
+        ...

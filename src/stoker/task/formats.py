@@ -146,6 +146,8 @@ class Ending(Record):
     log_dropped: int = 0
     log_dropped_lines: int = 0
     """As in the status, for the same reason."""
+    final: bool = False
+    """Its launcher starts nothing any more: somebody told it to end, or its lease is over."""
 
 
 @dataclass

@@ -165,10 +165,12 @@ class FakeMachine:
         if known is not None and known.info.incarnation >= plan.incarnation:
             return
         if known is not None:
-            if known.alive:
+            if known.alive and not plan.given_up:
                 raise Conflict(
                     f"{plan.name} of {place.run} still lives at incarnation {known.info.incarnation}"
                 )
+            if known.alive:
+                self.die(known, "its place was given to another one")
             directories.archive(path, known.info.incarnation)
         info = attempt.info(plan)
         directories.create(path, info)

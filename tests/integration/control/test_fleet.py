@@ -18,7 +18,7 @@ from rigs import Watched
 from stoker.blobs import BlobStore
 from stoker.control.controller import Controller
 from stoker.engine.base import Engine, Gpu, Node
-from stoker.errors import Conflict, NotFound, Refused, SpecError
+from stoker.errors import Conflict, EngineUnavailable, NotFound, Refused, SpecError
 from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
 from stoker.store.rows import RunRow
@@ -200,6 +200,44 @@ def test_silence_on_a_ready_node_ends_the_task_and_waits_for_the_proof(rig: Rig)
     assert rig.store.run(row.id).attempt == 1, "not replaced before its end is proven"
     lab.silent.clear()
     assert rig.ended(row.id).attempt == 2
+
+
+def test_each_incarnation_that_falls_silent_on_a_ready_node_is_ended(rig: Rig) -> None:
+    lab = rig.add("lab")
+    row = rig.submit("hang", cluster="lab", workers=2, lost_after="300ms")
+    rig.until(row.id, "running")
+    lab.node_ready = True
+    for generation in (2, 3):
+        before = lab.calls.get("stop", 0)
+        lab.silent.add((row.id, 1, "worker-1"))
+        wait(lambda before=before: lab.calls.get("stop", 0) > before)
+        lab.silent.clear()
+        wait(lambda number=generation: number in {body for _, body in lab.starts(row.id, 1, "worker-1")})
+    assert rig.store.attempt(row.id, 1).placement["worker-1"]["incarnation"] == 3
+
+
+def test_a_server_that_dies_after_it_gave_somebody_up_does_not_wait_for_his_end(rig: Rig) -> None:
+    """He may still live. The server that comes after it knows that, and that the world has to meet elsewhere."""
+    lab = rig.add("lab")
+    row = rig.submit("hang", cluster="lab", workers=2, lost_after="300ms")
+    rig.until(row.id, "running")
+
+    def refuse(method: str, _: Any) -> None:
+        if method == "submit":
+            raise EngineUnavailable("it does not answer")
+
+    lab.before, lab.node_ready = refuse, False
+    lab.silent.add((row.id, 1, "worker-1"))
+    wait(lambda: rig.store.attempt(row.id, 1).generation == 2)
+    rig.restart()
+    lab = rig.clouds.made["lab"]
+    for task in ("worker-0", "worker-1"):
+        wait(lambda task=task: 2 in {body for _, body in lab.starts(row.id, 1, task)})
+    placement = rig.store.attempt(row.id, 1).placement
+    assert {name: (place.get("incarnation", 1), place["moved"]) for name, place in placement.items()} == {
+        "worker-0": (1, 1),
+        "worker-1": (2, 1),
+    }
 
 
 def test_when_most_fall_silent_together_nothing_is_replaced(rig: Rig) -> None:

@@ -157,7 +157,8 @@ def test_stop_before_any_run(mode: Any, task: Make) -> None:
     it = task()
     mode.start(it)
     it.order("stop")
-    assert it.ending().kind == "stopped"
+    ending = it.ending()
+    assert (ending.kind, ending.final) == ("stopped", False)
     assert it.journal("starting") == []
 
 
@@ -169,6 +170,7 @@ def test_sigterm_stops_the_body_and_keeps_holding(mode: Any, task: Make) -> None
     launcher.kill(signal.SIGTERM)
     ending = it.ending()
     assert (ending.kind, ending.code) == ("stopped", 5)
+    assert ending.final
     it.phase("ended")
     assert launcher.alive()
     it.sh("echo again", generation=2)

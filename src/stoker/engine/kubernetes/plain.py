@@ -95,6 +95,9 @@ class PlainDirectory(NearTaskDir):
             return False
         return True
 
+    def abandon(self, reason: str) -> None:
+        """Whatever is asked of the cluster has its deadline."""
+
     def _do(self, work: Coroutine[Any, Any, None], timeout: float = _DEADLINE) -> None:
         try:
             asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
