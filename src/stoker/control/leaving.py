@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace that a launcher has for its ladder, its last scan and its last lines."""
+_TELL = 2.0
+"""Seconds that are waited until all are told. One that does not answer must not keep us from seeing that others stopped."""
 _BRIEF = 10.0
 """Seconds of grace for those whose world is broken: what they wait for will not come."""
 
@@ -46,11 +48,10 @@ class Leaving:
             task.stop_sent = kind
             task.told = True
             task.stop_deadline = time.monotonic() + grace + _STOP_MARGIN
-        work = [asyncio.to_thread(self._write, live, task, kind, grace) for task in due]
-        if len(work) == 1:
-            await work[0]
-        else:
-            await asyncio.gather(*work)
+            task.telling = asyncio.ensure_future(asyncio.to_thread(self._write, live, task, kind, grace))
+        told, _ = await asyncio.wait([task.telling for task in due if task.telling], timeout=_TELL)
+        for one in told:
+            one.result()
         if not brief and live.state is not RunState.STOPPING and self._asked(live):
             await self._say(live, kind, grace)
 

@@ -64,6 +64,8 @@ class LiveTask:
     """How many looks in a row the engine did not list it."""
     stop_sent: str | None = None
     """Which stop was ordered already: stop | kill."""
+    telling: asyncio.Future[None] | None = None
+    """It is being told that, and may not have heard it yet."""
     stop_deadline: float | None = None
     """Monotonic time after which a launcher that did not stop is ended by the engine."""
     unjournalled_since: float | None = None
@@ -82,6 +84,12 @@ class LiveTask:
     @property
     def over(self) -> bool:
         return self.verdict is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Its body has ended, though nobody may have looked yet."""
+        status = self.directory.status() if self.directory is not None else None
+        return status is not None and (status.phase, status.generation) == ("ended", self.generation)
 
     @property
     def excused(self) -> bool:
@@ -104,6 +112,7 @@ class LiveTask:
         if self.pump is not None:
             self.pump.generation = generation
         if fresh:
+            self.telling = None
             self.incarnation += 1
             self.replaced_silent = self.given_up
             self.directory, self.pump = None, None

@@ -375,7 +375,9 @@ class Loop:
             now = time.monotonic()
             for live in list(self.runs.values()):
                 late = [
-                    task for task in live.tasks.values() if task.stop_deadline and now > task.stop_deadline
+                    task
+                    for task in live.tasks.values()
+                    if task.stop_deadline and now > task.stop_deadline and not task.stopped
                 ]
                 if late:
                     for task in late:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rigs import Watched
 
 from stoker.blobs import BlobStore
+from stoker.control import leaving
 from stoker.control.controller import Controller
 from stoker.engine.base import Node, Observation
 from stoker.errors import Refused
@@ -178,6 +180,31 @@ def test_when_nobody_survives_the_attempt_is_over(gang: Gang) -> None:
     assert gang.store.attempt(run, 1).cause == "lost"
     gang.bodies = {}
     assert row.failures == 0
+
+
+def test_one_that_cannot_be_told_to_stop_does_not_cost_the_others_their_place(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its courier hangs. That the others have stopped is seen all the same, and only that one is ended."""
+    monkeypatch.setattr(leaving, "_STOP_MARGIN", 0.5)
+    real, answers = gang.engine.reach, threading.Event()
+
+    async def reach(handle: Any, task: str) -> Any:
+        directory = await real(handle, task)
+        if task == "worker-1":
+            write = directory.write_order
+            directory.write_order = lambda order: (order.verb == "stop" and answers.wait(60), write(order))
+        return directory
+
+    gang.engine.reach = reach  # type: ignore[method-assign]
+    gang.bodies = {("worker-0", 1): LONG, ("worker-1", 1): LONG, ("worker-2", 1): FAIL}
+    gang.otherwise = LONG
+    run = gang.submit(workers=3, retries=1, grace=0).id
+    wait(lambda: {("worker-0", 1, 2), ("worker-1", 2, 2), ("worker-2", 1, 2)} <= set(gang.started))
+    assert gang.store.run(run).attempt == 1
+    answers.set()
+    gang.controller.stop_run(run, kill=True, by="ada")
+    gang.end(run)
 
 
 def test_a_parameter_server_comes_back_alone(gang: Gang) -> None:
