@@ -445,3 +445,20 @@ def test_the_words_about_images_do_not_fail_on_anything() -> None:
     for message in ("", "x" * 10_000, "\n", "Back-off", 'exec: "": ', "\u202e"):
         assert images.cannot_pull("i", "ErrImagePull", message).startswith("the image i cannot be pulled")
         images.cannot_run("i", None, "Error", message)
+
+
+@pytest.mark.parametrize(("reason", "no_room"), [("Insufficient cpu", True), ("node(s) didn't match", False)])
+def test_a_pod_that_waits_for_room_says_so(reason: str, no_room: bool) -> None:
+    """Of runs that wait for each other's places one has to let go; who waits for something else does not count."""
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": f"0/2 nodes are available: 2 {reason}.",
+    }
+    pod = {
+        "metadata": {"name": "digits-7f3k-1-worker-0"},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+    found = causes.look(pod)
+    assert found.waiting and found.no_room is no_room

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.engine.kubernetes import images, unschedulable
@@ -327,7 +327,7 @@ def _with_evidence(found: Finding, pod: Object, events: Iterable[Object]) -> Fin
     ]
     if said:
         evidence["events"] = list(dict.fromkeys(said))[-_EVENTS:]
-    return Finding(found.proof, found.cause, found.waiting, found.hopeless, found.patience, evidence)
+    return replace(found, evidence=evidence)
 
 
 def _states(pod: Object) -> dict[str, Any]:
