@@ -14,6 +14,7 @@ LONG = (
     "test_faults",
     "test_faults_between",
     "test_scale",
+    "test_worlds_faults",
     "test_worlds",
     "test_engine_lost",
     "test_chart_installed",

@@ -27,6 +27,12 @@ while not Path("/tmp/enough").exists():
 print("done", flush=True)
 """
 
+PEERS = """
+import os, time
+print("peers", os.environ["STOKER_PEERS"], flush=True)
+time.sleep(3600)
+"""
+
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster) -> Cluster:
@@ -187,6 +193,7 @@ def test_training_pods_are_apart(release: Release, served: Cluster) -> None:
             "runs": {"egress": [{"to": [{"ipBlock": world}]}]},
         },
     )
+    world = release.submit(PEERS, "--workers", "2", "--framework", "none", "--cpu", "0.1")
     mine, same = release.submit(STEPS), release.submit(STEPS)
     other = release.submit(STEPS, "--project", "elsewhere")
     pods = {}
@@ -206,11 +213,37 @@ def test_training_pods_are_apart(release: Release, served: Cluster) -> None:
     assert reaches(release, names[mine], second, 10250)
     assert not reaches(release, names[mine], first, 10250), "what egress excepts"
 
+    members = peers(release, world)
+    assert len(members) == 2
+    for member, (address, port) in members.items():
+        assert not reaches(release, names[other], address, port), "another project's run"
+        assert all(reaches(release, one, address, port) for one in members if one != member), (
+            "its own members"
+        )
+
     assert pods[mine]["spec"]["automountServiceAccountToken"] is False
     look = ("exec", names[mine], "-c", "main", "--", "sh", "-c", "ls /var/run/secrets || echo nothing")
     assert "nothing" in release.kubectl(*look)
-    for run in (mine, same, other):
+    for run in (world, mine, same, other):
         release.stoker("stop", run)
+
+
+def peers(release: Release, run: str) -> dict[str, tuple[str, int]]:
+    """By pod: where the members of a world listen for each other, as they were told."""
+
+    def said() -> list[str]:
+        lines = release.stoker("logs", run).stdout.splitlines()
+        return [line.partition("peers ")[2] for line in lines if "peers " in line]
+
+    release.until(lambda: len(said()) == 2, f"{run} to train")
+    assert len(set(said())) == 1, "all are told the same"
+    chosen = ("get", "pods", "-l", f"stoker.dev/run={run}", "-o", "json")
+    found = {
+        pod["status"]["podIP"]: pod["metadata"]["name"]
+        for pod in json.loads(release.kubectl(*chosen))["items"]
+    }
+    each = [place.rpartition(":") for place in said()[0].split(",")]
+    return {found[address]: (address, int(port)) for address, _, port in each}
 
 
 def test_runs_in_a_namespace_of_their_own(release: Release, served: Cluster) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,34 @@ with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "model.txt"), "w") as fi
 print("done", os.environ["WORD"], file=sys.stderr)
 """
 
+GANG = """
+import json, os, sys, time
+import stoker, worlds
+
+mode = sys.argv[1]
+rank, size, generation = (int(os.environ["STOKER_" + name]) for name in ("RANK", "WORLD_SIZE", "GENERATION"))
+start = 0
+if os.environ.get("STOKER_RESUME_FROM"):
+    start = json.load(open(os.environ["STOKER_RESUME_FROM"]))["step"] + 1
+    print("rank", rank, "goes on at", start, "in generation", generation, flush=True)
+links = worlds._meet(rank, size, str(generation))
+for step in range(start, 4):
+    total = worlds._reduce(rank, links, (step + 1) * 10 ** rank)
+    stoker.report(step=step, total=total)
+    if rank == 0:
+        path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], f"step-{step}.json")
+        with open(path + ".tmp", "w") as file:
+            json.dump({"step": step}, file)
+        os.replace(path + ".tmp", path)
+    print("rank", rank, "step", step, "total", total, flush=True)
+    if mode == "fail" and step == 2 and rank == 1:
+        sys.exit(3)
+    while generation == 1 and (mode, step) in (("fail", 2), ("hang", 1)):
+        time.sleep(0.1)
+with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], f"model-{rank}.txt"), "w") as file:
+    file.write("weights " + str(total))
+"""
+
 JOB = """
 name: parity
 run: {run}
@@ -76,6 +106,9 @@ def told(box: ClusterBox, run: str) -> dict[str, Any]:
                 "signal": (attempt["evidence"] or {}).get("signal"),
                 "limit": (attempt["evidence"] or {}).get("limit"),
                 "resumed": bool(attempt.get("resumed_from")),
+                "generation": attempt["generation"],
+                "world": attempt["world"],
+                "tasks": [{key: task[key] for key in TASK} for task in attempt["tasks"]],
             }
             for attempt in shown["attempts"]
         ],
@@ -94,7 +127,18 @@ def told(box: ClusterBox, run: str) -> dict[str, Any]:
 
 NOISE = re.compile(r"ensurepip|going on without")
 """What an image without pip says of itself when `setup` makes an environment."""
-KINDS = ("queued", "starting", "running", "stopping", "requeued", "restored", "ended")
+TASK = ("name", "role", "incarnation", "generation", "phase", "exit_code")
+KINDS = (
+    "queued",
+    "starting",
+    "running",
+    "stopping",
+    "requeued",
+    "reforming",
+    "generation",
+    "restored",
+    "ended",
+)
 
 
 def both(
@@ -106,6 +150,8 @@ def both(
 ) -> dict[str, Any]:
     """Run one job file here and there, and hold the two against each other, key by key."""
     box.write("train.py", TRAIN)
+    box.write("gang.py", GANG)
+    shutil.copy(Path(__file__).parents[1] / "acceptance" / "worlds.py", box.work / "worlds.py")
     box.write("stoker.yaml", JOB.format(run=run, image="null", more=more).replace("image: null\n", ""))
     runs = {
         where: box.json("submit", "-d", "stoker.yaml", "--set", f"cluster={where}", *args)["id"]
@@ -196,3 +242,41 @@ def test_a_drill(box: ClusterBox, how: str) -> None:
 
     found = both(box, "python3 train.py hang", "retries: 1", meanwhile=hurt)
     assert found["attempts"][0]["cause"] == ("user-error" if how == "process" else "lost")
+
+
+WORKERS = "workers: 2\nframework: none\n"
+
+
+def test_two_workers_that_succeed(box: ClusterBox) -> None:
+    found = both(box, "python3 gang.py train", WORKERS)
+    assert found["state"] == "succeeded"
+    assert [path for path, _ in found["outputs"]] == ["model-0.txt", "model-1.txt"]
+    assert found["metrics"]["total"] == [[step, 11.0 * (step + 1)] for step in range(4)]
+    assert [task["phase"] for task in found["attempts"][0]["tasks"]] == ["ended", "ended"]
+
+
+def test_two_workers_of_which_one_fails(box: ClusterBox) -> None:
+    found = both(box, "python3 gang.py fail", WORKERS)
+    assert (found["state"], found["exit_code"], found["cause"]) == ("failed", 3, "user-error")
+    assert "worker-1" in found["reason"]
+
+
+@pytest.mark.parametrize(("how", "retries", "incarnation"), [("process", 1, 1), ("launcher", 0, 2)])
+def test_two_workers_of_which_one_is_killed(
+    box: ClusterBox, how: str, retries: int, incarnation: int
+) -> None:
+    """The same generations, the same replacement, the same values, from the same checkpoint."""
+
+    def hurt(run: str) -> None:
+        wait(lambda: any(ck["name"] == "step-1.json" for ck in box.show(run)["checkpoints"]))
+        wait(lambda: "rank 1 step 1" in box("logs", run).stdout)
+        box.client().drill(run, how, "worker-1")
+
+    found = both(box, "python3 gang.py hang", f"{WORKERS}retries: {retries}", meanwhile=hurt)
+    assert found["state"] == "succeeded"
+    assert [attempt["generation"] for attempt in found["attempts"]] == [2]
+    assert [task["incarnation"] for task in found["attempts"][0]["tasks"]] == [1, incarnation]
+    assert {"rank 0 goes on at 2 in generation 2", "rank 1 goes on at 2 in generation 2"} <= {
+        line.partition("] ")[2] for line in found["lines"]
+    }
+    assert found["metrics"]["total"] == [[step, 11.0 * (step + 1)] for step in range(4)]

@@ -1,0 +1,41 @@
+"""Training processes in pods, seen from the machine that all nodes of the test cluster share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Body:
+    task: str
+    generation: int
+    pid: int
+    """As this machine counts."""
+    started: int
+    """In ticks since the machine started: no other process has had both numbers."""
+
+    @property
+    def workdir(self) -> Path:
+        return Path(f"/proc/{self.pid}/cwd")
+
+
+def bodies(run: str) -> list[Body]:
+    """Every process that was started for the run, and none that such a one has started itself."""
+    found = [_body(entry, run) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    there = [one for one in found if one is not None]
+    return [body for body, parent in there if parent not in {other.pid for other, _ in there}]
+
+
+def _body(entry: Path, run: str) -> tuple[Body, int] | None:
+    """The process, and who started it."""
+    try:
+        words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+        fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None  # it ended meanwhile
+    env = dict(word.split("=", 1) for word in words if "=" in word)
+    if env.get("STOKER_RUN") != run or "STOKER_GENERATION" not in env:
+        return None
+    task = f"{env['STOKER_ROLE']}-{env['STOKER_TASK_INDEX']}"
+    return Body(task, int(env["STOKER_GENERATION"]), int(entry.name), int(fields[19])), int(fields[1])
