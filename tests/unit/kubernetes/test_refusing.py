@@ -30,6 +30,7 @@ GOOD: list[dict[str, Any]] = [
     {"run": "x", "image": "torch:2", "inputs": {"a": "pvc://claim", "b": "pvc://claim.x/and/path"}},
     {"image": "torch:2", "launcher": "none", "timeout": "1h"},
     {"image": "torch:2", "mounts": {"/data": "pvc://claim/x:ro", "/scratch": "empty"}},
+    {"image": "torch:2", "mounts": {"/data": "pvc://claim:ro"}},
     {
         "image": "torch:2",
         "pod": {
@@ -153,7 +154,11 @@ def test_all_that_reaches_beyond_is_named_at_once() -> None:
 
 def test_the_clusters_own_claim_is_nobodys_to_mount() -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "ours"}}
-    for more in ({"mounts": {"/x": "pvc://ours/other-run"}}, {"pod": {"spec": {"volumes": [volume]}}}):
+    for more in (
+        {"mounts": {"/x": "pvc://ours/other-run"}},
+        {"mounts": {"/x": "pvc://ours:ro"}},
+        {"pod": {"spec": {"volumes": [volume]}}},
+    ):
         with pytest.raises(Refused, match="is the cluster's own"):
             refuse(Job.from_json({"run": "x", "image": "i", **more}), CONFIG, "prod")
 

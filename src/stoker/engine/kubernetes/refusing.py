@@ -55,7 +55,7 @@ def _refuse_input(name: str, uri: str) -> None:
 
 
 def _refuse_mount(path: str, source: str, config: ClusterConfig) -> None:
-    claim = claim_of(source)[0] if source.startswith("pvc://") else ""
+    claim = claim_of(source.removesuffix(":ro"))[0] if source.startswith("pvc://") else ""
     if claim and (not _CLAIM.fullmatch(claim) or claim == config.checkpoints):
         what = (
             "is the cluster's own, for checkpoints" if claim == config.checkpoints else "is no volume claim"
