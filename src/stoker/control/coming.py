@@ -85,6 +85,7 @@ class Coming:
     ) -> ending.Verdict | None:
         assert live.attempt is not None
         if any(task.gone is not None and not task.ordered for task in waiting) or live.closing is not None:
+            self._launcher.recall(live)
             return self._not_up(live)
         pause = live.form_at - time.monotonic()
         if any(task.telling is not None and not task.telling.done() for task in waiting):

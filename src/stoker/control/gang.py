@@ -25,6 +25,8 @@ class Seat:
     """None: it runs, or is about to."""
     told: bool = False
     ended: float = 0.0
+    idle: bool = False
+    """It has no order yet for what comes next: nothing of it runs, and there is nothing to stop."""
 
     @property
     def failed(self) -> bool:
@@ -68,7 +70,7 @@ def decide(seats: Sequence[Seat], *, closing: Verdict | None, reforming: Verdict
     world = [seat for seat in seats if seat.on_loss == "world"]
     failed = [seat for seat in world if seat.failed]
     if failed or reforming is not None:
-        left = tuple(seat.task for seat in world if seat.verdict is None)
+        left = tuple(seat.task for seat in world if seat.verdict is None and not seat.idle)
         cause = root(failed, alone=len(seats) == 1) if failed else reforming
         return Decision(reform=cause) if not left else Decision(stop=left, trouble=cause)
     again = tuple(seat.task for seat in seats if seat.on_loss == "task" and seat.failed)

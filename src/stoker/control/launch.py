@@ -66,6 +66,13 @@ class Launcher:
                     missing.append(task)
         return missing
 
+    def recall(self, live: LiveRun) -> None:
+        """This generation does not begin: who has its order all the same, before the way to another one broke off, has
+        a body that must be stopped."""
+        for task in live.tasks.values():
+            if task.up and not task.ordered:
+                self._adopt(task)
+
     def _adopt(self, task: LiveTask) -> None:
         """What an earlier server ordered stands."""
         assert task.directory is not None

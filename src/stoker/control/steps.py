@@ -243,7 +243,7 @@ class Steps:
                 live.submitted = False
             task.again(generation, fresh=task.gone is not None)
         live.progressed = False
-        live.waits_since = None
+        live.waits_since = live.first_up = None
         live.form_at = time.monotonic() + following.delay
         live.dirty = True
         await self._loop.committer.commit(
@@ -394,4 +394,5 @@ def _seat(task: LiveTask) -> gang.Seat:
         verdict=task.verdict,
         told=task.excused,
         ended=task.ended,
+        idle=not task.ordered,
     )

@@ -196,6 +196,11 @@ class FakeEngine:
             found = self._machine.tasks[Place(run, attempt, task)]
             self._machine.die(found, f"launcher {found.pid} is gone")
 
+    def terminate_launcher(self, run: str, attempt: int, task: str) -> None:
+        """SIGTERM of a launcher, as when somebody deletes its pod: the body is stopped, and none is started any more."""
+        with self._lock:
+            self._machine.terminate(self._machine.tasks[Place(run, attempt, task)])
+
     def reboot(self) -> None:
         """The machine restarts: everything is gone, the boot id is another."""
         with self._lock:

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,8 @@ class Simulated:
     ends_at: int | None = None
     started_at: float | None = None
     stopping: bool = False
+    terminated: bool = False
+    """It was told to end by somebody else: it holds what it has, and starts nothing."""
     lines: int = 0
     log_bytes: int = 0
     ending: dict[str, Any] | None = None
@@ -199,8 +201,12 @@ class FakeMachine:
             self.die(task, f"launcher {task.pid} is gone")
 
     def _start(self, task: Simulated, order: formats.Order) -> None:
-        task.behaviour = self.script(task.info, order)
         task.stopping, task.ending, task.started_at = False, None, time.time()
+        if task.terminated:
+            task.phase = "running"
+            self.end_body(task, replace(ended(task, "stopped"), final=True))
+            return
+        task.behaviour = self.script(task.info, order)
         self._journal(task, {"k": "starting"})
         if task.behaviour.kind in ("start-failed", "setup"):
             task.phase = "running"
@@ -247,6 +253,11 @@ class FakeMachine:
         task.phase, task.ending = "ended", ending.to_json()
         self._journal(task, {"k": "ended", **task.ending})
         self._publish(task)
+
+    def terminate(self, task: Simulated) -> None:
+        task.terminated = True
+        ending = ended(task, "stopped", signal_number=signal.SIGTERM)
+        self.end_body(task, replace(ending, final=True))
 
     def die(self, task: Simulated, proof: str) -> None:
         task.proof = proof

@@ -40,16 +40,10 @@ class Gang(Watched):
     """A server's inside without HTTP. `bodies`: what each (task, generation) does; the rest end well at once. Every
     body that starts is written down."""
 
-    def __init__(self, root: Path) -> None:
-        control = ControlSettings(
-            poll=0.05,
-            retry_backoff=0.01,
-            retry_backoff_max=0.05,
-            fault_retries=3,
-            grow_after=0.05,
-            grow_patience=0.1,
-        )
-        self.settings = Settings(Home(root / "home"), control=control)
+    def __init__(self, root: Path, **control: float) -> None:
+        rhythms = {"poll": 0.05, "retry_backoff": 0.01, "retry_backoff_max": 0.05}
+        rhythms |= {"grow_after": 0.05, "grow_patience": 0.1, **control}
+        self.settings = Settings(Home(root / "home"), control=ControlSettings(fault_retries=3, **rhythms))
         self.settings.home.root.mkdir(parents=True, exist_ok=True)
         self.bodies: dict[tuple[str, int], Behaviour] = {}
         self.otherwise: Behaviour = DONE
@@ -171,6 +165,49 @@ def test_a_lost_launcher_is_replaced_alone_and_costs_no_retry(gang: Gang) -> Non
     assert sorted(gang.started) == [
         ("worker-0", 1, 1), ("worker-0", 1, 2), ("worker-1", 1, 1), ("worker-1", 2, 2)
     ]  # fmt: skip
+
+
+def test_a_launcher_that_was_told_to_end_is_replaced_and_not_asked_again(gang: Gang) -> None:
+    """As when somebody deletes a pod: for as long as its grace lasts it is there, and starts nothing."""
+    gang.bodies = {("worker-0", 1): LONG, ("worker-1", 1): LONG}
+    run = gang.submit(workers=2).id
+    gang.end(run, lambda _: len(gang.started) == 2)
+    gang.engine.terminate_launcher(run, 1, "worker-1")
+    row = gang.end(run)
+    assert (row.state, row.attempt, row.failures) == ("succeeded", 1, 0)
+    assert gang.generation(run) == 2
+    assert gang.placement(run)["worker-1"]["incarnation"] == 2
+    assert [event.text for event in gang.store.events(run) if event.kind == "reforming"] == [
+        "worker-1: preempted; worker-1 is replaced, generation 2 follows"
+    ]
+
+
+def test_all_are_told_to_end(gang: Gang) -> None:
+    """As when their nodes are drained together."""
+    gang.bodies = {(f"worker-{index}", 1): LONG for index in (0, 1)}
+    run = gang.submit(workers=2).id
+    gang.end(run, lambda _: len(gang.started) == 2)
+    gang.bodies = {}
+    for task in ("worker-0", "worker-1"):
+        gang.engine.terminate_launcher(run, 1, task)
+    row = gang.end(run)
+    assert (row.state, row.failures) == ("succeeded", 0)
+
+
+def test_a_member_lost_while_the_next_generation_waits_is_replaced(tmp_path: Path) -> None:
+    """The others have no order yet: there is nobody to be stopped, and nobody to wait for."""
+    gang = Gang(tmp_path, retry_backoff=3600.0, retry_backoff_max=3600.0)
+    try:
+        gang.bodies = {("worker-0", 1): LONG, ("worker-1", 1): FAIL}
+        run = gang.submit(workers=2, retries=1).id
+        gang.end(run, lambda _: gang.generation(run) == 2)
+        gang.engine.kill_launcher(run, 1, "worker-1")
+        row = gang.end(run)
+        assert (row.state, row.attempt, row.failures) == ("succeeded", 1, 1)
+        place = gang.placement(run)["worker-1"]
+        assert (place["incarnation"], place["generation"]) == (2, 3)
+    finally:
+        gang.close()
 
 
 def test_when_nobody_survives_the_attempt_is_over(gang: Gang) -> None:

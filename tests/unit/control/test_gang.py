@@ -46,6 +46,12 @@ def test_a_lost_member_empties_the_world() -> None:
     assert decision.trouble is not None and decision.trouble.reason == "worker-1: its launcher is gone"
 
 
+def test_who_has_no_order_yet_is_not_waited_for() -> None:
+    decision = ask(seat("worker-0", idle=True), seat("worker-1", LOST, idle=True))
+    assert decision.stop == () and decision.reform is not None
+    assert decision.reform.evidence["task"] == "worker-1"
+
+
 def test_an_empty_world_starts_again_and_names_who_failed() -> None:
     decision = ask(seat("worker-0", STOPPED, told=True), seat("worker-1", LOST))
     assert decision.reform is not None and decision.reform.evidence["task"] == "worker-1"
