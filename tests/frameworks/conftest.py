@@ -13,9 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from box import Box
-from journey import Journey
-
-SCRIPTS = Path(__file__).parent / "scripts"
+from journey import SCRIPTS, Journey
+from local import LocalJourney
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +42,6 @@ def journey(shared: Box) -> Callable[..., Journey]:
     """`journey("--framework", "torch", "--workers", "2", "torch_sum.py")`: submitted."""
 
     def make(*arguments: str) -> Journey:
-        return Journey(shared, "--retries", "2", "--grace", "5s", *arguments)
+        return LocalJourney(shared, "--retries", "2", "--grace", "5s", *arguments)
 
     return make

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from box import Box, wait
-from journey import processes
+from local import processes
 
 ROOT = Path(__file__).parents[2]
 PARALLEL = ROOT / "examples" / "parallel"

@@ -1,11 +1,12 @@
-"""A run through `stoker run` on this machine, with a member killed in the middle."""
+"""A run of the scripts in tests/frameworks with a member killed in the middle, and what its log tells of it.
+
+The same on this machine and in pods: only how a member is killed, and how the log is looked at often, may differ.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 
 from box import Box, wait
 
+from stoker.client.local import connect
+
+SCRIPTS = Path(__file__).parents[1] / "frameworks" / "scripts"
 LINE = re.compile(
-    r"(step|finished) (\d+) rank (\d+) of (\d+)(?: total (\d+))?[^|\n]*\| generation (\d+) pid (\d+)"
+    r"(step|finished) (\d+) rank (\d+) of (\d+)(?: total (\d+))?[^|\n]*\| generation (\d+) pid (\d+ on \S+)"
 )
 STEPS = 40
 LIMIT = 400.0
@@ -28,7 +32,8 @@ class Said:
     world: int
     total: int | None
     generation: int
-    pid: int
+    process: str
+    """`17 on digits-7f3k-worker-0`: in pods, many have the same number."""
 
 
 class Journey:
@@ -43,9 +48,9 @@ class Journey:
 
     def said(self) -> list[Said]:
         found = []
-        for what, step, rank, world, total, generation, pid in LINE.findall(self.text()):
+        for what, step, rank, world, total, generation, process in LINE.findall(self.text()):
             number = int(total) if total else None
-            found.append(Said(what, int(step), int(rank), int(world), number, int(generation), int(pid)))
+            found.append(Said(what, int(step), int(rank), int(world), number, int(generation), process))
         return found
 
     def reached(self, step: int) -> None:
@@ -62,18 +67,13 @@ class Journey:
         wait(lambda: self.box.show(self.run)["checkpoints"], limit=LIMIT)
 
     def _written(self) -> str:
-        """The log as the launchers write it: looked at often, so without starting anything."""
-        paths = (self.box.home.tasks / self.run).glob("*/*/log/*.log")
-        return "".join(path.read_text(errors="replace") for path in paths)
+        """The log: looked at often, so without starting anything."""
+        with connect(self.box.home) as client:
+            return "\n".join(record.get("text", "") for record in client.logs(self.run))
 
-    def directory(self, task: str) -> Path:
-        attempts = sorted((self.box.home.tasks / self.run).iterdir(), key=lambda path: int(path.name))
-        return attempts[-1] / task
-
-    def kill(self, task: str, number: int = signal.SIGKILL) -> None:
-        """Every process of the task's body, wherever it is: as the kernel does it when memory runs out."""
-        killed = [os.kill(pid, number) for pid in processes(self.directory(task))]
-        assert killed, f"{task} has no process"
+    def kill(self, task: str) -> None:
+        """The task's processes."""
+        self.box.client().drill(self.run, "process", task)
 
     def succeeded(self, limit: float = LIMIT) -> dict[str, Any]:
         ended = self.box.ended(self.run, limit)
@@ -95,8 +95,8 @@ class Journey:
         for generation in {one.generation for one in said}:
             ours = [one for one in said if one.generation == generation]
             assert {one.world for one in ours} == {world}, self.report()
-            pids = {rank: {one.pid for one in ours if one.rank == rank} for rank in range(world)}
-            assert all(len(found) <= 1 for found in pids.values()), self.report()
+            found = {rank: {one.process for one in ours if one.rank == rank} for rank in range(world)}
+            assert all(len(processes) <= 1 for processes in found.values()), self.report()
             assert {one.rank for one in ours} <= set(range(world)), self.report()
 
     def went_on(self) -> None:
@@ -110,16 +110,3 @@ class Journey:
 
     def report(self) -> str:
         return f"{json.dumps(self.box.show(self.run), indent=1)[-6000:]}\n{self.text()[-8000:]}\n{self.box.server_log()}"
-
-
-def processes(directory: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environ = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"STOKER_TASK_DIR={directory}\0".encode() in environ:
-                found.append(int(entry.name))
-    return found

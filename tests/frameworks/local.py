@@ -1,0 +1,38 @@
+"""A run on this machine: its members are processes here, and its log is files here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from journey import Journey
+
+
+class LocalJourney(Journey):
+    def _written(self) -> str:
+        """The log as the launchers write it."""
+        paths = (self.box.home.tasks / self.run).glob("*/*/log/*.log")
+        return "".join(path.read_text(errors="replace") for path in paths)
+
+    def directory(self, task: str) -> Path:
+        attempts = sorted((self.box.home.tasks / self.run).iterdir(), key=lambda path: int(path.name))
+        return attempts[-1] / task
+
+    def kill(self, task: str) -> None:
+        """Every process of the task's body, wherever it is: as the kernel does it when memory runs out."""
+        killed = [os.kill(pid, signal.SIGKILL) for pid in processes(self.directory(task))]
+        assert killed, f"{task} has no process"
+
+
+def processes(directory: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"STOKER_TASK_DIR={directory}\0".encode() in environ:
+                found.append(int(entry.name))
+    return found
