@@ -7,6 +7,8 @@ BIN := .venv/bin
 # Clusters at once in test-cluster; 0: one, or the one that `make cluster-up` left running.
 WORKERS ?= 3
 READY := .venv/.ready
+# Of the Python in the test images. Somebody else's cluster could not mount them.
+FRAMEWORKS_FOR_PODS = test -n "$$STOKER_TEST_KUBECONFIG" || $(BIN)/python tests/frameworks/environment.py --for 3.11 >/dev/null
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +40,7 @@ test: setup  ## everything that runs in CI, under ten minutes
 
 test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
+	@$(FRAMEWORKS_FOR_PODS)
 	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster -p slots -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not soak" $(ARGS)
 
 test-frameworks: setup  ## real torch, TensorFlow, JAX, Open MPI, Dask; the first time downloads them
@@ -53,6 +56,7 @@ cluster-down: setup  ## end it, with all it left
 soak: setup  ## many seeds, long runs
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest -m "soak or not soak" --timeout 3600 $(ARGS)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
+	@$(FRAMEWORKS_FOR_PODS)
 	STOKER_SEEDS=$${STOKER_SEEDS:-30} $(BIN)/python -m pytest tests/cluster -m "soak or not soak" --timeout 3600 $(ARGS)
 	@PYTHONPATH=tests/cluster STOKER_TEST_KUBERNETES=1.29 $(BIN)/python -m harness build >/dev/null
 	PYTHONPATH=tests/cluster STOKER_TEST_KUBERNETES=1.29 $(BIN)/python -m pytest tests/cluster/test_parity.py tests/cluster/test_faults.py tests/cluster/test_faults_between.py --timeout 3600 $(ARGS)

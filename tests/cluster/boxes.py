@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,28 @@ class ClusterBox(Box):
         return str(self.cluster.kubectl("-n", self.namespace, *args))
 
     def pods(self, run: str = "") -> list[dict[str, Any]]:
-        import json
-
         selector = ("-l", f"stoker.dev/run={run}") if run else ()
         found: list[dict[str, Any]] = json.loads(self.kubectl("get", "pods", *selector, "-o", "json"))[
             "items"
         ]
         return found
+
+    def uids(self, run: str) -> dict[str, str]:
+        """The run's pods that are there and not on their way out, by task."""
+        return {
+            pod["metadata"]["labels"]["stoker.dev/task"]: pod["metadata"]["uid"]
+            for pod in self.pods(run)
+            if not pod["metadata"].get("deletionTimestamp")
+        }
+
+    def lose(self, run: str, how: str, task: str) -> None:
+        """A `process`, a `launcher` or the whole `pod` of a task."""
+        if how == "pod":
+            self.kubectl(
+                "delete", "pod", "-l", f"stoker.dev/run={run},stoker.dev/task={task}", "--wait=false"
+            )
+        else:
+            self.client().drill(run, how, task)
 
 
 DEFAULTS = ("default_cpu=0.1",)

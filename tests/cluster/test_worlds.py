@@ -25,15 +25,6 @@ def world(box: ClusterBox, *flags: str, steps: int = 120) -> str:
     return run
 
 
-def uids(box: ClusterBox, run: str) -> dict[str, str]:
-    """The pods that are there, by task."""
-    return {
-        pod["metadata"]["labels"]["stoker.dev/task"]: pod["metadata"]["uid"]
-        for pod in box.pods(run)
-        if not pod["metadata"].get("deletionTimestamp")
-    }
-
-
 def test_pods_train_as_one_over_their_own_addresses(box: ClusterBox) -> None:
     run = world(box, "--workers", "3", steps=20)
     addresses = {pod["status"]["podIP"] for pod in box.pods(run)}
@@ -45,15 +36,11 @@ def test_pods_train_as_one_over_their_own_addresses(box: ClusterBox) -> None:
 def test_a_lost_member_is_replaced_and_the_others_keep_their_pods(box: ClusterBox, how: str) -> None:
     run = world(box, "--workers", "2", "--retries", "2")
     checkpointed(box, run)
-    before = uids(box, run)
-    if how == "pod":
-        name = next(pod for pod in box.pods(run) if pod["metadata"]["uid"] == before["worker-1"])
-        box.kubectl("delete", "pod", name["metadata"]["name"], "--wait=false")
-    else:
-        box.client().drill(run, how, "worker-1")
+    before = box.uids(run)
+    box.lose(run, how, "worker-1")
     wait(lambda: generation(box, run), lambda number: number == 2, limit=240)
-    wait(lambda: uids(box, run).get("worker-1"), limit=240)
-    after = uids(box, run)
+    wait(lambda: box.uids(run).get("worker-1"), limit=240)
+    after = box.uids(run)
     assert after["worker-0"] == before["worker-0"]
     assert (after["worker-1"] == before["worker-1"]) == (how == "process")
     seen = check(box, run, 2, steps=120)
@@ -64,11 +51,11 @@ def test_a_lost_member_is_replaced_and_the_others_keep_their_pods(box: ClusterBo
 def test_a_server_that_is_killed_finds_the_world_as_it_was(box: ClusterBox) -> None:
     run = world(box, "--workers", "2")
     checkpointed(box, run)
-    before = uids(box, run)
+    before = box.uids(run)
     box.kill_server()
     time.sleep(1)
     box("ps")
-    assert uids(box, run) == before
+    assert box.uids(run) == before
     check(box, run, 2, steps=120)
     assert generation(box, run) == 1
 
@@ -89,12 +76,7 @@ def test_chaos(box: ClusterBox, seed: int) -> None:
         time.sleep(chance.uniform(0.0, 3.0))
         how, task = chance.choice(["process", "launcher", "pod"]), f"worker-{chance.randrange(3)}"
         try:
-            if how == "pod":
-                box.kubectl(
-                    "delete", "pod", "-l", f"stoker.dev/run={run},stoker.dev/task={task}", "--wait=false"
-                )
-            else:
-                box.client().drill(run, how, task)
+            box.lose(run, how, task)
         except Exception as exc:  # it is just being started again, or over: that is chaos too
             print(how, task, exc)
     check(box, run, 3, steps=120)

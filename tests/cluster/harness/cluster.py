@@ -125,15 +125,22 @@ class Cluster:
         """From now on the names of Services and pods resolve in pods."""
         dns.start(self._layout, self._ledger)
 
-    def volume(self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce") -> Path:
-        """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node)."""
-        path = self._layout.root / "volumes" / name
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o777)
+    def volume(
+        self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce", path: Path | None = None
+    ) -> Path:
+        """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node).
+
+        With `path`, on what is there already; that is left as it is.
+        """
+        if path is None:
+            path = self._layout.root / "volumes" / name
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o777)
         spec = {
             "capacity": {"storage": size},
             "accessModes": [mode],
             "storageClassName": name,
+            "persistentVolumeReclaimPolicy": "Retain",
             "hostPath": {"path": str(path)},
         }
         made = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}

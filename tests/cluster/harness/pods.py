@@ -26,14 +26,14 @@ def pod(name: str, image: str, script: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def claim(name: str, storage_class: str) -> dict[str, Any]:
+def claim(name: str, storage_class: str, mode: str = "ReadWriteOnce") -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name},
         "spec": {
             "storageClassName": storage_class,
-            "accessModes": ["ReadWriteOnce"],
+            "accessModes": [mode],
             "resources": {"requests": {"storage": "1Gi"}},
         },
     }

@@ -7,6 +7,7 @@
     nopython     busybox and nothing else
     readonly     numeric USER and WORKDIR; meant to be run with a read-only root
     train        root, with numpy and scikit-learn
+    openmpi      root, with Open MPI, and with what the big frameworks want of a system
     stoker       Stoker's own
 
 They are kept in the cache by what they are made of: the second time nothing is built, and nothing is pushed that
@@ -18,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "deploy/image"))
 
-from images.recipes import NAMES, build_test_images
+from images.recipes import NAMES, PYTHON, build_test_images
 from images.serve import LocalRegistry
 
-__all__ = ["NAMES", "LocalRegistry", "build_test_images"]
+__all__ = ["NAMES", "PYTHON", "LocalRegistry", "build_test_images"]

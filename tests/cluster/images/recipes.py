@@ -15,6 +15,8 @@ from stoker.images import Cache, Image, Layer, Registry, Settings, Tree, assembl
 HERE = Path(__file__).parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REPOSITORIES = "stoker-test"
+PYTHON = python.VERSION
+"""Of every image that has one."""
 
 
 def build_test_images(push_to: str, cache: Cache | None = None) -> dict[str, str]:
@@ -107,18 +109,26 @@ def _readonly(cache: Cache) -> Image:
 
 
 def _train(cache: Cache) -> Image:
-    packages = debian.read_lock(HERE / "packages.amd64.lock")["cxx"]
-    cxx = cache.layer(
-        stoker.key("cxx", debian.key_of(packages)), lambda: debian.unpack(packages), "debian: libstdc++"
-    )
     names = python.closure(HERE / "train.in", stoker.ROOT / "requirements/lock.txt", "amd64")
     wheels = stoker.wheels(cache, names, "amd64", "numpy, scikit-learn")
     env = {"PATH": PATH, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    named = Tree()
-    named.link("usr/bin/python", "python3")
-    return assemble(
-        [*_python(cache), cxx, wheels, _small(cache, "python", named)], Settings(cmd=("python3",), env=env)
-    )
+    layers = [*_python(cache), _cxx(cache), wheels, _named_python(cache)]
+    return assemble(layers, Settings(cmd=("python3",), env=env))
+
+
+def _openmpi(cache: Cache) -> Image:
+    packages = debian.read_lock(HERE / "packages.amd64.lock")["openmpi"]
+
+    def make() -> Tree:
+        tree = debian.unpack(packages)
+        # As Debian's alternatives would have it.
+        for name in ("mpirun", "mpiexec"):
+            tree.link(f"usr/bin/{name}", "orterun")
+        return tree
+
+    layer = cache.layer(stoker.key("openmpi", debian.key_of(packages), _HERE), make, "debian: openmpi-bin")
+    layers = [*_python(cache), _cxx(cache), _named_python(cache), layer]
+    return assemble(layers, Settings(cmd=("python3",), env={"PATH": PATH, "OMP_NUM_THREADS": "1"}))
 
 
 _RECIPES: dict[str, Callable[[Cache], Image]] = {
@@ -129,6 +139,7 @@ _RECIPES: dict[str, Callable[[Cache], Image]] = {
     "nopython": _nopython,
     "readonly": _readonly,
     "train": _train,
+    "openmpi": _openmpi,
     "stoker": stoker.image,
 }
 NAMES = tuple(_RECIPES)
@@ -146,6 +157,20 @@ _USERS = _Users(
 
 def _python(cache: Cache) -> list[Layer]:
     return [stoker.base(cache), stoker.runtime(cache)]
+
+
+def _cxx(cache: Cache) -> Layer:
+    packages = debian.read_lock(HERE / "packages.amd64.lock")["cxx"]
+    return cache.layer(
+        stoker.key("cxx", debian.key_of(packages)), lambda: debian.unpack(packages), "debian: libstdc++"
+    )
+
+
+def _named_python(cache: Cache) -> Layer:
+    """`python`, as most people call it."""
+    tree = Tree()
+    tree.link("usr/bin/python", "python3")
+    return _small(cache, "python", tree)
 
 
 def _small(cache: Cache, name: str, tree: Tree) -> Layer:
