@@ -214,6 +214,18 @@ OURS: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"volumes": [{"name": "task", "emptyDir": {}}]}}, "is Stoker's own"),
     ({"spec": {"volumes": [{"name": "input-0", "emptyDir": {}}]}}, "is Stoker's own"),
     (
+        {"spec": {"containers": [{"name": "main", "volumeMounts": [{"name": "key", "mountPath": "/k"}]}]}},
+        "mounts key, a volume of Stoker's own",
+    ),
+    (
+        {
+            "spec": {
+                "containers": [{"name": "main", "volumeMounts": [{"name": "checkpoints", "mountPath": "/c"}]}]
+            }
+        },
+        "mounts checkpoints, a volume of Stoker's own",
+    ),
+    (
         {"spec": {"containers": [{**MAIN, "volumeMounts": [{"name": "a", "mountPath": "/stoker/key"}]}]}},
         "Stoker's own",
     ),

@@ -68,6 +68,12 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
         "pvc://",
         "inputs.d",
     ),
+    (
+        {"run": "x", "image": "i", "inputs": {"d": "pvc://ours/stoker"}},
+        "is on the cluster's own claim",
+        "another claim",
+        "inputs.d",
+    ),
     ({"image": "i", "launcher": "none", "setup": "make"}, "needs the launcher", "`setup`", "setup"),
     ({"image": "i", "launcher": "none", "python": "/x"}, "needs the launcher", "`python`", "python"),
     ({"image": "i", "workers": 2, "launcher": "none"}, "not yet available", "`launcher`", "launcher"),

@@ -31,7 +31,7 @@ def refuse(job: Job, config: ClusterConfig, cluster: str) -> None:
             details={"key": "pool", "choices": list(config.pools)},
         )
     for name, uri in job.inputs.items():
-        _refuse_input(name, uri)
+        _refuse_input(name, uri, config)
     for path, source in job.mounts.items():
         _refuse_mount(path, source, config)
     _refuse_template(job, config, cluster)
@@ -39,7 +39,7 @@ def refuse(job: Job, config: ClusterConfig, cluster: str) -> None:
         _refuse_plain(job)
 
 
-def _refuse_input(name: str, uri: str) -> None:
+def _refuse_input(name: str, uri: str, config: ClusterConfig) -> None:
     key = {"key": f"inputs.{name}"}
     if not uri.startswith("pvc://"):
         raise Refused(
@@ -51,6 +51,12 @@ def _refuse_input(name: str, uri: str) -> None:
     if not _CLAIM.fullmatch(claim) or ".." in path.split("/"):
         raise Refused(
             f"the input {name} ({uri}) names no volume claim", hint="Write `pvc://CLAIM/PATH`.", details=key
+        )
+    if claim == config.checkpoints:
+        raise Refused(
+            f"the input {name} ({uri}) is on the cluster's own claim, for checkpoints",
+            hint="Name another claim: `pvc://CLAIM/PATH`.",
+            details=key,
         )
 
 

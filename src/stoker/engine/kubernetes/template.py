@@ -192,7 +192,7 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
             if str(name).startswith(OUR_LABELS):
                 yield f"metadata.{kind}.{name}", "is Stoker's own", "Choose another name."
     for volume in _items(spec.get("volumes")):
-        if volume.get("name") in OUR_VOLUMES or str(volume.get("name", "")).startswith(("input-", "mount-")):
+        if _is_our_volume(volume):
             yield f"spec.volumes.{volume.get('name')}", "is Stoker's own", "Choose another name."
     for container in _items(spec.get("containers")):
         if container.get("name") != MAIN:
@@ -200,6 +200,14 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
             yield "spec.containers", f"has {other!r}; only `{MAIN}` can be added to", f"Write `name: {MAIN}`."
         for mount in _items(container.get("volumeMounts")):
             where = str(mount.get("mountPath", ""))
+            if _is_our_volume(
+                mount
+            ):  # the courier's key is in one, everybody's checkpoints may be in another
+                yield (
+                    "spec.containers.volumeMounts",
+                    f"mounts {mount['name']}, a volume of Stoker's own",
+                    "Mount one that the template adds.",
+                )
             if any(where == one or where.startswith(f"{one}/") for one in OUR_MOUNTS):
                 yield (
                     "spec.containers.volumeMounts",
@@ -209,6 +217,11 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
         for variable in _items(container.get("env")):
             if str(variable.get("name", "")).startswith("STOKER_") or variable.get("name") in OUR_VARIABLES:
                 yield "spec.containers.env", f"sets {variable['name']}, which Stoker sets", "Leave it out."
+
+
+def _is_our_volume(named: Mapping[str, Any]) -> bool:
+    name = str(named.get("name", ""))
+    return name in OUR_VOLUMES or name.startswith(("input-", "mount-"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
