@@ -1,17 +1,20 @@
 """After a launcher's death: settle what it left, so that what was completed counts.
 
-Called by the server, in its own process, on a directory whose launcher and processes are proven gone.
+collect   on a directory whose launcher and processes are proven gone
+salvage   on a task's part of a shared volume, all that is left of a directory whose machine is lost
 """
 
 from __future__ import annotations
 
 import os
 import time
+from typing import Iterable
 
 from stoker.launcher import endings
 from stoker.launcher.checkpoints import Scanner
 from stoker.launcher.files import take_lock
 from stoker.launcher.journal import Journal
+from stoker.launcher.scan_facts import CARRIED
 
 PATIENCE = 10.0
 """Seconds that a guardian has to end what its launcher left."""
@@ -36,12 +39,7 @@ def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> N
     try:
         journal = Journal(directory)
         try:
-            scanner = Scanner(directory, journal.append)
-            try:
-                scanner.begin(generation)
-                scanner.finish(True)
-            finally:
-                scanner.close()
+            _scan(directory, journal, generation)
             unfinished = journal.unfinished
             if unfinished is not None:
                 journal.append({"k": "ended", **endings.lost(unfinished, time.time()).to_json()})
@@ -49,3 +47,28 @@ def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> N
             journal.close()
     finally:
         os.close(lock)
+
+
+def salvage(directory: str, generation: int, carried: Iterable[int]) -> None:
+    """Journal, in the part itself, the checkpoints that were complete there and have not been carried away.
+
+    The part may have a journal from an earlier try; its task never saw it. `carried`: the numbers of the copies that
+    were. A task that was given up may live and write all the same: it can spoil what is found here, never change it
+    unnoticed, because whoever carries it away compares it with the hashes in the journal. Idempotent.
+    """
+    journal = Journal(directory)
+    try:
+        for number in sorted(carried):
+            journal.append({"k": CARRIED, "number": number}, durable=False)
+        _scan(directory, journal, generation)
+    finally:
+        journal.close()
+
+
+def _scan(directory: str, journal: Journal, generation: int) -> None:
+    scanner = Scanner(directory, journal.append)
+    try:
+        scanner.begin(generation)
+        scanner.finish(True)
+    finally:
+        scanner.close()

@@ -17,16 +17,17 @@ from stoker.task import container, formats, layout
 BAD_INPUT = 65
 
 
-def main(task: str, directory: str, place: str) -> int:
+def main(task: str, directory: str, place: str, part: str = "") -> int:
     try:
-        return prepare(task, directory, place)
+        return prepare(task, directory, place, part)
     except OSError as exc:
         print(f"stoker init: {exc.strerror}: {exc.filename or directory}", file=sys.stderr)
         return 74 if exc.errno == errno.ENOSPC else 73
 
 
-def prepare(task: str, directory: str, place: str) -> int:
-    """May be repeated, after it was cut short too. What is there already is not touched."""
+def prepare(task: str, directory: str, place: str, part: str = "") -> int:
+    """May be repeated, after it was cut short too. What is there already is not touched. `part`: of a shared volume, for
+    the checkpoints. Made here it is the task's own: the kubelet would make it root's, and nobody could remove it."""
     raw = files.read_json(task) or {}
     try:
         formats.TaskInfo.from_json(raw)
@@ -34,6 +35,8 @@ def prepare(task: str, directory: str, place: str) -> int:
         print(f"stoker init: {task} is not a task: {exc}", file=sys.stderr)
         return BAD_INPUT
     _make_directory(directory, raw)
+    if part:
+        _make_part(part)
     path = bundle.write(place)
     _link(os.path.basename(path), os.path.join(place, os.path.basename(container.CURRENT)))
     return 0
@@ -51,6 +54,18 @@ def _make_directory(directory: str, task: Mapping[str, Any]) -> None:
     path = os.path.join(directory, layout.TASK)
     if files.read_json(path) != task:
         formats.write_json(path, task, mode=0o600, durable=True)
+
+
+def _make_part(part: str) -> None:
+    run = os.path.dirname(part)
+    try:
+        os.mkdir(run)
+        # As the kubelet would: tasks of one run may have different users, and each has its part in it.
+        os.chmod(run, os.stat(os.path.dirname(run)).st_mode & 0o7777)
+    except FileExistsError:
+        pass
+    for name in layout.LASTING:
+        os.makedirs(os.path.join(part, name), mode=0o700, exist_ok=True)
 
 
 def _link(target: str, path: str) -> None:

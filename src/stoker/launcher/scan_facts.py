@@ -1,8 +1,9 @@
-"""What a scanner has seen, kept so that the next one knows it: `scan.jsonl` in the task directory.
+"""What a scanner has seen, kept so that the next one knows it: `scan.jsonl` among the staged copies.
 
 That a file was renamed into place, or was quiet while its writer lived, cannot be seen afterwards. After the
-launcher was killed, a new scanner on the same directory reads here what its predecessor saw. The file is not
-forced to disk: after a power cut the copies that were staged count, everything else has to be verified.
+launcher was killed, a new scanner on the same directory reads here what its predecessor saw. It lies beside the
+copies because they may outlive the rest of the directory. Only what it says of copies is forced to disk: after a power
+cut they count, and everything else has to be verified.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from itertools import chain
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from stoker.launcher import scan, staging
 from stoker.task import formats, layout
 
-FILE = "scan.jsonl"
+_BEFORE = "scan.jsonl"
+"""Where launchers of earlier versions wrote it."""
 _NUMBER = re.compile(r"^\d{6,}$")
+CARRIED = "carried"
+"""Kind of a journal's entry that only says which copy was carried away (see stoker.launcher.collect)."""
 
 
 def key_of(signature: scan.Signature) -> str:
@@ -59,7 +64,7 @@ class Facts:
         journaled = self._load_journal()
         there = set(self._staged_numbers())
         waiting: Dict[int, Dict[str, Any]] = {}
-        for fact in self._lines(FILE):
+        for fact in chain(self._lines(_BEFORE), self._lines(layout.SCAN)):
             if fact.get("k") == "staged":
                 record = fact.get("record") or {}
                 number = int(record.get("number", 0))
@@ -122,7 +127,7 @@ class Facts:
     def _load_journal(self) -> Set[int]:
         numbers: Set[int] = set()
         for entry in self._lines(layout.JOURNAL):
-            if entry.get("k") != "checkpoint" or not isinstance(entry.get("number"), int):
+            if entry.get("k") not in ("checkpoint", CARRIED) or not isinstance(entry.get("number"), int):
                 continue
             numbers.add(entry["number"])
             if entry.get("generation") == self.generation:
@@ -138,7 +143,7 @@ class Facts:
         for name in os.listdir(area):
             if _NUMBER.match(name):
                 found.append(int(name))
-            else:
+            elif not name.startswith(".") and f"{layout.STAGED}/{name}" != layout.SCAN:
                 # A copy that its scanner did not finish.
                 staging.remove(os.path.join(area, name))
         return found
@@ -164,10 +169,12 @@ class Facts:
         """A full disk loses a fact, not a checkpoint: what is not known has to be verified later."""
         try:
             if self._fd is None:
-                path = os.path.join(self._directory, FILE)
+                path = os.path.join(self._directory, layout.SCAN)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._fd = os.open(path, flags, 0o600)
             formats.append_line(self._fd, {"k": kind, "generation": self.generation, **fact})
+            if kind == "staged":
+                os.fsync(self._fd)
         except OSError:
             return
 

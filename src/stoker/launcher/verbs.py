@@ -11,7 +11,7 @@ from typing import Callable, Dict, List
 
 USAGE = """\
 usage: python -I -S BUNDLE VERB ...
-  init TASK_JSON DIRECTORY BIN
+  init TASK_JSON DIRECTORY BIN [PART]
   courier ...
   launch DIRECTORY
   collect DIRECTORY GENERATION
@@ -37,10 +37,10 @@ class _Wrong(Exception):
 
 
 def _init(argv: List[str]) -> int:
-    task, directory, place = _exactly(argv, 3)
+    task, directory, place, part = _exactly(argv if len(argv) == 4 else [*argv, ""], 4)
     from stoker.launcher import preparing
 
-    return preparing.main(task, directory, place)
+    return preparing.main(task, directory, place, part)
 
 
 def _courier(argv: List[str]) -> int:

@@ -4,7 +4,8 @@ The code comes as a bundle (stoker/launcher/bundle.py): a zip that Python runs a
 
     python3 -I -S bundle.zip VERB ...
 
-    init TASK_JSON DIRECTORY BIN   make the task directory, unpack the bundle to BIN/DIGEST (and link BIN/current)
+    init TASK_JSON DIRECTORY BIN   make the task directory, unpack the bundle to BIN/DIGEST (and link BIN/current);
+         [PART]                    make the task's part of a shared volume too
     courier ...                    the sidecar
     launch DIRECTORY               the launcher; ends, with 0, when it is released or its lease has run out
     collect DIRECTORY GENERATION   settle what a dead launcher left
@@ -31,6 +32,8 @@ SETUPS = "/stoker/setup"
 HOME = "/stoker/home"
 SECRETS = "/stoker/secrets"
 KEY = "/stoker/key"
+SHARED = "/stoker/shared"
+"""The volume for checkpoints that the tasks of one server share. For `init` and the courier only."""
 
 NO_PYTHON = 127
 """How the container exits when it has no Python that could run the launcher."""

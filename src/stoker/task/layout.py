@@ -16,12 +16,20 @@ sdk/stop          launcher    exists once the task was asked to stop (SDK should
 code/             courier     the working directory, placed before the first order
 checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
 staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting to be carried away
+staged/scan.jsonl launcher    what its scanner has seen, for the scanner after it
 output/           training    STOKER_OUTPUT_DIR
 stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
-.courier/         courier     content that is arriving, and what is about to be removed
+.courier/         courier     content that is arriving, and what is about to be removed; in checkpoints/ and staged/ too,
+                              which may be volumes of their own
+
+Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`Part`), beside
+those of the same run. It outlives the task's machine.
 """
 
 from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional
 
 TASK = "task.json"
 ORDER = "order.json"
@@ -40,10 +48,50 @@ STOP = "sdk/stop"
 CODE = "code"
 CHECKPOINTS = "checkpoints"
 STAGED = "staged"
+SCAN = "staged/scan.jsonl"
 OUTPUT = "output"
 STACKS = "stacks"
 
 DIRECTORIES = (LOG, METRICS, SDK, CODE, CHECKPOINTS, STAGED, OUTPUT)
+LASTING = (CHECKPOINTS, STAGED)
+"""What is in a task's part of a shared volume."""
+SHARED = "shared"
+"""By this name a courier is asked for what is on the shared volume: `shared/RUN/PART/staged/000001/last.pt`."""
+
+_RUN = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_PART = re.compile(r"([0-9]{1,9})\.([A-Za-z0-9_-]{1,63})\.([0-9]{1,9})")
+
+
+class Part(NamedTuple):
+    """Whose part of a shared volume it is."""
+
+    run: str
+    attempt: int
+    task: str
+    incarnation: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}/{self.attempt}.{self.task}.{self.incarnation}"
+
+    @property
+    def path(self) -> str:
+        """As a courier is asked for it."""
+        return f"{SHARED}/{self.name}"
+
+
+def part_of(name: str) -> Optional[Part]:
+    """`RUN/ATTEMPT.TASK.INCARNATION`; None for a name that no task's part has."""
+    run, _, rest = name.partition("/")
+    found = _PART.fullmatch(rest)
+    if found is None or not is_run(run):
+        return None
+    return Part(run, int(found[1]), found[2], int(found[3]))
+
+
+def is_run(name: str) -> bool:
+    """Whether the parts of a run may be in a directory of this name."""
+    return _RUN.fullmatch(name) is not None
 
 
 def segment(number: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.launcher.checkpoints import Scanner
+from stoker.task import layout
 
 
 class Clock:
@@ -38,6 +39,11 @@ class Task:
     def open(self) -> Scanner:
         return Scanner(str(self.root), self.journal, clock=self.clock, quiet=self.quiet)
 
+    @property
+    def copies(self) -> list[str]:
+        """What is staged, or on its way there."""
+        return sorted(name for name in os.listdir(self.root / layout.STAGED) if name != "scan.jsonl")
+
     def journal(self, entry: dict[str, Any]) -> None:
         with open(self.root / "journal.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -49,7 +55,7 @@ class Task:
         while self.scanner._watch is not None and not self.scanner._watch.active and not self.blind:
             assert time.monotonic() < deadline, "no inotify instance has become free"
             time.sleep(0.2)
-            (self.root / "scan.jsonl").unlink(missing_ok=True)
+            (self.root / layout.SCAN).unlink(missing_ok=True)
             self.scanner.begin(self.generation)
         return self
 

@@ -14,6 +14,8 @@ import pytest
 from checkpoint_replaying import NAMES, Player, Trace, Tree, tree
 from checkpoint_scanning import Task
 
+from stoker.task import layout
+
 POINTERS = ("checkpoint",)
 States = dict[str, list[Tree]]
 
@@ -109,7 +111,7 @@ def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
 def check_collected(task: Task, root: Path, states: States, finished: dict[str, int]) -> None:
     shutil.copytree(task.root, root, copy_function=os.link)
     # What the new scanner appends to must not be appended to in the original.
-    for name in ("journal.jsonl", "scan.jsonl"):
+    for name in (layout.JOURNAL, layout.SCAN):
         if (root / name).exists():
             (root / name).unlink()
             shutil.copyfile(task.root / name, root / name)

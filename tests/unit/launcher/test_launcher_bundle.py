@@ -114,6 +114,22 @@ def test_init_finishes_what_was_cut_short(tmp_path: Path) -> None:
         assert {entry.name for entry in root.iterdir()} == {*layout.DIRECTORIES, layout.TASK}
 
 
+def test_init_makes_the_tasks_part_of_a_shared_volume(tmp_path: Path) -> None:
+    """Tasks of one run, each as a user of its own: what the first one makes lets the second one in."""
+    task, volume = tmp_path / "task.json", tmp_path / "volume"
+    formats.write_json(str(task), TASK)
+    volume.mkdir()
+    volume.chmod(0o777)
+    for name in ("1.worker-0.1", "1.worker-1.1", "1.worker-0.1"):
+        part = volume / "digits-7f3k" / name
+        assert preparing.main(str(task), str(tmp_path / "task"), str(tmp_path / "bin"), str(part)) == 0
+        assert {entry.name: entry.stat().st_mode & 0o777 for entry in part.iterdir()} == {
+            "checkpoints": 0o700,
+            "staged": 0o700,
+        }
+    assert (volume / "digits-7f3k").stat().st_mode & 0o777 == 0o777
+
+
 def test_the_command_finds_a_python_that_is_new_enough(tmp_path: Path) -> None:
     """Python 2 and scripts that only look like one are passed over."""
     for name, text in (
