@@ -17,6 +17,7 @@ LONG = (
     "test_scale",
     "test_worlds_faults",
     "test_worlds",
+    "test_claims",
     "test_engine_lost",
     "test_chart_installed",
     "test_parity",

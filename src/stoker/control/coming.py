@@ -18,11 +18,13 @@ from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.parting import has_world
 from stoker.control.pump import Pump, speaker
+from stoker.control.salvaging import Salvage
 from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
 from stoker.frameworks.base import World
 from stoker.spec.words import Cause
-from stoker.store.rows import AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
+from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
+from stoker.task.layout import Part
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -37,6 +39,7 @@ class Coming:
         self._loop = loop
         self._launcher = launcher
         self._halves = Halves(loop)
+        self._salvages = Salvage(loop.store, loop.blobs)
 
     async def bring(self, live: LiveRun) -> ending.Verdict | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
@@ -103,6 +106,7 @@ class Coming:
             return self._not_up(live)
         if len(live.tasks) > 1:
             await self._intend(live)
+        taken = await self._salvage(live, waiting[0])
         restored = await self._launcher.order(live, engine, waiting, world)
         for task in waiting:
             task.ordered = True
@@ -122,7 +126,25 @@ class Coming:
             live.update(reason="")
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
         await self._loop.committer.commit(changes)
+        self._sweep(live, waiting[0], taken)
         return None
+
+    async def _salvage(self, live: LiveRun, task: LiveTask) -> list[Part]:
+        """What a lost attempt had complete and nobody carried is recorded before a checkpoint is chosen."""
+        changes, taken = await asyncio.to_thread(self._salvages.take, live, task)
+        if any(isinstance(change, AddCheckpoint) for change in changes):
+            # The lost attempt had got on after all: it was not one more in vain.
+            counted = {"faults": min(1, live.row.faults)}
+            changes.append(UpdateRun(live.id, counted))
+            live.update(**counted)
+        if changes:
+            await self._loop.committer.commit(changes)
+        return taken
+
+    def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[Part]) -> None:
+        """In the background: nobody waits for it."""
+        others = list(self._loop.runs)
+        self._loop.spawn(asyncio.to_thread(self._salvages.sweep, live, task, taken, others))
 
     async def _intend(self, live: LiveRun) -> None:
         """What this generation starts from is the same for all, also when the server dies between two orders."""

@@ -243,20 +243,7 @@ class Pump:
         if not self._alone:
             found.parts.append(self._part(staged, digest, size))
             return
-        row = CheckpointRow(
-            id=f"ck-{self.run}-{self.attempt}-{self._prefix}{staged.number}",
-            run=self.run,
-            attempt=self.attempt,
-            generation=staged.generation,
-            name=_text(staged.name, _NAME),
-            digest=digest,
-            size=size,
-            how=_text(staged.how, 20),
-            created_at=staged.at,
-            written_at=staged.written_at,
-            step=staged.step,
-            metrics={_text(key, _NAME): value for key, value in staged.metrics.items()},
-        )
+        row = checkpoint_row(staged, digest, size, run=self.run, attempt=self.attempt, prefix=self._prefix)
         row = score(row, found.points, self._latest)
         found.checkpoints.append(row)
         step = f" at step {staged.step}" if staged.step is not None else ""
@@ -345,6 +332,26 @@ def speaker(tasks: Sequence[str]) -> str:
             return found[0]
     others = [task for task, role in zip(tasks, roles, strict=True) if role not in _SILENT]
     return (others or list(tasks))[0]
+
+
+def checkpoint_row(
+    staged: StagedCheckpoint, digest: str, size: int, *, run: str, attempt: int, prefix: str = ""
+) -> CheckpointRow:
+    """What a task that is alone has committed and handed over."""
+    return CheckpointRow(
+        id=f"ck-{run}-{attempt}-{prefix}{staged.number}",
+        run=run,
+        attempt=attempt,
+        generation=staged.generation,
+        name=_text(staged.name, _NAME),
+        digest=digest,
+        size=size,
+        how=_text(staged.how, 20),
+        created_at=staged.at,
+        written_at=staged.written_at,
+        step=staged.step,
+        metrics={_text(key, _NAME): value for key, value in staged.metrics.items()},
+    )
 
 
 def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> Scored:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, gang, hanging, keeping, orders, secrets, sizing
+from stoker.control import ending, gang, hanging, keeping, orders, salvaging, secrets, sizing
 from stoker.control.coming import Coming
 from stoker.control.fleet import Member
 from stoker.control.launch import Launcher
@@ -24,6 +24,7 @@ from stoker.spec.parts import WORKER
 from stoker.spec.words import Cause, RunState
 from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.access import TaskDir
+from stoker.task.layout import Part
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -341,10 +342,12 @@ class Steps:
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
         try:
             engine = self._loop.fleet.engine(attempt.engine)
-            for task in attempt.placement:
+            for task, place in attempt.placement.items():
                 directory = await engine.reach(handle, task)
                 if directory.exists():
-                    await asyncio.to_thread(self._release, directory)
+                    newest = place.get("incarnation", 1)
+                    parts = [Part(attempt.run, attempt.number, task, number + 1) for number in range(newest)]
+                    await asyncio.to_thread(self._release, directory, parts)
             await engine.stop(handle, grace=timedelta(seconds=2))
             await engine.remove(handle)
             await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
@@ -358,11 +361,15 @@ class Steps:
                 _CLEAN_AGAIN, self._loop.cleaning.discard, (attempt.run, attempt.number)
             )
 
-    def _release(self, directory: TaskDir) -> None:
-        """Let the launcher go by itself. Where user code is in the way the engine ends it."""
+    def _release(self, directory: TaskDir, parts: Sequence[Part]) -> None:
+        """Let the launcher go by itself. Where user code is in the way the engine ends it. `parts`: what it and those
+        before it in its place have on a volume that outlives it."""
         try:
             order = directory.order()
             directory.forget_secrets()
+            if order is None or order.verb != "release":
+                for part in parts:
+                    salvaging.remove(directory, part)
             if order is not None and order.verb != "release":
                 directory.write_order(orders.release_order(seq=order.seq + 1, generation=order.generation))
         except OSError as exc:

@@ -49,13 +49,18 @@ def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
         os.close(root)
 
 
-def carry_checkpoint(task_dir: TaskDir, staged: StagedCheckpoint, blobs: BlobStore) -> tuple[str, int]:
+def carry_checkpoint(
+    task_dir: TaskDir, staged: StagedCheckpoint, blobs: BlobStore, *, part: layout.Part | None = None
+) -> tuple[str, int]:
     """Take a staged checkpoint into the blobs: (digest of its tree, bytes).
 
-    Files already taken by an earlier try count. The staging directory is removed at the end.
+    Files already taken by an earlier try count. The staging directory is removed at the end. `part`: it is in another
+    task's part of the volume that this one shares (see `stoker.task.access.SharingTaskDir`), and stays until that goes.
     """
     tree = _manifest(staged)
     directory = layout.staged(_number(staged))
+    if part is not None:
+        directory = f"{part.path}/{directory}"
     if isinstance(task_dir, FarTaskDir):
         _fetch_checkpoint(task_dir, directory, tree, blobs)
     else:
@@ -63,7 +68,8 @@ def carry_checkpoint(task_dir: TaskDir, staged: StagedCheckpoint, blobs: BlobSto
         for file in tree.files:
             _carry_file(near, f"{directory}/{file.path}", file, blobs)
     digest = blobs.put_tree(tree)
-    _remove(task_dir, layout.STAGED, directory.rpartition("/")[2])
+    if part is None:
+        _remove(task_dir, layout.STAGED, directory.rpartition("/")[2])
     return digest, tree.size
 
 

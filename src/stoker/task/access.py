@@ -7,9 +7,21 @@ over the wire, blocks, and may raise OSError; call it from a thread, never from 
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, runtime_checkable
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    runtime_checkable,
+)
 
-from stoker.task import formats
+from stoker.task import formats, layout
 
 
 class TaskDir(Protocol):
@@ -71,4 +83,24 @@ class FarTaskDir(TaskDir, Protocol):
     def abandon(self, reason: str) -> None:
         """Nobody asks there any more: from now on everything that goes over the wire fails at once, also what was
         being tried again. What has arrived can be read. Never blocks."""
+        ...
+
+
+@runtime_checkable
+class SharingTaskDir(FarTaskDir, Protocol):
+    """One whose checkpoints may be on a volume with those of other tasks of this server. `fetch` and `discard` also take
+    paths there (`layout.Part.path`)."""
+
+    shares: bool
+    """Whether they are."""
+
+    def parts(self) -> Tuple[List[layout.Part], List[str]]:
+        """Whose parts are there, as far as this one may see them, its own too; and the runs whose directories there are
+        empty (`discard` of `shared/RUN` removes one)."""
+        ...
+
+    def salvage(self, part: layout.Part, generation: int, carried: Sequence[int]) -> List[Dict[str, Any]]:
+        """The task of this part is given up, or proven gone: as a journal would say it, which checkpoints were complete in
+        it, oldest first, but for those with these numbers, and which are damaged. Copies are in the part, to be
+        verified by their hashes. FileNotFoundError where there is no such part."""
         ...

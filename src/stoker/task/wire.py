@@ -46,6 +46,8 @@ PLACE = "/v1/place"
 WALK = "/v1/walk"
 DISCARD = "/v1/discard"
 SETTLE = "/v1/settle"
+PARTS = "/v1/parts"
+SALVAGE = "/v1/salvage"
 HEALTH = "/healthz"
 
 Bytes = Union[bytes, bytearray, memoryview]

@@ -23,9 +23,12 @@ BOOT = "the machine's boot"
 class CourierProcess:
     """A courier on a task directory. It can be killed and started again on the same port, as the kubelet would."""
 
-    def __init__(self, directory: Path, keys: Path, *, program: Sequence[str] = ()) -> None:
-        """`program`: how to run it, when not as a module of this Python."""
+    def __init__(
+        self, directory: Path, keys: Path, *, program: Sequence[str] = (), shared: Path | None = None
+    ) -> None:
+        """`program`: how to run it, when not as a module of this Python. `shared`: a volume for checkpoints."""
         self.directory = directory
+        self._shared = shared
         made = attempt_keys.make()
         self.key = made.courier
         self.certificate = made.cert.decode()
@@ -42,6 +45,7 @@ class CourierProcess:
     def start(self) -> None:
         arguments = ["--directory", str(self.directory), "--key-dir", str(self._keys)]
         arguments += ["--port", str(self.port), "--host", "127.0.0.1"]
+        arguments += ["--shared", str(self._shared)] if self._shared is not None else []
         self.process = subprocess.Popen([*self._program, *arguments], stdout=subprocess.PIPE, text=True)
         line = _stdout(self.process).readline()
         if not line.startswith("courier listens on port "):
@@ -103,16 +107,20 @@ class LoopThread:
 
 @contextlib.contextmanager
 def far_directory(
-    courier: CourierProcess, mirror: Path, *, patience: float = 30.0, source: str = "a pod"
+    courier: CourierProcess,
+    mirror: Path,
+    *,
+    patience: float = 30.0,
+    source: str = "a pod",
+    shares: bool = False,
 ) -> Iterator[FarDirectory]:
     """A far directory over this courier, with an event loop of its own."""
     thread = LoopThread()
     transport = courier.transport()
     try:
         client = Courier(courier.key, transport)
-        yield FarDirectory(
-            client, Mirror(mirror, source=source, boot_id=BOOT), thread.loop, patience=patience
-        )
+        kept = Mirror(mirror, source=source, boot_id=BOOT)
+        yield FarDirectory(client, kept, thread.loop, patience=patience, shares=shares)
     finally:
         thread.run(transport.close())
         thread.close()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
 import random
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stoker.courier.sidecar import placing
 from stoker.courier.sidecar.placing import Incomplete, Placing
-from stoker.courier.sidecar.staging import HOME, STAGE, Damaged, Piece, Staging, slot_name
+from stoker.courier.sidecar.staging import HOME, HOMES, Damaged, Piece, Staging, home_of, slot_name, stage_of
+from stoker.courier.sidecar.verbs import Call, Verbs
 from stoker.spec.tree import Tree, TreeFile
-from stoker.task import formats, layout
+from stoker.task import formats, layout, wire
 from stoker.task.near import NearTaskDir, UnsafePath
 from stoker.task.wire import Malformed
 from stoker.testing.taskdir_suite import contents
@@ -84,7 +87,7 @@ def test_a_tree_is_placed(here: Place) -> None:
     }
     (root / "a").write_bytes(b"changed")
     assert (root / "same").read_bytes() == b"1"
-    assert list((here.root / STAGE).iterdir()) == []
+    assert list((here.root / stage_of(home_of("checkpoints/3"))).iterdir()) == []
 
 
 def test_pieces_in_any_order(here: Place) -> None:
@@ -145,7 +148,7 @@ def test_what_was_spoiled_while_no_courier_was_there_is_found(here: Place) -> No
     data = b"0123456789" * 1000
     manifest = here.tree({"a": data})
     here.staging.receive("code", manifest, [Piece(sha(data), len(data), 0, 4000)], memoryview(data[:4000]))
-    part = here.root / STAGE / slot_name("code", manifest) / f"{sha(data)}.part"
+    part = here.root / stage_of(HOME) / slot_name("code", manifest) / f"{sha(data)}.part"
     here.restart()
     with part.open("r+b") as file:
         file.write(b"X")
@@ -205,7 +208,7 @@ def test_content_of_a_placed_tree_is_not_content_any_more(here: Place) -> None:
     """Killed between the last rename and forgetting the slot: training may have changed the files since."""
     manifest = here.tree({"a": b"1"})
     here.send("code", manifest, list(here.files))
-    slot = here.root / STAGE / slot_name("code", manifest)
+    slot = here.root / stage_of(HOME) / slot_name("code", manifest)
     (here.root / "code").mkdir()
     os.link(slot / sha(b"1"), here.root / "code" / "a")
     (here.root / "code" / "a").write_bytes(b"!")
@@ -218,9 +221,9 @@ def test_another_manifest_takes_the_slot(here: Place) -> None:
     first, second = here.tree({"a": b"1"}), here.tree({"a": b"2"})
     here.staging.receive("code", first, [Piece(sha(b"long"), 4, 0, 2)], memoryview(b"lo"))
     here.staging.here("code", second, [])
-    assert [path.name for path in (here.root / STAGE).iterdir()] == [slot_name("code", second)]
+    assert [path.name for path in (here.root / stage_of(HOME)).iterdir()] == [slot_name("code", second)]
     here.staging.here("output", first, [])
-    assert len(list((here.root / STAGE).iterdir())) == 2
+    assert len(list((here.root / stage_of(HOME)).iterdir())) == 2
 
 
 def test_a_repeated_placing_needs_no_content(here: Place) -> None:
@@ -245,7 +248,9 @@ def test_a_directory_that_is_not_empty_is_left_alone(here: Place) -> None:
     assert contents(here.root / "code") == {"mine": b"m"}
 
 
-@pytest.mark.parametrize("path", ["", ".", "..", "a/../b", "/a", f"{HOME}/stage", HOME, "a\0"])
+@pytest.mark.parametrize(
+    "path", ["", ".", "..", "a/../b", "/a", f"{HOME}/stage", HOME, f"checkpoints/{HOME}", "a\0"]
+)
 def test_places_outside_are_refused(here: Place, path: str) -> None:
     with pytest.raises(UnsafePath):
         here.place(path, here.tree({"a": b"1"}))
@@ -255,15 +260,50 @@ def test_a_place_behind_a_link_is_refused(here: Place, tmp_path: Path) -> None:
     manifest = here.tree({"a": b"1"})
     (tmp_path / "outside").mkdir()
     (here.root / layout.CHECKPOINTS).symlink_to(tmp_path / "outside")
-    here.send("checkpoints/1", manifest, list(here.files))
+    with pytest.raises(UnsafePath):
+        here.send("checkpoints/1", manifest, list(here.files))
     with pytest.raises(UnsafePath):
         here.place("checkpoints/1", manifest)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
+def test_checkpoints_may_be_a_volume_of_their_own(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be renamed or linked from one volume to another: only what never tries has no trouble."""
+
+    def volume(fd: int, name: str) -> str:
+        where = Path(os.readlink(f"/proc/self/fd/{fd}")) / name
+        return where.relative_to(here.root).parts[0]
+
+    def kept_apart(call: Callable[..., None]) -> Callable[..., None]:
+        def checked(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, **more: bool) -> None:
+            ends = {volume(src_dir_fd, source), volume(dst_dir_fd, target)}
+            if len(ends) > 1 and ends & set(layout.LASTING):
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            call(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **more)
+
+        return checked
+
+    monkeypatch.setattr(os, "rename", kept_apart(os.rename))
+    monkeypatch.setattr(os, "link", kept_apart(os.link))
+    for text in (b"1", b"2"):
+        manifest = here.tree({"model/a": text})
+        here.all("checkpoints/1", manifest)
+        here.restart()
+        assert contents(here.root / "checkpoints/1") == {"model/a": text}
+    for path in ("staged/000001", "checkpoints/1"):
+        (here.root / path).mkdir(parents=True, exist_ok=True)
+        reply = Verbs(str(here.root)).obey(
+            wire.DISCARD, Call({"path": path}, memoryview(b""), lambda _: memoryview(b""))
+        )
+        assert reply.status == 200 and not (here.root / path).exists()
+    left = [path for home in HOMES for path in (here.root / home).rglob("*") if path.is_file()]
+    assert [path.parent.name for path in left] == ["placed"]
+
+
 def test_a_staging_area_behind_a_link_is_not_used(here: Place, tmp_path: Path) -> None:
     manifest = here.tree({"a": b"1"})
     (tmp_path / "outside").mkdir()
+    here.send("code", manifest, [manifest])
     os.rename(here.root / HOME, here.root / "moved")
     (here.root / HOME).symlink_to(tmp_path / "outside")
     with pytest.raises(UnsafePath):
@@ -274,7 +314,7 @@ def test_a_staging_area_behind_a_link_is_not_used(here: Place, tmp_path: Path) -
 def test_content_that_was_swapped_for_a_link_is_not_content(here: Place, tmp_path: Path) -> None:
     manifest = here.tree({"a": b"1"})
     here.send("code", manifest, list(here.files))
-    slot = here.root / STAGE / slot_name("code", manifest)
+    slot = here.root / stage_of(HOME) / slot_name("code", manifest)
     (tmp_path / "key").write_bytes(b"k")
     (slot / sha(b"1")).unlink()
     (slot / sha(b"1")).symlink_to(tmp_path / "key")

@@ -130,6 +130,12 @@ CASES = {
         {"inputs": {"big": "pvc://datasets/imagenet/train", "vol": "pvc://scratch"}},
         {"checkpoints": "checkpoints", "read_only_root": True},
     ),
+    "claim": Case(
+        "Checkpoints on a claim; init and courier from our own image see all that this home has there",
+        {},
+        {"checkpoints": "kept", "stoker_image": "registry.example.com/stoker:1"},
+        number=2,
+    ),
     "platform": Case("The cluster assigns users", {}, {"user": "platform"}, image={"user": "app"}),
     "named-user": Case(
         "An image whose user has a name, where root is allowed: all containers are of that image and agree on it",

@@ -67,6 +67,7 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--directory", required=True)
     parser.add_argument("--port", type=int, default=wire.PORT, help="0: a free one, printed")
     parser.add_argument("--key-dir", required=True, help="holds courier.key, tls.crt, tls.key")
+    parser.add_argument("--shared", help="the volume for checkpoints that the tasks of one server share")
     parser.add_argument("--host", help="default: every address")
     given = parser.parse_args(argv)
     ending = threading.Event()
@@ -78,7 +79,7 @@ def main(argv: List[str]) -> int:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(os.path.join(given.key_dir, "tls.crt"), os.path.join(given.key_dir, "tls.key"))
-    verbs = Verbs(given.directory)
+    verbs = Verbs(given.directory, shared=given.shared)
     verbs.recover()
     listener = server.listen(given.port, given.host)
     print(f"courier listens on port {listener.getsockname()[1]}", flush=True)

@@ -15,7 +15,7 @@ import threading
 from typing import Any, Dict, Iterator, Tuple
 
 from stoker.courier.sidecar import trees
-from stoker.courier.sidecar.staging import HOME, STAGE, TREE, Staging, slot_name, subdirectory
+from stoker.courier.sidecar.staging import HOME, TREE, Staging, home_of, slot_name, stage_of, subdirectory
 from stoker.task import formats
 from stoker.task.beneath import OPEN_DIRECTORY, occupied
 from stoker.task.near import NearTaskDir, UnsafePath
@@ -47,21 +47,22 @@ class Placing:
     def place(self, path: str, manifest: str, *, replace: bool) -> None:
         """Make the directory `path` hold exactly this tree, complete or not at all. Raises Incomplete, Malformed."""
         folder, name = split(path)
+        trash = self._staging.trash(path)
         with self._lock, self._staging.open(folder) as parent:
             if self._settled(parent, name, path, manifest, replace):
                 return
             with self._staging.slot(path, manifest) as here:
-                self._staging.trash.throw(here, TREE)
+                trash.throw(here, TREE)
                 os.mkdir(TREE, 0o755, dir_fd=here)
                 with subdirectory(here, TREE) as root, _content(here, manifest) as source:
                     _build(trees.entries(source), root, here)
                 if replace:
-                    self._staging.trash.throw(parent, name)
+                    trash.throw(parent, name)
                 os.rename(TREE, name, src_dir_fd=here, dst_dir_fd=parent)
             self._record(parent, name, path, manifest)
-            with self._staging.open(STAGE) as stage:
-                self._staging.trash.throw(stage, slot_name(path, manifest))
-            self._staging.trash.empty()
+            with self._staging.open(stage_of(home_of(path))) as stage:
+                trash.throw(stage, slot_name(path, manifest))
+            trash.empty()
 
     def _settled(self, parent: int, name: str, path: str, manifest: str, replace: bool) -> bool:
         if not replace:
@@ -95,7 +96,7 @@ class Placing:
 def split(path: str) -> Tuple[str, str]:
     """Directory and name of a path that may be placed or discarded."""
     folder, _, name = path.rpartition("/")
-    if not trees.plain(path) or path.split("/")[0] == HOME:
+    if not trees.plain(path) or HOME in path.split("/")[:2]:
         raise UnsafePath(errno.EPERM, "not a path beneath the task directory", path)
     return folder, name
 

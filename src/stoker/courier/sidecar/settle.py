@@ -8,16 +8,19 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from stoker.task import formats
 
 _COLLECT = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from stoker.launcher.collect import StillHeld, collect
+from stoker.launcher.collect import StillHeld, collect, salvage
 try:
-    collect(sys.argv[2], int(sys.argv[3]))
+    if len(sys.argv) > 4:  # they may be too many for the command line
+        salvage(sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))
+    else:
+        collect(sys.argv[2], int(sys.argv[3]))
     answer = {}
 except StillHeld as exc:
     answer = {"errno": 16, "error": str(exc)}
@@ -30,10 +33,19 @@ _LAST = 2000
 
 def settle(directory: str, generation: int) -> Dict[str, Any]:
     """Raises OSError: what collecting met, EBUSY when a launcher lives after all."""
+    return _run(directory, str(generation))
+
+
+def salvage(directory: str, generation: int, carried: List[int]) -> Dict[str, Any]:
+    """Of a part of a shared volume. Raises OSError."""
+    return _run(directory, str(generation), "salvage", said=json.dumps(carried))
+
+
+def _run(directory: str, *arguments: str, said: str = "") -> Dict[str, Any]:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__))))
-    argv = [sys.executable, "-I", "-S", "-c", _COLLECT, root, directory, str(generation)]
+    argv = [sys.executable, "-I", "-S", "-c", _COLLECT, root, directory, *arguments]
     began = time.monotonic()
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(argv, input=said.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         answer = json.loads(done.stdout)
     except ValueError:

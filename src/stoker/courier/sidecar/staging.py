@@ -8,7 +8,8 @@
 
 A slot is for one manifest at one path; another manifest for that path takes its place. All of this is on the task's
 own volume and user code can reach it: what it changes there it changes for itself only, since links are never
-followed.
+followed. `checkpoints/` and `staged/` may be volumes of their own, and nothing can be renamed from one to another: what
+is to become, or was, a part of them is in a `.courier` of their own.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import threading
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from stoker.courier.sidecar.trash import Trash
+from stoker.task import layout
 from stoker.task.beneath import OPEN_DIRECTORY, open_beneath
 
 HOME = ".courier"
-STAGE = f"{HOME}/stage"
+HOMES = (HOME, *(f"{top}/{HOME}" for top in layout.LASTING))
 TREE = "tree"
 _BLOCK = 1 << 20
 _PREDECESSOR = 5.0
@@ -60,22 +62,34 @@ class Staging:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self.trash = Trash(directory, f"{HOME}/trash")
+        self._trashes = {home: Trash(directory, f"{home}/trash") for home in HOMES}
         self._lock = threading.Lock()
         self._incoming: Dict[Tuple[str, str], _Incoming] = {}
 
     def recover(self) -> None:
         """After a courier that was killed: half-made trees go. A file that has another name by then is part of a
         tree that was placed, and training may have changed it."""
-        with self.open(STAGE) as stage:
-            for slot in os.listdir(stage):
-                with contextlib.suppress(OSError), subdirectory(stage, slot) as here:
-                    self.trash.throw(here, TREE)
-            self.trash.empty()
-            for slot in os.listdir(stage):
-                with contextlib.suppress(OSError), subdirectory(stage, slot) as here:
-                    self._drop_shared(here)
-        self.trash.empty()
+        for home, trash in self._trashes.items():
+            try:
+                os.close(open_beneath(self._directory, home))
+            except OSError:
+                continue  # not there; or user code put something else there, and whoever needs it will say so
+            with self.open(stage_of(home)) as stage:
+                self._recover(stage, trash)
+
+    def _recover(self, stage: int, trash: Trash) -> None:
+        for slot in os.listdir(stage):
+            with contextlib.suppress(OSError), subdirectory(stage, slot) as here:
+                trash.throw(here, TREE)
+        trash.empty()
+        for slot in os.listdir(stage):
+            with contextlib.suppress(OSError), subdirectory(stage, slot) as here:
+                _drop_shared(here, trash)
+        trash.empty()
+
+    def trash(self, path: str) -> Trash:
+        """The one on the volume of this path."""
+        return self._trashes[home_of(path)]
 
     def here(self, path: str, manifest: str, digests: Sequence[str]) -> Tuple[List[str], Dict[str, int]]:
         """Which contents are complete, and how much there is of those that have begun."""
@@ -172,10 +186,10 @@ class Staging:
     def _clear(self, path: str, manifest: str) -> None:
         """What was begun for this path with another manifest is not wanted any more."""
         keep, prefix = slot_name(path, manifest), slot_name(path, "")
-        with self.open(STAGE) as stage:
+        with self.open(stage_of(home_of(path))) as stage:
             stale = [name for name in os.listdir(stage) if name.startswith(prefix) and name != keep]
             for name in stale:
-                self.trash.throw(stage, name)
+                self.trash(path).throw(stage, name)
         if not stale:
             return
         with self._lock:
@@ -184,27 +198,32 @@ class Staging:
             with incoming.condition:
                 if not incoming.over:
                     self._forget(slot, digest, incoming)
-        self.trash.empty()
-
-    def _drop_shared(self, here: int) -> None:
-        with os.scandir(here) as entries:
-            for entry in entries:
-                if entry.stat(follow_symlinks=False).st_nlink != 1:
-                    self.trash.throw(here, entry.name)
+        self.trash(path).empty()
 
     @contextlib.contextmanager
     def slot(self, path: str, manifest: str) -> Iterator[int]:
-        with self.open(f"{STAGE}/{slot_name(path, manifest)}") as fd:
+        with self.open(f"{stage_of(home_of(path))}/{slot_name(path, manifest)}") as fd:
             yield fd
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[int]:
         """A directory beneath the task's, made where it is not there."""
-        fd = open_beneath(self._directory, path, create=True, mode=0o700 if path.startswith(HOME) else 0o755)
+        private = HOME in path.split("/")[:2]
+        fd = open_beneath(self._directory, path, create=True, mode=0o700 if private else 0o755)
         try:
             yield fd
         finally:
             os.close(fd)
+
+
+def home_of(path: str) -> str:
+    """Where, on the volume of this path, what is ours is kept."""
+    top = path.split("/")[0]
+    return f"{top}/{HOME}" if top in layout.LASTING else HOME
+
+
+def stage_of(home: str) -> str:
+    return f"{home}/stage"
 
 
 def slot_name(path: str, manifest: str) -> str:
@@ -226,6 +245,13 @@ def subdirectory(parent: int, name: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _drop_shared(here: int, trash: Trash) -> None:
+    with os.scandir(here) as entries:
+        for entry in entries:
+            if entry.stat(follow_symlinks=False).st_nlink != 1:
+                trash.throw(here, entry.name)
 
 
 def _append(incoming: _Incoming, data: memoryview) -> None:

@@ -12,9 +12,10 @@ from stoker.courier.sidecar import pages, settle, trees
 from stoker.courier.sidecar.buffers import Busy
 from stoker.courier.sidecar.jobs import Jobs
 from stoker.courier.sidecar.placing import Incomplete, Placing, split
+from stoker.courier.sidecar.shared import Shared
 from stoker.courier.sidecar.staging import Damaged, Piece, Staging
 from stoker.courier.sidecar.sync import Asked, Gone, Sync
-from stoker.task import formats, wire
+from stoker.task import formats, layout, wire
 from stoker.task.beneath import TooMany, open_beneath
 from stoker.task.near import NearTaskDir, UnsafePath
 from stoker.task.wire import Bytes, Malformed
@@ -44,8 +45,10 @@ class Call(NamedTuple):
 class Verbs:
     """May be used from any thread."""
 
-    def __init__(self, directory: str, *, job_wait: float = 20.0) -> None:
+    def __init__(self, directory: str, *, shared: Optional[str] = None, job_wait: float = 20.0) -> None:
+        """`shared`: the volume for checkpoints that the tasks of one server share, if there is one."""
         self._directory = directory
+        self._shared = Shared(shared) if shared else None
         self._near = NearTaskDir(directory)
         self._sync = Sync(directory)
         self._staging = Staging(directory)
@@ -64,6 +67,8 @@ class Verbs:
             wire.WALK: self._walk,
             wire.DISCARD: self._discard,
             wire.SETTLE: self._settle,
+            wire.PARTS: self._parts,
+            wire.SALVAGE: self._salvage,
         }
 
     def recover(self) -> None:
@@ -117,7 +122,7 @@ class Verbs:
     def _read(self, call: Call) -> Reply:
         path = wire.text(call.header.get("path"))
         offset = wire.number(call.header.get("offset"))
-        fd = self._near.open(path)
+        fd = self._open(path)
         try:
             size = os.fstat(fd).st_size
             view = call.lend(min(wire.number(call.header.get("limit")), wire.RANGE, max(0, size - offset)))
@@ -131,16 +136,29 @@ class Verbs:
             os.close(fd)
         return Reply({"size": size}, [view[:done]])
 
+    def _open(self, path: str) -> int:
+        if self._shared is not None and path.startswith(f"{layout.SHARED}/"):
+            return self._shared.open(path[len(layout.SHARED) + 1 :])
+        return self._near.open(path)
+
     def _discard(self, call: Call) -> Reply:
-        folder, name = split(wire.text(call.header.get("path")))
+        path = wire.text(call.header.get("path"))
+        folder, name = split(path)
+        if self._shared is not None and path.startswith(f"{layout.SHARED}/"):
+            self._shared.discard(path[len(layout.SHARED) + 1 :])
+            return Reply({})
         with contextlib.suppress(FileNotFoundError):
             parent = open_beneath(self._directory, folder)
+            trash = self._staging.trash(path)
             try:
-                self._staging.trash.throw(parent, name)
+                trash.throw(parent, name)
             finally:
                 os.close(parent)
-            self._staging.trash.empty()
+            trash.empty()
         return Reply({})
+
+    def _parts(self, call: Call) -> Reply:
+        return Reply({"names": [] if self._shared is None else self._shared.names()})
 
     # -- content ---------------------------------------------------------------------------------------------
 
@@ -189,6 +207,17 @@ class Verbs:
     def _settle(self, call: Call) -> Reply:
         generation = wire.number(call.header.get("generation"))
         return self._job(call, lambda: settle.settle(self._directory, generation))
+
+    def _salvage(self, call: Call) -> Reply:
+        generation, name = wire.number(call.header.get("generation")), wire.text(call.header.get("part"))
+        carried = call.header.get("carried")
+        if not isinstance(carried, list) or len(carried) > MOST_ENTRIES:
+            raise Malformed("not a list of numbers, or too long a one")
+        numbers = [wire.number(number, 10**9) for number in carried]
+        if self._shared is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no shared volume here", name)
+        directory = self._shared.path(name)
+        return self._job(call, lambda: settle.salvage(directory, generation, numbers))
 
     def _job(self, call: Call, work: Callable[[], Dict[str, Any]]) -> Reply:
         result = self._jobs.result(wire.text(call.header.get("job"), 64), work)

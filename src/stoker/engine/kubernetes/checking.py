@@ -133,12 +133,16 @@ async def _objects(config: ClusterConfig, cluster: Cluster) -> list[dict[str, An
     found = []
     for kind, name, key in wanted:
         try:
-            await cluster.kube.get(kind, name)
+            there = await cluster.kube.get(kind, name)
         except KubeError as exc:
             if exc.absent:
                 found.append(
                     _fact(key, False, f"there is no {kind.name} {name}", f"Make it, or change `{key}`.")
                 )
+            continue
+        if kind is kinds.CLAIMS and "ReadWriteMany" not in (there["spec"].get("accessModes") or ()):
+            text = f"{name} is not ReadWriteMany: tasks on other nodes cannot mount it"
+            found.append(_fact(key, None, text, "Use a claim that every node can mount."))
     return found
 
 

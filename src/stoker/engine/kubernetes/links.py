@@ -74,7 +74,9 @@ class Links:
             self._dock(known)
         transport = self._ways.to(pod, found[1])
         mirror = Mirror(self.path(key), source=uid, boot_id=self._boot_id)
-        directory = FarDirectory(Courier(found[0], transport), mirror, asyncio.get_running_loop())
+        shares = bool(self._cluster.config.checkpoints)
+        loop = asyncio.get_running_loop()
+        directory = FarDirectory(Courier(found[0], transport), mirror, loop, shares=shares)
         ferry = Ferry(directory, key, self._changed, pace=self._pace)
         self._links[key] = _Link(uid, directory, mirror, ferry, transport)
         return directory

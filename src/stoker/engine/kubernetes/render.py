@@ -27,6 +27,7 @@ from stoker.errors import Refused
 from stoker.spec import Job
 from stoker.task import container
 from stoker.task.formats import TaskInfo
+from stoker.task.layout import Part
 from stoker.task.wire import PORT
 
 Object = dict[str, Any]
@@ -190,9 +191,15 @@ class _Task:
         return security.user_of(self.attempt.image, self.config)
 
     @property
-    def part(self) -> str:
-        """Its own directory on claims that all share."""
-        return f"{self.origin.home}/{self.name}"
+    def shared(self) -> volumes.Shared | None:
+        """Where its checkpoints are on the claim that all share, if there is one."""
+        attempt, plan = self.attempt, self.plan
+        part = Part(attempt.run, attempt.number, plan.name, plan.incarnation)
+        if not self.config.checkpoints:
+            return None
+        return volumes.Shared(
+            self.origin.home, part, wide=bool(self.config.stoker_image) or not self.job.image
+        )
 
 
 def _pod(task: _Task) -> Object:
@@ -256,18 +263,20 @@ def _metadata(
 def _init(task: _Task) -> Object:
     """It has main's resources: it runs before main, so that they cost nothing, and as fast."""
     program = container.IMAGE_BUNDLE if task.config.stoker_image else container.BUNDLE
-    found = _ours(task, program, "init", volumes.TASK_JSON, container.TASK, container.BIN)
+    part = [task.shared.where] if task.shared else []
+    found = _ours(task, program, "init", volumes.TASK_JSON, container.TASK, container.BIN, *part)
     found["resources"] = placing.resources(task.plan, task.job, task.config, with_devices=False)
-    found["volumeMounts"] = volumes.of_init(task.config)
+    found["volumeMounts"] = volumes.of_init(task.config, task.shared)
     return found
 
 
 def _courier(task: _Task) -> Object:
     size = task.config.sidecar
+    places = ["--directory", container.TASK, "--key-dir", container.KEY]
+    if task.shared:
+        places += ["--shared", container.SHARED]
     return {
-        **_ours(
-            task, container.CURRENT, "courier", "--directory", container.TASK, "--key-dir", container.KEY
-        ),
+        **_ours(task, container.CURRENT, "courier", *places),
         "restartPolicy": "Always",
         "ports": [{"name": "courier", "containerPort": PORT, "protocol": "TCP"}],
         "livenessProbe": {
@@ -282,7 +291,7 @@ def _courier(task: _Task) -> Object:
             "requests": placing.amounts(size.cpu, size.memory),
             "limits": placing.amounts(size.cpu_limit, size.memory),
         },
-        "volumeMounts": volumes.of_courier(task.config, task.part),
+        "volumeMounts": volumes.of_courier(task.shared),
     }
 
 
@@ -315,7 +324,7 @@ def _main(task: _Task) -> Object:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": placing.resources(task.plan, job, config, together=many > 1),
         "securityContext": security.of_main(config, placing.rdma(task.plan, job, config, many)),
-        "volumeMounts": volumes.of_main(task.attempt, job, config, task.part),
+        "volumeMounts": volumes.of_main(task.attempt, job, config, task.shared),
     }
     return found
 

@@ -5,6 +5,7 @@ The courier's key is mounted in the courier only, the user's secrets in main onl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.base import Attempt, TaskPlan
@@ -12,6 +13,7 @@ from stoker.engine.kubernetes import names, placing, security
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.spec import Job
 from stoker.task import container, layout
+from stoker.task.layout import Part
 
 Object = dict[str, Any]
 
@@ -19,7 +21,42 @@ INPUTS = "/stoker/inputs"
 ORDER = "/stoker/order"
 TASK_JSON = f"{ORDER}/task.json"
 _BUNDLE = "/stoker/bundle"
-_CHECKPOINTS = f"{container.TASK}/{layout.CHECKPOINTS}"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The claim for checkpoints, as one pod has it."""
+
+    home: str
+    part: Part
+    wide: bool
+    """Whether init and courier see what all runs of this home have there. Not where they run in an image that the user
+    chose: that would be the user's own eyes."""
+
+    @property
+    def where(self) -> str:
+        """This pod's part, for init and courier."""
+        return f"{container.SHARED}/{self.part.name}"
+
+    def own(self) -> list[Object]:
+        """What it writes, in its task directory."""
+        return [
+            {
+                "name": "checkpoints",
+                "mountPath": f"{container.TASK}/{name}",
+                "subPath": f"stoker/{self.home}/{self.part.name}/{name}",
+            }
+            for name in layout.LASTING
+        ]
+
+    def around(self) -> Object:
+        """Its part among others: to make it, to read one that is lost, to remove one. Not for `main`."""
+        below = "" if self.wide else f"/{self.part.run}"
+        return {
+            "name": "checkpoints",
+            "mountPath": f"{container.SHARED}{below}",
+            "subPath": f"stoker/{self.home}{below}",
+        }
 
 
 def secret_key(name: str) -> str:
@@ -59,22 +96,27 @@ def of_pod(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig, bu
     return found
 
 
-def of_init(config: ClusterConfig) -> list[Object]:
+def of_init(config: ClusterConfig, shared: Shared | None) -> list[Object]:
     found = [
         _mount("task", container.TASK),
         _mount("bin", container.BIN),
         _mount("order", ORDER, write=False),
     ]
-    return found if config.stoker_image else [*found, _mount("bundle", _BUNDLE, write=False)]
+    if not config.stoker_image:
+        found.append(_mount("bundle", _BUNDLE, write=False))
+    return [*found, shared.around()] if shared else found
 
 
-def of_courier(config: ClusterConfig, part: str) -> list[Object]:
-    """`part`: this pod's own directory on the claim for checkpoints."""
-    found = [_mount("task", container.TASK), _mount("bin", container.BIN, write=False)]
-    return [*found, _mount("key", container.KEY, write=False), *_checkpoints_mount(config, part)]
+def of_courier(shared: Shared | None) -> list[Object]:
+    found = [
+        _mount("task", container.TASK),
+        _mount("bin", container.BIN, write=False),
+        _mount("key", container.KEY, write=False),
+    ]
+    return [*found, *shared.own(), shared.around()] if shared else found
 
 
-def of_main(attempt: Attempt, job: Job, config: ClusterConfig, part: str) -> list[Object]:
+def of_main(attempt: Attempt, job: Job, config: ClusterConfig, shared: Shared | None) -> list[Object]:
     found = [_mount("home", container.HOME), _mount("shm", "/dev/shm")]
     if config.read_only_root:
         found.append(_mount("tmp", "/tmp"))
@@ -86,7 +128,7 @@ def of_main(attempt: Attempt, job: Job, config: ClusterConfig, part: str) -> lis
         ]
         if attempt.secrets:
             found.append(_mount("secrets", container.SECRETS, write=False))
-        found += _checkpoints_mount(config, part)
+        found += shared.own() if shared else []
     for number, (name, uri) in enumerate(_claims(job)):
         mount = _mount(f"input-{number}", f"{INPUTS}/{name}", write=False)
         if path := claim_of(uri)[1]:
@@ -146,9 +188,3 @@ def _mount(name: str, path: str, *, write: bool = True) -> Object:
     if not write:
         found["readOnly"] = True
     return found
-
-
-def _checkpoints_mount(config: ClusterConfig, part: str) -> list[Object]:
-    if not config.checkpoints:
-        return []
-    return [{"name": "checkpoints", "mountPath": _CHECKPOINTS, "subPath": f"stoker/{part}"}]

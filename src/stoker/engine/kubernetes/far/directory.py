@@ -7,7 +7,7 @@ import errno
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
@@ -23,18 +23,29 @@ SMALL = 64 << 10
 _WRITERS = ThreadPoolExecutor(2, thread_name_prefix="mirror")
 """For more than that. Not the loop's own threads: those may all be waiting for what is written here."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_PARTS = 100_000
+_JOURNAL = 1 << 30
+"""Parts of a shared volume, and bytes of the journal of one, that are listened to."""
 
 
 class FarDirectory:
-    """Implements stoker.task.access.FarTaskDir. One per task and server: keep it, do not make it anew per call.
+    """Implements stoker.task.access.SharingTaskDir. One per task and server: keep it, do not make it anew per call.
 
     Reading is from the mirror and may be done anywhere; everything else blocks and is called from worker threads,
     never from the loop's. A courier that does not answer is tried again for `patience` seconds, then CourierLost.
     """
 
     def __init__(
-        self, courier: Courier, mirror: Mirror, loop: asyncio.AbstractEventLoop, *, patience: float = 60.0
+        self,
+        courier: Courier,
+        mirror: Mirror,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        patience: float = 60.0,
+        shares: bool = False,
     ) -> None:
+        """`shares`: its checkpoints are on a volume with those of others."""
+        self.shares = shares
         self._courier = courier
         self._mirror = mirror
         self._calls = Calls(courier, loop, patience)
@@ -137,6 +148,38 @@ class FarDirectory:
         self._calls.job(wire.SETTLE, {"generation": generation})
         if not self.catch_up(self._calls.patience):
             raise CourierLost("what it settled has not arrived")
+
+    def parts(self) -> tuple[list[layout.Part], list[str]]:
+        if not self.shares:
+            return [], []
+        answer, _ = self._calls.ask(wire.PARTS, {})
+        try:
+            names = wire.strings(answer.get("names"), _PARTS)
+        except wire.Malformed as exc:
+            raise CourierLost(f"it talks nonsense: {exc}") from exc
+        parts = [part for part in map(layout.part_of, names) if part is not None]
+        return parts, [name for name in names if layout.is_run(name)]
+
+    def salvage(self, part: layout.Part, generation: int, carried: Sequence[int]) -> list[dict[str, Any]]:
+        asked = {"part": part.name, "generation": generation, "carried": sorted(carried)}
+        try:
+            self._calls.job(wire.SALVAGE, asked)
+        except (CourierLost, CourierGone, FileNotFoundError):
+            raise
+        except OSError as exc:
+            # Whatever it met there, it would meet again: that must not look like a courier that does not answer.
+            raise OSError(errno.ENOTRECOVERABLE, exc.strerror or str(exc), part.path) from exc
+        return [entry for entry in self._journal_of(part) if entry.get("generation") == generation]
+
+    def _journal_of(self, part: layout.Part) -> Iterator[dict[str, Any]]:
+        rest, at = b"", 0
+        while data := self.fetch(f"{part.path}/{layout.JOURNAL}", at, wire.RANGE):
+            at += len(data)
+            lines, used = formats.split_lines(rest + data)
+            yield from formats.parse_lines(lines)
+            rest = (rest + data)[used:]
+            if at > _JOURNAL:
+                raise CourierLost(f"the journal of {part.name} has no end")
 
     def catch_up(self, timeout: float) -> bool:
         pauses = Pauses(timeout)

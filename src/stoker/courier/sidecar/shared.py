@@ -1,0 +1,91 @@
+"""The volume for checkpoints that tasks share: a directory per run, and in it one per task, its part (see layout).
+
+A courier is asked for the parts of tasks that are lost, and to remove those that nobody needs any more. It sees those
+of its own run; where it is not the user who says what runs in its container, those of all runs of its server. And it
+can do only what its user may do, which is that of the tasks whose parts these are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Iterator, List
+
+from stoker.courier.sidecar.trash import Trash
+from stoker.task import layout
+from stoker.task.beneath import open_beneath
+from stoker.task.near import NearTaskDir, UnsafePath
+
+MOST = 10_000
+"""Names that are told of."""
+
+
+class Shared:
+    """May be used from any thread, and on one volume by many couriers."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._near = NearTaskDir(root)
+        # Each user has its own: one cannot throw into what another made for itself.
+        self._trash = f".trash-{os.getuid()}"
+
+    def names(self) -> List[str]:
+        """`RUN/PART` of each part, and `RUN` of a run that has none."""
+        found: List[str] = []
+        for run in self._names(""):
+            if layout.is_run(run) and len(found) < MOST:
+                parts = [name for name in self._names(run) if layout.part_of(f"{run}/{name}")]
+                found += [f"{run}/{name}" for name in sorted(parts)] or [run]
+        return found[:MOST]
+
+    def path(self, name: str) -> str:
+        """The directory of a part. Raises FileNotFoundError and UnsafePath."""
+        if layout.part_of(name) is None:
+            raise _unsafe(name)
+        os.close(open_beneath(self._root, name))
+        return os.path.join(self._root, name)
+
+    def open(self, path: str) -> int:
+        """A regular file in a part. The caller closes it."""
+        _check(path)
+        return self._near.open(path)
+
+    def discard(self, path: str) -> None:
+        """A part or something in it; or a run, if it has no parts. Absent is success."""
+        run = path.split("/")[0]
+        if not (path == run and layout.is_run(run)):
+            _check(path)
+            self._throw(path, Trash(self._root, f"{run}/{self._trash}"))
+        # The next one makes them again. A run's own directory may be a mount, or not for this user to remove.
+        for name in (f"{run}/{self._trash}", run):
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(self._root, name))
+
+    def _throw(self, path: str, trash: Trash) -> None:
+        folder, _, name = path.rpartition("/")
+        with contextlib.suppress(FileNotFoundError):
+            parent = open_beneath(self._root, folder)
+            try:
+                trash.throw(parent, name)
+            finally:
+                os.close(parent)
+            trash.empty()
+
+    def _names(self, folder: str) -> Iterator[str]:
+        """Sorted; none where it is not ours to look."""
+        with contextlib.suppress(OSError):
+            fd = open_beneath(self._root, folder)
+            try:
+                yield from sorted(os.listdir(fd))
+            finally:
+                os.close(fd)
+
+
+def _check(path: str) -> None:
+    if layout.part_of("/".join(path.split("/")[:2])) is None:
+        raise _unsafe(path)
+
+
+def _unsafe(path: str) -> UnsafePath:
+    return UnsafePath(errno.EPERM, "not a part of the shared volume", path)

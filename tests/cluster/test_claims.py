@@ -1,0 +1,202 @@
+"""Checkpoints on a claim that every node mounts: they outlive their node, are taken from there, and are removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from box import wait
+from boxes import CLUSTER, ClusterBox
+from faulting import TRAIN, node_of, said, steps, train, whole
+from harness import Cluster
+from harness.pods import apply, claim
+
+pytestmark = pytest.mark.timeout(900)
+
+OTHERS = "0therhome123"
+"""Another server, on the same claim."""
+TORN = """
+import os
+torn = open(os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "step-999999.json"), "w")
+torn.write('{"step": 999999, "who": "nob')  # and never gets its end
+torn.flush()
+"""
+
+
+class ClaimBox(ClusterBox):
+    """A box whose cluster keeps checkpoints on a claim; `volume` is what it holds."""
+
+    def __init__(self, root: Path, cluster: Cluster, namespace: str, volume: Path) -> None:
+        super().__init__(root, cluster, namespace, "checkpoints=kept")
+        self.volume = volume
+
+    def parts(self, run: str = "") -> list[Path]:
+        return sorted(self.volume.glob(f"stoker/*/{run or '*'}/*.*.*"))
+
+    @property
+    def runs(self) -> list[str]:
+        """Of this home's, those of which something is there, were it an empty directory."""
+        return sorted(path.name for path in self.volume.glob("stoker/*/*") if path.parent.name != OTHERS)
+
+    def step(self, run: str, attempt: int = 1) -> int:
+        """Of the newest checkpoint in the attempt's directory on the claim; -1: there is none yet."""
+        found = [path for path in self.parts(run) if path.name == f"{attempt}.worker-0.1"]
+        try:
+            return int(json.loads((found[0] / "checkpoints/1/last.json").read_text())["step"])
+        except (FileNotFoundError, IndexError):
+            return -1
+
+    def events(self, run: str, kind: str) -> list[str]:
+        listed: Any = self.client().events(run)
+        rows = listed["events"] if isinstance(listed, dict) else listed
+        return [row["text"] for row in rows if row["kind"] == kind]
+
+
+@pytest.fixture
+def box(tmp_path: Path, own_cluster: Cluster, namespace: str) -> Iterator[ClaimBox]:
+    name = f"{namespace}-kept"
+    volume = own_cluster.volume(name, mode="ReadWriteMany")
+    apply(own_cluster, namespace, claim("kept", name, mode="ReadWriteMany"))
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    own_cluster.kubectl("label", "namespace", namespace, level)
+    made = ClaimBox(tmp_path, own_cluster, namespace, volume)
+    made.write("train.py", TRAIN)
+    yield made
+    ready = '{.status.conditions[?(@.type=="Ready")].status}'
+    for node in own_cluster.nodes:
+        if "True" not in own_cluster.kubectl("get", "node", node, "-o", f"jsonpath={ready}"):
+            own_cluster.restore_node(node)
+    made.close()
+    own_cluster.kubectl("delete", "persistentvolume", name, "--wait=false")
+    shutil.rmtree(volume, ignore_errors=True)
+
+
+def test_a_lost_node_costs_no_checkpoint_that_was_on_the_claim(box: ClaimBox) -> None:
+    """Written while no server was there to carry it; a torn one beside it is not offered; others' are not touched."""
+    strangers = box.volume / "stoker" / OTHERS / "theirs-1a2b/1.worker-0.1/checkpoints"
+    strangers.mkdir(parents=True)
+    (strangers / "model.pt").write_bytes(b"theirs")
+    box.write("train.py", TORN + TRAIN)
+    run = train(box, 240, "--lost-after", "15s")
+    first = node_of(box, run)
+    box.kill_server()
+    carried = box.step(run)  # no more than this: nobody carries now
+    wait(lambda: box.step(run) >= carried + 8)
+    box.cluster.lose_node(first)
+    last = box.step(run)
+    assert last < 239, "it was lost in the middle"
+    box("ps")  # the server is back
+    shown = wait(lambda: box.show(run), lambda seen: len(seen["attempts"]) >= 2, limit=240)
+    assert shown["attempts"][0]["cause"] == "lost"
+    wait(lambda: len(said(box, run, "begin")) == 2, limit=240)
+    assert int(said(box, run, "begin")[1][1]) == last + 1, "it goes on after the very last one on the claim"
+    assert any("found on the shared volume" in text for text in box.events(run, "checkpoint"))
+    assert any("step-999999.json" in text and "not offered" in text for text in box.events(run, "warning"))
+    wait(lambda: [path.name for path in box.parts(run)] == ["2.worker-0.1"])
+    shown = box.ended(run, limit=300)
+    assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
+    assert steps(box, run)[-1] == 239
+    wait(lambda: not box.runs)
+    assert (strangers / "model.pt").read_bytes() == b"theirs"
+    box.cluster.restore_node(first)
+    wait(lambda: not box.pods(run), limit=180)
+    assert not box.runs, "the node that came back brings nothing with it"
+
+
+def test_one_that_was_given_up_and_lives_changes_nothing(box: ClaimBox) -> None:
+    """Its node's agents are gone and it trains on, into a directory that is taken over and removed under its hands."""
+    run = train(box, 600, "--lost-after", "15s")
+    first = node_of(box, run)
+    box.kill_server()
+    box.cluster.orphan_node(first)
+    seen = box.step(run)
+    wait(lambda: box.step(run) >= seen + 8)
+    box("ps")  # the server is back
+    wait(lambda: len(said(box, run, "begin")) == 2, limit=300)
+    (_, start), (heir, again) = said(box, run, "begin")
+    assert int(start) == 0 and int(again) > seen + 8, "what was written while nobody carried counts"
+    wait(lambda: [path.name for path in box.parts(run)] == ["2.worker-0.1"])
+    shown = box.ended(run, limit=400)
+    assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
+    mine = [int(step) for who, step in said(box, run, "step") if who == heir]
+    assert mine == list(range(int(again), 600)), "all that was left, by one alone"
+    box("pull", run, "-o", "out")
+    assert heir in next((box.work / "out").rglob("model.json")).read_text()
+    box.cluster.restore_node(first)
+    wait(lambda: not box.pods(run), limit=180)
+    assert not box.runs
+
+
+def test_what_a_run_left_that_ended_while_it_was_lost_goes_with_the_next_one(box: ClaimBox) -> None:
+    lost = train(box, 400, "--lost-after", "15s")
+    first = node_of(box, lost)
+    box.cluster.lose_node(first)
+    box("stop", lost, "--kill", code=None)
+    assert box.ended(lost, limit=240)["state"] == "stopped"
+    assert box.parts(lost), "there was nobody to remove it"
+    run = train(box, 40)
+    wait(lambda: not box.parts(lost))
+    assert box.ended(run, limit=240)["state"] == "succeeded"
+    whole(box, run, 40)
+    wait(lambda: not box.runs)
+
+
+@pytest.mark.parametrize("image", ["", "nonroot"])
+def test_checkpoints_are_on_the_claim_and_go_when_they_were_carried(box: ClaimBox, image: str) -> None:
+    """As an ordinary user, in a namespace that lets nobody else in; resumed by a person from what was carried."""
+    run = train(box, 24, *(("--image", box.cluster.images[image]) if image else ()))
+    wait(lambda: box.step(run) >= 3)
+    (part,) = box.parts(run)
+    assert {path.stat().st_uid for path in [part, *part.rglob("*")]} == {1000}
+    assert (part / "checkpoints").stat().st_mode & 0o777 == 0o700
+    seen = mounts(box, run)
+    own = [f"{run}/1.worker-0.1/checkpoints", f"{run}/1.worker-0.1/staged"]
+    assert seen["main"] == own, "user code sees its own part only"
+    assert seen["courier"] == [*own, run if image else ""], (
+        "in an image of the user's, those of its own run only"
+    )
+    box("stop", run)
+    assert box.ended(run)["state"] == "stopped"
+    wait(lambda: not box.parts())
+    box("resume", run)
+    assert box.ended(run, limit=240)["state"] == "succeeded"
+    whole(box, run, 24)
+    assert int(said(box, run, "begin")[1][1]) > 0, "it went on from its checkpoint"
+    wait(lambda: not box.parts())
+    if image:
+        assert box.runs == [run], "an empty directory, which it could not see from outside"
+        other = box.there("--cpu", "0.1", "--memory", "128Mi", "--", "true")
+        assert box.ended(other)["state"] == "succeeded"
+    wait(lambda: not box.runs)
+
+
+def mounts(box: ClaimBox, run: str) -> dict[str, list[str]]:
+    """By container: what of this home's directory on the claim is mounted."""
+    spec = box.pods(run)[0]["spec"]
+    home = next(path.name for path in (box.volume / "stoker").iterdir())
+    return {
+        one["name"]: [
+            mount["subPath"].removeprefix(f"stoker/{home}").strip("/")
+            for mount in one["volumeMounts"]
+            if mount["name"] == "checkpoints"
+        ]
+        for one in [*spec["initContainers"], *spec["containers"]]
+    }
+
+
+def test_several_tasks_have_a_part_each(box: ClaimBox) -> None:
+    run = train(box, 16, "--workers", "2")
+    wait(lambda: len(box.parts(run)) == 2)
+    assert box.ended(run, limit=300)["state"] == "succeeded"
+    wait(lambda: not box.runs)
+
+
+def test_a_claim_that_only_one_node_can_mount_is_warned_of(box: ClaimBox) -> None:
+    box.kubectl("delete", "persistentvolumeclaim", "kept")
+    apply(box.cluster, box.namespace, claim("kept", "nothing"))
+    facts = {fact["name"]: fact for fact in box.json("cluster", "check", CLUSTER, code=None)["checks"]}
+    assert facts["checkpoints"]["ok"] is None and "ReadWriteMany" in facts["checkpoints"]["text"]
