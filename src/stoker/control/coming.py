@@ -92,9 +92,8 @@ class Coming:
             return self._not_up(live)
         pause = live.form_at - time.monotonic()
         if any(task.telling is not None and not task.telling.done() for task in waiting):
-            pause = max(
-                pause, 0.2
-            )  # an order to stop that arrived after the next one would end what that one began
+            # An order to stop that arrived after the next one would end what that one began.
+            pause = max(pause, 0.2)
         if pause > 0:
             self._loop.kick_later(live, pause)
             return None

@@ -18,6 +18,11 @@ def has_world(job: Job, found: tuple[Part, ...]) -> bool:
     return not alone or job.framework is not None or (found[0].job.processes or 1) > 1
 
 
+def is_anchor(job: Job, role: str) -> bool:
+    """Whether the others would not find a task of the role at another address."""
+    return role in frameworks.find(job.framework).anchors
+
+
 def ports(job: Job, role: str) -> int:
     """How many ports a task of the role needs."""
     return frameworks.find(job.framework).ports(role)

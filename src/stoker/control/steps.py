@@ -17,6 +17,7 @@ from stoker.control.launch import Launcher
 from stoker.control.leaving import Leaving
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.looking import Looking
+from stoker.control.parting import is_anchor
 from stoker.control.recording import Recording
 from stoker.engine.base import Observation
 from stoker.errors import EngineError, NotFound
@@ -101,7 +102,7 @@ class Steps:
         changes += hanging.note(live, found)
         sizing.regroup(self._loop, live)
         decision = gang.decide(
-            [_seat(task) for task in live.tasks.values() if not task.joining],
+            [_seat(task, self._on_loss(live, task)) for task in live.tasks.values() if not task.joining],
             closing=self._closing(live),
             reforming=live.reforming,
         )
@@ -138,7 +139,7 @@ class Steps:
 
     async def _reform(self, live: LiveRun, verdict: ending.Verdict) -> None:
         """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
-        world = [task for task in live.tasks.values() if task.part.on_loss == "world"]
+        world = [task for task in live.tasks.values() if self._on_loss(live, task) == "world"]
         following = self._following(live, verdict)
         if live.regroup and verdict is live.reforming and live.row.desired == "run":
             following = ending.Next(
@@ -153,9 +154,19 @@ class Steps:
         live.reforming, live.regroup = None, False
         await self._restart(live, world, verdict, following)
 
+    def _on_loss(self, live: LiveRun, task: LiveTask) -> str:
+        """What its role says; but one that comes back where the others would not look for it is everybody's loss."""
+        said = task.part.on_loss
+        if said != "task" or not is_anchor(live.job, task.part.role):
+            return said
+        lost = [other for other in live.tasks.values() if other.over and (other.gone or other.outside)]
+        moves = any(is_anchor(live.job, other.part.role) for other in lost)
+        by_place = moves and self._loop.fleet.engine(live.engine).surroundings(live.job).port > 0
+        return "world" if by_place else said
+
     async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
         """Only these come back; the others never stopped."""
-        verdict = gang.root([_seat(task) for task in tasks], alone=False)
+        verdict = gang.root([_seat(task, "task") for task in tasks], alone=False)
         following = self._following(live, verdict)
         if following.state is not RunState.QUEUED:
             await self._close(live, verdict)
@@ -392,10 +403,10 @@ class Steps:
             self._loop.clean(attempt)
 
 
-def _seat(task: LiveTask) -> gang.Seat:
+def _seat(task: LiveTask, on_loss: str) -> gang.Seat:
     return gang.Seat(
         task=task.name,
-        on_loss=task.part.on_loss,
+        on_loss=on_loss,
         ends=task.part.ends,
         may_fail=task.part.may_fail,
         verdict=task.verdict,

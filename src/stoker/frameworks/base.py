@@ -68,6 +68,9 @@ class Framework(Protocol):
     """One of them. Stateless; every method is pure and may be called from any thread."""
 
     name: str
+    anchors: frozenset[str]
+    """Roles that the others go on looking for at the address they were told when they began. One of these that comes back
+    at another address is not found: all begin again."""
 
     def complete(self, job: Job) -> Job:
         """The job with the roles that this framework adds to what people write (a launcher, a scheduler), and with

@@ -19,6 +19,7 @@ _PATIENCE = "60"
 
 class Dask:
     name = "dask"
+    anchors: frozenset[str] = frozenset()
 
     def complete(self, job: Job) -> Job:
         if job.run is None and CLIENT not in job.roles:

@@ -14,6 +14,7 @@ from stoker.spec.job import Job
 
 class Jax:
     name = "jax"
+    anchors: frozenset[str] = frozenset()
 
     def complete(self, job: Job) -> Job:
         return decided(job, 1)

@@ -20,6 +20,7 @@ LAUNCHER = "launcher"
 
 class Mpi:
     name = "mpi"
+    anchors: frozenset[str] = frozenset()
     helper = "mpirun"
     """Runs the job's command over all workers."""
 

@@ -12,6 +12,7 @@ from stoker.spec.parts import WORKER
 
 class Plain:
     name = "none"
+    anchors: frozenset[str] = frozenset()
 
     def complete(self, job: Job) -> Job:
         return decided(job, 1)

@@ -17,6 +17,7 @@ _TYPES = {"master": "chief"}
 
 class TensorFlow:
     name = "tensorflow"
+    anchors = frozenset({"chief", "master", "worker", "ps"})
 
     def complete(self, job: Job) -> Job:
         chiefs = [name for name in ("chief", "master") if name in job.roles]

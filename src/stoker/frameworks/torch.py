@@ -23,6 +23,7 @@ _OWN_PLACE = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_p
 
 class Torch:
     name = "torch"
+    anchors: frozenset[str] = frozenset()
 
     def complete(self, job: Job) -> Job:
         """One process per GPU. A script for the shell may itself be what starts them: then it is started once."""

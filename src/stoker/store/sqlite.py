@@ -38,6 +38,7 @@ FEW_BYTES = 1 << 20
 """With less than this free an I/O error is taken for a full disk."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_CHECKPOINT_TRIES = 100
 _IN_ORDER = ("runs", "attempts", "tasks", "checkpoints", "cursors", "run_records", "run_tags", "events")
 
 
@@ -129,10 +130,11 @@ class SqliteDialect:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
             if log is not None:
-                valid = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+                valid = _valid_frames(connection)
                 after = files.read_log(self.path)
                 # Other salts: somebody else has begun the log anew since we read it; then it was whole.
-                if isinstance(after, files.Log) and after.salts == log.salts and log.lost(valid):
+                same = isinstance(after, files.Log) and after.salts == log.salts
+                if same and valid is not None and log.lost(valid):
                     raise self._damage("its write-ahead log is damaged: acknowledged changes are missing")
             for line in self._quick_check(connection):
                 raise self._damage(line)
@@ -343,6 +345,16 @@ def _problem_of_copy(path: Path) -> str | None:
         return problem
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return next(_findings(connection.execute("PRAGMA integrity_check(1)")), None)
+
+
+def _valid_frames(connection: sqlite3.Connection) -> int | None:
+    """How many frames of the write-ahead log SQLite accepts. None: others are at it all the time; then they use it."""
+    for _ in range(_CHECKPOINT_TRIES):
+        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if frames >= 0 or not busy:
+            return int(frames)
+        time.sleep(0.01)  # somebody else moves pages out of it at this moment, and there is no answer
+    return None
 
 
 def _findings(cursor: sqlite3.Cursor) -> Iterator[str]:

@@ -20,7 +20,7 @@ from rigs import Watched
 from stoker.blobs import BlobStore
 from stoker.control import leaving
 from stoker.control.controller import Controller
-from stoker.engine.base import Node, Observation
+from stoker.engine.base import Node, Observation, Surroundings
 from stoker.errors import Refused
 from stoker.scheduling import gangs
 from stoker.settings import ControlSettings, Home, Settings
@@ -396,6 +396,30 @@ def test_of_two_gangs_with_half_their_places_each_one_lets_go_and_both_get_throu
     early, late = (gang.store.run(first[name]) for name in ("early", "late"))
     assert (early.attempt, late.attempt, late.faults, late.failures) == (1, 2, 0, 0)
     assert f"while {early.id} waits for room too" in gang.store.attempt(late.id, 1).evidence["message"]
+
+
+@pytest.mark.parametrize(("port", "restarted"), [(0, ["ps-0"]), (29400, ["ps-0", "ps-1", "worker-0"])])
+def test_a_parameter_server_that_comes_back_elsewhere_has_all_begin_again(
+    gang: Gang, port: int, restarted: list[str]
+) -> None:
+    """TensorFlow looks for it where it was: at the same ports of one machine that is enough, of another pod it is not."""
+    gang.otherwise = LONG
+    observe = gang.engine.observe
+
+    async def observed() -> list[Observation]:
+        return [replace(found, address="10.0.0.7" if port else "") for found in await observe()]
+
+    gang.engine.surroundings = lambda job: Surroundings(port=port)  # type: ignore[method-assign]
+    gang.engine.observe = observed  # type: ignore[method-assign]
+    roles = {"ps": {"count": 2, "on_loss": "task", "ends": False}}
+    run = gang.submit(framework="tensorflow", workers=1, roles=roles, resources={"cpu": 1}).id
+    gang.until(run, "running")
+    gang.engine.kill_launcher(run, 1, "ps-0")
+    gang.end(run, lambda _: ("ps-0", 2, 2) in gang.started)
+    gang.end(run, lambda _: len({task for task, _, number in gang.started if number == 2}) >= len(restarted))
+    assert sorted({task for task, _, number in gang.started if number == 2}) == restarted
+    gang.controller.stop_run(run, kill=True, by="ada")
+    gang.end(run)
 
 
 ELASTIC: dict[str, Any] = {"workers": "1..3", "resources": {"cpu": 1}, "retries": 0}

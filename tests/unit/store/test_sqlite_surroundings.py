@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,3 +194,27 @@ def test_an_error_of_the_disk_is_damage(tmp_path: Path, monkeypatch: pytest.Monk
         dialect.translate(sqlite3.OperationalError("Could not decode to UTF-8 column")).code
         == "store-damaged"
     )
+
+
+_AT_THE_LOG = """
+import fcntl, sys
+with open(sys.argv[1] + "-shm", "r+b") as shared:
+    fcntl.lockf(shared, fcntl.LOCK_EX, 1, 121)  # where SQLite says that it moves pages out of the log
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_somebody_else_at_the_log_is_not_taken_for_damage(tmp_path: Path) -> None:
+    path = tmp_path / "stoker.db"
+    with Store.open(path) as store:
+        for number in range(3):
+            store.submit(new_run(f"k{number}"), now=1.0)
+        other = subprocess.Popen(
+            [sys.executable, "-c", _AT_THE_LOG, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with other:
+            assert other.stdout is not None and other.stdout.readline() == b"held\n"
+            with Store.open(path) as again:
+                assert [row.key for row in again.live()] == ["k0", "k1", "k2"]
+            other.communicate()
