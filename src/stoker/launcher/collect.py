@@ -16,6 +16,9 @@ from stoker.launcher.files import take_lock
 from stoker.launcher.journal import Journal
 from stoker.launcher.scan_facts import CARRIED
 
+APART = 500_000_000
+"""Beyond it are the numbers of copies made by `salvage`: those before it may be used at the same moment by a task that was
+given up and lives."""
 PATIENCE = 10.0
 """Seconds that a guardian has to end what its launcher left."""
 
@@ -58,7 +61,7 @@ def salvage(directory: str, generation: int, carried: Iterable[int]) -> None:
     """
     journal = Journal(directory)
     try:
-        for number in sorted(carried):
+        for number in sorted({*carried, APART}):
             journal.append({"k": CARRIED, "number": number}, durable=False)
         _scan(directory, journal, generation)
     finally:

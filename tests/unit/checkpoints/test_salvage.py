@@ -11,7 +11,7 @@ import pytest
 from checkpoint_scanning import Task
 from test_scanner import archive
 
-from stoker.launcher import scan_facts
+from stoker.launcher import scan_facts, staging
 from stoker.launcher.collect import salvage
 from stoker.task import layout
 
@@ -83,6 +83,31 @@ def test_what_was_not_copied_yet_has_to_prove_itself(task: Task, tmp_path: Path)
     salvage(str(part), 1, [])
     assert taken(part) == {"whole.pt": "verified"}
     assert {entry["name"] for entry in entries(part, "rejected")} == {"torn.npz", "unknown.bin"}
+
+
+def test_one_that_was_given_up_and_lives_is_not_in_the_way(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher copies the same checkpoint at the same moment, and counts on from where it was."""
+    task.rename("a.bin", b"one")
+    task.poll()
+    task.poll(0.3)
+    (mine,) = task.entries("checkpoint")
+    task.write("b.pt", archive("two"))
+    part = lost(task, tmp_path)
+    really = staging.stage
+
+    def beside(job: staging.Job) -> staging.Outcome:
+        theirs = part / layout.staged(mine["number"] + 1)
+        theirs.mkdir()
+        (theirs / "b.pt").write_bytes(b"theirs")
+        return really(job)
+
+    monkeypatch.setattr(staging, "stage", beside)
+    salvage(str(part), 1, [])
+    assert list(taken(part)) == ["a.bin", "b.pt"]
+    (_, found) = entries(part, "checkpoint")
+    assert (part / layout.staged(found["number"]) / "b.pt").read_bytes() == archive("two")
 
 
 def test_what_was_restored_is_no_news(tmp_path: Path) -> None:
