@@ -122,7 +122,7 @@ def test_journeys_with_a_courier_that_is_killed(
         far.write_order(formats.Order(seq=1, generation=1, verb="run"))
         assert far.catch_up(WAIT)
     assert killer.kills > 0, f"seed {seed}"
-    assert not list((root / layout.CHECKPOINTS / ".courier/stage").iterdir())
+    assert not list((root / ".courier/stage").iterdir())
 
 
 class Cutter:

@@ -19,8 +19,8 @@ staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting
 staged/scan.jsonl launcher    what its scanner has seen, for the scanner after it
 output/           training    STOKER_OUTPUT_DIR
 stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
-.courier/         courier     content that is arriving, and what is about to be removed; in checkpoints/ and staged/ too,
-                              which may be volumes of their own
+.courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
+                              are volumes of their own, also in these
 
 Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`Part`), beside
 those of the same run. It outlives the task's machine.

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.courier.sidecar import placing
 from stoker.courier.sidecar.placing import Incomplete, Placing
-from stoker.courier.sidecar.staging import HOME, HOMES, Damaged, Piece, Staging, home_of, slot_name, stage_of
+from stoker.courier.sidecar.staging import HOME, Damaged, Piece, Staging, slot_name, stage_of
 from stoker.courier.sidecar.verbs import Call, Verbs
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import formats, layout, wire
@@ -40,7 +40,7 @@ class Place:
 
     def restart(self) -> None:
         """A courier that knows nothing but the directory."""
-        self.staging = Staging(str(self.root))
+        self.staging = Staging(str(self.root), lasting=True)
         self.staging.recover()
         self.placing = Placing(str(self.root), self.staging)
 
@@ -87,7 +87,7 @@ def test_a_tree_is_placed(here: Place) -> None:
     }
     (root / "a").write_bytes(b"changed")
     assert (root / "same").read_bytes() == b"1"
-    assert list((here.root / stage_of(home_of("checkpoints/3"))).iterdir()) == []
+    assert list((here.root / stage_of(here.staging.home("checkpoints/3"))).iterdir()) == []
 
 
 def test_pieces_in_any_order(here: Place) -> None:
@@ -292,11 +292,11 @@ def test_checkpoints_may_be_a_volume_of_their_own(here: Place, monkeypatch: pyte
         assert contents(here.root / "checkpoints/1") == {"model/a": text}
     for path in ("staged/000001", "checkpoints/1"):
         (here.root / path).mkdir(parents=True, exist_ok=True)
-        reply = Verbs(str(here.root)).obey(
+        reply = Verbs(str(here.root), shared=str(here.root / "volume")).obey(
             wire.DISCARD, Call({"path": path}, memoryview(b""), lambda _: memoryview(b""))
         )
         assert reply.status == 200 and not (here.root / path).exists()
-    left = [path for home in HOMES for path in (here.root / home).rglob("*") if path.is_file()]
+    left = [path for home in here.staging.homes for path in (here.root / home).rglob("*") if path.is_file()]
     assert [path.parent.name for path in left] == ["placed"]
 
 
@@ -376,3 +376,8 @@ def test_without_links_it_is_copied(here: Place, monkeypatch: pytest.MonkeyPatch
     here.all("code", here.tree(files))
     assert contents(here.root / "code") == files
     assert stat.S_IMODE((here.root / "code" / "b.sh").stat().st_mode) == 0o755
+
+
+def test_what_is_ours_is_not_among_the_checkpoints_where_they_are_on_the_same_volume(tmp_path: Path) -> None:
+    assert Staging(str(tmp_path)).home("checkpoints/3") == HOME
+    assert Staging(str(tmp_path), lasting=True).home("checkpoints/3") == f"checkpoints/{HOME}"

@@ -15,7 +15,7 @@ import threading
 from typing import Any, Dict, Iterator, Tuple
 
 from stoker.courier.sidecar import trees
-from stoker.courier.sidecar.staging import HOME, TREE, Staging, home_of, slot_name, stage_of, subdirectory
+from stoker.courier.sidecar.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
 from stoker.task import formats
 from stoker.task.beneath import OPEN_DIRECTORY, occupied
 from stoker.task.near import NearTaskDir, UnsafePath
@@ -60,7 +60,7 @@ class Placing:
                     trash.throw(parent, name)
                 os.rename(TREE, name, src_dir_fd=here, dst_dir_fd=parent)
             self._record(parent, name, path, manifest)
-            with self._staging.open(stage_of(home_of(path))) as stage:
+            with self._staging.open(stage_of(self._staging.home(path))) as stage:
                 trash.throw(stage, slot_name(path, manifest))
             trash.empty()
 

@@ -8,7 +8,7 @@
 
 A slot is for one manifest at one path; another manifest for that path takes its place. All of this is on the task's
 own volume and user code can reach it: what it changes there it changes for itself only, since links are never
-followed. `checkpoints/` and `staged/` may be volumes of their own, and nothing can be renamed from one to another: what
+followed. Where `checkpoints/` and `staged/` are volumes of their own, nothing can be renamed from one to another: what
 is to become, or was, a part of them is in a `.courier` of their own.
 """
 
@@ -26,7 +26,6 @@ from stoker.task import layout
 from stoker.task.beneath import OPEN_DIRECTORY, open_beneath
 
 HOME = ".courier"
-HOMES = (HOME, *(f"{top}/{HOME}" for top in layout.LASTING))
 TREE = "tree"
 _BLOCK = 1 << 20
 _PREDECESSOR = 5.0
@@ -60,9 +59,12 @@ class _Incoming:
 class Staging:
     """May be used from any thread. `recover` first."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, lasting: bool = False) -> None:
+        """`lasting`: what is to outlive the task is on volumes of its own."""
         self._directory = directory
-        self._trashes = {home: Trash(directory, f"{home}/trash") for home in HOMES}
+        self._apart = layout.LASTING if lasting else ()
+        self.homes = (HOME, *(f"{top}/{HOME}" for top in self._apart))
+        self._trashes = {home: Trash(directory, f"{home}/trash") for home in self.homes}
         self._lock = threading.Lock()
         self._incoming: Dict[Tuple[str, str], _Incoming] = {}
 
@@ -87,9 +89,14 @@ class Staging:
                 _drop_shared(here, trash)
         trash.empty()
 
+    def home(self, path: str) -> str:
+        """Where, on the volume of this path, what is ours is kept."""
+        top = path.split("/")[0]
+        return f"{top}/{HOME}" if top in self._apart else HOME
+
     def trash(self, path: str) -> Trash:
         """The one on the volume of this path."""
-        return self._trashes[home_of(path)]
+        return self._trashes[self.home(path)]
 
     def here(self, path: str, manifest: str, digests: Sequence[str]) -> Tuple[List[str], Dict[str, int]]:
         """Which contents are complete, and how much there is of those that have begun."""
@@ -186,7 +193,7 @@ class Staging:
     def _clear(self, path: str, manifest: str) -> None:
         """What was begun for this path with another manifest is not wanted any more."""
         keep, prefix = slot_name(path, manifest), slot_name(path, "")
-        with self.open(stage_of(home_of(path))) as stage:
+        with self.open(stage_of(self.home(path))) as stage:
             stale = [name for name in os.listdir(stage) if name.startswith(prefix) and name != keep]
             for name in stale:
                 self.trash(path).throw(stage, name)
@@ -202,7 +209,7 @@ class Staging:
 
     @contextlib.contextmanager
     def slot(self, path: str, manifest: str) -> Iterator[int]:
-        with self.open(f"{stage_of(home_of(path))}/{slot_name(path, manifest)}") as fd:
+        with self.open(f"{stage_of(self.home(path))}/{slot_name(path, manifest)}") as fd:
             yield fd
 
     @contextlib.contextmanager
@@ -214,12 +221,6 @@ class Staging:
             yield fd
         finally:
             os.close(fd)
-
-
-def home_of(path: str) -> str:
-    """Where, on the volume of this path, what is ours is kept."""
-    top = path.split("/")[0]
-    return f"{top}/{HOME}" if top in layout.LASTING else HOME
 
 
 def stage_of(home: str) -> str:

@@ -51,7 +51,7 @@ class Verbs:
         self._shared = Shared(shared) if shared else None
         self._near = NearTaskDir(directory)
         self._sync = Sync(directory)
-        self._staging = Staging(directory)
+        self._staging = Staging(directory, lasting=shared is not None)
         self._placing = Placing(directory, self._staging)
         self._jobs = Jobs(wait=job_wait)
         self._order_lock = threading.Lock()
