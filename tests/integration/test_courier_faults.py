@@ -223,7 +223,7 @@ def test_another_server_goes_on_in_the_middle_of_a_file(
     mirror, elsewhere = tmp_path / "m" / "t", BlobStore(tmp_path / "elsewhere")
     budgets = [20 << 20]  # the first connection lasts for half of the file, no other for anything
     with (
-        cut_off(courier, mirror, lambda: budgets.pop() if budgets else 0, patience=0.5) as (far, _),
+        cut_off(courier, mirror, lambda: budgets.pop() if budgets else 0, patience=5) as (far, _),
         pytest.raises(CourierLost),
     ):
         carry_checkpoint(far, staged, elsewhere)
