@@ -55,17 +55,18 @@ def test_several_processes_in_each_of_two_tasks(journey: Make) -> None:
 def test_lightning_goes_on_where_it_was(journey: Make) -> None:
     it = journey(
         "--workers", "2", "--",
-        "sh", "-c", "exec python lit_autoencoder.py --checkpoints $STOKER_CHECKPOINT_DIR",
+        "sh", "-c", "exec python lit_autoencoder.py --steps 2000 --checkpoints $STOKER_CHECKPOINT_DIR",
     )  # fmt: skip
 
     def steps() -> list[int]:
         return [int(found) for found in re.findall(r"global step (\d+) on rank 0 of 2", it.text())]
 
     wait(lambda: max(steps(), default=0) >= 8, limit=LIMIT)
+    wait(lambda: it.box.show(it.run)["checkpoints"], limit=LIMIT)
     it.kill("worker-1")
     it.succeeded()
     text = it.text()
-    assert text.count("done at step 60 of 2") == 2
+    assert text.count("done at step 2000 of 2") == 2
     seen = steps()
     again = [after for before, after in itertools.pairwise(seen) if after <= before]
     assert len(again) <= 1 and all(step > 1 for step in again), seen
@@ -84,9 +85,10 @@ def test_lightning_in_two_processes_of_one_task(journey: Make) -> None:
 def test_fabric_in_two_tasks_of_two_processes(journey: Make) -> None:
     it = journey("--workers", "2", "--processes", "2", "lit_fabric.py")
     it.succeeded()
-    assert sorted(re.findall(r"fabric: (.*)", it.text())) == [
-        f"rank {rank} of 4, ranks [0, 1, 2, 3], same weights True" for rank in range(4)
-    ]
+    said = sorted(re.findall(r"fabric: (.*)", it.text()))
+    expected = [f"rank {rank} of 4, ranks [0, 1, 2, 3], same weights True" for rank in range(4)]
+    # A process that dies on its way out, after all is said, has the whole world start again.
+    assert said == sorted(expected * (len(said) // 4)) and said, it.report()
 
 
 def test_horovods_place_under_mpi(journey: Make) -> None:

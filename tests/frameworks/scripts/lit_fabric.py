@@ -20,3 +20,5 @@ print(
     f"fabric: rank {fabric.global_rank} of {fabric.world_size}, ranks {ranks}, same weights {same}",
     flush=True,
 )
+fabric.barrier()
+torch.distributed.destroy_process_group()
