@@ -107,6 +107,7 @@ def test_a_lost_node_costs_no_checkpoint_that_was_on_the_claim(box: ClaimBox) ->
     assert not box.runs, "the node that came back brings nothing with it"
 
 
+@pytest.mark.soak
 def test_one_that_was_given_up_and_lives_changes_nothing(box: ClaimBox) -> None:
     """Its node's agents are gone and it trains on, into a directory that is taken over and removed under its hands."""
     run = train(box, 300, "--lost-after", "15s")
@@ -131,6 +132,7 @@ def test_one_that_was_given_up_and_lives_changes_nothing(box: ClaimBox) -> None:
     assert not box.runs
 
 
+@pytest.mark.soak
 def test_what_a_run_left_that_ended_while_it_was_lost_goes_with_the_next_one(box: ClaimBox) -> None:
     lost = train(box, 400, "--lost-after", "15s")
     first = node_of(box, lost)

@@ -103,7 +103,7 @@ def journey(box: ClusterBox) -> Make:
     return lambda *arguments: PodJourney(box, *flags, *variables, *arguments)
 
 
-@pytest.mark.parametrize("how", ["process", "pod"])
+@pytest.mark.parametrize("how", [pytest.param("process", marks=pytest.mark.soak), "pod"])
 def test_torch_ddp(journey: Make, how: str) -> None:
     it = journey("--workers", "2", "torch_ddp.py")
     it.lose(how, "worker-1")
