@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 # Clusters at once in test-cluster; 0: one, or the one that `make cluster-up` left running.
-WORKERS ?= 5
+WORKERS ?= 4
 READY := .venv/.ready
 # Of the Python in the test images. Somebody else's cluster could not mount them.
 FRAMEWORKS_FOR_PODS = test -n "$$STOKER_TEST_KUBECONFIG" || $(BIN)/python tests/frameworks/environment.py --for 3.11 >/dev/null

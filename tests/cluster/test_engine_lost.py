@@ -54,6 +54,7 @@ def test_a_lost_node_is_silence_and_its_return_is_proof(own_cluster: Cluster, st
     play(story)
 
 
+@pytest.mark.soak
 def test_a_node_that_was_removed_from_the_cluster(own_cluster: Cluster, stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
@@ -72,6 +73,7 @@ def test_a_node_that_was_removed_from_the_cluster(own_cluster: Cluster, stage: S
     play(story)
 
 
+@pytest.mark.soak
 def test_a_courier_that_stands_still(own_cluster: Cluster, stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine(silent_after=5) as engine:

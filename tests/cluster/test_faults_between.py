@@ -39,6 +39,7 @@ def _lab(box: ClusterBox) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak
 def test_an_api_server_that_takes_connections_and_never_answers(box: ClusterBox) -> None:
     run = train(box, 160)
     box.cluster.stop_api(freeze=True)

@@ -247,7 +247,7 @@ def restarts(pod: dict[str, Any]) -> int:
 
 def test_a_server_that_is_killed_while_a_world_forms_and_forms_again(box: ClusterBox) -> None:
     """At every moment at which it has done something and not yet recorded it, or the other way round."""
-    run = begin(box, *SMALL, "--workers", "2", steps=150, pause=0.1)
+    run = begin(box, *SMALL, "--workers", "2", steps=400, pause=0.1)
     wait(lambda: box.pods(run), limit=180)
     killed(box)  # it has made pods
     wait(lambda: [pod for pod in box.pods(run) if pod["status"].get("podIP")], limit=180)
@@ -266,7 +266,7 @@ def test_a_server_that_is_killed_while_a_world_forms_and_forms_again(box: Cluste
     killed(box)  # it has made the lost one's pod
     wait(lambda: [body for body in bodies(run) if body.generation == 2], limit=180)
     killed(box)  # orders are being given, again
-    seen = check(box, run, 2, steps=150)
+    seen = check(box, run, 2, steps=400)
     assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 2)
     assert ranks(box, run) == [(1, 0), (1, 1), (2, 0), (2, 1)], "nothing started twice"
     assert all(body["step"] > 0 for body in starts(box, run) if body["generation"] == 2)
