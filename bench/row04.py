@@ -234,7 +234,7 @@ def _torchrun(place: Path, torchrun: str, shape: tuple[str, str]) -> Iterator[Tr
     notes = place / "notes"
     notes.mkdir(parents=True)
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1000", str(SCRIPT), str(notes)]
-    env = {**environment(place), "OMP_NUM_THREADS": "1"}
+    env = {**environment(place), "OMP_NUM_THREADS": "1", "TMPDIR": str(place)}  # it leaves directories there
     with Kept([torchrun, *words, str(ENDLESS), *shape], log=place / "log", env=env, cwd=place):
         yield Training(notes)
     _gone(notes)

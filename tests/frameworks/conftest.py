@@ -30,7 +30,8 @@ def python() -> str:
 def shared(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """One server for all of them: what they test is the frameworks."""
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    box = Box(tmp_path_factory.mktemp("box"), env=quiet)
+    # What frameworks leave in the temporary directory goes with the tests'.
+    box = Box(tmp_path_factory.mktemp("box"), env={**quiet, "TMPDIR": str(tmp_path_factory.mktemp("t"))})
     box.env["PATH"] = f"{Path(python).parent}:{box.env['PATH']}"
     shutil.copytree(SCRIPTS, box.work, dirs_exist_ok=True)
     yield box
@@ -42,6 +43,7 @@ def journey(shared: Box) -> Callable[..., Journey]:
     """`journey("--framework", "torch", "--workers", "2", "torch_sum.py")`: submitted."""
 
     def make(*arguments: str) -> Journey:
-        return LocalJourney(shared, "--retries", "2", "--grace", "5s", *arguments)
+        kept_apart = ("--env", f"TMPDIR={shared.env['TMPDIR']}")
+        return LocalJourney(shared, "--retries", "2", "--grace", "5s", *kept_apart, *arguments)
 
     return make

@@ -260,17 +260,9 @@ class Pump:
         return PartRow(
             run=self.run,
             attempt=self.attempt,
-            generation=staged.generation,
             task=self.task,
             number=staged.number,
-            name=_text(staged.name, _NAME),
-            digest=digest,
-            size=size,
-            how=_text(staged.how, 20),
-            created_at=staged.at,
-            written_at=staged.written_at,
-            step=staged.step,
-            metrics={_text(key, _NAME): value for key, value in staged.metrics.items()},
+            **_told(staged, digest, size),
         )
 
     def _metrics(self, found: Intake) -> None:
@@ -342,16 +334,23 @@ def checkpoint_row(
         id=f"ck-{run}-{attempt}-{prefix}{staged.number}",
         run=run,
         attempt=attempt,
-        generation=staged.generation,
-        name=_text(staged.name, _NAME),
-        digest=digest,
-        size=size,
-        how=_text(staged.how, 20),
-        created_at=staged.at,
-        written_at=staged.written_at,
-        step=staged.step,
-        metrics={_text(key, _NAME): value for key, value in staged.metrics.items()},
+        **_told(staged, digest, size),
     )
+
+
+def _told(staged: StagedCheckpoint, digest: str, size: int) -> dict[str, Any]:
+    """The columns that a checkpoint and a part of one have in common, from what a launcher wrote: bounded."""
+    return {
+        "generation": staged.generation,
+        "name": _text(staged.name, _NAME),
+        "digest": digest,
+        "size": size,
+        "how": _text(staged.how, 20),
+        "created_at": staged.at,
+        "written_at": staged.written_at,
+        "step": staged.step,
+        "metrics": {_text(key, _NAME): value for key, value in staged.metrics.items()},
+    }
 
 
 def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> Scored:
