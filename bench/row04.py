@@ -61,12 +61,12 @@ class Training:
         ]
 
     def kill(self, rank: int) -> float:
-        """SIGKILL, and when that was."""
+        """SIGKILL to the process that said last that it is this rank, and when that was."""
+        number = self.events("born")[rank][-1][1]
         for process in _ranks(self.place):
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("RANK") == str(rank):
-                    process.send_signal(signal.SIGKILL)
-                    return time.time()
+            if _own_number(process.pid) == number and process.environ().get("RANK") == str(rank):
+                process.send_signal(signal.SIGKILL)
+                return time.time()
         raise RuntimeError(f"there is no rank {rank} to kill")
 
     def recovered(self, killed: float) -> tuple[float, float] | None:
@@ -248,6 +248,15 @@ def _ranks(notes: Path) -> list[psutil.Process]:
             if str(notes) in words and "RANK" in process.environ():
                 found.append(process)
     return found
+
+
+def _own_number(pid: int) -> int:
+    """Its number as it sees it itself."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
 
 
 def _gone(notes: Path) -> None:

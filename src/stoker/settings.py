@@ -175,7 +175,7 @@ class ControlSettings:
     poll: float = 2.0
     """Full look at every live task; changes are noticed at once by watching, this is the safety net."""
     retry_backoff: float = 1.0
-    """First wait before a lost or failed attempt is tried again; doubles each time."""
+    """Wait before a lost or failed attempt is tried again, from the second in a row without progress; doubles each time."""
     retry_backoff_max: float = 300.0
     fault_retries: int = 20
     """Attempts lost in a row through no fault of the user's before the run fails."""

@@ -100,11 +100,13 @@ def decide(
     failures: int,
     faults: int,
     progressed: bool,
+    fruitless: int,
     backoff: float,
     backoff_max: float,
     fault_retries: int,
 ) -> Next:
-    """`progressed`: the attempt left a new checkpoint, so trying again is not going round in circles."""
+    """`progressed`: the attempt left a new checkpoint, so trying again is not going round in circles. `fruitless`: how many
+    in a row before it did not."""
     cause = verdict.cause
     if cause is Cause.COMPLETED:
         return Next(RunState.SUCCEEDED, failures, 0, reason=verdict.reason)
@@ -119,7 +121,7 @@ def decide(
         if failures > retries:
             spent = f" (retries: {retries} of {retries} spent)" if retries else ""
             return Next(RunState.FAILED, failures, faults, reason=verdict.reason + spent)
-        rounds = 0 if progressed else failures
+        rounds = 0 if progressed else fruitless
         text = f"{verdict.reason}; retry {failures} of {retries}"
         return Next(RunState.QUEUED, failures, 0, delay=_delay(rounds, backoff, backoff_max), reason=text)
     faults = 1 if progressed else faults + 1

@@ -159,6 +159,8 @@ class LiveRun:
     preempt: bool = False
     progressed: bool = False
     """The current attempt left a new checkpoint since its last trouble."""
+    fruitless: int = 0
+    """Failures in a row without one between them."""
     hung: str | None = None
     """All of its world is silent, and that was said: in words."""
     dirty: bool = False
@@ -228,6 +230,11 @@ class LiveRun:
         self.closing = self.reforming = self.first_up = None
         self.form_at = 0.0
         self.tasks = tasks_of(self.parts, attempt)
+
+    def tried(self, failed: bool) -> None:
+        """One more try is over, by its own fault or not."""
+        self.fruitless = 0 if self.progressed else self.fruitless + failed
+        self.progressed = False
 
     def leave(self) -> None:
         """The attempt is over."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.engine.base import Surroundings
 from stoker.frameworks.base import Body
+from stoker.frameworks.commands import python_call
 from stoker.spec import Job, setup_inputs
 from stoker.spec.parts import Part
 from stoker.spec.tree import Tree
@@ -43,11 +44,18 @@ def run_order(
         grace=job.grace,
         timeout=timeout,
         processes=[dict(one) for one in body.each],
+        warm=warm(body, job),
         hang_after=hang_after,
         scan_every=scan_every,
         setup=dict(setup) if setup else None,
         resume_from=resume_from,
     )
+
+
+def warm(body: Body, job: Job) -> dict[str, Any] | None:
+    """What its processes import first, to be kept for the next generation."""
+    call = python_call(body.argv) if body.preload and job.warm else None
+    return {"python": call[0], "program": call[1], "modules": list(body.preload)} if call else None
 
 
 def stop_order(*, seq: int, generation: int, grace: float, kill: bool) -> Order:

@@ -209,6 +209,7 @@ class Steps:
             failures=live.row.failures,
             faults=live.row.faults,
             progressed=live.progressed,
+            fruitless=live.fruitless,
             backoff=control.retry_backoff,
             backoff_max=control.retry_backoff_max,
             fault_retries=control.fault_retries,
@@ -254,7 +255,7 @@ class Steps:
             if task.gone is not None:
                 live.submitted = False
             task.again(generation, fresh=task.gone is not None)
-        live.progressed = False
+        live.tried(verdict.cause.users_fault)
         live.waits_since = live.first_up = None
         live.form_at = time.monotonic() + following.delay
         live.dirty = True
@@ -327,6 +328,7 @@ class Steps:
         await self._loop.committer.commit(changes)
         live.update(**values)
         finished = replace(live.attempt, **ended)
+        live.tried(verdict.cause.users_fault)
         live.leave()
         self._loop.scheduler.release(live.id)
         self._retire(live)

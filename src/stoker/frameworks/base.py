@@ -62,6 +62,9 @@ class Body:
     """On top of the job's; what a job's `env` says itself is left alone by the frameworks."""
     each: tuple[Mapping[str, str], ...] = ()
     """For several processes in one task: what each has on top of `env`. Empty: one process."""
+    preload: tuple[str, ...] = ()
+    """Modules that its processes import first in any case, that take long, and that no variable which the world sets
+    changes: a process that has imported these may wait to be the next one. Empty: there are none."""
 
 
 class Framework(Protocol):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+
+_FOR_THE_SHELL = re.compile(r"[$`;&|<>()*?\[\]{}~#!\n\\]")
+"""Where none of these is in a command the shell reads it as words."""
+_OPTION = re.compile(r"-[bBdEIOPqRsSuv]+|-[WX].*")
+"""Of Python, that leave open what it runs."""
 
 
 def words(argv: Sequence[str]) -> list[str]:
@@ -21,6 +27,24 @@ def is_python(word: str) -> bool:
     """`python`, `python3.12`, `/opt/venv/bin/python`"""
     name = PurePosixPath(word).name
     return name == "python" or (name.startswith("python") and name[6:].replace(".", "").isdigit())
+
+
+def python_call(argv: Sequence[str]) -> tuple[list[str], list[str]] | None:
+    """`python -u train.py --lr 1` in two: Python with its options, and the program (`train.py`, or `-m` and a module)
+    with its arguments. None: it is something else, or the shell has to read it first."""
+    found = words(argv)
+    if found != list(argv) and _FOR_THE_SHELL.search(argv[2]):
+        return None
+    if found[:1] == ["exec"]:
+        found = found[1:]
+    if not found or not is_python(found[0]):
+        return None
+    at = 1
+    while at < len(found) and _OPTION.fullmatch(found[at]):
+        at += 2 if found[at] in ("-W", "-X") else 1
+    rest = found[at:]
+    known = (rest[:1] == ["-m"] and len(rest) > 1) or (bool(rest) and rest[0].endswith(".py"))
+    return (found[:at], rest) if known else None
 
 
 def program(argv: Sequence[str]) -> str:

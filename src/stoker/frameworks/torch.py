@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stoker.frameworks.base import Body, Member, World
 from stoker.frameworks.commands import calls_torchrun, is_python, words
@@ -19,6 +20,8 @@ from stoker.spec.job import Job
 _ACCELERATE = re.compile(r"(?<![\w./-])((?:[\w./-]*/)?accelerate(?: +|-)launch)(?![\w.-])")
 _OWN_PLACE = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port", "--config_file")
 """Options of `accelerate launch` with which people say themselves where they are."""
+PRELOAD = ("torch", "torch._dynamo")
+"""The second is imported by every DistributedDataParallel and takes nearly as long as the first."""
 
 
 class Torch:
@@ -57,7 +60,7 @@ class Torch:
         for one, rank in zip(each, ranks, strict=True):
             one |= rank
             one |= _nodes(world, member, max(1, member.gpus)) if alone else _as_node(rank)
-        return body(job, argv, env, each)
+        return replace(body(job, argv, env, each), preload=PRELOAD)
 
 
 def starts_itself(argv: Sequence[str]) -> bool:

@@ -22,6 +22,7 @@ from stoker.launcher.logs import Log
 from stoker.launcher.loop import Loop
 from stoker.launcher.recording import Records
 from stoker.launcher.running import Running
+from stoker.launcher.spares import Spares
 from stoker.launcher.tree import Tree
 from stoker.task import fence, layout
 from stoker.task.formats import Ending, Order, TaskInfo
@@ -112,6 +113,7 @@ class Launcher:
         self._complained = ""
         self._brought: Optional[bool] = None
         """Whether there is code, found at the first order: a setup may leave files where none was brought."""
+        self._spares = Spares(self.tree, bundle)
         self._loop = Loop(directory)
 
     def run(self) -> int:
@@ -129,6 +131,7 @@ class Launcher:
 
     def kill_all(self) -> None:
         """End every process that is left, and wait for it."""
+        self._spares.drop()
         while True:
             self.tree.reap()
             if self.tree.empty:
@@ -190,6 +193,7 @@ class Launcher:
             self._keep_lease(self._lease)
         self.log.flush(now)
         for pid, status, rusage in self.tree.reap():
+            self._spares.exited(pid)
             if self.running is not None:
                 self.running.exited(pid, status, rusage)
         if self.records.behind:
@@ -345,6 +349,7 @@ class Launcher:
             self.info,
             order,
             tree=self.tree,
+            spares=self._spares,
             log=self.log,
             journal=lambda entry: self.records.append(entry, durable=False),
             bundle=self.bundle,
@@ -423,6 +428,8 @@ class Launcher:
     def _ended(self, running: Running) -> None:
         assert running.ending is not None
         self.running = None
+        if self.terminated or self._released or (running.ending.kind, running.ending.code) == ("exit", 0):
+            self._spares.drop()
         self._scanner_due = self._tell_at = None
         self._finish_scan(running.violent)
         self.status.usage = running.ending.usage = dict(running.sampler.usage)

@@ -21,6 +21,7 @@ from stoker.launcher.framing import Marked, Redactor, Stream
 from stoker.launcher.hang import Hang, Watched
 from stoker.launcher.logs import Log, pipe
 from stoker.launcher.sample import Sampler
+from stoker.launcher.spares import Spares
 from stoker.launcher.tree import Tree
 from stoker.task import layout
 from stoker.task.formats import Ending, Order, TaskInfo
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 KILL_EVERY = 0.05
 """Seconds between two rounds of SIGKILL while processes are left."""
+PATIENT = 20
+"""Rounds in which processes are ended one by one, past those kept for the next generation. Then all are, at once."""
 LOCK_EVERY = 0.1
 DRAIN = 2.0
 """Seconds that the pipes may stay open when no process is left that could hold them."""
@@ -46,6 +49,7 @@ class Running:
         order: Order,
         *,
         tree: Tree,
+        spares: Spares,
         log: Log,
         journal: Callable[[Mapping[str, Any]], None],
         bundle: Optional[str],
@@ -57,6 +61,7 @@ class Running:
         self.info = info
         self.order = order
         self.tree = tree
+        self.spares = spares
         self.log = log
         self.journal = journal
         self.contained = contained
@@ -97,6 +102,7 @@ class Running:
         self._kill_at: Optional[float] = None
         self._asked_again = False
         self._next_kill = 0.0
+        self._kills = 0
         self._drained_by = 0.0
         self._removed = False
 
@@ -116,6 +122,7 @@ class Running:
             self._end(now)
             return
         deadline = now + grace
+        self.spares.look()
         if not self.stopping:
             self.stopping, self._why, self._kill_at = True, why, deadline
             if grace > 0 and self.outside is None:
@@ -182,6 +189,7 @@ class Running:
                 return min(waits)
         if self._status is None and not self.stopping:
             return min(waits)
+        self.spares.look()
         return self._finish_off(now)
 
     def _finish_off(self, now: float) -> float:
@@ -194,6 +202,9 @@ class Running:
             return 0.0
         if now >= self._next_kill:
             self.violent = self.violent or self._status is None
+            self._kills += 1
+            if self._kills > PATIENT:
+                self.spares.drop()
             self.tree.kill()
             self._next_kill = now + KILL_EVERY
         return max(0.0, self._next_kill - now)
@@ -266,38 +277,68 @@ class Running:
 
     def _spawn_body(self) -> None:
         if not self.order.processes:
-            self._spawn(self.argv, self.env, self.workdir)
+            self._spawn_main(0, self.env)
             return
         if self.outside is not None:
             raise CannotStart(0, "an image that runs as it is has one process", 126)
         for local, own in enumerate(self.order.processes):
             mark = mark_of(local, own) if len(self.order.processes) > 1 else None
-            self._spawn(self.argv, {**self.env, **own}, self.workdir, mark=mark)
+            self._spawn_main(local, {**self.env, **own}, mark)
+
+    def _spawn_main(self, local: int, env: Mapping[str, str], mark: Optional[str] = None) -> None:
+        """One of the body's main processes: the spare that waits to be it, else one that leaves a spare, if it may."""
+        warm = self.order.warm
+        if warm is None or self.outside is not None or not self.spares.possible(warm):
+            self._spawn(self.argv, env, self.workdir, mark=mark)
+            return
+        kept = warm
+
+        def start(out: int, err: int) -> int:
+            pid = self.spares.take(local, kept, env, self.workdir, out, err)
+            if pid is not None:
+                return pid
+            argv, link = self.spares.command(local, kept, env, self.workdir)
+            with link:
+                return self._execute(argv, env, self.workdir, out, err, keep=[link.fileno()])
+
+        self._connect(self.argv[0], start, mark)
 
     def _spawn(
         self, argv: Any, env: Mapping[str, str], directory: str, *, keep: Any = (), mark: Optional[str] = None
     ) -> None:
+        self._connect(
+            argv[0] if argv else "",
+            lambda out, err: self._execute(argv, env, directory, out, err, keep=keep),
+            mark,
+        )
+
+    def _execute(
+        self, argv: Any, env: Mapping[str, str], directory: str, out: int, err: int, *, keep: Any = ()
+    ) -> int:
+        return spawn(
+            argv,
+            env,
+            directory=directory,
+            stdout=out,
+            stderr=err,
+            info=self.info,
+            keep=keep,
+            victim=self.sampler.memory_limit if self.contained else None,
+        )
+
+    def _connect(self, name: str, start: Callable[[int, int], int], mark: Optional[str]) -> None:
+        """Start a process that writes into our log."""
         try:
             out, out_writer = pipe()
             err, err_writer = pipe()
         except OSError as exc:
-            raise CannotStart(exc.errno or 0, f"cannot start {argv[0]!r}: {exc.strerror}", 126) from exc
+            raise CannotStart(exc.errno or 0, f"cannot start {name!r}: {exc.strerror}", 126) from exc
         try:
             if not self.crew.pids:
                 self.sampler.begin()
                 self._began = time.monotonic()
             self.tree.empty = False
-            pid = spawn(
-                argv,
-                env,
-                directory=directory,
-                stdout=out_writer,
-                stderr=err_writer,
-                info=self.info,
-                keep=keep,
-                victim=self.sampler.memory_limit if self.contained else None,
-            )
-            self.crew.pids.append(pid)
+            self.crew.pids.append(start(out_writer, err_writer))
             self.pid, self.started_at = self.crew.pids[0], time.time()
         except CannotStart:
             os.close(out)

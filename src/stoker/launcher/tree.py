@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from stoker.launcher import linux
 
@@ -28,6 +28,19 @@ class Tree:
         self.cgroup = cgroup
         self.empty = True
         """No process was left when last looked (`reap`)."""
+        self.spared: FrozenSet[int] = frozenset()
+        """Children that are no part of the body, and outlive it (`spares`)."""
+
+    @property
+    def countable(self) -> bool:
+        """Whether children can be told apart: we know them by the numbers that they know themselves by."""
+        return linux.LINUX and _own_number() == os.getpid()
+
+    def spare(self, pids: AbstractSet[int]) -> None:
+        """These are no part of the body from now on."""
+        if self.spared != pids:
+            self.spared = frozenset(pids)
+            self.empty = self.empty or self._only_spared()
 
     def reap(self) -> List[Exit]:
         """Processes that have ended since the last call, orphans included."""
@@ -39,13 +52,16 @@ class Tree:
                 self.empty = True
                 return found
             if pid == 0:
-                self.empty = False
+                self.empty = self._only_spared()
                 return found
             found.append((pid, status, usage))
 
     def pids(self) -> List[int]:
         """Every process of the tree, as numbered by the /proc that is mounted here."""
-        return descendants(_own_number())
+        return [pid for pid in descendants(_own_number()) if pid not in self.spared]
+
+    def _only_spared(self) -> bool:
+        return bool(self.spared) and self.spared.issuperset(children(os.getpid()))
 
     def terminate(self) -> None:
         """Ask the tree to end.
@@ -61,7 +77,7 @@ class Tree:
         if me != os.getpid():
             _kill(-1, signal.SIGTERM)
             return
-        waiting = children(me)
+        waiting = [pid for pid in children(me) if pid not in self.spared]
         while waiting:
             pid = waiting.pop()
             beneath = [] if _handles_sigterm(pid) else children(pid)
@@ -71,7 +87,10 @@ class Tree:
     def kill(self) -> None:
         """SIGKILL everything. Called again until the tree is empty: processes may be forking meanwhile."""
         thaw(self.cgroup)
-        if self.namespace:
+        if self.spared:
+            for pid in self.pids():
+                _kill(pid, signal.SIGKILL)
+        elif self.namespace:
             _kill(-1, signal.SIGKILL)
         else:
             kill_beneath(os.getpid(), self.cgroup)

@@ -16,6 +16,7 @@ usage: python -I -S BUNDLE VERB ...
   launch DIRECTORY
   collect DIRECTORY GENERATION
   shell DIRECTORY [COMMAND ...]
+  warm DESCRIPTOR LAUNCHER MODULES PROGRAM ...
 """
 BAD_USAGE = 64
 
@@ -86,12 +87,21 @@ def _shell(argv: List[str]) -> int:
     return shell.enter(argv[0], argv[1:])
 
 
+def _warm(argv: List[str]) -> int:
+    if len(argv) < 4:
+        raise _Wrong
+    from stoker.launcher import warm
+
+    return warm.main(argv)
+
+
 _VERBS: Dict[str, Callable[[List[str]], int]] = {
     "init": _init,
     "courier": _courier,
     "launch": _launch,
     "collect": _collect,
     "shell": _shell,
+    "warm": _warm,
 }
 
 

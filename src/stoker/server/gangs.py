@@ -16,10 +16,11 @@ def tasks_view(attempt: AttemptRow, rows: Sequence[TaskRow]) -> list[Json]:
     names = list(attempt.placement) or sorted(known)
     roles = list(dict.fromkeys(_role(name) for name in names))
     names.sort(key=lambda name: (roles.index(_role(name)), _index(name)))  # who joined later was placed last
-    return [_task(name, attempt.placement.get(name) or {}, known.get(name)) for name in names]
+    over = attempt.state == "ended"
+    return [_task(name, attempt.placement.get(name) or {}, known.get(name), over) for name in names]
 
 
-def _task(name: str, place: Mapping[str, Any], row: TaskRow | None) -> Json:
+def _task(name: str, place: Mapping[str, Any], row: TaskRow | None, over: bool) -> Json:
     if row is not None and row.incarnation < place.get("incarnation", 1):
         row = None  # of the one that it stands in for
     return {
@@ -29,7 +30,7 @@ def _task(name: str, place: Mapping[str, Any], row: TaskRow | None) -> Json:
         "gpus": list(place.get("gpus") or ()),
         "incarnation": place.get("incarnation", row.incarnation if row else 1),
         "generation": place.get("generation", 1),
-        "phase": _phase(place, row),
+        "phase": "ended" if over else _phase(place, row),  # of one that vanished, the last word was another
         "exit_code": row.exit_code if row else None,
         "usage": row.usage if row else {},
     }

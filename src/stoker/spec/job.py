@@ -274,6 +274,7 @@ class Job(_Part):
     """Of the workers."""
     start_within: Duration = 600.0
     """Seconds for the last task of a gang, counted from the first that is up."""
+    warm: Annotated[bool, PlainValidator(_switch)] = True
     hang: Hang | None = None
     inputs: Annotated[Mapping[InputName, InputUri], AfterValidator(_distinct_inputs)] = {}
     mounts: Mounts = {}

@@ -285,6 +285,7 @@ KEYS: tuple[Key, ...] = (
     Key("roles.*.may_fail", "switch", "Tasks of this role may fail without failing the run.", True, False),
     Key("on_loss", "choice", "What happens when a worker is lost: the world starts again from the newest checkpoint, only that worker comes back, or nothing.", "task", "world", "--on-loss"),
     Key("start_within", "duration", "How long the last task of a run may take to come up after the first; then all of them let go and queue again.", "10m", "10m", "--start-within"),
+    Key("warm", "switch", "Keep a copy of each process of several workers right after it has imported torch, so that a restart of the world need not import it again. Not done for code that sets variables which torch reads.", False, True, "--warm"),
     Key("hang", "mapping", "When a run that prints nothing, reports nothing and uses no GPU counts as hung.", {"after": "30m", "then": "restart"}, None, None, "never"),
     Key("hang.after", "duration", "For how long.", "30m", "30m", "--hang-after"),
     Key("hang.then", "choice", "What happens then: `report` keeps the stacks of every process, `restart` starts again from the newest checkpoint too.", "restart", "report", "--hang-then"),

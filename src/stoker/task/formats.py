@@ -110,6 +110,9 @@ class Order(Record):
     processes: List[Dict[str, str]] = field(default_factory=list)
     """Several processes in this task: what each has in its environment on top of `env`. The task ends when all have
     ended; when one fails the others are stopped. Empty: one process."""
+    warm: Optional[Dict[str, Any]] = None
+    """{"python": words, "program": words, "modules": names}: `argv` is Python, and each main process leaves a copy of itself
+    right after it has imported these, to be the next generation's. None: every generation is started from nothing."""
     hang_after: Optional[float] = None
     """Seconds without output, reports and GPU use after which the launcher keeps the stacks of all processes and
     journals `hang`, once."""

@@ -198,14 +198,15 @@ def test_a_member_lost_while_the_next_generation_waits_is_replaced(tmp_path: Pat
     """The others have no order yet: there is nobody to be stopped, and nobody to wait for."""
     gang = Gang(tmp_path, retry_backoff=3600.0, retry_backoff_max=3600.0)
     try:
-        gang.bodies = {("worker-0", 1): LONG, ("worker-1", 1): FAIL}
-        run = gang.submit(workers=2, retries=1).id
-        gang.end(run, lambda _: gang.generation(run) == 2)
+        gang.bodies = {("worker-0", number): LONG for number in (1, 2)}
+        gang.bodies |= {("worker-1", number): FAIL for number in (1, 2)}
+        run = gang.submit(workers=2, retries=2).id
+        gang.end(run, lambda _: gang.generation(run) == 3)
         gang.engine.kill_launcher(run, 1, "worker-1")
         row = gang.end(run)
-        assert (row.state, row.attempt, row.failures) == ("succeeded", 1, 1)
+        assert (row.state, row.attempt, row.failures) == ("succeeded", 1, 2)
         place = gang.placement(run)["worker-1"]
-        assert (place["incarnation"], place["generation"]) == (2, 3)
+        assert (place["incarnation"], place["generation"]) == (2, 4)
     finally:
         gang.close()
 

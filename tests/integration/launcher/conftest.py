@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -264,11 +265,14 @@ class Mode:
     @property
     def server(self) -> ForkServer:
         if self._server is None:
-            python = sys.executable
-            if self.uid is not None:
-                python = python_for_everybody() or pytest.skip("no interpreter that an ordinary user can run")
-            self._server = ForkServer(uid=self.uid, python=python, options=self.options)
+            self._server = ForkServer(uid=self.uid, python=self.python, options=self.options)
         return self._server
+
+    @property
+    def python(self) -> str:
+        if self.uid is None:
+            return sys.executable
+        return python_for_everybody() or pytest.skip("no interpreter that an ordinary user can run")
 
     def kill_server(self) -> None:
         self.server.process.kill()
@@ -370,7 +374,8 @@ def task(place: Path) -> Iterator[Callable[..., Task]]:
     yield make
     for each in made:
         for pid in _launchers(each):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         each.nothing_left()
 
 

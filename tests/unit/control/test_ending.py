@@ -59,6 +59,7 @@ def after(verdict: Verdict, **given: Any) -> Any:
         "failures": 0,
         "faults": 0,
         "progressed": False,
+        "fruitless": 0,
         "backoff": 1.0,
         "backoff_max": 300.0,
         "fault_retries": 20,
@@ -73,6 +74,14 @@ def test_user_errors_spend_retries_and_then_fail() -> None:
     second = after(verdict, retries=1, failures=1)
     assert second.state is RunState.FAILED
     assert "1 of 1 spent" in second.reason
+
+
+def test_only_failures_in_a_row_without_progress_wait() -> None:
+    """However often it has failed before: each time it came further."""
+    verdict = judge(end("signal", signal=9), desired="run")
+    known = {"retries": 1000, "failures": 500}
+    assert [after(verdict, fruitless=count, **known).delay for count in range(4)] == [0, 1, 2, 4]
+    assert after(verdict, fruitless=3, progressed=True, **known).delay == 0
 
 
 def test_lost_attempts_spend_no_retries_and_the_first_goes_on_at_once() -> None:

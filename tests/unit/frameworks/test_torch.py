@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.frameworks import find
+from stoker.frameworks.commands import python_call
+from stoker.frameworks.torch import PRELOAD
 from stoker.spec import Job
 
 TORCH = find("torch")
@@ -167,3 +169,40 @@ def test_a_shell_script_that_calls_torchrun_finds_all_gpus(world: Any, bodies: A
 def test_an_option_named_torchrun_launches_nothing(world: Any, bodies: Any) -> None:
     made = bodies(TORCH, world(worker=1, processes=2), run="python train.py --launcher torchrun", processes=2)
     assert len(made["worker-0"].each) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        (["python", "train.py", "--lr", "1"], (["python"], ["train.py", "--lr", "1"])),
+        (
+            ["/opt/venv/bin/python3.12", "-u", "-X", "dev", "-Wignore", "-m", "app.train", "x"],
+            (["/opt/venv/bin/python3.12", "-u", "-X", "dev", "-Wignore"], ["-m", "app.train", "x"]),
+        ),
+        (["/bin/sh", "-c", "exec python train.py 'a b'"], (["python"], ["train.py", "a b"])),
+        (["/bin/sh", "-c", "python train.py --lr $LR"], None),
+        (["/bin/sh", "-c", "cd src && python train.py"], None),
+        (["/bin/sh", "-c", "LR=1 python train.py"], None),
+        (["python", "-c", "import torch"], None),
+        (["python", "-i", "train.py"], None),
+        (["python", "-"], None),
+        (["python", "-m"], None),
+        (["python"], None),
+        (["torchrun", "train.py"], None),
+        ([], None),
+    ],
+)
+def test_python_and_what_it_runs(argv: list[str], found: Any) -> None:
+    assert python_call(argv) == found
+
+
+def test_torch_may_be_imported_before(world: Any, bodies: Any) -> None:
+    """Not by what starts its processes itself, nor by tasks that stand beside the training."""
+    made = bodies(TORCH, world(worker=2, evaluator=1), workers=2, roles={"evaluator": {}})
+    assert {task: body.preload for task, body in made.items()} == {
+        "worker-0": PRELOAD,
+        "worker-1": PRELOAD,
+        "evaluator-0": (),
+    }
+    made = bodies(TORCH, world(worker=2), workers=2, run=["torchrun", "train.py"])
+    assert {body.preload for body in made.values()} == {()}

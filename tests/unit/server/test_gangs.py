@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.control.telling import Absent, Muster
-from stoker.store.rows import AddAttempt, AddMetrics, AttemptRow, Point, PutTask, TaskRow, UpdateRun
+from stoker.store.rows import (
+    AddAttempt,
+    AddMetrics,
+    AttemptRow,
+    Point,
+    PutTask,
+    TaskRow,
+    UpdateAttempt,
+    UpdateRun,
+)
 
 PLACES = {f"worker-{n}": {"node": f"node-{n}", "gpus": []} for n in (0, 1, 2, 10)}
 
@@ -58,6 +67,15 @@ def test_what_the_one_before_left_is_not_said_of_its_stand_in(rig: Any) -> None:
     rig.store.apply([running(run, "worker-0"), running(run, "worker-1", step=40)])
     tasks = rig.client.run(run)["attempts"][0]["tasks"]
     assert [(task["phase"], task["usage"]) for task in tasks[:2]] == [("running", {}), ("starting", {})]
+
+
+def test_nothing_of_an_attempt_that_is_over_runs(rig: Any) -> None:
+    """Of one that vanished, the last that was heard is that it ran."""
+    run = rig.submit("digits", workers=4)["id"]
+    begin(rig, run, PLACES)
+    rig.store.apply([running(run, "worker-0"), UpdateAttempt(run, 1, {"state": "ended", "cause": "lost"})])
+    tasks = rig.client.run(run)["attempts"][0]["tasks"]
+    assert {task["phase"] for task in tasks} == {"ended"}
 
 
 def test_who_comes_and_who_goes(rig: Any) -> None:

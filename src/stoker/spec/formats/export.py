@@ -68,7 +68,17 @@ def export(source: Source, kind: str) -> Exported:
 
 def _left_out(job: Job, said: set[str]) -> list[str]:
     """Keys that somebody set and the manifest does not say. Where Stoker itself puts a run means nothing elsewhere."""
-    nowhere = {"project", "cluster", "workdir", "priority", "lost_after", "lease", "exclusive", "launcher"}
+    nowhere = {
+        "project",
+        "cluster",
+        "workdir",
+        "priority",
+        "lost_after",
+        "lease",
+        "exclusive",
+        "launcher",
+        "warm",
+    }
     mine, usual = job.to_json(), _DEFAULTS.to_json()
     return [key for key in mine if key not in said | nowhere and mine[key] != usual.get(key)]
 

@@ -1,0 +1,91 @@
+"""Whether code sets variables that libraries read when they are imported. Read, not run.
+
+Wrong answers cost time only one way: code of which it cannot be told counts as code that does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import List
+
+SCRIPTS, BYTES = 300, 4 << 20
+"""As much of the code is read to see what it sets. Where there is more, nobody can tell."""
+
+_IMPORTS = re.compile(
+    r"^[ \t]*(?:import[ \t]+(?P<plain>[^\n#;]+)"
+    r"|from[ \t]*(?P<dots>\.*)(?P<module>[\w.]*)[ \t]+import[ \t]*(?P<names>\([^)]*\)|[^\n#;]*))",
+    re.MULTILINE,
+)
+
+_SETS = re.compile(
+    r"environ(?:b)?\s*\[(?P<key>[^\]\n]*)\]\s*=(?!=)"
+    r"|environ(?:b)?\s*\.\s*(?:setdefault|__setitem__|pop)\s*\((?P<name>[^,)\n]*)"
+    r"|(?P<any>environ(?:b)?\s*\.\s*(?:update|clear)\b|environ\s*\|=|\b(?:un)?(?:put|set)env\s*\(|load_dotenv)"
+)
+_HARMLESS = re.compile(r"""\s*["'](?:MASTER_|RANK|LOCAL_|WORLD_|TOKENIZERS_|WANDB|HF_|STOKER_)\w*["']\s*""")
+
+
+def sets_environment(program: List[str]) -> bool:
+    """Whether the program, or what it imports from beside it, may set variables that libraries read when they are
+    imported: then these must not have been. Where its code cannot be found nobody can tell."""
+    if program[0] == "-m":
+        place = os.getcwd()
+        waiting = [found for name in (program[1], program[1] + ".__main__") for found in _files(place, name)]
+    else:
+        place = os.path.dirname(os.path.realpath(program[0]))
+        waiting = [os.path.realpath(program[0])]
+    seen = set(waiting)
+    size = 0
+    while waiting:
+        path = waiting.pop()
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(BYTES)
+        except OSError:
+            return True
+        size += len(text)
+        if len(seen) > SCRIPTS or size >= BYTES or _sets(text):
+            return True
+        new = [found for found in _imports(place, path, text) if found not in seen]
+        seen.update(new)
+        waiting.extend(new)
+    return not seen
+
+
+def _sets(text: str) -> bool:
+    for found in _SETS.finditer(text):
+        key = found.group("key") or found.group("name")
+        if found.group("any") or not _HARMLESS.fullmatch(key or ""):
+            return True
+    return False
+
+
+def _imports(place: str, path: str, text: str) -> List[str]:
+    """Files beside the program that this one imports."""
+    found: List[str] = []
+    for match in _IMPORTS.finditer(text):
+        dots, module, names = match.group("dots") or "", match.group("module") or "", match.group("names")
+        root = place
+        if dots:
+            root = path
+            for _ in dots:
+                root = os.path.dirname(root)
+        if names is None:
+            modules = [part.split()[0] for part in match.group("plain").split(",") if part.split()]
+        else:
+            parts = [part.split()[0] for part in re.split(r"[(),\s]+", names) if part.split()]
+            modules = [module, *(f"{module}.{part}".lstrip(".") for part in parts)]
+        for name in modules:
+            found.extend(_files(root, name))
+    return found
+
+
+def _files(root: str, module: str) -> List[str]:
+    """What is loaded for `a.b`, where it is beneath `root`."""
+    parts = [part for part in module.split(".") if part]
+    found = []
+    for count in range(1, len(parts) + 1):
+        base = os.path.join(root, *parts[:count])
+        found += [path for path in (base + ".py", os.path.join(base, "__init__.py")) if os.path.isfile(path)]
+    return [os.path.realpath(path) for path in found]

@@ -1,0 +1,288 @@
+"""Processes that leave a copy of themselves for the next generation: what the program sees, and what becomes of the copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.launcher import bundle
+from stoker.task import layout
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
+
+Make = Callable[..., Any]
+everywhere = pytest.mark.parametrize("mode", ["namespace", "user-namespace", "guardian"], indirect=True)
+
+HEAVY = """
+import os
+with open(os.environ["STOKER_OUTPUT_DIR"] + "/imported", "a") as file:
+    file.write("once\\n")
+"""
+LOOK = """
+import json, os, sys, threading
+main = sys.modules["__main__"]
+said = {
+    "argv": sys.argv,
+    "options": getattr(sys, "orig_argv", [0])[1:],
+    "first": sys.path[0],
+    "file": __file__,
+    "name": __name__,
+    "package": __package__,
+    "spec": __spec__ and __spec__.name,
+    "main": main.__dict__ is globals(),
+    "stoker": [name for name in sys.modules if name.partition(".")[0] == "stoker"],
+    "where": os.getcwd(),
+    "stdin": os.readlink("/proc/self/fd/0"),
+    "open": sorted(os.listdir("/proc/self/fd"))[:-1],
+    "threads": threading.active_count(),
+    "session": os.getsid(0) == os.getpid(),
+    "children": open("/proc/self/task/%d/children" % os.getpid()).read(),
+    "rank": os.environ.get("RANK"),
+}
+print(json.dumps(said, sort_keys=True), flush=True)
+"""
+
+
+class Program:
+    """A training among its code, in a task with a launcher that has a bundle."""
+
+    def __init__(self, it: Any, place: Path, python: str) -> None:
+        self.it = it
+        self.python = python
+        self.made = bundle.write(str(place / "bundle"))
+        self.code = it.root / layout.CODE
+        self.code.mkdir(exist_ok=True)
+        (self.code / "heavy.py").write_text(HEAVY)
+
+    def write(self, text: str, name: str = "train.py") -> None:
+        path = self.code / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+
+    def run(self, *words: str, generation: int, env: dict[str, str] | None = None, **more: Any) -> None:
+        words = words or ("train.py", "--lr", "1")
+        warm = {"python": [self.python, "-u"], "program": list(words), "modules": ["heavy"]}
+        known = {"PYTHONPATH": str(self.code), "RANK": str(generation), **(env or {})}
+        self.it.run(self.python, "-u", *words, generation=generation, env=known, warm=warm, **more)
+
+    def imports(self) -> int:
+        path = self.it.root / layout.OUTPUT / "imported"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def kill(self, generation: int) -> Any:
+        """The body, as its launcher knows it, once it runs; and how it ended."""
+        self.it.said(f"running {generation}")
+        spares = set(self.it.processes())
+        for pid in spares:
+            if Path(f"/proc/{pid}/fd/1").resolve().name.startswith("pipe:"):
+                os.kill(pid, signal.SIGKILL)
+        return self.it.ending()
+
+
+RUNNING = """
+import heavy, os, time
+print("running", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def program(mode: Any, task: Make, place: Path) -> Program:
+    it = task()
+    made = Program(it, place, mode.python)
+    mode.options = ("--bundle", made.made)
+    mode.start(it)
+    return made
+
+
+@everywhere
+def test_the_next_generation_has_it_already(program: Program) -> None:
+    program.write(RUNNING)
+    for generation in (1, 2, 3):
+        program.run(generation=generation)
+        ending = program.kill(generation)
+        assert (ending.kind, ending.signal) == ("signal", signal.SIGKILL)
+    assert program.imports() == 1
+    program.it.order("release", generation=3)
+    program.it.nothing_left()
+
+
+def test_the_program_sees_what_it_would_see(program: Program) -> None:
+    """First and later generations, by path and as a module: as Python itself would have run it."""
+    program.write(LOOK)
+    program.write("", "tools/__init__.py")
+    program.write(LOOK + "raise SystemExit(0)", "tools/look.py")
+    for words in (("train.py", "--lr", "1"), ("-m", "tools.look", "x")):
+        plain = subprocess.run(
+            [sys.executable, "-u", *words],
+            cwd=program.code,
+            env={"PYTHONPATH": str(program.code), "RANK": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            start_new_session=True,
+            check=True,
+        )
+        wanted = json.loads(plain.stdout)
+        for generation in (program.it.seq + 1, program.it.seq + 2):
+            program.write(LOOK + "\nimport os; os.abort()" if generation % 2 else LOOK, words[0])
+            program.run(*words, generation=generation)
+            program.it.ending()
+            said = json.loads(program.it.text().splitlines()[-1])
+            assert said == {**wanted, "rank": str(generation)}
+    assert program.imports() == 3
+
+
+@pytest.mark.parametrize(
+    "program_text", ["1 / 0", "def broken(:", "import sys; sys.exit('no more')", "raise SystemExit(7)"]
+)
+def test_it_fails_as_it_would(program: Program, program_text: str) -> None:
+    program.write(program_text)
+    environ = {"PYTHONPATH": str(program.code)}
+    plain = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=program.code,
+        env=environ,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    for generation in (1, 2):
+        program.run("train.py", generation=generation)
+        ending = program.it.ending()
+        assert (ending.kind, ending.code) == ("exit", plain.returncode)
+    assert program.it.text("e") == 2 * plain.stderr
+    assert program.imports() >= 1, "one that ends at once may have ended before its copy was there"
+
+
+def test_a_missing_program_is_said(program: Program) -> None:
+    program.run("nowhere.py", generation=1)
+    assert program.it.ending().code == 2
+    assert "can't open file" in program.it.text("e")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'import os\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+        'import os\nos.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")\n',
+        "import os\nos.environ.update(dict())\n",
+        "from settings import threads\n",
+    ],
+)
+def test_what_sets_variables_is_started_anew(program: Program, text: str) -> None:
+    program.write("import os\nname = 'OMP_NUM_THREADS'\nos.environ[name] = '1'\nthreads = 1\n", "settings.py")
+    program.write(text + RUNNING)
+    for generation in (1, 2):
+        program.run(generation=generation)
+        program.kill(generation)
+    assert program.imports() == 2
+
+
+def test_variables_of_the_world_may_be_set(program: Program) -> None:
+    program.write('import os\nos.environ.setdefault("MASTER_ADDR", "localhost")\n' + RUNNING)
+    for generation in (1, 2):
+        program.run(generation=generation)
+        program.kill(generation)
+    assert program.imports() == 1
+
+
+def test_with_another_environment_it_is_started_anew(program: Program) -> None:
+    program.write(RUNNING)
+    for generation in (1, 2):
+        program.run(generation=generation, env={"OMP_NUM_THREADS": str(generation)})
+        program.kill(generation)
+    assert program.imports() == 2
+
+
+@everywhere
+def test_a_copy_that_is_gone_is_not_missed(program: Program) -> None:
+    program.write(RUNNING)
+    program.run(generation=1)
+    program.it.said("running 1")
+    for pid in program.it.processes():
+        os.kill(pid, signal.SIGKILL)
+    program.it.ending()
+    program.run(generation=2)
+    program.kill(2)
+    assert program.imports() == 2
+
+
+@everywhere
+def test_what_a_body_leaves_behind_ends_and_the_copy_does_not(program: Program, mode: Any) -> None:
+    left = 'import subprocess\nsubprocess.Popen(["sleep", "600"], start_new_session=True)\n'
+    program.write(left + RUNNING)
+    for generation in (1, 2):
+        program.run(generation=generation)
+        program.kill(generation)
+        mode.wait_for(lambda: len(program.it.processes()) == 2, "the copy and its own alone")
+    assert program.imports() == 1
+
+
+@everywhere
+def test_nothing_is_left_of_a_body_that_succeeds(program: Program) -> None:
+    program.write("import heavy")
+    program.run(generation=1)
+    assert program.it.ending().code == 0
+    program.it.nothing_left()
+
+
+@everywhere
+def test_it_goes_with_its_launcher(program: Program, mode: Any) -> None:
+    program.write(RUNNING)
+    program.run(generation=1)
+    program.kill(1)
+    assert program.it.processes()
+    for pid in _launchers(program.it):
+        os.kill(pid, signal.SIGKILL)
+    program.it.nothing_left()
+
+
+def test_a_stop_asks_the_body_and_not_the_copy(program: Program) -> None:
+    program.write(
+        """
+        import heavy, os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(5)))
+        print("running", os.environ["RANK"], flush=True)
+        time.sleep(600)
+        """
+    )
+    for generation in (1, 2):
+        program.run(generation=generation)
+        program.it.said(f"running {generation}")
+        program.it.order("stop", generation=generation, grace=60.0)
+        assert program.it.ending(program.it.seq - 1).kind == "stopped"
+    assert program.it.text().count("saved") == 2
+    assert program.imports() == 1
+
+
+def test_several_processes_have_a_copy_each(program: Program) -> None:
+    program.write('import heavy, os\nprint("rank", os.environ["RANK"], flush=True)\nos.abort()\n')
+    for generation in (1, 2):
+        program.run(generation=generation, processes=[{"RANK": "0"}, {"RANK": "1"}])
+        program.it.ending()
+    assert program.imports() <= 3, "of two, one may have been ended before it left its copy"
+
+
+def test_numbers_by_chance_are_others_each_time(program: Program) -> None:
+    program.write(
+        "import heavy, random, uuid, os\nprint(random.random(), uuid.uuid4(), flush=True)\nos.abort()\n"
+    )
+    for generation in (1, 2, 3):
+        program.run(generation=generation)
+        program.it.ending()
+    words = program.it.text().split()
+    assert len(set(words)) == 6
+
+
+def _launchers(it: Any) -> list[int]:
+    found = json.loads((it.root / layout.ENGINE).read_text())
+    return [found["pid"]]
