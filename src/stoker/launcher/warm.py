@@ -181,9 +181,9 @@ def _become(program: List[str]) -> None:
     """Run it as Python would have: what it sees of us is gone, and what it fails with is its own."""
     for name in [name for name in sys.modules if name == "stoker" or name.startswith("stoker.")]:
         del sys.modules[name]
-    if hasattr(sys, "orig_argv"):
-        at = sys.orig_argv.index(sys.argv[0]) if sys.argv[0] in sys.orig_argv else 1
-        sys.orig_argv = [*sys.orig_argv[:at], *program]
+    words: List[str] = getattr(sys, "orig_argv", [])  # from Python 3.10 on
+    if sys.argv[0] in words:
+        words[words.index(sys.argv[0]) :] = program
     depth = _Depth()
     try:
         if program[0] == "-m":

@@ -39,6 +39,7 @@ grace: 60s
 lost_after: 2m
 lease: 24h
 exclusive: false
+warm: false
 launcher: auto
 python: /usr/bin/python3
 pool: a100
@@ -89,6 +90,7 @@ def test_every_key_is_read_and_normalised() -> None:
         "lost_after": 120.0,
         "lease": 86400.0,
         "exclusive": False,
+        "warm": False,
         "launcher": "auto",
         "python": "/usr/bin/python3",
         "pool": "a100",
@@ -265,6 +267,7 @@ _jobs = st.fixed_dictionaries(
         "idle": st.fixed_dictionaries({}, optional={"gpu_below": st.floats(1, 100), "for": _seconds}),
         "tags": st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:/=+-]{0,9}", fullmatch=True), max_size=3),
         "exclusive": st.booleans(),
+        "warm": st.booleans(),
     },
 )
 
