@@ -105,8 +105,9 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
     lines = _kills(root, contenders, ROUND if scale.quick else 4 * ROUND)
     lines += _rates(root, contenders, 3 if scale.quick else 8, 5.0 if scale.quick else 20.0)
     notes = [
-        f"{ROUND} kills of a random rank, then the other one's turn; a start is when the last process of the new world "
-        f"begins, before it imports torch; no new step within {HANG:.0f} s counts as a hang and gives no time",
+        f"{ROUND} kills of a random rank, then the other one's turn; a start is when the script begins in the last process "
+        f"of the new world, before it imports torch; no new step within {HANG:.0f} s counts as a hang and gives no time",
+        "below Stoker it begins in a process that waited for it, and has torch already (`warm`, as it is by default)",
         "the script, its checkpoints and torch are the same; gloo on the loopback, one thread per rank",
     ]
     return Row(4, TITLE, lines, notes=notes)
