@@ -172,3 +172,35 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "X"
+
+
+NAMED = """
+import os, time
+directory = os.environ["STOKER_CHECKPOINT_DIR"]
+
+def save(name, text):
+    with open(f"{directory}/{name}.tmp", "w") as file:
+        file.write(text)
+    os.replace(f"{directory}/{name}.tmp", f"{directory}/{name}")
+
+found = sorted(os.listdir(directory))
+print("found", *found, flush=True)
+if not found:
+    save("best.json", "1")
+    save("last.json", "2")
+    save("step-2.json", "2")
+    save("step-3.json", "3")
+    time.sleep(600)
+print(*(open(f"{directory}/{name}").read() for name in found), flush=True)
+"""
+
+
+def test_what_a_script_looks_for_by_name_is_there_beside_the_newest(box: Box) -> None:
+    """Lightning saves `step=3.ckpt` and `last.ckpt`, and goes on from the one called last."""
+    box.write("train.py", NAMED)
+    run = box.submit("--checkpoint-keep", "4", "train.py")
+    wait(lambda: len(box.show(run)["checkpoints"]) == 4)
+    box("drill", run, "--how", "launcher")
+    assert box.ended(run)["state"] == "succeeded"
+    lines = box("logs", run).stdout.splitlines()
+    assert lines[-2:] == ["found best.json last.json step-3.json", "1 2 3"]

@@ -16,7 +16,7 @@ from stoker.blobs import BlobStore
 from stoker.control import fleet, orders, retention, secrets, worlds
 from stoker.control.live import LiveRun, LiveTask
 from stoker.courier import bring_code, bring_outputs, outputs_for, restore_checkpoint
-from stoker.courier.merging import for_task
+from stoker.courier.merging import for_task, together
 from stoker.engine.base import Engine, Handle
 from stoker.errors import StokerError
 from stoker.frameworks.base import World
@@ -148,12 +148,7 @@ class Launcher:
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text, {"id": others[0].id})))
         for row in candidates:
             try:
-                for task in tasks:
-                    assert task.directory is not None
-                    digest = row.digest
-                    if row.world_size is not None:
-                        digest = for_task(self._blobs, digest, list(live.tasks).index(task.name))
-                    restore_checkpoint(self._blobs, digest, task.directory, task.generation)
+                self._bring(live, tasks, row, retention.beside(candidates, row))
             except StokerError as exc:
                 text = f"checkpoint {row.name} is damaged and was not offered: {exc.message}"
                 changes.append(UpdateCheckpoint(row.id, {"kept": False}))
@@ -164,6 +159,25 @@ class Launcher:
             changes.append(AddEvent(EventRow(live.id, time.time(), "restored", text, {"id": row.id})))
             return Restored(row, tuple(changes))
         return Restored(None, tuple(changes))
+
+    def _bring(
+        self, live: LiveRun, tasks: Sequence[LiveTask], row: CheckpointRow, more: Sequence[CheckpointRow]
+    ) -> None:
+        """Into the directory of each task; `more` only as long as it is whole."""
+        for task in tasks:
+            assert task.directory is not None
+            place = list(live.tasks).index(task.name)
+            seen = [self._view(one, place) for one in (row, *more)]
+            try:
+                digest = together(self._blobs, seen)
+                restore_checkpoint(self._blobs, digest, task.directory, task.generation)
+            except StokerError:
+                if not more:
+                    raise
+                restore_checkpoint(self._blobs, seen[0], task.directory, task.generation)
+
+    def _view(self, row: CheckpointRow, place: int) -> str:
+        return row.digest if row.world_size is None else for_task(self._blobs, row.digest, place)
 
     def _candidates(self, live: LiveRun) -> tuple[Sequence[CheckpointRow], Sequence[CheckpointRow]]:
         """Those it may go on from, newest first, and newer ones that a world of another size wrote."""

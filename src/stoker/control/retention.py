@@ -42,6 +42,16 @@ def restorable(
     return fits, kept[:before]
 
 
+def beside(rows: Sequence[CheckpointRow], chosen: CheckpointRow) -> list[CheckpointRow]:
+    """What a script may look for by name, whatever the newest is (`last.ckpt` beside `step=38.ckpt`): of every name without
+    a number the newest that is not newer than the one it goes on from. `rows`: newest first."""
+    found: dict[str, CheckpointRow] = {}
+    for row in rows[rows.index(chosen) + 1 :]:
+        if row.name != chosen.name and not any(letter.isdigit() for letter in row.name):
+            found.setdefault(row.name, row)
+    return list(found.values())
+
+
 def age(row: CheckpointRow) -> tuple[int, int, int]:
     """Orders checkpoints by what they hold: a later attempt or generation went on from an earlier one; within
     one, the order in which they were committed decides. No clock is asked: clocks jump."""

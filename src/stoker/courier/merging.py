@@ -59,6 +59,17 @@ def for_task(blobs: BlobStore, digest: str, place: int) -> str:
     return digest if view == tree else blobs.put_tree(view)
 
 
+def together(blobs: BlobStore, digests: Sequence[str]) -> str:
+    """One tree of several. What two of them have at the same place is the first one's."""
+    found: list[TreeFile] = []
+    taken: set[str] = set()
+    for digest in digests:
+        files = blobs.tree(digest).files
+        found += [file for file in files if file.path.split("/")[0] not in taken]
+        taken |= {file.path.split("/")[0] for file in files}
+    return digests[0] if len(digests) == 1 else blobs.put_tree(Tree.of(found))
+
+
 def view_of(tree: Tree, place: int) -> Tree:
     mine = _own(tree, place)
     rest = [file for file in plain_of(tree).files if file.path not in mine]

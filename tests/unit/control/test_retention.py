@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.control.retention import newest, to_drop
+from stoker.control.retention import beside, newest, to_drop
 from stoker.store.rows import CheckpointRow
 
 
@@ -55,3 +57,12 @@ def test_never_drops_the_newest_and_keeps_at_most_k_and_one(
     assert len(left) <= keep + 1
     assert not rows or rows[-1] in left
     assert len(left) >= min(keep, len(rows))
+
+
+def test_what_is_looked_for_by_name_comes_along() -> None:
+    """Whatever was written last: Lightning asks for `last.ckpt`, others for the best so far."""
+    names = ["best.pt", "last.ckpt", "step=37.ckpt", "best.pt", "last.ckpt", "step=38.ckpt"]
+    rows = newest([replace(row(seq), name=name) for seq, name in enumerate(names)])
+    assert [(found.name, found.seq) for found in beside(rows, rows[0])] == [("last.ckpt", 4), ("best.pt", 3)]
+    assert [(found.name, found.seq) for found in beside(rows, rows[1])] == [("best.pt", 3)]
+    assert beside(rows, rows[-1]) == []
