@@ -73,7 +73,10 @@ def test_a_cluster_that_belongs_to_a_running_process_is_left_alone(layout, start
     assert Cluster(layout).whole
 
 
-@pytest.mark.parametrize("moment", ["registry", "etcd", "kube-apiserver", "node-1-kubelet"])
+RARER = [pytest.param(moment, marks=pytest.mark.soak) for moment in ("registry", "kube-apiserver")]
+
+
+@pytest.mark.parametrize("moment", ["etcd", "node-1-kubelet", *RARER])
 def test_what_a_killed_start_left_is_removed(layout, moment):
     program = start(layout, "alone")
     ledger = Ledger(layout.state, layout.logs)

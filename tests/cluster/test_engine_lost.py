@@ -30,6 +30,7 @@ def alive(found: Observation) -> bool:
     return found.presence is Presence.ALIVE and not found.waiting
 
 
+@pytest.mark.soak
 def test_a_lost_node_is_silence_and_its_return_is_proof(own_cluster: Cluster, stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
@@ -91,7 +92,7 @@ def test_a_courier_that_stands_still(own_cluster: Cluster, stage: Stage) -> None
     play(story)
 
 
-@pytest.mark.parametrize("reach", ["direct", "auto"])
+@pytest.mark.parametrize("reach", ["direct", pytest.param("auto", marks=pytest.mark.soak)])
 def test_a_pod_that_is_cut_off(own_cluster: Cluster, stage: Stage, reach: str) -> None:
     async def story() -> None:
         async with stage.engine(silent_after=5, reach=reach) as engine:
@@ -111,6 +112,7 @@ def test_a_pod_that_is_cut_off(own_cluster: Cluster, stage: Stage, reach: str) -
     play(story)
 
 
+@pytest.mark.soak
 def test_an_api_server_that_is_away_is_not_the_tasks_fault(own_cluster: Cluster, stage: Stage) -> None:
     """Nothing is said of tasks until it answers again; then everything is as it was."""
 
