@@ -56,17 +56,26 @@ class Holding:
         tasks = self.request.tasks
         return [tasks[index] for index in self.indexes]
 
-    def check(
-        self, places: Sequence[Place], indexes: Sequence[int] | None = None, *, whole: bool = False
-    ) -> None:
+    def check(self, places: Sequence[Place], *, whole: bool = False) -> None:
         """One place for each task, and each task one of the request's; `whole`: at least those it needs."""
         asks, tasks = len(self.request.asks), len(self.request.tasks)
         known = all(0 <= index < tasks for index in self.indexes) and len(set(self.indexes)) == len(places)
-        mine = indexes is None or tuple(sorted(indexes)) == self.indexes
-        if not known or not mine or (whole and len(places) < asks):
+        if not known or (whole and len(places) < asks):
             number = f"{asks} to {tasks}" if self.request.extra else f"{tasks}"
             raise Conflict(
                 f"{self.request.id} has {number} tasks and holds {len(places)} places",
+                hint="Give one place for each task.",
+            )
+
+    def check_some(self, places: Sequence[Place], indexes: Sequence[int]) -> None:
+        """One place for each of these tasks, and each of them one that has a place."""
+        if (
+            len(places) != len(indexes)
+            or len(set(indexes)) < len(indexes)
+            or not set(indexes) <= set(self.indexes)
+        ):
+            raise Conflict(
+                f"{self.request.id} holds places for its tasks {list(self.indexes)}; {len(places)} were given for {list(indexes)}",
                 hint="Give one place for each task.",
             )
 

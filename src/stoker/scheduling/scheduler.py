@@ -113,13 +113,15 @@ class Scheduler:
         """What it holds is really here, whatever was decided: another scheduler chose. Believed as it is, whether
         or not it fits. A place that names no GPUs for a task that has some keeps those it had there, or is given
         free ones (none on a node that is not known yet: repeat it then). `indexes`: the tasks these places are for,
-        where they do not come in order. Returns what they hold now; nothing when it is not known to hold anything."""
+        where they are not all of them in order. Returns what they hold now; nothing when it is not known to hold
+        anything."""
         holding = self._holders.get(id)
         if holding is None:
             return ()
-        holding.check(places, indexes)
-        before = self._ledger.places(id)
-        given = zip(before, _in_order(places, indexes), strict=True)
+        chosen = holding.indexes if indexes is None else tuple(indexes)
+        holding.check_some(places, chosen)
+        before, moved = self._ledger.places(id), dict(zip(chosen, places, strict=True))
+        given = [(old, moved.get(at, old)) for at, old in zip(holding.indexes, before, strict=True)]
         now = [old if new == Place(old.node) else new for old, new in given]
         counted = all(len(place.gpus) == ask.gpu for ask, place in zip(holding.asks, now, strict=True))
         if not counted or before != tuple(now):
@@ -127,7 +129,7 @@ class Scheduler:
             self._holders.hold(holding, self._ledger.name_gpus(amounts(holding.asks), now))
             self._stale = self._unsettled = True
         found = dict(zip(holding.indexes, self._ledger.places(id), strict=True))
-        return tuple(found[index] for index in (holding.indexes if indexes is None else indexes))
+        return tuple(found[index] for index in chosen)
 
     def withdraw(self, id: str) -> None:
         """Out of the queue. Unknown is fine."""

@@ -231,6 +231,16 @@ def test_a_move_names_the_tasks_where_they_come_in_another_order():
         made.move("elastic", [Place("a"), Place("b"), Place("a")], [0, 1, 2])
 
 
+def test_a_move_of_some_leaves_the_others_where_they_are():
+    made = scheduler(node("a", gpus=4), node("b", gpus=4))
+    made.adopt(gang("elastic", 1, 8, GPU), [Place("a", (gpu,)) for gpu in "012"], [0, 3, 5])
+    assert made.move("elastic", [Place("b")], [3]) == (Place("b", ("0",)),)
+    assert held(made, "elastic") == {0: Place("a", ("0",)), 3: Place("b", ("0",)), 5: Place("a", ("2",))}
+    for wrong in ([4], [3, 3], []):
+        with pytest.raises(Conflict):
+            made.move("elastic", [Place("b")] * max(1, len(wrong)), wrong)
+
+
 # -- keeping away ------------------------------------------------------------------------------------------------
 
 
