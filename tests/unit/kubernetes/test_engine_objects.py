@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,38 @@ def test_a_full_quota_is_waited_for(ca: trustme.CA, tmp_path: Path, monkeypatch:
             await asyncio.sleep(0.3)
             assert set(server.of("pods")) == {"digits-7f3k-1-worker-0"}, "nobody tries for who was stopped"
             del handle
+
+    play(ca, story)
+
+
+def test_nobody_tries_for_a_single_task_that_was_stopped(
+    ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is tried again is what was asked for last."""
+    monkeypatch.setattr(engine_module, "RETRY", 0.05)
+
+    async def story(server: Server) -> None:
+        async with Open(server, tmp_path) as made:
+            handle = await made.submit(attempt(tasks=1))
+            server.refuse_pods = 403, "exceeded quota: team, requested: pods=1"
+            await made.submit(attempt(tasks=3))
+            assert (await seen(made))["worker-1"].presence is Presence.ALIVE
+            await made.stop(handle, grace=timedelta(0), tasks=["worker-1"])
+            gone = (await seen(made))["worker-1"]
+            assert (gone.presence, gone.proof) == (
+                Presence.GONE,
+                "pod digits-7f3k-1-worker-1 was never made",
+            )
+            one, two, three = attempt(tasks=3).tasks
+            await made.submit(replace(attempt(), tasks=(one, replace(two, incarnation=2), three)))
+            server.refuse_pods = None
+
+            async def taken() -> bool:
+                return len(server.of("pods")) == 3
+
+            await until(taken)
+            made_for = {names.key_of(pod)[2]: names.incarnation_of(pod) for pod in server.of("pods").values()}
+            assert made_for == {"worker-0": 1, "worker-1": 2, "worker-2": 1}
 
     play(ca, story)
 

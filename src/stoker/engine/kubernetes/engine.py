@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
@@ -65,6 +66,8 @@ class KubernetesEngine:
         self._tombs: dict[str, Object] = {}
         self._refusals: dict[Key, tuple[str, str]] = {}
         self._trying: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._newest: dict[tuple[str, int], Attempt] = {}
+        """As it was last submitted, of those that are being tried again."""
         self._ended: set[tuple[str, int]] = set()
         self._removed: dict[tuple[str, int], None] = {}
 
@@ -140,6 +143,8 @@ class KubernetesEngine:
         async with self._lock(*key):
             if not tasks:
                 self._ended.add(key)
+            for task in tasks:
+                self._refusals.pop((*key, task), None)  # it is not tried again
             await parts.ender.stop(key, grace.total_seconds(), tasks)
 
     async def reach(self, handle: Handle, task: str) -> TaskDir:
@@ -336,23 +341,32 @@ class KubernetesEngine:
         self._refusals.update({(*key, task): found for task, found in refusals.items()})
         for pod in self._pods_of(key):
             self._take(pod)
+        if refusals:
+            self._newest[key] = attempt
         if refusals and key not in self._trying:
-            self._trying[key] = asyncio.create_task(self._try_again(attempt))
+            self._trying[key] = asyncio.create_task(self._try_again(key))
 
-    async def _try_again(self, attempt: Attempt) -> None:
+    async def _try_again(self, key: tuple[str, int]) -> None:
         """Others end, quotas are raised: until then it waits, and says why."""
-        key = attempt.run, attempt.number
         try:
             while any(found[:2] == key for found in self._refusals):
                 await asyncio.sleep(RETRY)
                 try:
                     parts = await self._ready()
                     async with self._lock(*key):
-                        await self._submit(parts, attempt)
+                        await self._submit(parts, self._refused(self._newest[key]))
                 except EngineError as exc:
                     log.info("attempt %d of %s is not taken yet: %s", key[1], key[0], exc)
         finally:
             self._trying.pop(key, None)
+            self._newest.pop(key, None)
+
+    def _refused(self, attempt: Attempt) -> Attempt:
+        """The attempt with those of its tasks that are still wanted: some may have been stopped meanwhile."""
+        key = attempt.run, attempt.number
+        return replace(
+            attempt, tasks=tuple(plan for plan in attempt.tasks if (*key, plan.name) in self._refusals)
+        )
 
     async def _give_up_trying(self, key: tuple[str, int]) -> None:
         task = self._trying.pop(key, None)
