@@ -44,5 +44,29 @@ def generation(box: Box, run: str) -> int:
     return int(box.show(run)["attempts"][-1]["generation"])
 
 
+def sizes(box: Box, run: str) -> dict[int, int]:
+    """By generation: how many were in its world. All of them were there, and began with the same step."""
+    bodies: dict[int, list[dict[str, int]]] = {}
+    for body in starts(box, run):
+        bodies.setdefault(body["generation"], []).append(body)
+    for generation, world in bodies.items():
+        assert len({(body["size"], body["step"]) for body in world}) == 1, world
+        assert sorted(body["rank"] for body in world) == [*range(world[0]["size"])], world
+        assert generation == 1 or world[0]["step"] > 0, "it went on from a checkpoint"
+    return {generation: world[0]["size"] for generation, world in sorted(bodies.items())}
+
+
+def trains(box: Box, run: str, number: int, size: int) -> None:
+    """The world of this generation has so many members, and has come to a checkpoint of its own."""
+
+    def look() -> tuple[int, int, int]:
+        seen = box.show(run)
+        now = seen["attempts"][-1]["generation"]
+        begun = [body for body in starts(box, run) if (body["generation"], body["size"]) == (now, size)]
+        return now, len(begun), sum(row["generation"] == now for row in seen["checkpoints"])
+
+    wait(look, lambda seen: seen[:2] == (number, size) and seen[2] > 0, limit=300)
+
+
 def checkpointed(box: Box, run: str, least: int = 1) -> None:
     wait(lambda: len(box.show(run)["checkpoints"]), lambda count: count >= least)

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from bodies import hurry
 from box import Box, wait
-from gangs import STEPS, begin, check, checkpointed, generation, lines, starts
+from gangs import STEPS, begin, check, checkpointed, generation, lines, sizes, starts, trains
 from worlds import expected
 
 
@@ -82,6 +83,22 @@ def test_a_world_may_come_back_smaller(box: Box) -> None:
     assert sum(f"state={expected(STEPS)}" in line for line in lines(box, run)) == 2
 
 
+def test_an_elastic_world_shrinks_and_grows_as_it_is_told(box: Box) -> None:
+    run = begin(box, "--workers", "1..2", "--cpu", "0.5", steps=2000, pause=0.5)
+    trains(box, run, 1, 2)
+    first = _launchers(box, run)
+    box("scale", run, "1")
+    trains(box, run, 2, 1)
+    wait(lambda: _launchers(box, run), lambda seen: seen == {"worker-0": first["worker-0"]})
+    box("scale", run, "2")
+    trains(box, run, 3, 2)
+    assert first.items() & _launchers(box, run).items() == {("worker-0", first["worker-0"])}
+    hurry(run)
+    seen = check(box, run, 2, steps=2000)
+    assert sizes(box, run) == {1: 2, 2: 1, 3: 2}
+    assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 3)
+
+
 def seeds() -> list[int]:
     asked = os.environ.get("STOKER_SEEDS")
     return [random.randrange(1 << 30) for _ in range(min(20, int(asked)))] if asked else [1, 2, 3]
@@ -122,6 +139,13 @@ def _outer_pid(inner: int, run: str, task: str) -> int:
         if named and b"worlds.py" in words and numbers and int(numbers[1].split()[-1]) == inner:
             return int(entry.name)
     raise AssertionError(f"no process {inner} of {task}")
+
+
+def _launchers(box: Box, run: str) -> dict[str, int]:
+    """Those that are there, by task."""
+    records = [*(box.home.tasks / run / "1").glob("worker-*/engine.json")]
+    known = {record.parent.name: int(json.loads(record.read_text())["pid"]) for record in records}
+    return {task: pid for task, pid in known.items() if _alive(pid)}
 
 
 def _alive(pid: int) -> bool:

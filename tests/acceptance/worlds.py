@@ -3,6 +3,8 @@
 Rank 0 listens at its own port; the others connect. A step is one exchange: everybody sends its share, rank 0 adds them
 up and answers with the sum. What is added up does not depend on how many share the work, so that the final value says
 whether any step was lost, done twice or mixed with another world's.
+
+Until there is a file `hurry` it takes its time, and writes checkpoints: who watches it decides when it has seen enough.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ def main() -> None:
         own = sum(_share(step, state, piece) for piece in range(SHARES) if piece % size == rank)
         total = _reduce(rank, links, own)
         state, step = _advance(state, total), step + 1
+        if os.path.exists("hurry"):
+            continue
         if rank == 0 and step % every == 0:
             _save(step, state)
         time.sleep(pause)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, worlds
+from stoker.control import ending, sizing, worlds
 from stoker.control.assembly import Assembly
 from stoker.control.halves import Halves
 from stoker.control.launch import Launcher
@@ -64,7 +64,19 @@ class Coming:
                 # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
                 log.info("run %s: a task does not answer: %s; trying again", live.id, exc)
                 return self._not_up(live)
+            return await self._without(live, exc)
+        return None
+
+    async def _without(self, live: LiveRun, exc: Exception) -> ending.Verdict | None:
+        """Those who were to join are let go first: what is wrong with them is no reason to end a world that trains."""
+        joining = [task for task in live.tasks.values() if task.joining]
+        if not joining:
             return self._failed(live, exc)
+        text = (
+            f"{', '.join(task.name for task in joining)} cannot join: {getattr(exc, 'message', None) or exc}"
+        )
+        await sizing.drop(self._loop, live, joining, text)
+        live.dirty = True
         return None
 
     async def _submit(self, live: LiveRun, engine: Engine) -> None:

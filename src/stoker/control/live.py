@@ -154,8 +154,8 @@ class LiveRun:
     """Monotonic time since when those who join are up."""
     fresh_checkpoint: bool = False
     """A checkpoint was kept since then."""
-    joined: dict[str, int] = field(default_factory=dict)
-    """Of tasks that left: their newest incarnation."""
+    left: dict[str, LiveTask] = field(default_factory=dict)
+    """Tasks that were let go, as they were last. Each keeps its place until it is proven to have ended."""
     preempt: bool = False
     progressed: bool = False
     """The current attempt left a new checkpoint since its last trouble."""
@@ -226,7 +226,7 @@ class LiveRun:
         self.attempt = attempt
         self.submitted = self.preempt = self.progressed = self.regroup = self.fresh_checkpoint = False
         self.waits_since = self.assembly = None
-        self.joined = {}
+        self.left = {}
         self.closing = self.reforming = self.first_up = None
         self.form_at = 0.0
         self.tasks = tasks_of(self.parts, attempt)
@@ -236,10 +236,15 @@ class LiveRun:
         self.fruitless = 0 if self.progressed else self.fruitless + failed
         self.progressed = False
 
+    def outgoing(self, name: str) -> LiveTask | None:
+        """The task of this name, if it was let go and is not known to have ended."""
+        task = self.left.get(name)
+        return task if task is not None and task.gone is None else None
+
     def leave(self) -> None:
         """The attempt is over."""
         self.attempt = None
-        self.tasks = {}
+        self.tasks, self.left = {}, {}
 
     def update(self, **values: Any) -> None:
         self.row = replace(self.row, **values)

@@ -45,10 +45,13 @@ class Seating:
             if starts:
                 await self._begin(starts)
             for one in self._loop.scheduler.adjust():
+                live = self._loop.runs.get(one.id)
+                if live is None or live.attempt is None:
+                    continue  # it ended while another was told
                 if isinstance(one, Grow):
-                    await sizing.grow(self._loop, self._loop.runs[one.id], one)
+                    await sizing.grow(self._loop, live, one)
                 else:
-                    await sizing.shrink(self._loop, self._loop.runs[one.id], one)
+                    await sizing.shrink(self._loop, live, one)
 
     def grow_later(self, live: LiveRun) -> None:
         """It may grow again, but not at once: each time costs it what it did since its last checkpoint."""
@@ -126,7 +129,7 @@ class Seating:
         """The engine put it where it saw fit: the queue's books follow."""
         assert live.attempt is not None
         node = self._loop.fleet.full(live.engine, seen.node)
-        if not seen.node or task.place["node"] == node:
+        if not seen.node or task.place["node"] == node or task.name not in live.attempt.placement:
             return
         found = live.attempt.placement
         wanted = tuple(
@@ -141,8 +144,8 @@ class Seating:
             for (name, before), place in zip(found.items(), moved, strict=True)
         }
         live.attempt = replace(live.attempt, placement=placement)
-        for one in live.tasks.values():
-            one.place = dict(placement[one.name])
+        for name in placement.keys() & live.tasks.keys():
+            live.tasks[name].place = dict(placement[name])
         change = UpdateAttempt(live.id, live.attempt.number, {"placement": placement})
         self._loop.spawn(self._loop.note([change]))
 

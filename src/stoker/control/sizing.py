@@ -1,19 +1,19 @@
 """Elastic runs: more tasks when there is room, fewer when it is wanted back, from checkpoint to checkpoint.
 
 Who joins comes up beside the world, which goes on meanwhile; when all of them are there the world stops, best just
-after a checkpoint, and starts again with them as its next generation. Who leaves is let go at the same moment.
+after a checkpoint, and starts again with them as its next generation. Who leaves is let go at the same moment, and its
+place is given back when the engine has proven that it ended: two on one place, or two of one name, there never are.
+
+What is under way is in the placement (`joining`, `leaving`), so that the next server goes on with it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import orders
 from stoker.control.ending import Verdict
 from stoker.control.live import LiveRun, LiveTask, tasks_of
 from stoker.errors import Conflict, Refused
@@ -24,8 +24,6 @@ from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
-
-log = logging.getLogger(__name__)
 
 WANTED = "workers_wanted"
 """In a run's record: how many workers a person asked for with `scale`."""
@@ -77,8 +75,11 @@ async def grow(loop: Loop, live: LiveRun, decision: Grow) -> None:
     )
     for name, place in fresh.items():
         # No task was ever replaced more often than its world began anew: this number is new to the engine.
-        before = max(live.attempt.generation, live.joined.get(name, 0))
+        left = live.left.pop(name, None)
+        before = max(live.attempt.generation, left.incarnation if left is not None else 0)
         placement[name] = {**place, "joining": True, "incarnation": before + 1}
+        if left is not None and left.given_up:
+            placement[name]["given_up"] = True
     text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
     await _place(loop, live, placement, "growing", text)
     for name, task in tasks_of(live.parts, live.attempt).items():
@@ -108,27 +109,31 @@ async def shrink(loop: Loop, live: LiveRun, decision: Shrink) -> None:
         task.place = {**task.place, "leaving": True}
         placement[task.name] = task.place
     await _place(loop, live, placement, "shrinking", text)
-    live.reforming = live.reforming or Verdict(Cause.PREEMPTED, None, text, {})
-    live.regroup = True
     loop.kick(live)
 
 
-def regroup(loop: Loop, live: LiveRun) -> None:
-    """When all who join are up, the world starts again with them: right after a checkpoint, or when none comes."""
+async def regroup(loop: Loop, live: LiveRun) -> None:
+    """When somebody leaves, the world starts again without it. When all who join are up, it does so with them: right
+    after a checkpoint, or when none comes."""
+    if live.reforming is not None or live.closing is not None:
+        return
+    if leaving := [task for task in live.tasks.values() if task.leaving]:
+        text = f"goes on without {', '.join(task.name for task in leaving)}"
+        live.reforming, live.regroup = Verdict(Cause.PREEMPTED, None, text, {}), True
+        return
     joining = [task for task in live.tasks.values() if task.joining]
-    if not joining or live.reforming is not None or live.closing is not None:
-        return
-    if lost := [task for task in joining if task.gone is not None]:
-        text = f"{', '.join(task.name for task in lost)} was lost before it could join"
-        loop.spawn(drop(loop, live, lost, text))
-        return
-    if any(not task.up for task in joining):
+    for task in joining:
+        if why := _hopeless(task):
+            await drop(loop, live, [task], f"{task.name} cannot join: {why}")
+    joining = [task for task in joining if live.tasks.get(task.name) is task]
+    if not joining or any(not task.up for task in joining):
         return
     now = time.monotonic()
     if live.waits_since is None:
         live.waits_since, live.fresh_checkpoint = now, False
     patience = loop.settings.control.grow_patience
-    if not live.fresh_checkpoint and now - live.waits_since < patience:
+    stands = all(task.over for task in live.tasks.values() if not task.joining)
+    if not live.fresh_checkpoint and not stands and now - live.waits_since < patience:
         loop.kick_later(live, patience - (now - live.waits_since) + 0.01)
         return
     workers = sum(task.part.role == WORKER for task in live.tasks.values())
@@ -137,8 +142,13 @@ def regroup(loop: Loop, live: LiveRun) -> None:
     live.dirty = True
 
 
+def _hopeless(task: LiveTask) -> str:
+    """Why it will never be up; empty: it may."""
+    return task.gone or (task.wait.text if task.wait is not None and task.wait.over else "")
+
+
 async def drop(loop: Loop, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
-    """Let go of tasks that have no body, and give back their places."""
+    """Let go of tasks that have no body. Others may join later, if there is room then."""
     tasks = [task for task in tasks if live.tasks.get(task.name) is task]
     if live.attempt is None or not tasks:
         return
@@ -146,33 +156,29 @@ async def drop(loop: Loop, live: LiveRun, tasks: Sequence[LiveTask], text: str) 
     placement = {name: place for name, place in live.attempt.placement.items() if name not in gone}
     await _place(loop, live, placement, "shrinking", text)
     forget(loop, live, tasks)
+    loop.seating.grow_later(live)
 
 
 def forget(loop: Loop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
-    """After it was recorded: these are not the run's any more."""
-    numbers = []
-    for task in tasks:
-        live.tasks.pop(task.name, None)
-        live.joined[task.name] = task.incarnation
-        numbers.append(task.place.get("number", 0))
-        if task.directory is not None and task.gone is None:
-            loop.spawn(_release(task))
+    """After it was recorded: these are not the run's any more. Whoever watches the engine has what is left of them
+    ended; nothing of them runs."""
+    for task in [task for task in tasks if live.tasks.get(task.name) is task]:
+        del live.tasks[task.name]
+        live.left[task.name] = task
         loop.seating.give_back_ports(task.place.get("ports") or ())
-    loop.scheduler.release_part(live.id, numbers)
+    give_back(loop, live)
+    loop.observe_soon()
+
+
+def give_back(loop: Loop, live: LiveRun) -> None:
+    """The places of those who were let go and have ended."""
+    ended = [task for task in live.left.values() if task.gone is not None and task.place]
+    if not ended:
+        return
+    loop.scheduler.release_part(live.id, [task.place.get("number", 0) for task in ended])
+    for task in ended:
+        task.place = {}
     loop.schedule_soon()
-
-
-async def _release(task: LiveTask) -> None:
-    directory = task.directory
-    assert directory is not None
-    try:
-        order = await asyncio.to_thread(directory.order)
-        seq = order.seq + 1 if order else 1
-        release = orders.release_order(seq=seq, generation=task.generation)
-        await asyncio.to_thread(directory.write_order, release)
-    except OSError as exc:
-        # Its end is the attempt's, then: whoever cleans up ends everything.
-        log.info("%s cannot be let go: %s", task.name, exc)
 
 
 async def _place(loop: Loop, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:

@@ -88,6 +88,7 @@ class Steps:
     # -- holding a place -------------------------------------------------------------------------------------
 
     async def _held(self, live: LiveRun) -> None:
+        sizing.give_back(self._loop, live)
         if (live.row.desired != "run" or live.preempt) and live.closing is None:
             live.closing = ending.stopped(None, live.row.desired, {"message": "it had not started yet"})
         never = await self._coming.bring(live)
@@ -100,7 +101,7 @@ class Steps:
         found = await self._looking.look(live)
         changes = await self._recording.take_in(live, found)
         changes += hanging.note(live, found)
-        sizing.regroup(self._loop, live)
+        await sizing.regroup(self._loop, live)
         decision = gang.decide(
             [_seat(task, self._on_loss(live, task)) for task in live.tasks.values() if not task.joining],
             closing=self._closing(live),
@@ -223,11 +224,11 @@ class Steps:
         self._loop.suspects.note(live, tasks)
         generation = live.attempt.generation + 1
         placement = dict(live.attempt.placement)
+        haunted = any(task.given_up for task in tasks)
         left = [task for task in tasks if task.leaving or self._no_room(live, task, tasks)]
         for task in left:
             del placement[task.name]
         tasks = [task for task in tasks if task not in left and (not task.joining or task.up)]
-        haunted = any(task.given_up for task in tasks)
         for task in tasks:
             lost = task.gone is not None
             place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}

@@ -49,6 +49,8 @@ class Attendant:
         """Silent on a ready node: each incarnation of a task is told to end once."""
         self._parting: set[tuple[str, int, str, int]] = set()
         """Being given up."""
+        self._ending: set[tuple[str, int, str, int]] = set()
+        """Being ended, after it was let go."""
 
     def begin(self, group: asyncio.TaskGroup) -> None:
         """Before the runs are loaded: what there is to run on."""
@@ -109,7 +111,8 @@ class Attendant:
                 (live.id, live.attempt.number, task.name)
                 for live in self._ours()
                 if live.submitted and live.attempt
-                for task in live.tasks.values()
+                for task in (*live.tasks.values(), *live.left.values())
+                if task.gone is None
             }
             try:
                 seen = await self._member.engine.observe()
@@ -141,9 +144,15 @@ class Attendant:
                 self._loop.orphan(self._member, observation)
                 continue
             task = live.tasks.get(observation.task)
+            if task is None:
+                self._let_go(live, observation)
+                task = live.outgoing(observation.task)
             if task is None or task.incarnation != observation.incarnation:
-                continue  # one that was let go, or what is left of one that was replaced
-            self._take_in(live, task, observation)
+                continue  # it has ended, or is what is left of one that was replaced
+            if task.name in live.tasks:
+                self._take_in(live, task, observation)
+            else:
+                task.seen = observation
             found = sight(observation, live.job)
             watched[found.task] = live, task, observation
             sights.append(found)
@@ -188,6 +197,21 @@ class Attendant:
             )
             self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0), tasks=[task.name]))
 
+    def _let_go(self, live: LiveRun, seen: Observation) -> None:
+        """It is not the run's any more, whoever decided that and when. While it is there it is told to end, also one
+        that was lost and comes back."""
+        one = (live.id, seen.attempt, seen.task, seen.incarnation)
+        if seen.presence is Presence.ALIVE and one not in self._ending:
+            self._ending.add(one)
+            self._loop.spawn(self._end(one, seen))
+
+    async def _end(self, one: tuple[str, int, str, int], seen: Observation) -> None:
+        try:
+            await self._member.engine.stop(seen.handle, grace=timedelta(0), tasks=[seen.task])
+            self.observe.set()
+        finally:
+            self._ending.discard(one)
+
     async def _give_up(self, live: LiveRun, task: LiveTask, seen: Observation) -> None:
         """What it said last is asked for once more. Then nobody waits for it any more, nor for an answer of its."""
         one, directory = (live.id, seen.attempt, task.name, seen.incarnation), task.directory
@@ -212,7 +236,7 @@ class Attendant:
         live = self._loop.runs.get(run)
         if live is None or live.attempt is None or live.attempt.number != number:
             return
-        task = live.tasks.get(name)
+        task = live.tasks.get(name) or live.outgoing(name)
         if task is None:
             return
         task.missing += 1

@@ -79,8 +79,8 @@ class FakeEngine:
         """(why, hopeless cause, patience): while set, what is submitted does not come up."""
         self.node_ready: bool | None = None
         """What is said of the nodes of silent tasks."""
-        self.on_nodes: dict[str, str] = {}
-        """By run: the node it is said to be on."""
+        self.on_nodes: dict[tuple[str, int, str], str] = {}
+        """By task: the node it was put on."""
         self.grown = ""
         """Why a task cannot be resized in place; empty: it can."""
         self.before: Callable[[str, Any], None] = _nothing
@@ -113,7 +113,7 @@ class FakeEngine:
     async def submit(self, attempt: Attempt) -> Handle:
         with self._call("submit", attempt):
             for plan in attempt.tasks:
-                self.on_nodes[attempt.run] = plan.node
+                self.on_nodes[attempt.run, attempt.number, plan.name] = plan.node
                 self._machine.submit(attempt, plan)
             return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
 
@@ -246,7 +246,7 @@ class FakeEngine:
             presence = Presence.SILENT
         waiting, hopeless, patience = self.waiting or ("", "", 600.0)
         return Observation(
-            node=self.on_nodes.get(task.place.run, ""),
+            node=self.on_nodes.get(task.place.key(), ""),
             node_ready=self.node_ready,
             waiting=waiting,
             hopeless=hopeless,

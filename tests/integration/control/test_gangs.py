@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,106 +13,14 @@ from box import wait
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rigs import Watched
+from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 
-from stoker.blobs import BlobStore
 from stoker.control import leaving
-from stoker.control.controller import Controller
-from stoker.engine.base import Node, Observation, Surroundings
-from stoker.errors import Refused
+from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gangs
-from stoker.settings import ControlSettings, Home, Settings
-from stoker.store import Store
-from stoker.store.rows import RunRow
-from stoker.task.formats import Order, TaskInfo
-from stoker.task.near import NearTaskDir
-from stoker.testing.fake_engine import Behaviour, FakeEngine
+from stoker.testing.fake_engine import Behaviour
 
-LONG = Behaviour(hang=True)
-FAIL = Behaviour(exit_code=3, lines=("ValueError: no",))
-DIE = Behaviour(launcher_dies=True)
-DONE = Behaviour()
-
-
-class Gang(Watched):
-    """A server's inside without HTTP. `bodies`: what each (task, generation) does; the rest end well at once. Every
-    body that starts is written down."""
-
-    def __init__(self, root: Path, **control: float) -> None:
-        rhythms = {"poll": 0.05, "retry_backoff": 0.01, "retry_backoff_max": 0.05}
-        rhythms |= {"grow_after": 0.05, "grow_patience": 0.1, **control}
-        self.settings = Settings(Home(root / "home"), control=ControlSettings(fault_retries=3, **rhythms))
-        self.settings.home.root.mkdir(parents=True, exist_ok=True)
-        self.bodies: dict[tuple[str, int], Behaviour] = {}
-        self.otherwise: Behaviour = DONE
-        self.started: list[tuple[str, int, int]] = []
-        self.blobs = BlobStore(self.settings.home.blobs)
-        self._open()
-
-    def _open(self) -> None:
-        self.store = Store.open(self.settings.home.database)
-        nodes = [Node("local", cpu=4, memory=8 << 30)]
-        self.engine = FakeEngine(self.settings.home, self._script, nodes=nodes)
-        self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
-        self.controller.start()
-
-    def _script(self, info: TaskInfo, order: Order) -> Behaviour:
-        started = (info.task, info.incarnation, order.generation)
-        if started not in self.started:
-            self.started.append(started)
-        return self.bodies.get((info.task, order.generation), self.otherwise)
-
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
-
-    def restart(self) -> None:
-        self.close()
-        self._open()
-
-    def submit(self, **job: Any) -> RunRow:
-        key = f"key-{time.monotonic_ns()}"
-        row, _ = self.controller.submit(
-            key=key, job={"run": ["train"], **job}, code=None, secrets={}, record={}, user="ada"
-        )
-        return row
-
-    def end(self, run: str, until: Callable[[RunRow], bool] | None = None) -> RunRow:
-        """Let time pass until the run has ended, or something else holds of it."""
-
-        def look() -> RunRow:
-            self.engine.advance(1)
-            return self.store.run(run)
-
-        return wait(look, until or (lambda row: row.state in ("succeeded", "failed", "stopped")))
-
-    def order(self, run: str, task: str) -> Order:
-        """The newest order to run."""
-        look = NearTaskDir(str(self.settings.home.tasks / run / "1" / task)).order
-        return wait(look, lambda found: found is not None and found.verb == "run")
-
-    def workers(self, run: str) -> list[str]:
-        """Who is in the world now."""
-        return sorted(name for name, place in self.placement(run).items() if not place.get("joining"))
-
-    def placement(self, run: str) -> dict[str, Any]:
-        return self.store.attempt(run, 1).placement if self.store.run(run).attempt else {}
-
-    def generation(self, run: str) -> int:
-        return self.store.attempt(run, 1).generation if self.store.run(run).attempt else 0
-
-    def ended(self, run: str) -> bool:
-        return self.store.run(run).state in ("succeeded", "failed", "stopped")
-
-    def kinds(self, run: str) -> list[str]:
-        return [event.kind for event in self.store.events(run)]
-
-
-@pytest.fixture
-def gang(tmp_path: Path) -> Iterator[Gang]:
-    made = Gang(tmp_path)
-    yield made
-    made.close()
+__all__ = ["gang"]
 
 
 def test_all_tasks_of_a_run_start_and_it_ends_when_they_have(gang: Gang) -> None:
@@ -421,80 +327,3 @@ def test_a_parameter_server_that_comes_back_elsewhere_has_all_begin_again(
     assert sorted({task for task, _, number in gang.started if number == 2}) == restarted
     gang.controller.stop_run(run, kill=True, by="ada")
     gang.end(run)
-
-
-ELASTIC: dict[str, Any] = {"workers": "1..3", "resources": {"cpu": 1}, "retries": 0}
-
-
-def test_an_elastic_run_starts_with_what_is_free_and_grows(gang: Gang) -> None:
-    gang.otherwise = LONG
-    other = gang.submit(resources={"cpu": 3}).id
-    gang.until(other, "running")
-    run = gang.submit(**ELASTIC).id
-    gang.until(run, "running")
-    assert gang.workers(run) == ["worker-0"]
-    gang.controller.stop_run(other, kill=True, by="ada")
-    gang.end(run, lambda _: len(gang.workers(run)) == 3 and ("worker-2", 2, 2) in gang.started)
-    assert gang.order(run, "worker-0").env["STOKER_WORLD_SIZE"] == "3"
-    assert {one for one in gang.started if one[0] == "worker-0" and one[1] != 1} == set()
-    row = gang.store.run(run)
-    assert (row.attempt, row.failures, row.faults) == (1, 0, 0)
-    gang.controller.stop_run(run, kill=True, by="ada")
-    gang.end(run)
-
-
-def test_extra_workers_are_given_back_to_who_waits(gang: Gang) -> None:
-    gang.otherwise = LONG
-    run = gang.submit(**ELASTIC).id
-    gang.end(run, lambda _: len(gang.workers(run)) == 3)
-    other = gang.submit(name="other", resources={"cpu": 2}).id
-    gang.end(other, lambda row: row.state == "running")
-    left = gang.workers(run)
-    assert len(left) == 2
-    assert gang.order(run, left[0]).env["STOKER_WORLD_SIZE"] == "2"
-    row = gang.store.run(run)
-    assert (row.state, row.attempt, row.failures, row.faults) == ("running", 1, 0, 0)
-    for one in (run, other):
-        gang.controller.stop_run(one, kill=True, by="ada")
-        gang.end(one)
-
-
-def test_a_person_scales_a_run_down_and_up(gang: Gang) -> None:
-    gang.otherwise = LONG
-    run = gang.submit(**ELASTIC).id
-    gang.end(run, lambda _: len(gang.workers(run)) == 3)
-    assert gang.controller.scale(run, 1)["to"] == 1
-    gang.end(run, lambda _: len(gang.workers(run)) == 1)
-    gang.controller.scale(run, 2)
-    gang.end(run, lambda _: len(gang.workers(run)) == 2)
-    assert len(gang.started) == len({(task, generation) for task, _, generation in gang.started})
-    gang.controller.stop_run(run, kill=True, by="ada")
-    gang.end(run)
-
-
-def test_scaling_says_what_is_wrong(gang: Gang) -> None:
-    gang.otherwise = LONG
-    fixed, elastic = gang.submit(resources={"cpu": 1}).id, gang.submit(**ELASTIC).id
-    gang.until(fixed, "running")
-    with pytest.raises(Refused, match="neither more nor fewer"):
-        gang.controller.scale(fixed, 2)
-    with pytest.raises(Refused, match="outside"):
-        gang.controller.scale(elastic, 9)
-    for one in (fixed, elastic):
-        gang.controller.stop_run(one, kill=True, by="ada")
-        gang.end(one)
-
-
-def test_a_server_that_dies_while_a_run_grows_goes_on_growing(gang: Gang) -> None:
-    gang.otherwise = LONG
-    other = gang.submit(resources={"cpu": 3}).id
-    gang.until(other, "running")
-    run = gang.submit(**ELASTIC).id
-    gang.until(run, "running")
-    gang.controller.stop_run(other, kill=True, by="ada")
-    gang.end(run, lambda _: len(gang.placement(run)) == 3)
-    gang.restart()
-    gang.end(run, lambda _: len(gang.workers(run)) == 3)
-    gang.controller.stop_run(run, kill=True, by="ada")
-    gang.end(run)
-    assert len(gang.started) == len({(task, generation) for task, _, generation in gang.started})
