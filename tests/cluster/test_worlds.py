@@ -7,10 +7,12 @@ import random
 import time
 
 import pytest
+from bodies import hurry
 from box import wait
 from boxes import ClusterBox
 from faulting import box
-from gangs import begin, check, checkpointed, generation, starts
+from gangs import begin, check, checkpointed, generation, sizes, starts, trains
+from rooms import clear, fill
 
 __all__ = ["box"]
 
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.timeout(900)
 SMALL = ("--cluster", "lab", "--cpu", "0.1", "--memory", "128Mi", "--grace", "2s")
 
 
-def world(box: ClusterBox, *flags: str, steps: int = 120) -> str:
-    run = begin(box, *SMALL, *flags, steps=steps, pause=0.1)
+def world(box: ClusterBox, *flags: str, steps: int = 120, pause: float = 0.1) -> str:
+    run = begin(box, *SMALL, *flags, steps=steps, pause=pause)
     box.until(run, "running", limit=180)
     return run
 
@@ -58,6 +60,33 @@ def test_a_server_that_is_killed_finds_the_world_as_it_was(box: ClusterBox) -> N
     assert box.uids(run) == before
     check(box, run, 2, steps=120)
     assert generation(box, run) == 1
+
+
+def test_it_takes_what_is_free_and_grows_and_shrinks_beside_the_pods_that_are_there(box: ClusterBox) -> None:
+    one, two = box.cluster.nodes
+    fill(box, one, leave=2)
+    fill(box, two, leave=0)
+    run = world(box, "--workers", "2..3", steps=2000, pause=0.5)
+    trains(box, run, 1, 2)
+    first = box.uids(run)
+    assert sorted(first) == ["worker-0", "worker-1"]
+    clear(box, two)
+    trains(box, run, 2, 3)
+    grown = box.uids(run)
+    assert first.items() < grown.items(), "who is there keeps its pod"
+    box("scale", run, "2")
+    trains(box, run, 3, 2)
+    fewer = wait(lambda: box.uids(run), lambda seen: len(seen) == 2, limit=180)
+    assert fewer.items() < grown.items()
+    box("scale", run, "3")
+    trains(box, run, 4, 3)
+    more = box.uids(run)
+    assert fewer.items() < more.items() and len(more) == 3
+    assert set(more.values()) - set(grown.values()), "who left does not come back, another comes"
+    hurry(run)
+    seen = check(box, run, 3, steps=2000)
+    assert sizes(box, run) == {1: 2, 2: 3, 3: 2, 4: 3}
+    assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 4)
 
 
 def seeds() -> list[int]:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bodies import Body, bodies
+from bodies import Body, bodies, hurry
 from box import wait
 from boxes import ClusterBox
 from faulting import box
-from gangs import begin, check, checkpointed, generation, lines, starts
+from gangs import begin, check, checkpointed, generation, lines, sizes, starts, trains
+from rooms import fill
 
 __all__ = ["box"]
 
@@ -88,6 +89,34 @@ def test_a_node_is_lost_with_one_member_on_it(box: ClusterBox) -> None:
         assert {task["node"] for task in tasks.values()} == {f"lab/{nodes['worker-0']}"}
     finally:
         box.cluster.restore_node(nodes["worker-1"])
+    wait(lambda: not box.pods(run), limit=180)
+
+
+def test_a_member_lost_with_its_node_is_done_without_until_there_is_room(box: ClusterBox) -> None:
+    """An elastic run goes on with the others. When the node is back, the one that was there is not taken up again:
+    another one joins."""
+    keep, lose = box.cluster.nodes
+    fill(box, keep, leave=2)
+    fill(box, lose, leave=1)
+    run = begin(box, *SMALL, "--workers", "2..3", "--lost-after", "10s", steps=2000, pause=0.5)
+    box.until(run, "running", limit=180)
+    trains(box, run, 1, 3)
+    before = pods(box, run)
+    (lost,) = [task for task, pod in before.items() if pod["spec"]["nodeName"] == lose]
+    box.cluster.lose_node(lose)
+    try:
+        trains(box, run, 2, 2)
+    finally:
+        box.cluster.restore_node(lose)
+    trains(box, run, 3, 3)
+    after = uids(box, run)
+    for task, pod in before.items():
+        assert (after[task] == pod["metadata"]["uid"]) == (task != lost)
+    assert len({body.pid for body in bodies(run)}) == 3, "who was lost is not there beside them"
+    hurry(run)
+    seen = check(box, run, 3, steps=2000)
+    assert sizes(box, run) == {1: 3, 2: 2, 3: 3}
+    assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 3)
     wait(lambda: not box.pods(run), limit=180)
 
 
