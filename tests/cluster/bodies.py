@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +29,11 @@ def bodies(run: str) -> list[Body]:
 
 
 def hurry(run: str) -> None:
-    """The training of `worlds` has been watched for long enough: it comes to its end."""
+    """The training of `worlds` has been watched for long enough: it comes to its end. To be repeated while some of it
+    may still be replaced."""
     for body in bodies(run):
-        (body.workdir / "hurry").touch()
+        with contextlib.suppress(OSError):  # it has just ended
+            (body.workdir / "hurry").touch()
 
 
 def _body(entry: Path, run: str) -> tuple[Body, int] | None:

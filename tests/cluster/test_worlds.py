@@ -8,7 +8,7 @@ import time
 
 import pytest
 from bodies import hurry
-from box import wait
+from box import ENDED, wait
 from boxes import ClusterBox
 from faulting import box
 from gangs import begin, check, checkpointed, generation, sizes, starts, trains
@@ -99,13 +99,24 @@ def test_chaos(box: ClusterBox, seed: int) -> None:
     """Any member, at any time, in any way: the final value is that of an undisturbed training."""
     print(f"seed {seed}")
     chance = random.Random(seed)
-    run = world(box, "--workers", "3", "--retries", "20")
+    run = world(box, "--workers", "3", "--retries", "20", steps=2000)
     checkpointed(box, run)
+    hurt = 0
     for _ in range(2):
         time.sleep(chance.uniform(0.0, 3.0))
         how, task = chance.choice(["process", "launcher", "pod"]), f"worker-{chance.randrange(3)}"
         try:
             box.lose(run, how, task)
-        except Exception as exc:  # it is just being started again, or over: that is chaos too
+            hurt += 1
+        except Exception as exc:  # it is just being started again: that is chaos too
             print(how, task, exc)
-    check(box, run, 3, steps=120)
+    assert hurt, "nobody was hurt"
+    wait(lambda: box.show(run)["attempts"], lambda tries: len(tries) > 1 or tries[-1]["generation"] > 1)
+
+    def look() -> str:
+        hurry(run)
+        time.sleep(0.5)
+        return str(box.show(run)["state"])
+
+    wait(look, lambda state: state in ENDED, limit=300)
+    check(box, run, 3, steps=2000)

@@ -92,6 +92,7 @@ def test_a_node_is_lost_with_one_member_on_it(box: ClusterBox) -> None:
     wait(lambda: not box.pods(run), limit=180)
 
 
+@pytest.mark.soak
 def test_a_member_lost_with_its_node_is_done_without_until_there_is_room(box: ClusterBox) -> None:
     """An elastic run goes on with the others. When the node is back, the one that was there is not taken up again:
     another one joins."""
