@@ -275,6 +275,7 @@ def restarts(pod: dict[str, Any]) -> int:
     return sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
 
 
+@pytest.mark.soak
 def test_a_server_that_is_killed_while_a_world_forms_and_forms_again(box: ClusterBox) -> None:
     """At every moment at which it has done something and not yet recorded it, or the other way round."""
     run = begin(box, *SMALL, "--workers", "2", steps=400, pause=0.1)
