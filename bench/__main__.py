@@ -42,12 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows, broken = [], []
     for number in arguments.rows or sorted(ROWS):
         try:
-            rows.append(_measure(number, peers, scale))
+            row = _measure(number, peers, scale)
         except Exception as exc:
             # One row that cannot be measured must not cost the others their figures; it is said, and it counts.
             say(f"row {number} failed: {type(exc).__name__}: {exc}")
             broken.append(number)
-    results.save(output, rows)
+        else:
+            # At once: whatever ends the benchmark later does not cost these figures.
+            results.save(output, [row])
+            rows.append(row)
     sys.stdout.write(report.table(rows))
     sys.stdout.writelines(
         f"row {number}: not measured, the benchmark failed; see above\n" for number in broken

@@ -1,8 +1,9 @@
 """Saving a torch state, in every way there is: run by path in the environment that has torch.
 
 states.py stall BYTES ROUNDS DIRECTORY     how long each call holds the training up; JSON on stdout
-states.py train BYTES THREADS DIRECTORY    a training that saves when told to (a file `go-N` in DIRECTORY), and
-                                           notes every step in `steps.csv`; ends when there is a file `stop`
+states.py train BYTES THREADS DIRECTORY    a training that saves once, begins when there is a file `begin` in DIRECTORY,
+                                           saves when told to (a file `go-N`), and notes every step in `steps.csv`;
+                                           ends when there is a file `stop`
 """
 
 from __future__ import annotations
@@ -173,9 +174,11 @@ def train(size: int, threads: int, where: Path) -> None:
     x, weight = torch.rand(384, 384), torch.rand(384, 384)
     stoker.checkpoint.save_torch(values, "step-0.pt", step=0, asynchronous=True)
     stoker.checkpoint.wait()
+    while not (where / "begin").exists():
+        time.sleep(0.05)
     saves = 0
     moving = values["model"]["block.0.qkv"][:100_000]
-    with (where / "steps.csv").open("w", buffering=1 << 20) as log:
+    with (where / "steps.csv").open("w", buffering=1 << 16) as log:
         print("ready", flush=True)
         while not (where / "stop").exists():
             begin = time.time()

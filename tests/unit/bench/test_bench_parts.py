@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from bench import __main__ as command
-from bench import load, timing
+from bench import load, results, row05, timing
 from bench.keeper import Kept
 from bench.peers import Missing, Peers, default_cache
+from bench.results import Line, Row
 from bench.timing import Contender
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -181,3 +183,35 @@ def test_rows_are_named_or_all_of_them(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         command._parse(["7"])
     assert "'7' is not measured; choose from 1, 2, 3, 4, 5, 12, 13" in capsys.readouterr().err
+
+
+def test_a_row_is_written_down_before_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(number: int, *_: object) -> Row:
+        if number == 2:
+            raise RuntimeError("its peer is broken")
+        if number == 3:
+            raise KeyboardInterrupt
+        return Row(number, "a row", [Line("ours", "theirs", None)])
+
+    monkeypatch.setattr(command, "_measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["1", "2", "3", "--only", "ours", "--output", str(tmp_path / "results.json")])
+    assert list(results.load(tmp_path / "results.json")) == [1]
+
+
+def test_what_a_save_costs_the_training() -> None:
+    """100 steps a second, half as many for ten seconds after a save returned at 20; then one that is never kept."""
+    times = [number / 100 for number in range(2000)]
+    times += [20 + number / 50 for number in range(500)]
+    times += [30 + number / 100 for number in range(2000)]
+    steps = list(pairwise([*times, 50.0]))
+    kept = row05.Save(begin=19.9, returned=20.0, end=30.0, kept=True)
+    late = row05.Save(begin=40.0, returned=40.0, end=49.0, kept=False)
+    quiet, saving = row05._rates(steps, [kept, late])
+    assert quiet == pytest.approx([100, 100]) and saving == pytest.approx([50, 100])
+    assert "each cost 2.50 s" in row05._cost([kept, late], quiet, saving)
+    assert "1 of 2 not kept within" in row05._cost([kept, late], quiet, saving)
+    with pytest.raises(RuntimeError, match="only 0 steps"):
+        row05._rate(steps, 60.0, 70.0)
