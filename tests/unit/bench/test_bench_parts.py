@@ -18,7 +18,7 @@ from bench import __main__ as command
 from bench import load, results, row05, timing
 from bench.keeper import Kept
 from bench.peers import Missing, Peers, default_cache
-from bench.results import Line, Row
+from bench.results import Bar, Line, Row
 from bench.timing import Contender
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -205,13 +205,23 @@ def test_what_a_save_costs_the_training() -> None:
     """100 steps a second, half as many for ten seconds after a save returned at 20; then one that is never kept."""
     times = [number / 100 for number in range(2000)]
     times += [20 + number / 50 for number in range(500)]
-    times += [30 + number / 100 for number in range(2000)]
-    steps = list(pairwise([*times, 50.0]))
+    times += [30 + number / 100 for number in range(4000)]
+    steps = list(pairwise([*times, 70.0]))
     kept = row05.Save(begin=19.9, returned=20.0, end=30.0, kept=True)
-    late = row05.Save(begin=40.0, returned=40.0, end=49.0, kept=False)
+    late = row05.Save(begin=60.0, returned=60.0, end=69.0, kept=False)
     quiet, saving = row05._rates(steps, [kept, late])
     assert quiet == pytest.approx([100, 100]) and saving == pytest.approx([50, 100])
     assert "each cost 2.50 s" in row05._cost([kept, late], quiet, saving)
     assert "1 of 2 not kept within" in row05._cost([kept, late], quiet, saving)
     with pytest.raises(RuntimeError, match="only 0 steps"):
-        row05._rate(steps, 60.0, 70.0)
+        row05._rate(steps, 80.0, 90.0)
+
+
+def test_chance_does_not_meet_the_bar_of_a_slow_down() -> None:
+    line, bar = Line("steps/s", "no save", None), Bar(">=", 0.95)
+    wild = row05._judged(line, [137.0, 113.0, 98.0], [122.0, 115.0, 118.0], bar)
+    assert wild.met is False  # its median is 1.02
+    calm = row05._judged(line, [100.0, 101.0, 100.0], [98.0, 99.0, 98.0], bar)
+    assert calm.met is True
+    alone = row05._judged(line, [100.0], [100.0], bar)
+    assert alone.unjudged
