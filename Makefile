@@ -7,6 +7,7 @@ BIN := .venv/bin
 # Clusters at once in test-cluster; 0: one, or the one that `make cluster-up` left running.
 WORKERS ?= 4
 READY := .venv/.ready
+IN_PODS := tests/cluster/test_frameworks_in_pods.py
 # Of the Python in the test images. Somebody else's cluster could not mount them.
 FRAMEWORKS_FOR_PODS = test -n "$$STOKER_TEST_KUBECONFIG" || $(BIN)/python tests/frameworks/environment.py --for 3.11 >/dev/null
 
@@ -40,12 +41,14 @@ test: setup  ## everything that runs in CI, under ten minutes
 
 test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
-	@$(FRAMEWORKS_FOR_PODS)
-	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster -p slots -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not soak" $(ARGS)
+	PYTHONPATH=tests/cluster $(BIN)/python -m pytest tests/cluster --ignore $(IN_PODS) -p slots -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not soak" $(ARGS)
 
-test-frameworks: setup  ## real torch, TensorFlow, JAX, Open MPI, Dask; the first time downloads them
+test-frameworks: setup  ## real torch, TensorFlow, JAX, Open MPI, Dask, here and in pods; the first time downloads them
 	@place=$$($(BIN)/python tests/frameworks/environment.py) && \
 	  STOKER_FRAMEWORKS=$$place $(BIN)/python -m pytest tests/frameworks -m "not soak" $(ARGS)
+	@PYTHONPATH=tests/cluster $(BIN)/python -m harness build coredns helm kwok >/dev/null
+	@$(FRAMEWORKS_FOR_PODS)
+	PYTHONPATH=tests/cluster $(BIN)/python -m pytest $(IN_PODS) -p slots -m "not soak" $(ARGS)
 
 cluster-up: setup  ## leave that cluster running: test-cluster then uses it
 	@PYTHONPATH=tests/cluster $(BIN)/python -m harness up

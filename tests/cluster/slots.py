@@ -13,7 +13,6 @@ import pytest
 LONG = (
     "test_faults",
     "test_faults_between",
-    "test_frameworks_in_pods",
     "test_scale",
     "test_worlds_faults",
     "test_worlds",
