@@ -28,6 +28,8 @@ from stoker.launcher.warm_check import sets_environment
 
 LENGTH = 8
 """Bytes before a message that say how long it is."""
+OURS = 2
+"""Frames of a traceback of the program that are of this module."""
 AFTER = 1.0
 """Seconds that a process has to begin before the one that follows it copies itself."""
 ADOPTED = 5.0
@@ -184,25 +186,18 @@ def _become(program: List[str]) -> None:
     words: List[str] = getattr(sys, "orig_argv", [])  # from Python 3.10 on
     if sys.argv[0] in words:
         words[words.index(sys.argv[0]) :] = program
-    depth = _Depth()
     try:
         if program[0] == "-m":
-            _run_module(program[1:], depth)
+            _run_module(program[1:])
         else:
-            _run_script(program, depth)
+            _run_script(program)
     except SystemExit:
         raise
     except BaseException as exc:  # noqa: BLE001 - whatever ends it is told as Python tells it
-        _fail(exc, depth)
+        _fail(exc)
 
 
-class _Depth:
-    """How many frames are ours."""
-
-    frames = 2
-
-
-def _run_script(program: List[str], depth: _Depth) -> None:
+def _run_script(program: List[str]) -> None:
     import builtins
     from importlib.machinery import SourceFileLoader
     from types import ModuleType
@@ -226,14 +221,13 @@ def _run_script(program: List[str], depth: _Depth) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is what we are here for
 
 
-def _run_module(program: List[str], depth: _Depth) -> None:
+def _run_module(program: List[str]) -> None:
     import runpy
     from types import ModuleType
 
     sys.argv = ["-m", *program[1:]]
     _first_on_path(os.getcwd())
     sys.modules["__main__"] = ModuleType("__main__")
-    depth.frames = 4  # and two of runpy
     runpy._run_module_as_main(program[0])  # type: ignore[attr-defined] # what `python -m` calls
 
 
@@ -245,9 +239,9 @@ def _first_on_path(place: str) -> None:
         sys.path[0] = place
 
 
-def _fail(exc: BaseException, depth: _Depth) -> NoReturn:
+def _fail(exc: BaseException) -> NoReturn:
     trace: Optional[Any] = exc.__traceback__
-    for _ in range(depth.frames):
+    for _ in range(OURS):
         trace = None if trace is None else trace.tb_next
     exc = exc.with_traceback(trace)
     sys.excepthook(type(exc), exc, trace)

@@ -26,7 +26,8 @@ __all__ = ["gang"]
 ELASTIC: dict[str, Any] = {"workers": "1..3", "resources": {"cpu": 1}, "retries": 0}
 
 
-def test_an_elastic_run_starts_with_what_is_free_and_grows(gang: Gang) -> None:
+def alone_at_first(gang: Gang) -> str:
+    """A run that has one worker and room for two more."""
     gang.otherwise = LONG
     other = gang.submit(resources={"cpu": 3}).id
     gang.until(other, "running")
@@ -34,6 +35,11 @@ def test_an_elastic_run_starts_with_what_is_free_and_grows(gang: Gang) -> None:
     gang.until(run, "running")
     assert gang.workers(run) == ["worker-0"]
     gang.controller.stop_run(other, kill=True, by="ada")
+    return run
+
+
+def test_an_elastic_run_starts_with_what_is_free_and_grows(gang: Gang) -> None:
+    run = alone_at_first(gang)
     gang.end(run, lambda _: len(gang.workers(run)) == 3 and ("worker-2", 2, 2) in gang.started)
     assert gang.order(run, "worker-0").env["STOKER_WORLD_SIZE"] == "3"
     assert {one for one in gang.started if one[0] == "worker-0" and one[1] != 1} == set()
@@ -227,18 +233,6 @@ def test_a_lost_node_shrinks_a_run_and_it_grows_again_when_there_is_room(
 
 
 # -- joining -----------------------------------------------------------------------------------------------------
-
-
-def alone_at_first(gang: Gang) -> str:
-    """A run that has one worker and room for two more."""
-    gang.otherwise = LONG
-    other = gang.submit(resources={"cpu": 3}).id
-    gang.until(other, "running")
-    run = gang.submit(**ELASTIC).id
-    gang.until(run, "running")
-    assert gang.workers(run) == ["worker-0"]
-    gang.controller.stop_run(other, kill=True, by="ada")
-    return run
 
 
 def test_one_that_cannot_be_made_does_not_end_the_training_of_the_others(gang: Gang) -> None:

@@ -163,6 +163,18 @@ def test_it_fails_as_it_would(program: Program, program_text: str) -> None:
     assert program.imports() >= 1, "one that ends at once may have ended before its copy was there"
 
 
+def test_a_module_fails_as_it_would(program: Program) -> None:
+    program.write("1 / 0")
+    environ = {"PYTHONPATH": str(program.code)}
+    words = ["-m", "train"]
+    plain = subprocess.run(
+        [sys.executable, *words], cwd=program.code, env=environ, capture_output=True, check=False, text=True
+    )
+    program.run(*words, generation=1)
+    assert program.it.ending().code == plain.returncode
+    assert program.it.text("e") == plain.stderr
+
+
 def test_a_missing_program_is_said(program: Program) -> None:
     program.run("nowhere.py", generation=1)
     assert program.it.ending().code == 2
