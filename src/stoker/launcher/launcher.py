@@ -33,9 +33,9 @@ RETRY = 1.0
 SHORTEST = 0.015
 """Seconds before a body is shown as running: of one that ends sooner only the end is written."""
 
-TELL_OFTEN = 60.0
-"""Seconds of a body in which finished looks are told often: its first checkpoint is waited for, and it is not known yet
-who writes a part of it."""
+TELL_SHARE = 0.1
+"""Of the time that a body has run, between two times that finished looks are told: its first checkpoint waits for them as
+long as it is not known who writes a part of it."""
 
 _TOLD = "the launcher was told to end"
 _PHASES = {"waiting": "setup", "setup": "setup", "body": "running"}
@@ -109,7 +109,7 @@ class Launcher:
         self._scanner_due: Optional[float] = None
         self._tell_at: Optional[float] = None
         """When to say how many looks have been finished; None: nobody waits for it."""
-        self._tell_often_until = 0.0
+        self._began = 0.0
         self._complained = ""
         self._brought: Optional[bool] = None
         """Whether there is code, found at the first order: a setup may leave files where none was brought."""
@@ -207,8 +207,9 @@ class Launcher:
             self._ended(running)
             return
         if self._tell_at is not None and now >= self._tell_at:
-            often = running.order.scan_every or self.info.sample_every
-            self._tell_at = now + (often if now < self._tell_often_until else self.info.sample_every)
+            least = running.order.scan_every or self.info.sample_every
+            wait = max(least, TELL_SHARE * (now - self._began))
+            self._tell_at = now + min(wait, max(least, self.info.sample_every))
             self._scanner_due = self.records.status_due = now
         if self._scanner_due is not None and now >= self._scanner_due:
             self._scan(now)
@@ -361,7 +362,7 @@ class Launcher:
         self.status.seq, self.status.generation = order.seq, order.generation
         self._scanner_due = now = time.monotonic()
         self._tell_at = None if order.scan_every is None else now + order.scan_every
-        self._tell_often_until = now + TELL_OFTEN
+        self._began = now
         running.start()
 
     def _order_stop(self, order: Order) -> None:

@@ -21,8 +21,8 @@ GRACE = 5
 """Seconds that requests under way have to finish once the server is told to end."""
 
 
-LOOK = 10
-"""Ticks between looks at what people may delete by hand: server.json is written again, a deleted lock ends the
+LOOK = 1.0
+"""Seconds between looks at what people may delete by hand: server.json is written again, a deleted lock ends the
 server, because the next one would not know of it."""
 HEAD = 1 << 20
 """Bytes a connection may send before its headers are complete. They are kept in memory and come before the
@@ -112,6 +112,9 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._services = services
         self._lock = lock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._told = asyncio.Event()
+        """To end."""
         services.stop = self.stop
 
     def stop(self) -> None:
@@ -122,12 +125,18 @@ class Server(uvicorn.Server):
                 startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
         services.closing.set()
         self.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: it has ended
+                self._loop.call_soon_threadsafe(self._told.set)
 
-    async def on_tick(self, counter: int) -> bool:
-        """uvicorn calls this ten times a second."""
-        if counter % LOOK == 0 and self._lock is not None and not self.should_exit:
-            self._look(self._lock)
-        return await super().on_tick(counter)
+    async def main_loop(self) -> None:
+        """In place of uvicorn's, which wakes ten times a second to see whether it should end."""
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            if self._lock is not None:
+                self._look(self._lock)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), LOOK)
 
     def _look(self, lock: int) -> None:
         services = self._services

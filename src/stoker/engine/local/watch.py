@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from stoker.engine.hints import Hints, Key
 from stoker.task import layout
 from stoker.task.inotify import (
-    IN_CREATE,
     IN_DONT_FOLLOW,
     IN_IGNORED,
     IN_MODIFY,
@@ -85,7 +84,8 @@ class Watcher:
         if self._inotify is None:
             self._poll(watched, directory)
             return
-        flags = IN_MODIFY | IN_MOVED_TO | IN_CREATE | IN_ONLYDIR | IN_DONT_FOLLOW
+        # Not IN_CREATE: what is new in an empty file comes with its first byte.
+        flags = IN_MODIFY | IN_MOVED_TO | IN_ONLYDIR | IN_DONT_FOLLOW
         try:
             for name in ("", layout.LOG, layout.METRICS):
                 number = self._inotify.add(f"{directory}/{name}", flags)
