@@ -6,6 +6,7 @@ With STOKER_TEST_KUBECONFIG set, the tests run against that cluster; what needs 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Generator, Iterator
@@ -58,14 +59,17 @@ def own_cluster(cluster: Cluster | ForeignCluster) -> Cluster:
     return cluster
 
 
+def accounts(cluster: Cluster | ForeignCluster, namespace: str) -> list[str]:
+    found = json.loads(cluster.kubectl("-n", namespace, "get", "serviceaccounts", "-o", "json"))
+    return [account["metadata"]["name"] for account in found["items"]]
+
+
 @pytest.fixture
 def namespace(cluster: Cluster | ForeignCluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own, with its default service account; gone, with all in it, after the test."""
     name = f"test-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", name)
-    until(
-        lambda: "default" in cluster.kubectl("-n", name, "get", "serviceaccounts"), f"the account of {name}"
-    )
+    until(lambda: "default" in accounts(cluster, name), f"the account of {name}")
     request.node.stash[PLACE] = cluster, name
     yield name
     # What its pods hold (GPUs) is free for the next test; a pod on a node that was left lost does not hold it up.

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.errors import DiskFull, TooLarge
+from stoker.task import direct
 
 CHUNK = 1 << 20
 SMALL = 1 << 20
@@ -84,11 +85,11 @@ def hash_fd(fd: int, *, limit: int | None = None) -> tuple[str, int]:
     """SHA-256 and size of a file, read from its start without moving its offset."""
     digest = hashlib.sha256()
     done = 0
-    while data := os.pread(fd, CHUNK, done):
-        done += len(data)
+    for piece in direct.pieces(fd, os.fstat(fd).st_size):
+        done += len(piece)
         if limit is not None and done > limit:
             raise TooLarge(f"a file has more than {limit} bytes")
-        digest.update(data)
+        digest.update(piece)
     return digest.hexdigest(), done
 
 

@@ -27,18 +27,14 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from stoker.launcher import scan, verify
-from stoker.task import formats
+from stoker.task import direct, formats
 
-CHUNK = 1 << 20
 HEADROOM = 16 << 20
 """Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
 
 NICE = 15
 """Beside one training that wants every CPU, about 3% of one: it is hardly slowed down. At the lowest there is (19) a copy
 would get nowhere on a machine that is busy with more than that."""
-
-LARGE = 64 << 20
-"""Bytes from which a copy takes long enough to be noticed."""
 
 _FICLONE = 0x40049409
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -258,20 +254,19 @@ def _unchanged(fd: int, member: scan.Member) -> bool:
 def _copy(source: int, target: str, mode: int, job: Job) -> str:
     """Returns the SHA-256 of what was copied."""
     sha256 = hashlib.sha256()
+    size = os.fstat(source).st_size
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         cloned = _reflink(source, fd)
-        offset = 0
-        while not job.stale:
-            data = os.pread(fd if cloned else source, CHUNK, offset)
-            if not data:
+        writer = None if cloned else direct.Writer(fd, size)
+        for piece in direct.pieces(fd if cloned else source, size):
+            if job.stale:
                 break
-            sha256.update(data)
-            offset += len(data)
-            if not cloned:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
+            sha256.update(piece)
+            if writer is not None:
+                writer.write_piece(piece)
+        if writer is not None:
+            writer.finish()
         os.fchmod(fd, mode & 0o777 | 0o400)
     finally:
         os.close(fd)
@@ -334,7 +329,7 @@ def giving_way(size: int) -> Iterator[None]:
     Kernels that share CPU time between sessions (autogroup) weigh a thread only against its own session, and the
     training has another. What else the launcher does takes little time, and can wait a little.
     """
-    if size < LARGE or not _weigh(NICE):
+    if size < direct.LARGE or not _weigh(NICE):
         yield
         return
     try:

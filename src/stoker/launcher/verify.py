@@ -17,6 +17,7 @@ from typing import BinaryIO, Callable, List, Optional, Tuple
 
 from stoker.launcher import scan, verify_archives, verify_arrays, verify_pickle, verify_trees
 from stoker.launcher.verify_verdict import Verdict
+from stoker.task import direct
 
 __all__ = ["Verdict", "recognised", "verify", "verify_file", "verify_unit"]
 
@@ -88,8 +89,8 @@ def verify_unit(root: str, name: str, files: List[str]) -> Verdict:
 def verify_file(path: str) -> Verdict:
     """One regular file, by its first bytes and its name."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        info = os.fstat(fd)
+    info = os.fstat(fd)
+    with direct.open_file(fd, info.st_size) as file:
         if not stat.S_ISREG(info.st_mode):
             return Verdict(False, "special", "not a regular file")
         head = file.read(512)

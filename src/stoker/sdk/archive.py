@@ -17,10 +17,17 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import IO, List, Sequence, Tuple
+from typing import Any, List, Protocol, Sequence, Tuple
 
 Record = Tuple[str, int, int]
 """Name in the archive, and where its bytes are in the memory: offset and size."""
+
+
+class Sink(Protocol):
+    """Takes all of what it is given."""
+
+    def write(self, data: Any, /) -> int: ...
+
 
 ALIGNMENT = 64
 """Bytes of a record begin at multiples of this, as torch's own do, so that they can be mapped."""
@@ -45,36 +52,36 @@ def size(records: Sequence[Record]) -> int:
     return at + central + len(_tail(len(records), central, at))
 
 
-def write(file: IO[bytes], records: Sequence[Record], memory: memoryview) -> int:
-    """Write an archive where the file stands; the number of its bytes. The file can seek."""
-    begin = file.tell()
+def write(file: Sink, records: Sequence[Record], memory: memoryview) -> int:
+    """Write an archive, from its first byte to its last; the number of its bytes."""
     at = 0
     central: List[bytes] = []
     for name, offset, length in records:
-        blank = _header(name, length, 0, at)
-        file.write(blank)
-        crc = copy(file, memory, offset, length)
-        # The checksum stands before the bytes: it is put there when they have been through our hands once.
-        file.seek(begin + at)
-        file.write(_header(name, length, crc, at))
+        # It stands before the bytes, so they go through our hands twice: that is cheaper than to come back for it.
+        crc = checksum(memory, offset, length)
+        header = _header(name, length, crc, at)
+        file.write(header)
+        copy(file, memory, offset, length)
         central.append(_entry(name, length, crc, at))
-        at += len(blank) + length
-        file.seek(begin + at)
+        at += len(header) + length
     directory = b"".join(central)
     tail = _tail(len(records), len(directory), at)
     file.write(directory + tail)
     return at + len(directory) + len(tail)
 
 
-def copy(file: IO[bytes], memory: memoryview, offset: int, length: int) -> int:
-    """Write a stretch of the memory and return its CRC-32. In pieces, so that each is read while it is warm."""
+def checksum(memory: memoryview, offset: int, length: int) -> int:
+    """The CRC-32 of a stretch of the memory."""
     crc = 0
     for begin in range(offset, offset + length, _CHUNK):
-        piece = memory[begin : min(begin + _CHUNK, offset + length)]
-        crc = zlib.crc32(piece, crc)
-        while piece:
-            piece = piece[file.write(piece) :]
+        crc = zlib.crc32(memory[begin : min(begin + _CHUNK, offset + length)], crc)
     return crc
+
+
+def copy(file: Sink, memory: memoryview, offset: int, length: int) -> None:
+    """Write a stretch of the memory."""
+    for begin in range(offset, offset + length, _CHUNK):
+        file.write(memory[begin : min(begin + _CHUNK, offset + length)])
 
 
 def _header(name: str, length: int, crc: int, at: int) -> bytes:

@@ -43,7 +43,7 @@ class Api:
     def raw(
         self, method: str, path: str, body: object = None, kind: str = "application/json", timeout: float = 30
     ) -> tuple[int, bytes]:
-        connection = self._connect(timeout)
+        connection = self.connection(timeout)
         headers: Mapping[str, str] = {"Content-Type": kind} if body is not None else {}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), dict(headers))
@@ -54,7 +54,7 @@ class Api:
 
     def lines(self, path: str) -> Iterator[bytes]:
         """The lines of an answer that goes on, until the server ends it or is gone."""
-        connection = self._connect(timeout=400)
+        connection = self.connection(timeout=400)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -69,7 +69,8 @@ class Api:
         except OSError:
             return False
 
-    def _connect(self, timeout: float) -> http.client.HTTPSConnection:
+    def connection(self, timeout: float) -> http.client.HTTPSConnection:
+        """Not made yet; the caller's."""
         target = urlsplit(self._layout.server)
         return http.client.HTTPSConnection(
             str(target.hostname), target.port, timeout=timeout, context=self._tls()

@@ -11,6 +11,7 @@ import pytest
 
 from stoker.launcher import staging
 from stoker.launcher.staging import Job, Stager
+from stoker.task import direct
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -20,7 +21,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the kernel was told about this process's session."""
     told: list[int] = []
     monkeypatch.setattr(staging, "_weigh", lambda nice: told.append(nice) or True)
-    monkeypatch.setattr(staging, "LARGE", 1000)
+    monkeypatch.setattr(direct, "LARGE", 1000)
     return told
 
 
@@ -74,7 +75,7 @@ def test_the_kernel_takes_it_and_gives_it_back() -> None:
     code = """
 from stoker.launcher import staging
 def seen(): return open("/proc/self/autogroup").read().split()[-1]
-with staging.giving_way(staging.LARGE):
+with staging.giving_way(64 << 20):
     print(seen())
 print(seen())
 """
@@ -86,5 +87,5 @@ print(seen())
 
 def test_without_such_a_kernel_it_is_as_if_nothing_had_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_weigh", lambda nice: False)
-    with staging.giving_way(staging.LARGE):
+    with staging.giving_way(64 << 20):
         assert os.getpid()
