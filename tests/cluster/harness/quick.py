@@ -158,7 +158,9 @@ class Quick:
             found = json.loads(said)
             text = f"Error from server ({found.get('reason')}): {found.get('message')}"
         except ValueError:
-            text = f"the API server answers {status} to {method} {path}: {said[:1000].decode(errors='replace')}"
+            text = (
+                f"the API server answers {status} to {method} {path}: {said[:1000].decode(errors='replace')}"
+            )
         raise HarnessError(text)
 
     def _exchange(self, method: str, path: str, body: object, kind: str) -> tuple[int, bytes]:
