@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 from stoker.control import ending
 from stoker.control.live import LiveRun, LiveTask
@@ -51,6 +53,8 @@ class Looking:
         assert task.pump is not None
         task.touched = False
         found = await asyncio.to_thread(task.pump.look, final=task.gone is not None)
+        if found.carrying is not None:
+            self._look_again_after(found.carrying, live, task)
         if found.more:
             task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
         elif found.ending is not None:
@@ -60,9 +64,18 @@ class Looking:
             self._over(live, task, await self._collect(live, task, found), time.time())
         elif found.status is not None and found.status.phase == "ended":
             self._unjournalled(live, task, found.status)
-        elif not found.visible:
+        elif not found.visible and not found.behind:
             self._loop.observe_soon()  # somebody said that something changed, and no file did: is it still there?
         return found
+
+    def _look_again_after(self, carrying: Future[Any], live: LiveRun, task: LiveTask) -> None:
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: the next one carries what is left
+                loop.call_soon_threadsafe(self._loop.kick, live, task.name)
+
+        carrying.add_done_callback(done)
 
     def _over(self, live: LiveRun, task: LiveTask, verdict: ending.Verdict, at: float) -> None:
         task.verdict, task.ended = verdict, at

@@ -11,6 +11,7 @@ import errno
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, TypeVar
 
@@ -33,7 +34,8 @@ from stoker.store.rows import (
 )
 from stoker.task import fence, layout
 from stoker.task.access import FarTaskDir, TaskDir
-from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status
+from stoker.task.direct import LARGE
+from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_lines, split_lines
 from stoker.task.near import UnsafePath
 
 Scored = TypeVar("Scored", CheckpointRow, PartRow)
@@ -76,6 +78,10 @@ class Intake:
     """Names of checkpoints that it wrote and that are damaged."""
     hung: dict[str, Any] | None = None
     """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
+    carrying: Future[Any] | None = None
+    """Set when a checkpoint has begun to be carried aside: what is written after it is taken in when this is done."""
+    behind: bool = False
+    """There is such a one."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -93,6 +99,16 @@ class Intake:
         self.log_bytes += later.log_bytes
         self.visible = self.visible or later.visible
         self.more = later.more
+        self.carrying, self.behind = self.carrying or later.carrying, later.behind
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """A checkpoint on its way, and what had been reported when it set out: it is judged by that."""
+
+    carried: Future[tuple[str, int]]
+    points: list[Point]
+    latest: dict[str, float]
 
 
 class Pump:
@@ -114,8 +130,9 @@ class Pump:
         logs: LogSettings = LogSettings(),
         alone: bool = True,
         speaks: bool | None = None,
+        carriers: Executor | None = None,
     ) -> None:
-        """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
+        """`carriers`: who carries large checkpoints meanwhile; without, a look waits for them. `alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
         `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
         of the others it gets their name: `loss@worker-1`. None: the first worker speaks."""
         self.directory = directory
@@ -133,11 +150,16 @@ class Pump:
         self._alone = alone
         self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
         self._pace = Pace()
+        # Parts of a checkpoint of several tasks are taken in together with what their launchers say, in order.
+        self._carriers = carriers if alone else None
+        self._aside: dict[int, _Aside] = {}
+        self._patient = False
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
         nothing more will come."""
         found = Intake(status=self.directory.status(), generation=self.generation)
+        self._patient = not final and found.status is not None and found.status.phase != "ended"
         self._metrics(found)  # first: a checkpoint is judged by what was reported before it
         if not found.more:
             self._log(found, final=final)
@@ -182,19 +204,52 @@ class Pump:
         if before >= LARGEST_FILE:
             return
         try:
-            entries, offset = self.directory.lines(layout.JOURNAL, before, LOOK_BYTES)
+            data = self.directory.read(layout.JOURNAL, before, LOOK_BYTES)
         except UnsafePath:
             return  # not a regular file: user code put it there, and only death or a stop ends such a task
-        for entry in entries:
-            generation = entry.get("generation", self.generation)
-            if type(generation) is int and fence.accept(generation, self.generation, ended=False):
-                try:
-                    self._entry(entry, found)
-                except (TypeError, ValueError):
-                    text = f"the journal says something that cannot be understood: {str(entry)[:200]}"
-                    found.changes.append(self._event("warning", text))
-        found.more = found.ending is None and offset - before >= LOOK_BYTES // 2
+        lines, used = split_lines(data, keep=True)
+        offset = before
+        for line in lines:
+            if any(self._goes_aside(entry, found) for entry in parse_lines([line])):
+                found.behind = True
+                break
+            offset += len(line)
+            for entry in parse_lines([line]):
+                self._journalled(entry, found)
+        if not used and len(data) >= LOOK_BYTES:
+            offset += len(data)  # a line that nobody could ever read past
+        found.more = not found.behind and found.ending is None and offset - before >= LOOK_BYTES // 2
         self._move(layout.JOURNAL, offset, found)
+
+    def _journalled(self, entry: Mapping[str, Any], found: Intake) -> None:
+        if not self._is_of_now(entry):
+            return
+        try:
+            self._entry(entry, found)
+        except (TypeError, ValueError):
+            text = f"the journal says something that cannot be understood: {str(entry)[:200]}"
+            found.changes.append(self._event("warning", text))
+
+    def _is_of_now(self, entry: Mapping[str, Any]) -> bool:
+        generation = entry.get("generation", self.generation)
+        return type(generation) is int and fence.accept(generation, self.generation, ended=False)
+
+    def _goes_aside(self, entry: Mapping[str, Any], found: Intake) -> bool:
+        """A large checkpoint takes its time, from a pod minutes: logs, metrics and those who want to stop the run do not
+        wait for it. Once the task has ended, everything does."""
+        if self._carriers is None or entry.get("k") != "checkpoint" or not self._is_of_now(entry):
+            return False
+        try:
+            staged = StagedCheckpoint.from_json(dict(entry))
+            size = sum(int(file["size"]) for file in staged.files)
+        except (TypeError, ValueError, KeyError):
+            return False  # refused by whoever carries it
+        if staged.number not in self._aside:
+            if size < LARGE or not self._patient:
+                return False
+            found.carrying = self._carriers.submit(carry_checkpoint, self.directory, staged, self._blobs)
+            self._aside[staged.number] = _Aside(found.carrying, list(found.points), dict(self._latest))
+        return self._patient and not self._aside[staged.number].carried.done()
 
     def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
         kind = entry.get("k")
@@ -226,8 +281,12 @@ class Pump:
             found.changes.append(self._event("setup", text))
 
     def _checkpoint(self, staged: StagedCheckpoint, found: Intake) -> None:
+        aside = self._aside.pop(staged.number, None)
         try:
-            digest, size = carry_checkpoint(self.directory, staged, self._blobs)
+            if aside is None:
+                digest, size = carry_checkpoint(self.directory, staged, self._blobs)
+            else:
+                digest, size = aside.carried.result()
         except OSError as exc:
             if exc.errno in OURS:
                 raise  # it is tried again
@@ -244,7 +303,10 @@ class Pump:
             found.parts.append(self._part(staged, digest, size))
             return
         row = checkpoint_row(staged, digest, size, run=self.run, attempt=self.attempt, prefix=self._prefix)
-        row = score(row, found.points, self._latest)
+        if aside is None:
+            row = score(row, found.points, self._latest)
+        else:
+            row = score(row, aside.points, aside.latest)
         found.checkpoints.append(row)
         step = f" at step {staged.step}" if staged.step is not None else ""
         found.changes.append(AddCheckpoint(row))

@@ -307,10 +307,11 @@ def append_line(fd: int, value: Mapping[str, Any], *, durable: bool = False) -> 
         os.fsync(fd)
 
 
-def split_lines(data: bytes) -> Tuple[List[bytes], int]:
-    """Complete lines in `data` and how many bytes they take; an unfinished last line is left for next time."""
+def split_lines(data: bytes, keep: bool = False) -> Tuple[List[bytes], int]:
+    """Complete lines in `data` (`keep`: with their ends) and how many bytes they take; an unfinished last line is left
+    for next time."""
     end = data.rfind(b"\n") + 1
-    return data[:end].splitlines(), end
+    return data[:end].splitlines(keep), end
 
 
 def parse_lines(lines: List[bytes]) -> Iterator[Dict[str, Any]]:

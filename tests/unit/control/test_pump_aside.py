@@ -1,0 +1,205 @@
+"""Large checkpoints are carried while logs and metrics are taken in, and nothing that was written after them comes first."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.blobs import BlobStore
+from stoker.control import pump as pumps
+from stoker.control.pump import Intake, Pump
+from stoker.settings import Home
+from stoker.store.rows import AddEvent
+from stoker.task import layout
+from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
+from stoker.task.near import NearTaskDir
+
+
+class Carriers(Executor):
+    """Carries when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
+
+    def submit(self, work: Any, /, *args: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, work, args))
+        return future
+
+    def carry(self) -> None:
+        future, work, args = self.waiting.pop(0)
+        try:
+            future.set_result(work(*args))
+        except Exception as exc:  # noqa: BLE001 - as an executor does
+            future.set_exception(exc)
+
+
+class Task:
+    def __init__(self, tmp_path: Path, **more: Any) -> None:
+        self.home = Home(tmp_path / "home")
+        self.root = tmp_path / "task"
+        for name in layout.DIRECTORIES:
+            (self.root / name).mkdir(parents=True)
+        self.blobs = BlobStore(self.home.blobs)
+        self.carriers = Carriers()
+        self.phase("running")
+        self.pump = self.made(**more)
+
+    def made(self, **more: Any) -> Pump:
+        return Pump(
+            self.home,
+            self.blobs,
+            NearTaskDir(str(self.root)),
+            run="digits-1",
+            attempt=1,
+            task="worker-0",
+            generation=1,
+            cursors={},
+            latest={},
+            carriers=self.carriers,
+            **more,
+        )
+
+    def phase(self, phase: str) -> None:
+        write_json(str(self.root / layout.STATUS), Status(phase, generation=1).to_json())
+
+    def journal(self, entry: dict[str, Any]) -> None:
+        with open(self.root / layout.JOURNAL, "a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def checkpoint(self, number: int, data: bytes) -> None:
+        place = self.root / layout.staged(number)
+        place.mkdir(parents=True)
+        (place / "last.pt").write_bytes(data)
+        file = {"path": "last.pt", "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mode": 420}
+        staged = StagedCheckpoint(
+            number=number, generation=1, name=f"step-{number}.pt", how="sdk", files=[file], step=None,
+            metrics={}, at=50.0, written_at=50.0,
+        )  # fmt: skip
+        self.journal({"k": "checkpoint", **staged.to_json()})
+
+    def report(self, step: int, t: float, loss: float) -> None:
+        with open(self.root / layout.METRICS / "1-7-ab.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "t": t, "v": {"loss": loss}}) + "\n")
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setattr(pumps, "LARGE", 1000)
+    return Task(tmp_path)
+
+
+def names(found: Intake) -> list[str]:
+    return [row.name for row in found.checkpoints]
+
+
+def test_what_is_small_is_taken_in_at_once(task: Task) -> None:
+    task.checkpoint(1, b"x" * 999)
+    found = task.pump.look()
+    assert names(found) == ["step-1.pt"] and not found.behind and found.carrying is None
+
+
+def test_metrics_come_in_while_a_large_one_is_carried(task: Task) -> None:
+    task.report(1, 40.0, 0.5)
+    task.checkpoint(1, b"x" * 1000)
+    task.checkpoint(2, b"small")
+    found = task.pump.look()
+    carrying = found.carrying
+    assert carrying is not None and found.behind and not found.more and names(found) == []
+    task.report(2, 60.0, 0.25)
+    found = task.pump.look()
+    assert [point.value for point in found.points] == [0.25] and found.behind
+    assert found.carrying is None, "there is one already to be woken by"
+    task.carriers.carry()
+    assert carrying.done()
+    found = task.pump.look()
+    # In the order they were written, each judged by what had been reported before it.
+    assert names(found) == ["step-1.pt", "step-2.pt"] and not found.behind
+    assert [row.metrics for row in found.checkpoints] == [{"loss": 0.5}, {"loss": 0.25}]
+    assert task.blobs.verify_tree(found.checkpoints[0].digest) == []
+    assert task.pump.look().changes == []
+
+
+def test_an_end_waits_for_what_is_on_its_way(task: Task) -> None:
+    task.checkpoint(1, b"x" * 1000)
+    assert task.pump.look().behind
+    task.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
+    assert task.pump.look().ending is None
+    task.phase("ended")
+    task.carriers.carry()
+    found = task.pump.look()
+    assert names(found) == ["step-1.pt"] and found.ending is not None
+
+
+def test_of_one_that_has_ended_nothing_goes_aside(task: Task) -> None:
+    task.phase("ended")
+    task.checkpoint(1, b"x" * 5000)
+    task.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
+    found = task.pump.look()
+    assert names(found) == ["step-1.pt"] and found.ending is not None and not task.carriers.waiting
+
+
+def test_a_damaged_one_is_refused_and_the_next_one_counts(task: Task) -> None:
+    task.checkpoint(1, b"x" * 1000)
+    (task.root / layout.staged(1) / "last.pt").write_bytes(b"y" * 1000)
+    task.checkpoint(2, b"small")
+    assert task.pump.look().behind
+    task.carriers.carry()
+    found = task.pump.look()
+    assert names(found) == ["step-2.pt"] and found.rejected == ["step-1.pt"]
+    assert any(isinstance(change, AddEvent) and "not offered" in change.row.text for change in found.changes)
+
+
+def test_a_full_disk_is_tried_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pumps.carry_checkpoint
+
+    def full(*args: Any) -> tuple[str, int]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(pumps, "carry_checkpoint", full)
+    task.checkpoint(1, b"x" * 1000)
+    assert task.pump.look().behind
+    task.carriers.carry()
+    with pytest.raises(OSError, match="Input/output"):
+        task.pump.look()
+    monkeypatch.setattr(pumps, "carry_checkpoint", real)
+    assert task.pump.look().behind
+    task.carriers.carry()
+    assert names(task.pump.look()) == ["step-1.pt"]
+
+
+def test_a_server_that_died_meanwhile_begins_again(task: Task) -> None:
+    task.checkpoint(1, b"x" * 1000)
+    assert task.pump.look().behind
+    task.carriers.carry()
+    again = task.made()  # it had not recorded anything: the cursor is where it was
+    assert again.look().behind
+    task.carriers.carry()
+    assert names(again.look()) == ["step-1.pt"]
+
+
+def test_parts_of_several_tasks_are_taken_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pumps, "LARGE", 1000)
+    task = Task(tmp_path, alone=False)
+    task.checkpoint(1, b"x" * 5000)
+    found = task.pump.look()
+    assert [part.name for part in found.parts] == ["step-1.pt"] and not found.behind
+
+
+def test_what_the_journal_says_of_a_checkpoint_may_be_nonsense(task: Task) -> None:
+    for entry in (
+        {"k": "checkpoint", "number": "x"},
+        {"k": "checkpoint", "generation": 1, "number": 3, "files": [{"size": "no"}]},
+        {"k": "checkpoint", "generation": 1, "number": 3, "files": 7},
+    ):
+        task.journal(entry)
+    task.checkpoint(4, b"fine")
+    found = task.pump.look()
+    assert names(found) == ["step-4.pt"] and not task.carriers.waiting
