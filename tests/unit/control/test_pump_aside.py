@@ -37,7 +37,7 @@ class Carriers(Executor):
         future, work, args = self.waiting.pop(0)
         try:
             future.set_result(work(*args))
-        except Exception as exc:  # noqa: BLE001 - as an executor does
+        except Exception as exc:
             future.set_exception(exc)
 
 
