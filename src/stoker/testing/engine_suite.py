@@ -28,6 +28,7 @@ from stoker.engine.base import Attempt, Drills, Engine, Handle, Observation, Pre
 from stoker.errors import StokerError
 from stoker.settings import Home
 from stoker.task import formats, layout
+from stoker.task.access import FarTaskDir
 from stoker.testing.fake_machine import Behaviour
 
 T = TypeVar("T")
@@ -147,7 +148,11 @@ class EngineSuite:
             status = directory.status()
             return status if status is not None and status.phase in phases else None
 
-        return await self.until(engine, look, f"{task} to be {' or '.join(phases)}")
+        found = await self.until(engine, look, f"{task} to be {' or '.join(phases)}")
+        if found.phase == "ended" and isinstance(directory, FarTaskDir):
+            # Of several files that were written, the one that says so may arrive first.
+            await asyncio.to_thread(directory.catch_up, 15.0)
+        return found
 
     async def seen(self, engine: Engine, run: str) -> dict[str, Observation]:
         return {found.task: found for found in await engine.observe() if found.run == run}

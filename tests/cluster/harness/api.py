@@ -7,6 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,7 +44,7 @@ class Api:
     def raw(
         self, method: str, path: str, body: object = None, kind: str = "application/json", timeout: float = 30
     ) -> tuple[int, bytes]:
-        connection = self.connection(timeout)
+        connection = self._connect(timeout)
         headers: Mapping[str, str] = {"Content-Type": kind} if body is not None else {}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), dict(headers))
@@ -54,7 +55,7 @@ class Api:
 
     def lines(self, path: str) -> Iterator[bytes]:
         """The lines of an answer that goes on, until the server ends it or is gone."""
-        connection = self.connection(timeout=400)
+        connection = self._connect(timeout=400)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -69,14 +70,15 @@ class Api:
         except OSError:
             return False
 
-    def connection(self, timeout: float) -> http.client.HTTPSConnection:
-        """Not made yet; the caller's."""
+    def _connect(self, timeout: float) -> http.client.HTTPSConnection:
         target = urlsplit(self._layout.server)
         return http.client.HTTPSConnection(
-            str(target.hostname), target.port, timeout=timeout, context=self._tls()
+            str(target.hostname), target.port, timeout=timeout, context=self._tls
         )
 
+    @cached_property
     def _tls(self) -> ssl.SSLContext:
+        """Made once: to read certificates takes longer than most requests."""
         pki = self._layout.pki
         context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         context.load_cert_chain(pki / "admin.crt", pki / "admin.key")

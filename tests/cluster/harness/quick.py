@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,6 @@ class Quick:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._own = threading.local()
 
     def __call__(self, argv: Sequence[str], input: str | None) -> str | None:
         """What kubectl would print; None: ask it. Where it would complain, so does this."""
@@ -148,9 +146,8 @@ class Quick:
 
     def _ask(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Any:
         try:
-            status, said = self._exchange(method, path, body, kind)
+            status, said = self._api.raw(method, path, body, kind)
         except (OSError, http.client.HTTPException) as exc:
-            self._close()
             raise HarnessError(f"the API server does not answer {method} {path}: {exc}") from exc
         if 200 <= status < 300:
             return json.loads(said)
@@ -162,28 +159,3 @@ class Quick:
                 f"the API server answers {status} to {method} {path}: {said[:1000].decode(errors='replace')}"
             )
         raise HarnessError(text)
-
-    def _exchange(self, method: str, path: str, body: object, kind: str) -> tuple[int, bytes]:
-        """On the connection of this thread; one that was kept may have ended since."""
-        kept = getattr(self._own, "connection", None)
-        if kept is not None:
-            try:
-                return _once(kept, method, path, body, kind)
-            except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
-                self._close()
-        self._own.connection = self._api.connection(30)
-        return _once(self._own.connection, method, path, body, kind)
-
-    def _close(self) -> None:
-        kept, self._own.connection = getattr(self._own, "connection", None), None
-        if kept is not None:
-            kept.close()
-
-
-def _once(
-    connection: http.client.HTTPSConnection, method: str, path: str, body: object, kind: str
-) -> tuple[int, bytes]:
-    headers = {"Content-Type": kind} if body is not None else {}
-    connection.request(method, path, None if body is None else json.dumps(body), headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read()
