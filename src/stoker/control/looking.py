@@ -63,7 +63,7 @@ class Looking:
         elif task.gone is not None:
             self._over(live, task, await self._collect(live, task, found), time.time())
         elif found.status is not None and found.status.phase == "ended":
-            self._unjournalled(live, task, found.status)
+            await self._unjournalled(live, task, found.status)
         elif not found.visible and not found.behind:
             self._loop.observe_soon()  # somebody said that something changed, and no file did: is it still there?
         return found
@@ -94,12 +94,20 @@ class Looking:
             return ending.Verdict(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
         return verdict
 
-    def _unjournalled(self, live: LiveRun, task: LiveTask, status: Status) -> None:
-        """The status says that the body ended and the journal does not. Its last line was written after we read
-        it, or there is no room for it yet; or user code destroyed it, then the status has to do."""
+    async def _unjournalled(self, live: LiveRun, task: LiveTask, status: Status) -> None:
+        """The status says that the body ended and what is new in the journal does not. Its last line was written after we
+        read it, or read by a server before us, or there is no room for it yet; or user code destroyed it, then the
+        status has to do."""
+        assert task.pump is not None
         now = time.monotonic()
         if status.generation != task.generation:
             return  # of the body before: the order of this one has not been taken up yet
+        if task.unjournalled_since is None:
+            before = await asyncio.to_thread(task.pump.read_before)
+            if before is not None:
+                task.outside = before.final
+                self._over(live, task, self._judge(live, task, before), before.at)
+                return
         task.unjournalled_since = task.unjournalled_since or now
         if now - task.unjournalled_since < _JOURNAL_WAIT:
             task.touched = True

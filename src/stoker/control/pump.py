@@ -175,6 +175,23 @@ class Pump:
                     said.usage = {**said.usage, **self._pace.usage()}
         return found
 
+    def read_before(self) -> Ending | None:
+        """How the body ended, where its end has been read already: by a server that died before it had acted on it."""
+        found, offset, end = None, 0, self._cursors.get(layout.JOURNAL, 0)
+        while offset < end:
+            lines, used = split_lines(
+                self.directory.read(layout.JOURNAL, offset, min(LOOK_BYTES, end - offset))
+            )
+            for entry in parse_lines(lines):
+                if entry.get("k") == "ended" and entry.get("generation") == self.generation:
+                    intake = Intake()
+                    self._journalled(entry, intake)
+                    found = intake.ending or found
+            if not used:
+                break
+            offset += used
+        return found
+
     def _rest(self, found: Intake, *, final: bool) -> None:
         """What was written between the reads above and the ending is there now, and it is the last of it."""
         if isinstance(self.directory, FarTaskDir):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 
-from stoker.control import leaving
+from stoker.control import leaving, looking
 from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gangs
 from stoker.testing.fake_engine import Behaviour
@@ -249,6 +249,18 @@ def test_a_server_that_dies_between_generations_goes_on_with_the_same_one(gang: 
     gang.controller.stop_run(run, kill=True, by="ada")
     gang.end(run)
     assert len(gang.started) == len({(task, generation) for task, _, generation in gang.started}) == 4
+
+
+def test_an_end_that_a_server_read_before_it_died_is_known_to_the_next(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_JOURNAL_WAIT", 1e9)
+    gang.bodies = {("worker-0", 1): LONG}
+    run = gang.submit(workers=2).id
+    gang.end(run, lambda _: phases(gang, run).get("worker-1") == "ended")
+    gang.restart()
+    gang.controller.stop_run(run, kill=False, by="ada")
+    assert gang.end(run).state == "stopped"
 
 
 def test_a_gang_that_does_not_come_up_in_time_lets_go_and_queues_again(gang: Gang) -> None:
