@@ -132,9 +132,10 @@ class Pump:
         speaks: bool | None = None,
         carriers: Executor | None = None,
     ) -> None:
-        """`carriers`: who carries large checkpoints meanwhile; without, a look waits for them. `alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
+        """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
         `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
-        of the others it gets their name: `loss@worker-1`. None: the first worker speaks."""
+        of the others it gets their name: `loss@worker-1`. None: the first worker speaks. `carriers`: who carries large
+        checkpoints meanwhile; without, a look waits for them."""
         self.directory = directory
         self.run = run
         self.attempt = attempt
