@@ -13,7 +13,7 @@ from harness.layout import kubernetes_version
 from harness.pods import address, apply, claim, get, phase, pod, running
 
 FOREVER = "while true; do sleep 1; done"
-LISTEN = "while true; do echo hello | nc -l -p 8000; done"
+LISTEN = "nc -ll -p 8000 -e echo hello"
 
 
 def test_both_nodes_are_ready(cluster):
@@ -268,7 +268,7 @@ def is_ready(cluster, name: str) -> bool:
 
 
 def reaches(cluster, namespace: str, name: str, target: str, port: int = 8000) -> bool:
-    """Whether the pod gets an answer from the address; the listener serves one at a time, so it may need a few tries."""
+    """Whether the pod gets an answer from the address. A pod that runs may take an instant until it listens."""
     script = f"for i in 1 2 3; do nc -w 1 {target} {port} </dev/null && exit 0; done; echo closed"
     said = cluster.kubectl("-n", namespace, "exec", name, "--", "sh", "-c", script)
     assert "hello" in said or "closed" in said, said
@@ -276,7 +276,7 @@ def reaches(cluster, namespace: str, name: str, target: str, port: int = 8000) -
 
 
 def greeting(where: tuple[str, int], limit: float = 3) -> bytes:
-    """What the pod says to a caller from this machine; between two callers its listener is away for an instant."""
+    """What the pod says to a caller from this machine. A pod that runs may take an instant until it listens."""
     deadline = time.monotonic() + limit
     while True:
         try:

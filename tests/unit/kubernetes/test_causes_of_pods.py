@@ -345,6 +345,12 @@ def test_a_gate_and_a_scheduler_that_has_not_looked() -> None:
 
 REFUSED = [
     (
+        'pods "a" is forbidden: status unknown for quota: team, resources: pods',
+        403,
+        "the namespace's quota team is new, and not counted yet",
+        True,
+    ),
+    (
         'pods "a" is forbidden: exceeded quota: team, requested: nvidia.com/gpu=2, used: nvidia.com/gpu=4, limited: nvidia.com/gpu=4',
         403,
         "the namespace's quota team is used up: requested: nvidia.com/gpu=2, used: nvidia.com/gpu=4",

@@ -66,6 +66,8 @@ def refused(message: str, status: int) -> tuple[str, str]:
     text = _cut(message)
     if found := re.search(r"exceeded quota: ([^,]+), (.*)", text):
         return f"the namespace's quota {found[1]} is used up: {found[2]}", QUOTA_HINT
+    if found := re.search(r"status unknown for quota: ([^,]+)", text):
+        return f"the namespace's quota {found[1]} is new, and not counted yet", QUOTA_HINT
     if "violates PodSecurity" in text:
         words = text[text.index("violates PodSecurity") :]
         return f"the namespace's pod security level does not let it in: it {words}", _SECURITY_HINT
@@ -77,8 +79,8 @@ def refused(message: str, status: int) -> tuple[str, str]:
 
 
 def over_quota(message: str) -> bool:
-    """Refused for now: others have to end first."""
-    return "exceeded quota" in message
+    """Refused for now: others have to end first, or the quota was made just now and its use is not known yet."""
+    return "exceeded quota" in message or "status unknown for quota" in message
 
 
 QUOTA_HINT = "It is tried again until there is room; ask for less, or have the quota raised."
