@@ -11,6 +11,7 @@ are read, no more. Memory use is bounded whatever the file says about itself.
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from typing import BinaryIO, Callable, List, Optional, Tuple
@@ -127,5 +128,19 @@ def _check_for(name: str, head: bytes) -> Optional[Check]:
 
 
 def _plausible(check: Check, head: bytes) -> bool:
-    """A brace in the ninth byte alone does not make a file safetensors: its length must be a small number."""
-    return check is not verify_arrays.check_safetensors or head[4:8] == b"\0\0\0\0"
+    """One byte is not much of a sign: of files of bare numbers, one in a hundred begins with a brace or a bracket. With a brace
+    in the ninth it is safetensors if the length before it is a small number, with one in the first JSON if it is text."""
+    if check is verify_arrays.check_safetensors:
+        return head[4:8] == b"\0\0\0\0"
+    if check is verify_archives.check_json:
+        return _is_text(head)
+    return True
+
+
+def _is_text(head: bytes) -> bool:
+    """The last character may be cut off."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return not any(char < " " and char not in "\t\r\n" for char in text)

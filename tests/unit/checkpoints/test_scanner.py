@@ -481,9 +481,9 @@ class TestDisk:
             task = Task(tmp_path / "task").begin()
             staging_headroom, staging.HEADROOM = staging.HEADROOM, 0
             try:
-                task.write("a.bin", os.urandom(300 << 10))
+                task.write("a.bin", bytes(300 << 10))
                 task.pass_time(5)
-                task.write("b.bin", os.urandom(250 << 10))
+                task.write("b.bin", bytes(250 << 10))
                 task.pass_time(5)
                 assert task.names == ["a.bin"]
                 assert "no room" in task.entries("warning")[0]["message"]

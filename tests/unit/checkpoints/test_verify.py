@@ -176,6 +176,20 @@ def test_numbers_do_not_say_where_they_end(tmp_path: Path) -> None:
     assert verdict(tmp_path, "a.json", b"12").ok is None
 
 
+@pytest.mark.parametrize("first", [b"{", b"["])
+def test_bare_numbers_that_begin_like_json_are_not_taken_for_it(tmp_path: Path, first: bytes) -> None:
+    for tail in (RANDOM.randbytes(3000), struct.pack("<100d", *range(100)), b"\0" * 600, b" \xff"):
+        assert verdict(tmp_path, "a.bin", first + tail).format == "unknown"
+
+
+def test_json_is_text_however_long_its_first_character_is(tmp_path: Path) -> None:
+    for ahead in range(505, 513):
+        data = b'{"' + b"x" * (ahead - 2) + "\u00fc\u20ac\U0001f525".encode()
+        found = verdict(tmp_path, "unnamed", data)
+        assert (found.ok, found.format) == (False, "json")
+        assert verdict(tmp_path, "unnamed", data + b'":\t[1]\r\n}\n').ok is True
+
+
 @pytest.mark.parametrize("kind", ["h5py_in_place", "keras_h5", "keras_weights"])
 def test_hdf5_of_real_writers(kind: str, tmp_path: Path) -> None:
     for name, versions in Trace(kind).complete(tmp_path / "scratch").items():
