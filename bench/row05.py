@@ -26,13 +26,14 @@ HERE = Path(__file__).parent
 SCRIPT = HERE / "states.py"
 SAVE = "stoker.checkpoint.save_torch(asynchronous=True)"
 SIZE, SMALL = 2 << 30, 128 << 20
-ROUNDS, SAVES = 4, 3
-QUIET = 16.0
-"""Seconds without a save before and after each: over five, the rate without any save wandered by a tenth and more."""
-PATIENCE = 120.0
+ROUNDS, SAVES = 4, 6
+QUIET = 31.0
+"""Seconds without a save before and after each: over five, the rate without any save wandered by a tenth and more, over
+fifteen by a twentieth."""
+PATIENCE = 300.0
 """Seconds until a checkpoint should be kept. One that takes longer is measured up to here, said, and the last."""
-LOOK = 0.5
-"""Seconds between questions to the server, which costs it a few milliseconds each time."""
+LOOK = 3.0
+"""Seconds between questions to the server. At two a second they took a seventh of all that a save was seen to cost."""
 LIMIT = 600.0
 
 
@@ -214,9 +215,9 @@ def _kept(client: Client, run: str, name: str, server: ours.Ours, patience: floa
         found = client.run(run)
         if found["state"] not in ("queued", "starting", "running"):
             raise RuntimeError(f"the training is {found['state']}: {found.get('reason')}")
-        for checkpoint in found.get("checkpoints", []):
-            if checkpoint["name"] == name:
-                return time.time()
+        if any(checkpoint["name"] == name for checkpoint in found.get("checkpoints", [])):
+            said = [event for event in client.events(run)["events"] if f"{name} " in event["text"]]
+            return float(said[-1]["t"])
         time.sleep(LOOK)
     return None
 

@@ -236,6 +236,21 @@ def test_another_server_goes_on_in_the_middle_of_a_file(
     assert list((mirror / ".fetch").iterdir()) == []
 
 
+def test_a_journey_that_is_broken_off_goes_on_from_there(
+    courier: CourierProcess, root: Path, tmp_path: Path
+) -> None:
+    data = random.Random(SEED).randbytes(8 * RANGE)
+    staged = stage(root, {"big": data})
+    mirror, elsewhere = tmp_path / "m" / "t", BlobStore(tmp_path / "elsewhere")
+    left = iter(range(3))
+    with far_directory(courier, mirror) as far:
+        with pytest.raises(StopIteration):
+            carry_checkpoint(far, staged, elsewhere, pause=lambda: print(next(left)))
+        assert [part.stat().st_size for part in (mirror / ".fetch").iterdir()] == [4 * RANGE]
+        carry_checkpoint(far, staged, elsewhere)
+    assert elsewhere.verify(hashlib.sha256(data).hexdigest())
+
+
 def test_content_that_was_never_handed_over_is_not_had_by_naming_it(
     courier: CourierProcess, root: Path, blobs: BlobStore, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.errors import DiskFull, TooLarge
-from stoker.task import direct
+from stoker.task import direct, spare
 
 CHUNK = 1 << 20
 SMALL = 1 << 20
@@ -81,8 +81,8 @@ class Copier:
         return done
 
 
-def hash_fd(fd: int, *, limit: int | None = None) -> tuple[str, int]:
-    """SHA-256 and size of a file, read from its start without moving its offset."""
+def hash_fd(fd: int, *, limit: int | None = None, pause: spare.Pause = spare.none) -> tuple[str, int]:
+    """SHA-256 and size of a file, read from its start without moving its offset. `pause`: called between two pieces."""
     digest = hashlib.sha256()
     done = 0
     for piece in direct.pieces(fd, os.fstat(fd).st_size):
@@ -90,6 +90,7 @@ def hash_fd(fd: int, *, limit: int | None = None) -> tuple[str, int]:
         if limit is not None and done > limit:
             raise TooLarge(f"a file has more than {limit} bytes")
         digest.update(piece)
+        pause()
     return digest.hexdigest(), done
 
 

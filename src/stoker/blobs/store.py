@@ -35,6 +35,7 @@ from stoker.blobs.files import (
 from stoker.blobs.place import missing_blob, place_at
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, check_digest
+from stoker.task.spare import Pause, none
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 MAX_TREE = 256 << 20
@@ -116,10 +117,12 @@ class BlobStore:
         move: bool = False,
         durable: bool = True,
         limit: int | None = None,
+        pause: Pause = none,
     ) -> tuple[str, int]:
         """Store an open regular file. With `move` the caller unlinks its name afterwards, and the store takes
-        the file itself where that is safe (same disk, no other name, nobody writing it), else a copy."""
-        if move and (taken := self._take(fd, digest, size, durable, limit)):
+        the file itself where that is safe (same disk, no other name, nobody writing it), else a copy. `pause`: called
+        between two pieces while it is read through."""
+        if move and (taken := self._take(fd, digest, size, durable, limit, pause)):
             return taken
         return self.put_stream(_chunks(fd, limit), digest=digest, size=size, durable=durable)
 
@@ -323,7 +326,7 @@ class BlobStore:
             sync_directory(path.parent)
 
     def _take(
-        self, fd: int, digest: str | None, size: int | None, durable: bool, limit: int | None
+        self, fd: int, digest: str | None, size: int | None, durable: bool, limit: int | None, pause: Pause
     ) -> tuple[str, int] | None:
         """The file itself as a blob, or None when it has to be copied.
 
@@ -333,7 +336,7 @@ class BlobStore:
         if before.st_nlink != 1 or has_writer(fd):
             return None
         os.fchmod(fd, 0o444)
-        found, count = hash_fd(fd, limit=limit)
+        found, count = hash_fd(fd, limit=limit, pause=pause)
         _expect(found, count, digest, size)
         if has_writer(fd) or _changed(before, os.fstat(fd)):
             return None

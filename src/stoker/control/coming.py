@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -41,7 +40,6 @@ class Coming:
         self._launcher = launcher
         self._halves = Halves(loop)
         self._salvages = Salvage(loop.store, loop.blobs)
-        self._carriers = ThreadPoolExecutor(8, thread_name_prefix="checkpoints")
 
     async def bring(self, live: LiveRun) -> ending.Verdict | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
@@ -210,7 +208,7 @@ class Coming:
                 alone=live.alone,
                 speaks=live.alone or task.name == speaker(list(live.tasks)),
                 logs=self._loop.settings.logs,
-                carriers=self._carriers,
+                carriers=self._loop.carriers,
             )
             task.wait = None
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from stoker.blobs import BlobStore
 from stoker.control import chores, keeping
 from stoker.control.archive import LogArchive
+from stoker.control.carrying import Carriers
 from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
@@ -96,6 +97,7 @@ class Loop:
         """By run: attempts that failed and are left for a look."""
         self.archive = LogArchive(settings.home)
         self.packages = Packages(store)
+        self.carriers = Carriers()
         self.sweeper = chores.Sweeper(store, blobs)
 
     # -- from any thread -------------------------------------------------------------------------------------
@@ -110,6 +112,7 @@ class Loop:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=30)
         self.packages.shutdown()
+        self.carriers.close()
         self.seating.close()
 
     def notify(self, row: RunRow) -> None:

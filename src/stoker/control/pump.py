@@ -11,12 +11,13 @@ import errno
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, TypeVar
 
 from stoker.blobs import BlobStore
 from stoker.control.archive import LOOK, LogWriter, source_name
+from stoker.control.carrying import Carriers
 from stoker.control.pace import Pace
 from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, StokerError
@@ -130,7 +131,7 @@ class Pump:
         logs: LogSettings = LogSettings(),
         alone: bool = True,
         speaks: bool | None = None,
-        carriers: Executor | None = None,
+        carriers: Carriers | None = None,
     ) -> None:
         """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
         `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
@@ -265,7 +266,9 @@ class Pump:
         if staged.number not in self._aside:
             if size < LARGE or not self._patient:
                 return False
-            found.carrying = self._carriers.submit(carry_checkpoint, self.directory, staged, self._blobs)
+            found.carrying = self._carriers.carry(
+                self.directory, staged, self._blobs, lambda: not self._patient
+            )
             self._aside[staged.number] = _Aside(found.carrying, list(found.points), dict(self._latest))
         return self._patient and not self._aside[staged.number].carried.done()
 

@@ -1,15 +1,18 @@
 """The journeys between a task directory and the blobs.
 
 Each may be cut short anywhere and started again. What is carried away is hashed on the way: a checkpoint must
-have the hashes its launcher journalled, or it is refused. The directory may be near or far (see
+have the hashes its launcher journalled, or it is refused; where it journalled none, ours is noted before the file is
+taken out of the directory, for whoever has to start again. The directory may be near or far (see
 stoker.task.access); to and from a far one every byte is verified at its end, and what has arrived is not sent again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from stoker.blobs import BlobStore
@@ -25,6 +28,7 @@ from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.beneath import open_beneath
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.near import NearTaskDir
+from stoker.task.spare import Pause, none
 
 CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000
@@ -50,23 +54,34 @@ def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
 
 
 def carry_checkpoint(
-    task_dir: TaskDir, staged: StagedCheckpoint, blobs: BlobStore, *, part: layout.Part | None = None
+    task_dir: TaskDir,
+    staged: StagedCheckpoint,
+    blobs: BlobStore,
+    *,
+    part: layout.Part | None = None,
+    pause: Pause = none,
 ) -> tuple[str, int]:
     """Take a staged checkpoint into the blobs: (digest of its tree, bytes).
 
     Files already taken by an earlier try count. The staging directory is removed at the end. `part`: it is in another
     task's part of the volume that this one shares (see `stoker.task.access.SharingTaskDir`), and stays until that goes.
+    `pause`: see `stoker.task.spare`.
     """
-    tree = _manifest(staged)
+    tree = _manifest(staged, far=isinstance(task_dir, FarTaskDir))
     directory = layout.staged(_number(staged))
     if part is not None:
         directory = f"{part.path}/{directory}"
     if isinstance(task_dir, FarTaskDir):
-        _fetch_checkpoint(task_dir, directory, tree, blobs)
+        _fetch_checkpoint(task_dir, directory, tree, blobs, pause)
     else:
         near = _near(task_dir)
-        for file in tree.files:
-            _carry_file(near, f"{directory}/{file.path}", file, blobs)
+        unhashed = {str(raw["path"]) for raw in staged.files if not raw["sha256"]}
+        tree = Tree.of(
+            [
+                _carry_file(near, f"{directory}/{file.path}", file, file.path not in unhashed, blobs, pause)
+                for file in tree.files
+            ]
+        )
     digest = blobs.put_tree(tree)
     if part is None:
         _remove(task_dir, layout.STAGED, directory.rpartition("/")[2])
@@ -163,33 +178,43 @@ def _number(staged: StagedCheckpoint) -> int:
     return staged.number
 
 
-def _manifest(staged: StagedCheckpoint) -> Tree:
-    """The journal's list as a tree. The journal lies in the task's directory: every field is checked."""
+def _manifest(staged: StagedCheckpoint, *, far: bool) -> Tree:
+    """The journal's list as a tree. The journal lies in the task's directory: every field is checked. From afar nothing
+    comes without its hash."""
     if not isinstance(staged.files, list) or not staged.files:
         raise SpecError(f"the journal lists no files for checkpoint {staged.number}")
     if len(staged.files) > CHECKPOINT_FILES:
         raise TooLarge(
             f"checkpoint {staged.number} has {len(staged.files)} files, over the cap of {CHECKPOINT_FILES}"
         )
-    tree = Tree.of([_declared(raw) for raw in staged.files])
+    tree = Tree.of([_declared(raw, far) for raw in staged.files])
     return tree.validate(max_files=CHECKPOINT_FILES, max_bytes=None)
 
 
-def _declared(raw: Any) -> TreeFile:
+def _declared(raw: Any, far: bool) -> TreeFile:
     if not isinstance(raw, dict):
         raise SpecError("the journal lists a checkpoint file that is not an object")
     path, size, mode = raw.get("path"), raw.get("size"), raw.get("mode", 0o644)
     if not isinstance(path, str) or type(size) is not int or type(mode) is not int:
         raise SpecError("the journal lists a checkpoint file without a path, size or mode")
-    return TreeFile(path, check_digest(raw.get("sha256")), size, plain_mode(mode))
+    digest = raw.get("sha256")
+    if digest == "" and not far:
+        # Not known yet. For now it is one that no other file has.
+        digest = hashlib.sha256(b"unhashed " + path.encode("utf-8", "surrogateescape")).hexdigest()
+    return TreeFile(path, check_digest(digest), size, plain_mode(mode))
 
 
-def _carry_file(task_dir: NearTaskDir, path: str, file: TreeFile, blobs: BlobStore) -> None:
+def _carry_file(
+    task_dir: NearTaskDir, path: str, file: TreeFile, hashed: bool, blobs: BlobStore, pause: Pause
+) -> TreeFile:
+    """The file as it is in the blobs. `hashed`: its launcher has said its hash."""
     try:
         fd = task_dir.open(path)
     except FileNotFoundError as exc:
+        if not hashed:
+            file = replace(file, sha256=_sums(task_dir).get(path, file.sha256))
         if not blobs.missing([file.sha256]) and blobs.size(file.sha256) == file.size:
-            return
+            return file
         raise NotFound(f"the staged checkpoint file {path!r} is gone and was not stored") from exc
     try:
         if os.fstat(fd).st_size != file.size:
@@ -197,16 +222,36 @@ def _carry_file(task_dir: NearTaskDir, path: str, file: TreeFile, blobs: BlobSto
                 f"the staged file {path!r} does not have the {file.size} bytes its launcher saw"
             )
         try:
-            blobs.put_fd(fd, digest=file.sha256, size=file.size, move=True, limit=file.size)
+            digest = file.sha256 if hashed else None
+            found, _ = blobs.put_fd(
+                fd, digest=digest, size=file.size, move=True, limit=file.size, pause=pause
+            )
         except TooLarge as exc:
             raise BlobDamaged(f"the staged file {path!r} grew while it was carried") from exc
     finally:
         os.close(fd)
+    if not hashed:
+        task_dir.append(layout.SUMS, {"path": path, "sha256": found})
     directory, _, name = path.rpartition("/")
     _remove(task_dir, directory, name)
+    return replace(file, sha256=found)
 
 
-def _fetch_checkpoint(task_dir: FarTaskDir, directory: str, tree: Tree, blobs: BlobStore) -> None:
+def _sums(task_dir: NearTaskDir) -> dict[str, str]:
+    """Hashes of what was taken out of this directory before. As much the task's own words as its journal is."""
+    found: dict[str, str] = {}
+    offset = 0
+    while True:
+        lines, end = task_dir.lines(layout.SUMS, offset)
+        if end == offset:
+            return found
+        found.update((str(line.get("path")), check_digest(line.get("sha256"))) for line in lines)
+        offset = end
+
+
+def _fetch_checkpoint(
+    task_dir: FarTaskDir, directory: str, tree: Tree, blobs: BlobStore, pause: Pause
+) -> None:
     taken = Taken(task_dir)
     wanted = {file.sha256: file for file in tree.files}
     missing = [
@@ -221,7 +266,7 @@ def _fetch_checkpoint(task_dir: FarTaskDir, directory: str, tree: Tree, blobs: B
         for file in missing:
             path = f"{directory}/{file.path}"
             try:
-                part = fetcher.fetch(path, file.sha256, file.size)
+                part = fetcher.fetch(path, file.sha256, file.size, pause)
             except FileNotFoundError as exc:
                 raise NotFound(f"the staged checkpoint file {path!r} is gone and was not stored") from exc
             store(part, blobs, digest=file.sha256, size=file.size, durable=True)

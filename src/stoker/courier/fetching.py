@@ -19,6 +19,7 @@ from pathlib import Path
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, TooLarge
 from stoker.task.access import FarTaskDir
+from stoker.task.spare import Pause, none
 
 RANGE = 4 << 20
 """Bytes that are asked for at a time."""
@@ -68,9 +69,9 @@ class Fetcher:
         self._parts.mkdir(mode=0o700, exist_ok=True)
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch")
 
-    def fetch(self, path: str, digest: str, size: int) -> Path:
+    def fetch(self, path: str, digest: str, size: int, pause: Pause = none) -> Path:
         """A file of ours with `size` bytes of a file there. `digest` names what has arrived of it; whether it is
-        that, the caller finds out. Raises FileNotFoundError and UnsafePath, and BlobDamaged when the file there is
+        that, the caller finds out. `pause` is called for each range that has arrived. Raises FileNotFoundError and UnsafePath, and BlobDamaged when the file there is
         shorter or longer."""
         part = self._parts / f"{digest}-{size}"
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -84,6 +85,7 @@ class Fetcher:
                     if done + len(data) > size:
                         raise BlobDamaged(f"{path!r} has more than the {size} bytes it had before")
                     done += _append(fd, data, done)
+                    pause()
             if done < size:
                 raise BlobDamaged(f"{path!r} has {done} bytes instead of {size}")
         finally:

@@ -47,7 +47,7 @@ class Scanner:
     the scanner's clock) has come, for as long as processes of the task live; `finish` once they are all gone.
     Valid after a crash at any point: a new scanner that begins the same generation and finishes it knows what
     was seen, announces what was staged and not announced, and announces nothing twice. If `journal` raises
-    OSError (no room) the entry is kept and tried again.
+    OSError (no room) the entry is kept and tried again. `hashed`: see `staging.Job`.
     """
 
     def __init__(
@@ -57,11 +57,13 @@ class Scanner:
         *,
         clock: Callable[[], float] = time.monotonic,
         quiet: float = 3.0,
+        hashed: bool = True,
     ) -> None:
         self._directory = directory
         self._journal = journal
         self._clock = clock
         self._quiet = quiet
+        self._hashed = hashed
         self._generation = -1
         self._source = ""
         self._units: Dict[str, Unit] = {}
@@ -321,6 +323,7 @@ class Scanner:
             suspect=suspect,
             pointer=scan.pointer(self._source, unit.name, members),
             known=self._facts.contents.get(unit.name, ""),
+            hashed=self._hashed,
             version=unit.version,
         )
         self._stager.submit(unit.job)

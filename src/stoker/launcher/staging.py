@@ -1,4 +1,4 @@
-"""Copying a checkpoint aside: the copy is what is hashed, verified and carried away.
+"""Copying a checkpoint aside: the copy is what is verified, hashed and carried away.
 
 Training code goes on writing while we copy. So every file is looked at before and after (inode, size,
 modification time); a copy of something that changed meanwhile is thrown away. Where the filesystem can, the
@@ -24,17 +24,17 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from stoker.launcher import scan, verify
-from stoker.task import direct, formats
+from stoker.task import direct, formats, spare
 
 HEADROOM = 16 << 20
 """Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
 
 NICE = 15
-"""Beside one training that wants every CPU, about 3% of one: it is hardly slowed down. At the lowest there is (19) a copy
-would get nowhere on a machine that is busy with more than that."""
+"""For all that a copy does between two pauses, and for small ones, which make none. At the lowest there is (19) a copy
+would get nowhere on a machine that is busy with more than one training."""
 
 _FICLONE = 0x40049409
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -61,9 +61,9 @@ class Job:
     """A small file to add that names this checkpoint: (name, content)."""
     known: str = ""
     """Content of the last staged version."""
+    hashed: bool = True
+    """Whether large files get a hash too. The server hashes what it takes in; where it takes the very files, that is enough."""
     stale: bool = False
-    patient: bool = True
-    """Gives way to the training."""
     version: int = 0
     """For the owner: which state of the source this is about."""
 
@@ -95,7 +95,6 @@ class Stager:
         self._patient = True
 
     def submit(self, job: Job) -> None:
-        job.patient = self._patient
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="stoker-stager", daemon=True)
             self._thread.start()
@@ -105,8 +104,6 @@ class Stager:
     def hurry(self, hurry: bool) -> None:
         """Whether somebody waits for the copies now: the training is over, nobody has to be given way to."""
         self._patient = not hurry
-        if hurry and self.waiting:
-            _weigh(0)
 
     def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[Outcome]:
         """A finished job, or None when there is none (within `timeout`; None: for as long as it takes)."""
@@ -133,16 +130,17 @@ class Stager:
             if job is None:
                 return
             started = time.monotonic()
-            outcome = stage(job)
+            outcome = stage(job, spare.Spare(lambda: not self._patient).pause)
             outcome.seconds = time.monotonic() - started
             self.done.put(outcome)
             self._wake()
 
 
-def stage(job: Job) -> Outcome:
-    """Copy, hash and verify. Whatever is not `staged` leaves no copy behind; the source is only read."""
+def stage(job: Job, pause: spare.Pause = spare.none) -> Outcome:
+    """Copy, hash and verify. Whatever is not `staged` leaves no copy behind; the source is only read. `pause`: called
+    between two pieces of what is large."""
     try:
-        outcome = _stage(job)
+        outcome = _stage(job, pause)
     except OSError as exc:
         if exc.errno in _DISK_FULL:
             outcome = Outcome(job, "disk-full", str(exc))
@@ -155,36 +153,32 @@ def stage(job: Job) -> Outcome:
     return outcome
 
 
-def _stage(job: Job) -> Outcome:
+def _stage(job: Job, pause: spare.Pause) -> Outcome:
     before = scan.snapshot(job.source, job.members)
     if not scan.counts(before):
         return Outcome(job, "absent", signature=before)
     if job.must_verify and not job.suspect and not _could_prove(job, before):
         return Outcome(job, "unproven", "its format is not known", before)
     _check_room(job, before)
-    with giving_way(sum(member.size for member in before) if job.patient else 0):
-        return _stage_copy(job, before)
-
-
-def _stage_copy(job: Job, before: scan.Signature) -> Outcome:
     remove(job.target)
     os.mkdir(job.target, 0o700)
-    hashes = _copy_all(job, before)
-    if hashes is None or (scan.snapshot(job.source, job.members) != before and len(before) > 1):
+    files = _copy_all(job, before, pause)
+    if files is None or (scan.snapshot(job.source, job.members) != before and len(before) > 1):
         return Outcome(job, "changed", signature=before)
-    content = digest(hashes)
+    members = {member.path: member for member in before}
+    content = digest([_identified(file, members[file["path"]]) for file in files])
     if content == job.known:
         return Outcome(job, "same", signature=before, content=content)
-    verdict = verify.verify_unit(job.target, job.name, [member.path for member in before])
+    verdict = verify.verify_unit(job.target, job.name, [member.path for member in before], pause)
     if verdict.ok is False and not (job.must_verify and not job.suspect):
         return Outcome(job, "rejected", verdict.reason, before, content)
     if verdict.ok is not True and job.must_verify:
         reason = verdict.reason or "its format cannot prove that it is complete"
         return Outcome(job, "rejected" if job.suspect else "unproven", reason, before, content)
     if job.pointer is not None:
-        hashes.append(_write_pointer(job.target, *job.pointer))
+        files.append(_write_pointer(job.target, *job.pointer))
     sync_tree(job.target)
-    return Outcome(job, "staged", signature=before, content=content, files=hashes)
+    return Outcome(job, "staged", signature=before, content=content, files=files)
 
 
 def _could_prove(job: Job, signature: scan.Signature) -> bool:
@@ -221,7 +215,7 @@ def _can_reflink(job: Job, signature: scan.Signature) -> bool:
         os.close(root)
 
 
-def _copy_all(job: Job, signature: scan.Signature) -> Optional[List[Dict[str, Any]]]:
+def _copy_all(job: Job, signature: scan.Signature, pause: spare.Pause) -> Optional[List[Dict[str, Any]]]:
     """Files as in `StagedCheckpoint.files`; None when one of them changed meanwhile."""
     root = scan.open_directory(job.source)
     try:
@@ -235,7 +229,9 @@ def _copy_all(job: Job, signature: scan.Signature) -> Optional[List[Dict[str, An
             try:
                 if not _unchanged(source, member):
                     return None
-                sha256 = _copy(source, target, member.mode, job)
+                sha256 = _copy(
+                    source, target, member, job, pause if member.size >= direct.LARGE else spare.none
+                )
                 if not _unchanged(source, member):
                     return None
             finally:
@@ -251,26 +247,28 @@ def _unchanged(fd: int, member: scan.Member) -> bool:
     return (info.st_ino, info.st_size, info.st_mtime_ns) == (member.ino, member.size, member.mtime_ns)
 
 
-def _copy(source: int, target: str, mode: int, job: Job) -> str:
-    """Returns the SHA-256 of what was copied."""
-    sha256 = hashlib.sha256()
-    size = os.fstat(source).st_size
+def _copy(source: int, target: str, member: scan.Member, job: Job, pause: spare.Pause) -> str:
+    """Returns the SHA-256 of what was copied; empty where nobody needs it."""
+    sha256 = hashlib.sha256() if job.hashed or member.size < direct.LARGE else None
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         cloned = _reflink(source, fd)
-        writer = None if cloned else direct.Writer(fd, size)
-        for piece in direct.pieces(fd if cloned else source, size):
-            if job.stale:
-                break
-            sha256.update(piece)
+        if sha256 is not None or not cloned:
+            writer = None if cloned else direct.Writer(fd, member.size)
+            for piece in direct.pieces(fd if cloned else source, member.size):
+                if job.stale:
+                    break
+                if sha256 is not None:
+                    sha256.update(piece)
+                if writer is not None:
+                    writer.write_piece(piece)
+                pause()
             if writer is not None:
-                writer.write_piece(piece)
-        if writer is not None:
-            writer.finish()
-        os.fchmod(fd, mode & 0o777 | 0o400)
+                writer.finish()
+        os.fchmod(fd, member.mode & 0o777 | 0o400)
     finally:
         os.close(fd)
-    return sha256.hexdigest()
+    return "" if sha256 is None else sha256.hexdigest()
 
 
 def _reflink(source: int, target: int) -> bool:
@@ -293,6 +291,11 @@ def digest(files: List[Dict[str, Any]]) -> str:
     """One value for the bytes and names of a checkpoint; modes and times do not make another checkpoint."""
     lines = sorted(f"{file['sha256']} {file['size']} {file['path']}" for file in files)
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _identified(file: Dict[str, Any], member: scan.Member) -> Dict[str, Any]:
+    """A file whose bytes were not hashed is another one as soon as it was written again."""
+    return file if file["sha256"] else {**file, "sha256": f"{member.ino}-{member.mtime_ns}"}
 
 
 def sync_tree(path: str) -> None:
@@ -320,33 +323,3 @@ def lower_priority() -> None:
     if number is not None:
         # ioprio_set(IOPRIO_WHO_PROCESS, this thread, best effort class, lowest level)
         ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, (2 << 13) | 7)
-
-
-@contextlib.contextmanager
-def giving_way(size: int) -> Iterator[None]:
-    """While so many bytes are copied and read, this process as a whole gives way too.
-
-    Kernels that share CPU time between sessions (autogroup) weigh a thread only against its own session, and the
-    training has another. What else the launcher does takes little time, and can wait a little.
-    """
-    if size < direct.LARGE or not _weigh(NICE):
-        yield
-        return
-    try:
-        yield
-    finally:
-        # The kernel takes one change in a tenth of a second from those without privileges.
-        for _ in range(10):
-            if _weigh(0):
-                break
-            time.sleep(0.05)
-
-
-def _weigh(nice: int) -> bool:
-    """False where there is no such thing, or it was changed just now: then it competes as any other does."""
-    try:
-        with open("/proc/self/autogroup", "w", encoding="ascii") as file:
-            file.write(str(nice))
-    except OSError:
-        return False
-    return True

@@ -18,7 +18,7 @@ from typing import BinaryIO, Callable, List, Optional, Tuple
 
 from stoker.launcher import scan, verify_archives, verify_arrays, verify_pickle, verify_trees
 from stoker.launcher.verify_verdict import Verdict
-from stoker.task import direct
+from stoker.task import direct, spare
 
 __all__ = ["Verdict", "recognised", "verify", "verify_file", "verify_unit"]
 
@@ -72,26 +72,26 @@ def verify(path: str) -> Verdict:
     return verify_unit(parent, name, files)
 
 
-def verify_unit(root: str, name: str, files: List[str]) -> Verdict:
-    """The files (relative to `root`) of one checkpoint. One bad member condemns it."""
+def verify_unit(root: str, name: str, files: List[str], pause: spare.Pause = spare.none) -> Verdict:
+    """The files (relative to `root`) of one checkpoint. One bad member condemns it. `pause`: as in `direct.open_file`."""
     if not files:
         return Verdict(False, "empty", "there is nothing in it")
     if files == [name]:
-        return verify_file(os.path.join(root, name))
+        return verify_file(os.path.join(root, name), pause)
     parts = []
     for file in files:
-        verdict = verify_file(os.path.join(root, file))
+        verdict = verify_file(os.path.join(root, file), pause)
         if verdict.ok is False:
             return Verdict(False, verdict.format, f"{file}: {verdict.reason}")
         parts.append((file, verdict))
     return verify_trees.check_tree(root, name, parts)
 
 
-def verify_file(path: str) -> Verdict:
+def verify_file(path: str, pause: spare.Pause = spare.none) -> Verdict:
     """One regular file, by its first bytes and its name."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     info = os.fstat(fd)
-    with direct.open_file(fd, info.st_size) as file:
+    with direct.open_file(fd, info.st_size, pause) as file:
         if not stat.S_ISREG(info.st_mode):
             return Verdict(False, "special", "not a regular file")
         head = file.read(512)

@@ -13,6 +13,8 @@ import mmap
 import os
 from typing import Any, Iterator, Optional, Union
 
+from stoker.task import spare
+
 LARGE = 64 << 20
 """Bytes from which it is worth it: a small file is soon read again, and then from the cache."""
 PIECE = 4 << 20
@@ -85,7 +87,7 @@ class Writer:
 def pieces(fd: int, size: int) -> Iterator[memoryview]:
     """All of a file, from its start; each piece is good until the next is asked for. The descriptor should be nobody
     else's, and is left as it was. `size`: as far as is known. What is in the cache is taken from there."""
-    buffer = memoryview(mmap.mmap(-1, PIECE))
+    buffer = memoryview(mmap.mmap(-1, min(PIECE, (size // _BLOCK + 1) * _BLOCK)))
     offset = 0
     direct = False
     possible = size >= LARGE and bool(_CACHED)
@@ -107,17 +109,18 @@ def pieces(fd: int, size: int) -> Iterator[memoryview]:
             _switch(fd, False)
 
 
-def open_file(fd: int, size: int) -> io.BufferedReader:
-    """A file for whoever reads here and there in it. It owns the descriptor."""
-    return io.BufferedReader(_File(fd, size) if size >= LARGE and _CACHED else io.FileIO(fd, "rb"))
+def open_file(fd: int, size: int, pause: spare.Pause = spare.none) -> io.BufferedReader:
+    """A file for whoever reads here and there in it. It owns the descriptor. `pause`: called now and then, where it is large."""
+    return io.BufferedReader(_File(fd, size, pause) if size >= LARGE and _CACHED else io.FileIO(fd, "rb"))
 
 
 class _File(io.RawIOBase):
     """Through a window onto it."""
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, pause: spare.Pause) -> None:
         self._fd = fd
         self._size = size
+        self._pause = pause
         self._at = 0
         self._window = memoryview(mmap.mmap(-1, _WINDOW))
         self._begin = self._end = 0
@@ -144,6 +147,7 @@ class _File(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         if not self._begin <= self._at < self._end:
+            self._pause()
             self._begin = self._at // _BLOCK * _BLOCK
             self._end = self._begin + _read(self._fd, self._window, self._begin, self._direct)
         first = self._at - self._begin

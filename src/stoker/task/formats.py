@@ -83,6 +83,8 @@ class TaskInfo(Record):
     lease: Optional[float] = None
     """Seconds without contact (see launcher/lease.py) after which the launcher ends the body and itself; None:
     it never does."""
+    near: bool = False
+    """The server takes checkpoints out of this very directory, and hashes them then: what is large is not hashed before."""
     exclusive: bool = False
     """Whoever is silent longer than its lease may have been replaced: no moment beyond it."""
     format: int = FORMAT
@@ -193,12 +195,13 @@ class CheckpointFile(Record):
     """Relative to the checkpoint directory; the first component belongs to the checkpoint's stem."""
     size: int
     sha256: str
+    """Empty: it has not been read through yet (see `TaskInfo.near`)."""
     mode: int = 0o644
 
 
 @dataclass
 class StagedCheckpoint(Record):
-    """A journal entry of kind `checkpoint`: committed, copied to `staged/`, hashed."""
+    """A journal entry of kind `checkpoint`: committed, copied to `staged/`, verified."""
 
     number: int
     """Names the directory under staged/; unique in this task directory, only grows."""

@@ -15,8 +15,9 @@ sdk/commits.jsonl training    the SDK says: this checkpoint is complete
 sdk/stop          launcher    exists once the task was asked to stop (SDK should_stop)
 code/             courier     the working directory, placed before the first order
 checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
-staged/NNNNNN/    launcher    a committed checkpoint, copied and hashed, waiting to be carried away
+staged/NNNNNN/    launcher    a committed checkpoint, copied and verified, waiting to be carried away
 staged/scan.jsonl launcher    what its scanner has seen, for the scanner after it
+staged/.sums.jsonl server     hashes of what it took out of here and the launcher had not hashed
 output/           training    STOKER_OUTPUT_DIR
 stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
 .courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
@@ -49,6 +50,7 @@ CODE = "code"
 CHECKPOINTS = "checkpoints"
 STAGED = "staged"
 SCAN = "staged/scan.jsonl"
+SUMS = "staged/.sums.jsonl"
 OUTPUT = "output"
 STACKS = "stacks"
 

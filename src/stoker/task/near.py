@@ -44,6 +44,19 @@ class NearTaskDir:
         finally:
             os.close(root)
 
+    def append(self, path: str, value: Mapping[str, Any]) -> None:
+        """Add a JSON line to a file beneath the root, and have it on the disk."""
+        parent, name = self._parent(path)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = _regular(name, flags, parent, path)
+        finally:
+            os.close(parent)
+        try:
+            formats.append_line(fd, value, durable=True)
+        finally:
+            os.close(fd)
+
     # -- what the server reads -------------------------------------------------------------------------------
 
     def exists(self) -> bool:
@@ -96,17 +109,9 @@ class NearTaskDir:
         """A descriptor of a regular file beneath the root. The caller closes it."""
         parent, name = self._parent(path)
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        except OSError as exc:
-            if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP):
-                raise UnsafePath(errno.EPERM, "not a regular file", path) from exc
-            raise
+            return _regular(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, parent, path)
         finally:
             os.close(parent)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise UnsafePath(errno.EPERM, "not a regular file", path)
-        return fd
 
     def list(self, path: str = "") -> List[str]:
         """Names in a directory beneath the root, sorted; empty when it does not exist."""
@@ -170,6 +175,20 @@ class NearTaskDir:
                 os.close(fd)
             fd = child
         return fd
+
+
+def _regular(name: str, flags: int, parent: int, path: str) -> int:
+    """A descriptor of a regular file in an open directory. `path`: what to call it."""
+    try:
+        fd = os.open(name, flags, 0o600, dir_fd=parent)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP):
+            raise UnsafePath(errno.EPERM, "not a regular file", path) from exc
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UnsafePath(errno.EPERM, "not a regular file", path)
+    return fd
 
 
 def _checked(part: str, path: str) -> str:

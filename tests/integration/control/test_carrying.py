@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_control_loop import Rig, rig  # noqa: F401 - a fixture
 
-from stoker.control import pump
+from stoker.control import carrying, pump
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.near import NearTaskDir
@@ -39,15 +39,15 @@ def stage(directory: Path) -> None:
 
 def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(pump, "LARGE", len(DATA))
-    real = pump.carry_checkpoint
+    real = carrying.carry_checkpoint
     begun, may_end = threading.Event(), threading.Event()
 
-    def slowly(*args: Any) -> tuple[str, int]:
+    def slowly(*args: Any, **named: Any) -> tuple[str, int]:
         begun.set()
         assert may_end.wait(120)
-        return real(*args)
+        return real(*args, **named)
 
-    monkeypatch.setattr(pump, "carry_checkpoint", slowly)
+    monkeypatch.setattr(carrying, "carry_checkpoint", slowly)
     run = rig.submit("hang").id
     rig.until(run, "running")
     directory = rig.settings.home.tasks / run / "1" / "worker-0"

@@ -98,6 +98,77 @@ def test_changed_bytes_are_refused(blobs: BlobStore, root: Path) -> None:
     assert blobs.usage().trees == 0
 
 
+def unhashed(staged: StagedCheckpoint, *paths: str) -> StagedCheckpoint:
+    for file in staged.files:
+        if file["path"] in paths:
+            file["sha256"] = ""
+    return staged
+
+
+def test_what_its_launcher_did_not_hash_is_hashed_here(blobs: BlobStore, root: Path) -> None:
+    task = NearTaskDir(str(root))
+    files = {"step-1/model.pt": b"weights", "step-1/copy.pt": b"weights", "step-1/config": b"{}"}
+    hashed = carry_checkpoint(task, stage(root, files), blobs)
+    staged = unhashed(stage(root, files, 2), "step-1/model.pt", "step-1/copy.pt")
+    assert carry_checkpoint(task, staged, blobs) == hashed
+    assert not (root / layout.staged(2)).exists()
+    assert carry_checkpoint(task, staged, blobs) == hashed, "a server that died had taken them out already"
+
+
+def test_an_unhashed_file_is_taken_again_after_a_crash_at_any_point(
+    blobs: BlobStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = NearTaskDir(str(root))
+    staged = unhashed(stage(root, {"a": b"1", "b": b"2", "c": b"3"}), "a", "b", "c")
+    appended = NearTaskDir.append
+    left = iter([True, False])
+
+    def dies_at_the_second(self: NearTaskDir, path: str, value: dict[str, object]) -> None:
+        if not next(left):
+            raise OSError("the power is cut")
+        appended(self, path, value)
+
+    monkeypatch.setattr(NearTaskDir, "append", dies_at_the_second)
+    with pytest.raises(OSError, match="power"):
+        carry_checkpoint(task, staged, blobs)
+    assert not (root / layout.staged(1) / "a").exists() and (root / layout.staged(1) / "b").exists()
+    monkeypatch.setattr(NearTaskDir, "append", appended)
+    digest, size = carry_checkpoint(task, staged, blobs)
+    found = [blobs.path(file.sha256).read_bytes() for file in blobs.tree(digest).files]
+    assert (size, found) == (3, [b"1", b"2", b"3"])
+
+
+def test_an_unhashed_file_that_is_gone_is_not_made_up(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
+    task = NearTaskDir(str(root))
+    staged = unhashed(stage(root, {"m": b"weights"}), "m")
+    (root / layout.staged(1) / "m").unlink()
+    with pytest.raises(NotFound, match="gone"):
+        carry_checkpoint(task, staged, blobs)
+    (root / layout.SUMS).write_text('{"path":"staged/000001/m","sha256":"../../secret"}\n')
+    with pytest.raises(SpecError):
+        carry_checkpoint(task, staged, blobs)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_hashes_are_noted_in_a_file_and_nowhere_else(
+    blobs: BlobStore, root: Path, tmp_path: Path, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"")
+    sums = root / layout.SUMS
+    if kind == "link":
+        sums.symlink_to(outside)
+    elif kind == "pipe":
+        os.mkfifo(sums)
+    else:
+        sums.mkdir()
+    staged = unhashed(stage(root, {"m": b"weights"}), "m")
+    with pytest.raises(OSError):
+        carry_checkpoint(NearTaskDir(str(root)), staged, blobs)
+    assert outside.read_bytes() == b""
+    assert (root / layout.staged(1) / "m").read_bytes() == b"weights", "it stays until its hash is noted"
+
+
 @pytest.mark.parametrize("kind", ["file link", "directory link", "staged link", "pipe"])
 def test_links_and_pipes_are_never_followed(blobs: BlobStore, root: Path, tmp_path: Path, kind: str) -> None:
     secret = tmp_path / "secret"

@@ -13,7 +13,7 @@ from test_scanner import archive
 
 from stoker.launcher import scan_facts, staging
 from stoker.launcher.collect import salvage
-from stoker.task import layout
+from stoker.task import layout, spare
 
 
 @pytest.fixture
@@ -97,11 +97,11 @@ def test_one_that_was_given_up_and_lives_is_not_in_the_way(
     part = lost(task, tmp_path)
     really = staging.stage
 
-    def beside(job: staging.Job) -> staging.Outcome:
+    def beside(job: staging.Job, pause: spare.Pause) -> staging.Outcome:
         theirs = part / layout.staged(mine["number"] + 1)
         theirs.mkdir()
         (theirs / "b.pt").write_bytes(b"theirs")
-        return really(job)
+        return really(job, pause)
 
     monkeypatch.setattr(staging, "stage", beside)
     salvage(str(part), 1, [])

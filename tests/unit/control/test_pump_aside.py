@@ -6,15 +6,18 @@ import errno
 import hashlib
 import json
 import os
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from box import wait
 
 from stoker.blobs import BlobStore
+from stoker.control import carrying
 from stoker.control import pump as pumps
 from stoker.control.pump import Intake, Pump
+from stoker.courier import carry_checkpoint
 from stoker.settings import Home
 from stoker.store.rows import AddEvent
 from stoker.task import layout
@@ -22,21 +25,24 @@ from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
 from stoker.task.near import NearTaskDir
 
 
-class Carriers(Executor):
+class Carriers(carrying.Carriers):
     """Carries when it is told to."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
+        self.waiting: list[tuple[Future[Any], tuple[Any, ...]]] = []
+        self.fault: Exception | None = None
 
-    def submit(self, work: Any, /, *args: Any, **named: Any) -> Future[Any]:
+    def carry(self, *asked: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self.waiting.append((future, work, args))
+        self.waiting.append((future, asked))
         return future
 
-    def carry(self) -> None:
-        future, work, args = self.waiting.pop(0)
+    def work(self) -> None:
+        future, (directory, staged, blobs, _) = self.waiting.pop(0)
         try:
-            future.set_result(work(*args))
+            if self.fault is not None:
+                raise self.fault
+            future.set_result(carry_checkpoint(directory, staged, blobs))
         except Exception as exc:
             future.set_exception(exc)
 
@@ -117,7 +123,7 @@ def test_metrics_come_in_while_a_large_one_is_carried(task: Task) -> None:
     found = task.pump.look()
     assert [point.value for point in found.points] == [0.25] and found.behind
     assert found.carrying is None, "there is one already to be woken by"
-    task.carriers.carry()
+    task.carriers.work()
     assert carrying.done()
     found = task.pump.look()
     # In the order they were written, each judged by what had been reported before it.
@@ -127,15 +133,20 @@ def test_metrics_come_in_while_a_large_one_is_carried(task: Task) -> None:
     assert task.pump.look().changes == []
 
 
-def test_an_end_waits_for_what_is_on_its_way(task: Task) -> None:
+def test_an_end_waits_for_what_is_on_its_way_and_that_hurries(task: Task) -> None:
     task.checkpoint(1, b"x" * 1000)
     assert task.pump.look().behind
+    ((_, (*_, hurried)),) = task.carriers.waiting
+    assert not hurried()
     task.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
     assert task.pump.look().ending is None
     task.phase("ended")
-    task.carriers.carry()
-    found = task.pump.look()
-    assert names(found) == ["step-1.pt"] and found.ending is not None
+    looked = ThreadPoolExecutor(1)
+    found = looked.submit(task.pump.look)
+    wait(hurried)
+    task.carriers.work()
+    assert names(found.result(60)) == ["step-1.pt"] and found.result().ending is not None
+    looked.shutdown()
 
 
 def test_of_one_that_has_ended_nothing_goes_aside(task: Task) -> None:
@@ -151,37 +162,32 @@ def test_a_damaged_one_is_refused_and_the_next_one_counts(task: Task) -> None:
     (task.root / layout.staged(1) / "last.pt").write_bytes(b"y" * 1000)
     task.checkpoint(2, b"small")
     assert task.pump.look().behind
-    task.carriers.carry()
+    task.carriers.work()
     found = task.pump.look()
     assert names(found) == ["step-2.pt"] and found.rejected == ["step-1.pt"]
     assert any(isinstance(change, AddEvent) and "not offered" in change.row.text for change in found.changes)
 
 
-def test_a_full_disk_is_tried_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pumps.carry_checkpoint
-
-    def full(*args: Any) -> tuple[str, int]:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(pumps, "carry_checkpoint", full)
+def test_a_full_disk_is_tried_again(task: Task) -> None:
+    task.carriers.fault = OSError(errno.EIO, os.strerror(errno.EIO))
     task.checkpoint(1, b"x" * 1000)
     assert task.pump.look().behind
-    task.carriers.carry()
+    task.carriers.work()
     with pytest.raises(OSError, match="Input/output"):
         task.pump.look()
-    monkeypatch.setattr(pumps, "carry_checkpoint", real)
+    task.carriers.fault = None
     assert task.pump.look().behind
-    task.carriers.carry()
+    task.carriers.work()
     assert names(task.pump.look()) == ["step-1.pt"]
 
 
 def test_a_server_that_died_meanwhile_begins_again(task: Task) -> None:
     task.checkpoint(1, b"x" * 1000)
     assert task.pump.look().behind
-    task.carriers.carry()
+    task.carriers.work()
     again = task.made()  # it had not recorded anything: the cursor is where it was
     assert again.look().behind
-    task.carriers.carry()
+    task.carriers.work()
     assert names(again.look()) == ["step-1.pt"]
 
 

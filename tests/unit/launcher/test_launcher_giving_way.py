@@ -2,90 +2,115 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import hashlib
+import io
+import threading
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from stoker.launcher import staging
-from stoker.launcher.staging import Job, Stager
-from stoker.task import direct
-
-AUTOGROUP = Path("/proc/self/autogroup")
+from stoker.launcher.staging import Job, Outcome, Stager
+from stoker.task import direct, spare
 
 
 @pytest.fixture
-def weighed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the kernel was told about this process's session."""
-    told: list[int] = []
-    monkeypatch.setattr(staging, "_weigh", lambda nice: told.append(nice) or True)
-    monkeypatch.setattr(direct, "LARGE", 1000)
+def paused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every pause: whether somebody waited for the copy."""
+    told: list[bool] = []
+    monkeypatch.setattr(spare.Spare, "pause", lambda self: told.append(self._hurried()))
+    monkeypatch.setattr(direct, "LARGE", 100_000)
     return told
 
 
-def job(tmp_path: Path, size: int) -> Job:
+def job(tmp_path: Path, data: bytes, **more: bool) -> Job:
     source = tmp_path / "source"
     source.mkdir(exist_ok=True)
-    (source / "last.bin").write_bytes(b"x" * size)
-    return Job("last.bin", ["last.bin"], "sdk", str(source), str(tmp_path / "000001.tmp"), 1)
+    (source / "last.bin").write_bytes(data)
+    return Job("last.bin", ["last.bin"], "sdk", str(source), str(tmp_path / "000001.tmp"), 1, **more)
 
 
-def copied(stager: Stager, job: Job) -> str:
+def archive(size: int) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("data", bytes(size))
+    return file.getvalue()
+
+
+def copied(stager: Stager, job: Job) -> Outcome:
     stager.submit(job)
     outcome = stager.next_outcome(None)
     assert outcome is not None
-    return outcome.status
+    return outcome
 
 
 def test_a_large_copy_gives_way_and_a_small_one_is_over_before_it_matters(
-    tmp_path: Path, weighed: list[int]
+    tmp_path: Path, paused: list[bool]
 ) -> None:
     stager = Stager(lambda: None)
-    assert copied(stager, job(tmp_path, 999)) == "staged"
-    assert weighed == []
-    assert copied(stager, job(tmp_path, 1000)) == "staged"
-    assert weighed == [staging.NICE, 0]
+    assert copied(stager, job(tmp_path, b"x" * 99_999)).status == "staged"
+    assert paused == []
+    assert copied(stager, job(tmp_path, b"x" * 100_000)).status == "staged"
+    assert set(paused) == {False}
     stager.close()
 
 
-def test_nobody_is_given_way_to_when_the_training_is_over(tmp_path: Path, weighed: list[int]) -> None:
+def test_it_also_gives_way_while_the_copy_is_verified(tmp_path: Path, paused: list[bool]) -> None:
+    stager = Stager(lambda: None)
+    copied(stager, job(tmp_path, b"x" * 3_000_000))
+    unknown = len(paused)
+    assert copied(stager, job(tmp_path, archive(3_000_000))).status == "staged"
+    assert len(paused) > 2 * unknown + 2, "a window of a MiB at a time"
+    stager.close()
+
+
+def test_nobody_is_given_way_to_when_the_training_is_over(tmp_path: Path, paused: list[bool]) -> None:
     stager = Stager(lambda: None)
     stager.hurry(True)
-    assert copied(stager, job(tmp_path, 5000)) == "staged"
-    assert weighed == []
+    assert copied(stager, job(tmp_path, b"x" * 500_000)).status == "staged"
+    assert set(paused) == {True}
+    paused.clear()
     stager.hurry(False)
-    assert copied(stager, job(tmp_path, 5000)) == "staged"
-    assert weighed == [staging.NICE, 0]
+    assert copied(stager, job(tmp_path, b"y" * 500_000)).status == "staged"
+    assert set(paused) == {False}
     stager.close()
 
 
-def test_a_copy_under_way_hurries_from_then_on(tmp_path: Path, weighed: list[int]) -> None:
+def test_a_copy_under_way_hurries_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    begun, told = threading.Event(), threading.Event()
+
+    def pause(self: spare.Spare) -> None:
+        seen.append(self._hurried())
+        begun.set()
+        told.wait(60)
+
+    monkeypatch.setattr(spare.Spare, "pause", pause)
+    monkeypatch.setattr(direct, "LARGE", 1)
     stager = Stager(lambda: None)
-    stager.submit(job(tmp_path, 10))
+    stager.submit(job(tmp_path, bytes(2 * direct.PIECE)))
+    assert begun.wait(60)
     stager.hurry(True)
-    assert weighed == [0]
-    stager.next_outcome(None)
+    told.set()
+    assert stager.next_outcome(None) is not None
+    assert not seen[0] and all(seen[1:]) and len(seen) > 1
     stager.close()
 
 
-@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not share CPU time between sessions")
-def test_the_kernel_takes_it_and_gives_it_back() -> None:
-    code = """
-from stoker.launcher import staging
-def seen(): return open("/proc/self/autogroup").read().split()[-1]
-with staging.giving_way(64 << 20):
-    print(seen())
-print(seen())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=True
-    )
-    assert done.stdout.split() in ([str(staging.NICE), "0"], ["0", "0"])
-
-
-def test_without_such_a_kernel_it_is_as_if_nothing_had_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_weigh", lambda nice: False)
-    with staging.giving_way(64 << 20):
-        assert os.getpid()
+@pytest.mark.parametrize("size", [99_999, 100_000])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_large_files_are_hashed_where_somebody_needs_it(
+    tmp_path: Path, paused: list[bool], size: int, hashed: bool
+) -> None:
+    data = b"x" * size
+    first = staging.stage(job(tmp_path, data, hashed=hashed))
+    expected = hashlib.sha256(data).hexdigest() if hashed or size < direct.LARGE else ""
+    assert [file["sha256"] for file in first.files] == [expected]
+    assert (tmp_path / "000001.tmp" / "last.bin").read_bytes() == data
+    again = job(tmp_path, data, hashed=hashed)
+    again.known = first.content
+    assert staging.stage(again).status == ("same" if expected else "staged"), "what was not read is not known"
+    second = job(tmp_path, b"y" * size, hashed=hashed)
+    second.known = first.content
+    assert staging.stage(second).status == "staged"

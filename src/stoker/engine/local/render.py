@@ -29,4 +29,5 @@ def _info(attempt: Attempt, plan: TaskPlan, isolation: Isolation) -> TaskInfo:
         pids=DEFAULT_PIDS if plan.pids is None else plan.pids,
         cgroup=None if tree is None else tree.record(group_name(attempt.run, attempt.number, plan.name)),
         pid_namespace=isolation.pid_namespace,
+        near=True,
     )
