@@ -26,12 +26,19 @@ def python() -> str:
     return str(Path(found) / "bin" / "python")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What frameworks leave in the temporary directory goes with the tests'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
+        yield os.environ["TMPDIR"]
+
+
 @pytest.fixture(scope="session")
-def shared(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+def shared(python: str, tmp_path_factory: pytest.TempPathFactory, temporary: str) -> Iterator[Box]:
     """One server for all of them: what they test is the frameworks."""
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    # What frameworks leave in the temporary directory goes with the tests'.
-    box = Box(tmp_path_factory.mktemp("box"), env={**quiet, "TMPDIR": str(tmp_path_factory.mktemp("t"))})
+    box = Box(tmp_path_factory.mktemp("box"), env={**quiet, "TMPDIR": temporary})
     box.env["PATH"] = f"{Path(python).parent}:{box.env['PATH']}"
     shutil.copytree(SCRIPTS, box.work, dirs_exist_ok=True)
     yield box

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -75,7 +76,13 @@ def test_our_ring_agrees_with_gloo(python: str, tmp_path: Path) -> None:
     started = [
         subprocess.Popen(
             [python, "-c", RING_AND_GLOO, digits],
-            env={**member, "STOKER_RANK": member["RANK"], "STOKER_PEERS": peers, "OMP_NUM_THREADS": "1"},
+            env={
+                **member,
+                "STOKER_RANK": member["RANK"],
+                "STOKER_PEERS": peers,
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": os.environ["TMPDIR"],
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

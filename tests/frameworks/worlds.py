@@ -32,7 +32,9 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
     command = " ".join(["run=python train.py", *arguments])
     # The job files ask for half a core, so that four tasks fit two cores; what is alone here may have more.
     more = [] if example in ("tensorflow-ps", "dask", "mpi") else ["--set", "resources.cpu=1"]
-    done = box("submit", "stoker.yaml", "--set", command, *more, cwd=PARALLEL / example, timeout=280)
+    done = box(
+        "submit", "stoker.yaml", "--set", command, *more, *_apart(box), cwd=PARALLEL / example, timeout=280
+    )
     run = re.search(rf"({example}-\w+) succeeded", done.stdout + done.stderr)
     assert run is not None, done.stdout + done.stderr
     return run.group(1), done.stdout
@@ -41,7 +43,7 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
 def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = False) -> str:
     """What it said when every process of a task was killed after the first checkpoint was written, or kept."""
     command = " ".join(["run=python train.py", *arguments])
-    done = box("submit", "stoker.yaml", "-d", "--set", command, cwd=PARALLEL / example)
+    done = box("submit", "stoker.yaml", "-d", "--set", command, *_apart(box), cwd=PARALLEL / example)
     run = done.stdout.split()[0]
     tasks = box.home.tasks / run / "1"
     if kept:
@@ -52,6 +54,11 @@ def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = Fa
     assert killed, f"{task} had ended: {box('logs', run).stdout}"
     assert box.ended(run, limit=280)["state"] == "succeeded", box("logs", run).stdout
     return box("logs", run).stdout
+
+
+def _apart(box: Box) -> list[str]:
+    """What frameworks leave in the temporary directory goes with the tests'."""
+    return ["--set", f"env.TMPDIR={box.env['TMPDIR']}"]
 
 
 def checkpoint(box: Box, run: str, place: Path) -> Path:
@@ -89,6 +96,7 @@ def by_hand(
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT / "src"),
             "OMP_NUM_THREADS": "1",
+            "TMPDIR": os.environ["TMPDIR"],
             "STOKER_CHECKPOINT_DIR": str(own),
             "STOKER_OUTPUT_DIR": str(own),
             **member,
