@@ -83,6 +83,8 @@ class Release:
 
     def install(self, wait: str = "--wait", **values: Any) -> None:
         self._must(self.helm("install", self.name, CHART, wait, **values))
+        if wait == "--wait":
+            self.answers()
 
     def upgrade(self, **values: Any) -> None:
         self._must(self.helm("upgrade", self.name, CHART, **values))
@@ -128,6 +130,10 @@ class Release:
 
     def json(self, *argv: str) -> Any:
         return json.loads(self.stoker(argv[0], "--json", *argv[1:]).stdout)
+
+    def answers(self) -> None:
+        """Wait until the server can be reached: its Service follows a moment after its pod is ready."""
+        self.until(lambda: self.stoker("cluster", "ls", check=False).returncode == 0, "the server to answer")
 
     def clusters(self) -> Json:
         """By name."""

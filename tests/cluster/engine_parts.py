@@ -21,7 +21,7 @@ from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import EngineError
 from stoker.settings import Home, Settings
 from stoker.spec import Job
-from stoker.task.access import TaskDir
+from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.formats import Order, Status
 
 AnyCluster = Cluster | ForeignCluster
@@ -85,7 +85,11 @@ async def phase(directory: TaskDir, *phases: str) -> Status:
         status = directory.status()
         return status if directory.exists() and status is not None and status.phase in phases else None
 
-    return await until(look, f"a task that is {' or '.join(phases)}")
+    status = await until(look, f"a task that is {' or '.join(phases)}")
+    if status.phase == "ended" and isinstance(directory, FarTaskDir):
+        # Of several files that were written, the one that says so may arrive first.
+        await asyncio.to_thread(directory.catch_up, 60.0)
+    return status
 
 
 async def started(engine: KubernetesEngine, attempt: Attempt, argv: list[str]) -> tuple[Handle, TaskDir]:

@@ -121,6 +121,7 @@ def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
 
     release.upgrade(config={"control": {"fault_retries": 7}}, cluster={"settings": {"start_deadline": "7m"}})
     release.until(lambda: release.ready() not in ([], servers), "the new server")
+    release.answers()
     assert release.clusters()["main"]["config"]["start_deadline"] == 420
     seen = len(steps(release, run))
     release.until(lambda: len(steps(release, run)) > seen, "steps after the upgrade")
@@ -128,6 +129,7 @@ def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
     servers = release.ready()
     release.rollback(1)
     release.until(lambda: release.ready() not in ([], servers), "the old server")
+    release.answers()
     assert release.run_pod(run)["metadata"]["uid"] == pod
     finish(release, run)
 
@@ -152,6 +154,7 @@ def test_runs_live_through_a_server_that_is_put_elsewhere(release: Release, serv
             begun = time.monotonic()
             finish(release, runs.pop())
             release.until(lambda name=name: release.ready() not in ([], [name]), "the server's next pod")
+            release.answers()
             print(f"{how}: ready again after {time.monotonic() - begun:.1f} s")
             if how == "moved":
                 assert release.pods()[0]["spec"]["nodeName"] != node
@@ -310,11 +313,13 @@ def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -
         }
         release.install("--wait=legacy", **values)
         release.until(lambda: len(release.pods()) == 2 and len(release.ready()) == 1, "one of two to lead")
+        release.answers()
         run = release.submit(STEPS)
         release.until(lambda: len(steps(release, run)) > 5, "the first steps")
         (leader,) = release.ready()
         release.kubectl("delete", "pod", leader, "--grace-period=0", "--force")
         release.until(lambda: release.ready() not in ([], [leader]), "the other to lead")
+        release.answers()
         seen = len(steps(release, run))
         release.until(lambda: len(steps(release, run)) > seen, "steps under the new leader")
         servers = {pod["metadata"]["uid"] for pod in release.pods()}

@@ -151,7 +151,7 @@ def test_what_a_run_left_that_ended_while_it_was_lost_goes_with_the_next_one(box
 @pytest.mark.parametrize("image", ["", "nonroot"])
 def test_checkpoints_are_on_the_claim_and_go_when_they_were_carried(box: ClaimBox, image: str) -> None:
     """As an ordinary user, in a namespace that lets nobody else in; resumed by a person from what was carried."""
-    run = train(box, 24, *(("--image", box.cluster.images[image]) if image else ()))
+    run = train(box, 56, *(("--image", box.cluster.images[image]) if image else ()))
     wait(lambda: box.step(run) >= 3)
     (part,) = box.parts(run)
     assert owners(part) == {1000}
@@ -167,7 +167,7 @@ def test_checkpoints_are_on_the_claim_and_go_when_they_were_carried(box: ClaimBo
     wait(lambda: not box.parts())
     box("resume", run)
     assert box.ended(run, limit=240)["state"] == "succeeded"
-    whole(box, run, 24)
+    whole(box, run, 56)
     assert int(said(box, run, "begin")[1][1]) > 0, "it went on from its checkpoint"
     wait(lambda: not box.parts())
     if image:

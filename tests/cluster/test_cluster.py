@@ -38,7 +38,7 @@ def test_it_is_of_the_version_that_was_asked_for(own_cluster):
 def test_a_pod_pulls_runs_logs_and_takes_commands(cluster, namespace):
     apply(cluster, namespace, pod("hello", cluster.images["busybox"], f"echo from the pod; {FOREVER}"))
     running(cluster, namespace, "hello")
-    assert cluster.kubectl("-n", namespace, "logs", "hello") == "from the pod\n"
+    until(lambda: cluster.kubectl("-n", namespace, "logs", "hello") == "from the pod\n", "its log")
     assert cluster.kubectl("-n", namespace, "exec", "hello", "--", "hostname") == "hello\n"
     status = get(cluster, namespace, "pod", "hello")["status"]["containerStatuses"][0]
     assert status["imageID"].startswith(cluster.registry)
@@ -61,7 +61,7 @@ def test_a_sidecar_starts_before_the_main_container_and_ends_after_it(cluster, n
     beside["startupProbe"] = {"exec": {"command": ["cat", "/shared/up"]}, "periodSeconds": 1}
     both["spec"]["containers"][0].update(shared)
     both["spec"]["volumes"][0]["emptyDir"] = {}
-    both["spec"]["terminationGracePeriodSeconds"] = 5
+    both["spec"]["terminationGracePeriodSeconds"] = 30
     apply(cluster, namespace, both)
     phase(cluster, namespace, "both", "Succeeded")
     assert cluster.kubectl("-n", namespace, "logs", "both", "-c", "main") == "found\n"
@@ -100,7 +100,7 @@ def test_a_network_policy_keeps_others_out(cluster, namespace):
     running(cluster, namespace, "server", "friend", "stranger", "afar")
     server = address(cluster, namespace, "server")
     for name in ("friend", "stranger", "afar"):
-        assert reaches(cluster, namespace, name, server)
+        until(lambda name=name: reaches(cluster, namespace, name, server), f"{name} to get through")
     only_friends = {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -115,7 +115,7 @@ def test_a_network_policy_keeps_others_out(cluster, namespace):
     apply(cluster, namespace, only_friends)
     for name in ("stranger", "afar"):
         until(lambda name=name: not reaches(cluster, namespace, name, server), f"{name} to be kept out")
-    assert reaches(cluster, namespace, "friend", server)
+    until(lambda: reaches(cluster, namespace, "friend", server), "the friend to get through")
     cluster.kubectl("-n", namespace, "delete", "networkpolicy", "only-friends")
     until(lambda: reaches(cluster, namespace, "afar", server), "the way to be open again")
 
@@ -125,7 +125,7 @@ def test_a_network_policy_keeps_a_pod_in(cluster, namespace):
     apply(cluster, namespace, pod("server", image, LISTEN), pod("client", image, FOREVER))
     running(cluster, namespace, "server", "client")
     server = address(cluster, namespace, "server")
-    assert reaches(cluster, namespace, "client", server)
+    until(lambda: reaches(cluster, namespace, "client", server), "the client to get through")
     no_way_out = {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -151,7 +151,7 @@ def test_a_service_has_an_address(own_cluster, namespace):
     where = get(own_cluster, namespace, "service", "server")["spec"]["clusterIP"]
     until(lambda: reaches(own_cluster, namespace, "client", where, 80), "the service to answer a pod")
     assert greeting((where, 80)) == b"hello\n"
-    assert reaches(own_cluster, namespace, "first", where, 80)
+    until(lambda: reaches(own_cluster, namespace, "first", where, 80), "the service to be reached from a pod")
     for name in ("first", "second"):
         own_cluster.kubectl("-n", namespace, "delete", "pod", name)
     until(lambda: not reaches(own_cluster, namespace, "client", where, 80), "the service to be empty")
@@ -181,7 +181,7 @@ def test_a_pod_that_is_cut_off_is_silent_until_healed(own_cluster, namespace):
     own_cluster.cut(where[0])
     try:
         with pytest.raises(TimeoutError):
-            greeting(where)
+            greeting(where, limit=3)
     finally:
         own_cluster.heal(where[0])
     assert greeting(where) == b"hello\n"
@@ -195,7 +195,7 @@ def test_a_frozen_container_stands_still_until_thawed(own_cluster, namespace):
     own_cluster.freeze("server", "main", namespace)
     try:
         with pytest.raises(TimeoutError):
-            greeting(where)
+            greeting(where, limit=3)
     finally:
         own_cluster.thaw("server", "main", namespace)
     assert greeting(where) == b"hello\n"
@@ -235,7 +235,7 @@ def test_a_lost_node_takes_its_pods_along_and_comes_back(own_cluster, namespace)
     own_cluster.lose_node(lost)
     try:
         with pytest.raises(OSError):
-            greeting(where)
+            greeting(where, limit=3)
         until(lambda: not is_ready(own_cluster, lost), f"{lost} to be missed")
     finally:
         own_cluster.restore_node(lost)
@@ -275,7 +275,7 @@ def reaches(cluster, namespace: str, name: str, target: str, port: int = 8000) -
     return "hello" in said
 
 
-def greeting(where: tuple[str, int], limit: float = 3) -> bytes:
+def greeting(where: tuple[str, int], limit: float = 60) -> bytes:
     """What the pod says to a caller from this machine. A pod that runs may take an instant until it listens."""
     deadline = time.monotonic() + limit
     while True:

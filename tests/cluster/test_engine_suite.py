@@ -36,6 +36,9 @@ class TestKubernetesEngine(EngineSuite):
     async def tick(self, engine: Engine) -> None:
         await asyncio.sleep(0.1)
 
+    async def let_the_trap_be_set(self) -> None:
+        await asyncio.sleep(3)
+
     def attempt(self, run: str, number: int, tasks: tuple[TaskPlan, ...]) -> Attempt:
         job = Job.from_json({"name": "suite", "run": "true", "image": image(self.cluster, self.image)})
         return Attempt(run, number, tasks, job=job)

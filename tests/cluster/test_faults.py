@@ -32,7 +32,7 @@ def test_a_node_is_lost_with_everything_on_it(box: ClusterBox) -> None:
 
 def test_a_node_whose_agents_are_gone_while_the_training_lives(box: ClusterBox) -> None:
     """Nothing is started twice before lost_after; then the old one is fenced: what it still does counts for nothing."""
-    run = train(box, 200, "--lost-after", "30s")
+    run = train(box, 280, "--lost-after", "30s")
     first = node_of(box, run)
     box.cluster.orphan_node(first)
     cut = time.monotonic()
@@ -41,7 +41,7 @@ def test_a_node_whose_agents_are_gone_while_the_training_lives(box: ClusterBox) 
     assert shown["attempts"][0]["cause"] == "lost"
     shown = box.ended(run, limit=300)
     assert shown["state"] == "succeeded"
-    whole(box, run, 200)
+    whole(box, run, 280)
     who = {word for word, _ in said(box, run, "begin")}
     assert len(who) == 2
     box("pull", run, "-o", "out")

@@ -72,8 +72,9 @@ def test_a_frozen_container_that_wakes_up(box: ClusterBox) -> None:
     run = train(box, 120, "--lost-after", "10s")
     pod = box.pods(run)[0]["metadata"]["name"]
     box.cluster.freeze(pod, "main", box.namespace)
+    time.sleep(5)  # what was said before it is on its way
     before = steps(box, run)
-    time.sleep(20)
+    time.sleep(15)
     assert len(steps(box, run)) <= len(before) + 1
     assert box.show(run)["state"] == "running"
     box.cluster.thaw(pod, "main", box.namespace)

@@ -115,8 +115,7 @@ def test_a_cache_of_every_kind_the_engine_needs(cluster: Any, namespace: str) ->
                 lambda: (cache.get(kinds.PODS, "p", namespace) or made)["status"].get("phase") == "Running"
             )
             await until(lambda: cache.get(kinds.SECRETS, "s", namespace))
-            reasons = {event["reason"] for event in cache.list(kinds.EVENTS)}
-            assert "Scheduled" in reasons
+            await until(lambda: "Scheduled" in {event["reason"] for event in cache.list(kinds.EVENTS)})
             found = cache.get(kinds.PODS, "p", namespace)
             assert found is not None and "managedFields" not in found["metadata"]
             await kube.delete(kinds.PODS, "p", namespace, grace=0)
@@ -214,6 +213,7 @@ def test_what_vanished_and_was_compacted_while_a_cache_was_cut_off_is_told(
             for name in ("stays", "vanishes"):
                 await free.create(kinds.CONFIGMAPS, configmap(name), namespace)
             await until(lambda: cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
+            await until(lambda: cache.get(kinds.CONFIGMAPS, "kube-root-ca.crt", namespace))
             reader, lists = cache.changes(), kube.calls["list", "configmaps"]
             await relay.take()
             await free.delete(kinds.CONFIGMAPS, "vanishes", namespace)

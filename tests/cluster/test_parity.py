@@ -69,6 +69,7 @@ for step in range(start, 4):
         os.replace(path + ".tmp", path)
     print("rank", rank, "step", step, "total", total, flush=True)
     if mode == "fail" and step == 2 and rank == 1:
+        time.sleep(2)  # the other one, which will be told to stop then, is to have got as far
         sys.exit(3)
     while generation == 1 and (mode, step) in (("fail", 2), ("hang", 1)):
         time.sleep(0.1)
@@ -202,7 +203,7 @@ def test_out_of_memory(box: ClusterBox) -> None:
 
 
 def test_a_timeout(box: ClusterBox) -> None:
-    assert both(box, "python3 train.py hang", "timeout: 3s")["cause"] == "timeout"
+    assert both(box, "python3 train.py hang", "timeout: 10s")["cause"] == "timeout"
 
 
 def test_no_such_command(box: ClusterBox) -> None:

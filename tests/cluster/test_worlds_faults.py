@@ -347,7 +347,7 @@ def rival(box: ClusterBox, name: str, chief: str, worker: str) -> str:
         "run": ["python3", "worlds.py", "20", "5", "0.1"],
         "resources": there,
         "grace": "2s",
-        "start_within": "30s",
+        "start_within": "45s",
         "framework": "none",
         "roles": {"chief": {"pod": {"spec": {"nodeSelector": {chief: "yes"}}}, "resources": there}},
         "pod": {"spec": {"nodeSelector": {worker: "yes"}}},

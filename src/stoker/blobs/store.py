@@ -124,7 +124,7 @@ class BlobStore:
         between two pieces while it is read through."""
         if move and (taken := self._take(fd, digest, size, durable, limit, pause)):
             return taken
-        return self.put_stream(_chunks(fd, limit), digest=digest, size=size, durable=durable)
+        return self.put_stream(_chunks(fd, limit, pause), digest=digest, size=size, durable=durable)
 
     def put_tree(self, tree: Tree, *, durable: bool = True) -> str:
         """Store a manifest. That its blobs are here is the caller's business."""
@@ -366,13 +366,14 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _chunks(fd: int, limit: int | None) -> Iterator[bytes]:
+def _chunks(fd: int, limit: int | None, pause: Pause) -> Iterator[bytes]:
     done = 0
     while data := os.pread(fd, CHUNK, done):
         done += len(data)
         if limit is not None and done > limit:
             raise TooLarge(f"a file has more than {limit} bytes")
         yield data
+        pause()
 
 
 def _link_fd(fd: int, path: Path) -> bool:

@@ -11,15 +11,16 @@ from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.spare import Pause, Spare, none
 
-_AT_ONCE = 8
+_AT_ONCE = 32
+"""Most of them rest most of the time, or wait for a network."""
 
 
 class Abandoned(Exception):
-    """The server ends. Whoever comes next goes on with what has arrived."""
+    """The server ends, or begins again from the database. Whoever comes next goes on with what has arrived."""
 
 
 class Carriers:
-    """One per server; used from any thread."""
+    """Of one session with the database; used from any thread."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="checkpoints")
@@ -30,17 +31,31 @@ class Carriers:
     ) -> Future[tuple[str, int]]:
         """As `carry_checkpoint`. Beside the training it gives way to it, until it is `hurried`."""
         rest = none if isinstance(directory, FarTaskDir) else Spare(lambda: self._closing or hurried()).pause
-        return self._threads.submit(carry_checkpoint, directory, staged, blobs, pause=self._pause(rest))
+        pause = self._pause(rest)
+
+        def work() -> tuple[str, int]:
+            self._go_on()
+            return carry_checkpoint(directory, staged, blobs, pause=pause)
+
+        try:
+            return self._threads.submit(work)
+        except RuntimeError:  # closed
+            refused: Future[tuple[str, int]] = Future()
+            refused.set_exception(Abandoned())
+            return refused
 
     def close(self) -> None:
-        """What is under way is broken off after the piece it is at."""
+        """What is under way is broken off after the piece it is at, and what waits for its turn never begins."""
         self._closing = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
 
     def _pause(self, rest: Pause) -> Pause:
         def pause() -> None:
             rest()
-            if self._closing:
-                raise Abandoned
+            self._go_on()
 
         return pause
+
+    def _go_on(self) -> None:
+        if self._closing:
+            raise Abandoned

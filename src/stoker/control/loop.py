@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from stoker.blobs import BlobStore
 from stoker.control import chores, keeping
 from stoker.control.archive import LogArchive
-from stoker.control.carrying import Carriers
+from stoker.control.carrying import Abandoned, Carriers
 from stoker.control.commits import Committer
 from stoker.control.fleet import Fleet, Member
 from stoker.control.hub import Hub
@@ -112,7 +112,6 @@ class Loop:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=30)
         self.packages.shutdown()
-        self.carriers.close()
         self.seating.close()
 
     def notify(self, row: RunRow) -> None:
@@ -162,8 +161,14 @@ class Loop:
 
     async def _run_session(self) -> None:
         """From the database to the first store error or the end."""
-        assert self._stopping is not None
         self._forget()
+        try:
+            await self._attend()
+        finally:
+            self.carriers.close()
+
+    async def _attend(self) -> None:
+        assert self._stopping is not None
         async with asyncio.TaskGroup() as group:
             self._session = group
             group.create_task(self.committer.run())
@@ -183,6 +188,7 @@ class Loop:
             working = [live.working for live in self.runs.values() if live.working is not None]
             if working:
                 await asyncio.wait(working, timeout=_LAST_STEPS)
+            self.carriers.close()  # before those are waited for who wait for them
             raise _Over
 
     def _forget(self) -> None:
@@ -192,6 +198,7 @@ class Loop:
         self.runs.clear()
         self.cleaning.clear()
         self.kept.clear()
+        self.carriers = Carriers()
         self.scheduler = Scheduler()
         self.scheduler.set_nodes(self.suspects.trusted())
         self.committer = Committer(self.store)
@@ -273,6 +280,8 @@ class Loop:
         except EngineUnavailable as exc:
             log.warning("run %s: %s; trying again", live.id, exc)
             self.kick_later(live, 2.0)
+        except Abandoned:
+            log.debug("the session ends")
         except Exception:  # one run's trouble, whatever it is, must not stop the others; it is tried again
             log.exception("run %s: unexpected trouble; trying again in 5 s", live.id)
             self.kick_later(live, 5.0)

@@ -156,6 +156,8 @@ class Pump:
         self._carriers = carriers if alone else None
         self._aside: dict[int, _Aside] = {}
         self._patient = False
+        self._pressed = False
+        """More stands in the journal behind what is being carried."""
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
@@ -228,9 +230,11 @@ class Pump:
             return  # not a regular file: user code put it there, and only death or a stop ends such a task
         lines, used = split_lines(data, keep=True)
         offset = before
+        self._pressed = False
         for line in lines:
             if any(self._goes_aside(entry, found) for entry in parse_lines([line])):
                 found.behind = True
+                self._pressed = offset + len(line) < before + used
                 break
             offset += len(line)
             for entry in parse_lines([line]):
@@ -267,7 +271,7 @@ class Pump:
             if size < LARGE or not self._patient:
                 return False
             found.carrying = self._carriers.carry(
-                self.directory, staged, self._blobs, lambda: not self._patient
+                self.directory, staged, self._blobs, lambda: self._pressed or not self._patient
             )
             self._aside[staged.number] = _Aside(found.carrying, list(found.points), dict(self._latest))
         return self._patient and not self._aside[staged.number].carried.done()
@@ -304,7 +308,7 @@ class Pump:
     def _checkpoint(self, staged: StagedCheckpoint, found: Intake) -> None:
         aside = self._aside.pop(staged.number, None)
         try:
-            if aside is None:
+            if aside is None or aside.carried.cancel():  # or it had not been its turn yet
                 digest, size = carry_checkpoint(self.directory, staged, self._blobs)
             else:
                 digest, size = aside.carried.result()
@@ -316,7 +320,7 @@ class Pump:
         except DiskFull:
             raise
         except StokerError as exc:
-            # The copy in the task directory is not what the launcher hashed (damaged, or tampered with): it is
+            # The copy in the task directory is not what the launcher saw (damaged, or tampered with): it is
             # never offered, training goes on, and the one before it stays.
             self._refuse(staged, exc, found)
             return

@@ -76,12 +76,16 @@ def carry_checkpoint(
     else:
         near = _near(task_dir)
         unhashed = {str(raw["path"]) for raw in staged.files if not raw["sha256"]}
+        # What takes long first: of the rest, others may have the same, and let it go meanwhile.
+        by_size = sorted(tree.files, key=lambda file: file.size, reverse=True)
         tree = Tree.of(
             [
                 _carry_file(near, f"{directory}/{file.path}", file, file.path not in unhashed, blobs, pause)
-                for file in tree.files
+                for file in by_size
             ]
         )
+        if missing := blobs.missing({file.sha256 for file in tree.files}):
+            raise NotFound(f"of checkpoint {staged.number}, {len(missing)} files are not stored any more")
     digest = blobs.put_tree(tree)
     if part is None:
         _remove(task_dir, layout.STAGED, directory.rpartition("/")[2])
@@ -212,7 +216,7 @@ def _carry_file(
         fd = task_dir.open(path)
     except FileNotFoundError as exc:
         if not hashed:
-            file = replace(file, sha256=_sums(task_dir).get(path, file.sha256))
+            file = replace(file, sha256=check_digest(_sums(task_dir).get(path, file.sha256)))
         if not blobs.missing([file.sha256]) and blobs.size(file.sha256) == file.size:
             return file
         raise NotFound(f"the staged checkpoint file {path!r} is gone and was not stored") from exc
@@ -245,7 +249,7 @@ def _sums(task_dir: NearTaskDir) -> dict[str, str]:
         lines, end = task_dir.lines(layout.SUMS, offset)
         if end == offset:
             return found
-        found.update((str(line.get("path")), check_digest(line.get("sha256"))) for line in lines)
+        found.update((str(line.get("path")), str(line.get("sha256"))) for line in lines)
         offset = end
 
 
@@ -269,7 +273,7 @@ def _fetch_checkpoint(
                 part = fetcher.fetch(path, file.sha256, file.size, pause)
             except FileNotFoundError as exc:
                 raise NotFound(f"the staged checkpoint file {path!r} is gone and was not stored") from exc
-            store(part, blobs, digest=file.sha256, size=file.size, durable=True)
+            store(part, blobs, digest=file.sha256, size=file.size, durable=True, pause=pause)
             taken.add(file.sha256, file.size, durable=True)
 
 

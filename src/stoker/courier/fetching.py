@@ -146,12 +146,20 @@ class Fetcher:
 
 
 def store(
-    part: Path, blobs: BlobStore, *, durable: bool, digest: str | None = None, size: int | None = None
+    part: Path,
+    blobs: BlobStore,
+    *,
+    durable: bool,
+    digest: str | None = None,
+    size: int | None = None,
+    pause: Pause = none,
 ) -> tuple[str, int]:
     """Move what arrived into the store, hashed on the way. What does not have its digest is gone afterwards."""
     fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        result = blobs.put_fd(fd, digest=digest, size=size, move=True, limit=size, durable=durable)
+        result = blobs.put_fd(
+            fd, digest=digest, size=size, move=True, limit=size, durable=durable, pause=pause
+        )
     except BlobDamaged:
         part.unlink(missing_ok=True)
         raise

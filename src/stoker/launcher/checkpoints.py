@@ -324,6 +324,7 @@ class Scanner:
             pointer=scan.pointer(self._source, unit.name, members),
             known=self._facts.contents.get(unit.name, ""),
             hashed=self._hashed,
+            patient=not unit.missed,
             version=unit.version,
         )
         self._stager.submit(unit.job)
@@ -346,6 +347,7 @@ class Scanner:
         unit.copied(now, outcome.seconds)
         if job.stale or outcome.status == "changed":
             staging.remove(job.target)
+            unit.missed = True
             unit.due = unit.due or now + min(self._quiet, LOOK_AGAIN)
             return
         if outcome.status in ("disk-full", "failed"):
@@ -356,6 +358,7 @@ class Scanner:
             unit.closed = False
             unit.due = unit.due or unit.changed + self._quiet
             return
+        unit.missed = False
         if outcome.status == "staged":
             self._commit(outcome, unit)
         elif outcome.status == "rejected" and f"{job.name} {outcome.content}" not in self._facts.refused:

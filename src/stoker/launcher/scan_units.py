@@ -31,6 +31,8 @@ class Unit:
         self.not_before = 0.0
         """Not to be copied again before: a copy costs the training something, and what is overwritten all the time
         is copied now and then; the newest is there at the end anyway."""
+        self.missed = False
+        """It was written to before its last copy had been made."""
         self.due: Optional[float] = None
         """When to decide about it."""
         self.job: Optional[Job] = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import os
 import platform
@@ -63,6 +64,8 @@ class Job:
     """Content of the last staged version."""
     hashed: bool = True
     """Whether large files get a hash too. The server hashes what it takes in; where it takes the very files, that is enough."""
+    patient: bool = True
+    """Whether it may give way to the training. One that was written to before its copy was made had better hurry."""
     stale: bool = False
     version: int = 0
     """For the owner: which state of the source this is about."""
@@ -78,6 +81,7 @@ class Outcome:
     content: str = ""
     files: List[Dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    """That it took, without those in which it gave way."""
 
 
 class Stager:
@@ -105,6 +109,10 @@ class Stager:
         """Whether somebody waits for the copies now: the training is over, nobody has to be given way to."""
         self._patient = not hurry
 
+    def _is_hurried(self, job: Job) -> bool:
+        """Others wait for their turn, or there will be nothing in the end: neither makes a long copy worth its rests."""
+        return not self._patient or not job.patient or job.stale or self.waiting > 1
+
     def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[Outcome]:
         """A finished job, or None when there is none (within `timeout`; None: for as long as it takes)."""
         if not self.waiting:
@@ -129,9 +137,9 @@ class Stager:
             job = self._jobs.get()
             if job is None:
                 return
-            started = time.monotonic()
-            outcome = stage(job, spare.Spare(lambda: not self._patient).pause)
-            outcome.seconds = time.monotonic() - started
+            started, rests = time.monotonic(), spare.Spare(functools.partial(self._is_hurried, job))
+            outcome = stage(job, rests.pause)
+            outcome.seconds = time.monotonic() - started - rests.rested
             self.done.put(outcome)
             self._wake()
 

@@ -53,6 +53,8 @@ class NearTaskDir:
         finally:
             os.close(parent)
         try:
+            # One that was cut short by a full disk or a power cut is closed off.
+            formats.write_all(fd, b"\n")
             formats.append_line(fd, value, durable=True)
         finally:
             os.close(fd)

@@ -9,8 +9,11 @@ it goes as fast as it can; where not, it contents itself with a small share of o
 from __future__ import annotations
 
 import os
+import random
 import time
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional, Tuple
+
+from stoker.task import groups
 
 SHARE = 0.03
 """Of one CPU, where none is free. Two gigabytes are hashed in three quarters of a minute then."""
@@ -35,6 +38,8 @@ class Spare:
 
     def __init__(self, hurried: Callable[[], bool] = bool) -> None:
         self._hurried = hurried
+        self.rested = 0.0
+        """Seconds in which nothing was done."""
         self._free = False
         self._began = self._used = 0.0
         self._until = 0.0
@@ -45,7 +50,8 @@ class Spare:
         if time.monotonic() >= self._until:
             self._free = self._look()
             self._began, self._used = time.monotonic(), time.thread_time()
-            self._until = self._began + PERIOD
+            # Workers of one run save at the same time, and should not all find the same idle CPU.
+            self._until = self._began + PERIOD * random.uniform(0.6, 1.4)
         elif not self._free:
             self._rest(self._began + (time.thread_time() - self._used) / SHARE)
 
@@ -56,17 +62,18 @@ class Spare:
         return before.spare(_Seen(), time.monotonic() - began) >= ENOUGH
 
     def _rest(self, until: float) -> None:
+        began = time.monotonic()
         while (left := until - time.monotonic()) > 0 and not self._hurried():
             time.sleep(min(left, _NAP))
+        self.rested += time.monotonic() - began
 
 
 class _Seen:
-    """What the kernel had counted by now: of the machine, and where this is a container, of that."""
+    """What the kernel had counted by now: of the CPUs this process may run on, and where there is a limit, of its group."""
 
     def __init__(self) -> None:
         self.idle = _idle()
-        self.limit = _limit()
-        self.used = _used() if self.limit is not None else None
+        self.limit, self.used = _group()
 
     def spare(self, later: "_Seen", seconds: float) -> float:
         """CPUs that were free between these two."""
@@ -79,35 +86,44 @@ class _Seen:
 
 
 def _idle() -> Optional[float]:
-    """Seconds that CPUs of this machine had nothing to do, or only waited for a disk."""
-    words = _read("/proc/stat").partition("\n")[0].split()
+    """Seconds that these CPUs had nothing to do, or only waited for a disk. None: nobody counts them here."""
     try:
-        return (int(words[4]) + int(words[5])) / os.sysconf("SC_CLK_TCK")
-    except (IndexError, ValueError):
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        lines = [line.split() for line in _read("/proc/stat").splitlines() if line.startswith("cpu")]
+        counted = [[int(word) for word in words[1:]] for words in lines if words[0] in ours]
+        if not any(map(sum, counted)):
+            return None
+        return sum(numbers[3] + numbers[4] for numbers in counted) / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, IndexError, ValueError):
         return None
 
 
-def _limit() -> Optional[float]:
-    """CPUs this container may use. The file is not there outside of one, and says `max` where there is no limit."""
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+def _group() -> Tuple[Optional[float], Optional[float]]:
+    """CPUs that the control group may use, and CPU seconds it has used. None: no limit, or nobody can say."""
+    first, second = groups.find(_read("/proc/self/mountinfo"), _read("/proc/self/cgroup"))
+    if second is not None:
+        quota, _, period = _read(f"{second}/cpu.max").partition(" ")
+        used = _numbers(_read(f"{second}/cpu.stat")).get("usage_usec", 0) / 1e6
+    else:
+        quota, period = (_read(f"{first.get('cpu')}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        spent = _read(f"{first.get('cpuacct')}/cpuacct.usage")
+        used = _numbers(f"used {spent}").get("used", 0) / 1e9
     try:
-        return int(quota) / int(period)
+        limit = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
-        return None
+        return None, None
+    return (limit, used) if limit > 0 else (None, None)
 
 
-def _used() -> Optional[float]:
-    """CPU seconds of this container."""
-    for line in _read("/sys/fs/cgroup/cpu.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "usage_usec" and value.isdigit():
-            return int(value) / 1e6
-    return None
+def _numbers(text: str) -> Dict[str, int]:
+    """Of a file whose lines are a name and a number."""
+    words = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
-    except (OSError, ValueError):
+    except OSError:
         return ""

@@ -132,13 +132,19 @@ def test_the_program_sees_what_it_would_see(program: Program) -> None:
             check=True,
         )
         wanted = json.loads(plain.stdout)
-        for generation in (program.it.seq + 1, program.it.seq + 2):
+        first = program.it.seq + 1
+        for generation in range(first, first + 20):
+            before = program.imports()
             program.write(LOOK + "\nimport os; os.abort()" if generation % 2 else LOOK, words[0])
             program.run(*words, generation=generation)
             program.it.ending()
             said = json.loads(program.it.text().splitlines()[-1])
             assert said == {**wanted, "rank": str(generation)}
-    assert program.imports() == 3
+            # One that was over before its copy had been made leaves none, and one that ended well never does.
+            if generation > first and (program.imports() == before or words[0] == "-m"):
+                break
+        else:
+            pytest.fail("no generation had it already")
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,12 @@ class Carriers(carrying.Carriers):
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], tuple[Any, ...]]] = []
         self.fault: Exception | None = None
+        self.begins = True
 
     def carry(self, *asked: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        if self.begins:
+            future.set_running_or_notify_cancel()
         self.waiting.append((future, asked))
         return future
 
@@ -147,6 +150,27 @@ def test_an_end_waits_for_what_is_on_its_way_and_that_hurries(task: Task) -> Non
     task.carriers.work()
     assert names(found.result(60)) == ["step-1.pt"] and found.result().ending is not None
     looked.shutdown()
+
+
+def test_an_end_does_not_wait_for_others_that_are_carried_first(task: Task) -> None:
+    task.carriers.begins = False
+    task.checkpoint(1, b"x" * 1000)
+    assert task.pump.look().behind
+    task.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
+    task.phase("ended")
+    found = task.pump.look()
+    assert names(found) == ["step-1.pt"] and found.ending is not None
+    assert task.carriers.waiting[0][0].cancelled()
+
+
+def test_what_others_in_the_journal_wait_for_hurries(task: Task) -> None:
+    task.checkpoint(1, b"x" * 1000)
+    task.pump.look()
+    ((_, (*_, hurried)),) = task.carriers.waiting
+    assert not hurried()
+    task.journal({"k": "warning", "message": "the next line"})
+    task.pump.look()
+    assert hurried()
 
 
 def test_of_one_that_has_ended_nothing_goes_aside(task: Task) -> None:

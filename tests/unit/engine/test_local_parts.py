@@ -64,6 +64,7 @@ def test_render_says_everything_that_will_be_written() -> None:
         "command": [],
         "container": None,
         "lease": None,
+        "near": True,
         "exclusive": False,
         "format": 1,
     }

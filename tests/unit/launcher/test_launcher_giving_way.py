@@ -114,3 +114,43 @@ def test_large_files_are_hashed_where_somebody_needs_it(
     second = job(tmp_path, b"y" * size, hashed=hashed)
     second.known = first.content
     assert staging.stage(second).status == "staged"
+
+
+def test_one_that_was_written_to_before_hurries(tmp_path: Path, paused: list[bool]) -> None:
+    stager = Stager(lambda: None)
+    assert copied(stager, job(tmp_path, b"x" * 500_000, patient=False)).status == "staged"
+    assert set(paused) == {True}
+    stager.close()
+
+
+def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    begun, another = threading.Event(), threading.Event()
+
+    def pause(self: spare.Spare) -> None:
+        begun.set()
+        assert another.wait(60)
+        seen.append(self._hurried())
+
+    monkeypatch.setattr(spare.Spare, "pause", pause)
+    monkeypatch.setattr(direct, "LARGE", 1)
+    stager = Stager(lambda: None)
+    stager.submit(job(tmp_path, b"x" * 1000))
+    assert begun.wait(60)
+    stager.submit(job(tmp_path, b"x" * 1000))
+    another.set()
+    while stager.waiting:
+        stager.next_outcome(None)
+    assert seen[0]
+    stager.close()
+
+
+def test_rests_are_not_part_of_what_a_copy_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pause(self: spare.Spare) -> None:
+        self.rested += 1000.0
+
+    monkeypatch.setattr(spare.Spare, "pause", pause)
+    monkeypatch.setattr(direct, "LARGE", 1)
+    stager = Stager(lambda: None)
+    assert copied(stager, job(tmp_path, b"x" * 1000)).seconds < 0
+    stager.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +23,7 @@ class Machine:
         self.counted = 0.0
         monkeypatch.setattr(spare, "time", self)
         monkeypatch.setattr(spare, "_idle", lambda: self.counted)
-        monkeypatch.setattr(spare, "_limit", lambda: None)
+        monkeypatch.setattr(spare, "_group", lambda: (None, None))
 
     def monotonic(self) -> float:
         return self.now
@@ -73,10 +75,10 @@ def test_it_notices_that_a_training_begins_and_ends(monkeypatch: pytest.MonkeyPa
 
     assert share(20) > 0.9
     machine.idle = 0.0
-    share(spare.PERIOD + 1)
+    share(1.4 * spare.PERIOD + 1)
     assert share(20) < 0.04
     machine.idle = 1.0
-    share(spare.PERIOD + 1)
+    share(1.4 * spare.PERIOD + 1)
     assert share(20) > 0.9
 
 
@@ -90,8 +92,7 @@ def test_who_is_waited_for_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_container_has_no_more_to_spare_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 30.0)
     training = 3.9
-    monkeypatch.setattr(spare, "_limit", lambda: 4.0)
-    monkeypatch.setattr(spare, "_used", lambda: machine.worked + training * machine.now)
+    monkeypatch.setattr(spare, "_group", lambda: (4.0, machine.worked + training * machine.now))
     assert 2.0 / took(machine, 2.0) < 1.05 * spare.SHARE
     training = 2.0
     assert took(machine, 2.0) < 2.0 * 1.4
@@ -105,9 +106,6 @@ def test_where_nobody_can_say_it_does_not_wait(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_kernel_is_understood() -> None:
     """Of this very machine: what is counted grows, and no faster than the time times the CPUs."""
-    import os
-    import time
-
     before, began = spare._idle(), time.monotonic()
     time.sleep(0.3)
     after, took = spare._idle(), time.monotonic() - began
@@ -115,17 +113,61 @@ def test_the_kernel_is_understood() -> None:
     assert before <= after <= before + (took + 0.1) * (os.cpu_count() or 1) + 0.1
 
 
+def files(monkeypatch: pytest.MonkeyPatch, content: dict[str, str]) -> None:
+    monkeypatch.setattr(spare, "_read", lambda path: content.get(path, ""))
+
+
+def test_only_those_cpus_count_that_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tick = os.sysconf("SC_CLK_TCK")
+    stat = "cpu 9 9 9 999999 9\ncpu0 1 2 3 400 50 6\ncpu1 1 2 3 100 20 6\ncpu10 1 2 3 7000 0 6\nintr 7\n"
+    files(monkeypatch, {"/proc/stat": stat})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 10}, raising=False)
+    assert spare._idle() == 7450 / tick
+    files(monkeypatch, {"/proc/stat": "cpu 0 0 0 0 0\ncpu0 0 0 0 0 0\ncpu10 0 0 0 0 0\n"})
+    assert spare._idle() is None, "a kernel that counts nothing"
+    files(monkeypatch, {})
+    assert spare._idle() is None
+
+
+SECOND = {
+    "/proc/self/mountinfo": "31 1 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    "/proc/self/cgroup": "0::/box\n",
+    "/sys/fs/cgroup/box/cpu.stat": "usage_usec 2500000\nuser_usec 1\n",
+}
+FIRST = {
+    "/proc/self/mountinfo": "31 1 0:27 /box /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
+    "/proc/self/cgroup": "4:cpu,cpuacct:/box\n",
+    "/sys/fs/cgroup/cpu,cpuacct/cpuacct.usage": "2500000000\n",
+    "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "limit"),
     [("max 100000\n", None), ("150000 100000\n", 1.5), ("", None), ("nonsense", None), ("1 0\n", None)],
 )
-def test_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch, text: str, expected: float | None) -> None:
-    monkeypatch.setattr(spare, "_read", lambda path: text)
-    assert spare._limit() == expected
+def test_the_limit_of_a_group(monkeypatch: pytest.MonkeyPatch, text: str, limit: float | None) -> None:
+    files(monkeypatch, {**SECOND, "/sys/fs/cgroup/box/cpu.max": text})
+    assert spare._group() == ((None, None) if limit is None else (limit, 2.5))
 
 
-def test_the_use_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "_read", lambda path: "usage_usec 2500000\nuser_usec 1\n")
-    assert spare._used() == 2.5
-    monkeypatch.setattr(spare, "_read", lambda path: "")
-    assert spare._used() is None
+@pytest.mark.parametrize(("text", "limit"), [("-1\n", None), ("150000\n", 1.5), ("", None)])
+def test_the_limit_of_a_group_of_the_first_version(
+    monkeypatch: pytest.MonkeyPatch, text: str, limit: float | None
+) -> None:
+    files(monkeypatch, {**FIRST, "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": text})
+    assert spare._group() == ((None, None) if limit is None else (limit, 2.5))
+
+
+def test_no_groups_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    files(monkeypatch, {})
+    assert spare._group() == (None, None)
+
+
+def test_rests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 0.0)
+    rests, began = Spare(), machine.now
+    for _ in range(50):
+        machine.work(0.004)
+        rests.pause()
+    assert rests.rested == pytest.approx(machine.now - began - 50 * 0.004)
