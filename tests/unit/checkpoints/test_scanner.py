@@ -295,8 +295,17 @@ class TestVersions:
             task.poll(0.1)
             task.poll(3.1)
         assert task.offered == []
+        patience: list[bool] = []
+        stage = staging.stage
+        monkeypatch.setattr(
+            staging, "stage", lambda job, pause: patience.append(job.patient) or stage(job, pause)
+        )
         task.pass_time(6)
         assert [task.staged(record, "last.bin") for record in task.offered] == [b"torn"]
+        task.write("last.bin", b"whole")
+        task.pass_time(20)
+        assert not patience[0], "the one after a copy that came to nothing hurries"
+        assert patience[-1]
 
     def test_replaced_or_deleted_while_it_is_copied_is_kept(
         self, task: Task, monkeypatch: pytest.MonkeyPatch
