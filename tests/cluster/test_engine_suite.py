@@ -69,8 +69,10 @@ class TestKubernetesEngine(EngineSuite):
         return f"{seen_dying}|{pod} is gone: somebody deleted it, or its node"
 
 
+@pytest.mark.soak
 class TestFromOurImage(TestKubernetesEngine):
-    """Our code from Stoker's own image, through the API server's proxy, in an image that would run as root."""
+    """Our code from Stoker's own image, through the API server's proxy, in an image that would run as root. Both ways are in
+    test_pods.py, test_scale.py and test_chart_rbac.py too: the whole suite once more is for the soak."""
 
     image = "root"
 
