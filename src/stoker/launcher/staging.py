@@ -156,6 +156,8 @@ def stage(job: Job, pause: spare.Pause = spare.none) -> Outcome:
             outcome = Outcome(job, "changed", str(exc))
         else:
             outcome = Outcome(job, "failed", f"cannot copy {job.name}: {exc}")
+    except Exception as exc:  # noqa: BLE001 - whatever a strange file leads to: the owner waits for an answer
+        outcome = Outcome(job, "failed", f"cannot copy {job.name}: {type(exc).__name__}: {exc}")
     if outcome.status != "staged":
         remove(job.target)
     return outcome

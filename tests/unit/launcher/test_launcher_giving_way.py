@@ -154,3 +154,19 @@ def test_rests_are_not_part_of_what_a_copy_takes(tmp_path: Path, monkeypatch: py
     stager = Stager(lambda: None)
     assert copied(stager, job(tmp_path, b"x" * 1000)).seconds < 0
     stager.close()
+
+
+def test_whatever_goes_wrong_with_a_copy_is_said_and_the_next_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise IndexError("no such member")
+
+    stager = Stager(lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.verify, "verify_unit", broken)
+        outcome = copied(stager, job(tmp_path, b"x"))
+    assert (outcome.status, outcome.reason) == ("failed", "cannot copy last.bin: IndexError: no such member")
+    assert not (tmp_path / "000001.tmp").exists()
+    assert copied(stager, job(tmp_path, b"x")).status == "staged"
+    stager.close()
