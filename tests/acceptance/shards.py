@@ -10,7 +10,7 @@ import stoker
 
 
 def main() -> None:
-    steps, pause = int(sys.argv[1]), float(sys.argv[2])
+    steps, pause, size = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     rank, directory = int(os.environ["STOKER_RANK"]), os.environ["STOKER_CHECKPOINT_DIR"]
     first = 0
     if resume := os.environ.get("STOKER_RESUME_FROM"):
@@ -24,6 +24,7 @@ def main() -> None:
         os.makedirs(part)
         with open(f"{part}/rank{rank}.txt", "w") as file:
             file.write(str(step))
+            file.truncate(max(size, file.tell()))
         os.rename(part, f"{directory}/step-{step}")
         time.sleep(pause)
     with open(f"{os.environ['STOKER_OUTPUT_DIR']}/who.txt", "w") as file:
@@ -33,7 +34,7 @@ def main() -> None:
 
 def _read(path: str) -> str:
     with open(path) as file:
-        return file.read()
+        return file.read(16).strip("\0")
 
 
 if __name__ == "__main__":

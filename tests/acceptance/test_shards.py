@@ -10,19 +10,25 @@ from typing import Any
 import pytest
 from box import Box, wait
 
+from stoker.task.direct import LARGE
 
-def begin(box: Box, steps: int, pause: float = 0.5) -> str:
+
+def begin(box: Box, steps: int, pause: float = 0.5, size: int = 0) -> str:
     shutil.copy(Path(__file__).with_name("shards.py"), box.work / "shards.py")
-    return box.submit("--workers", "2", "--retries", "1", "--", "python", "shards.py", str(steps), str(pause))
+    job = ["python", "shards.py", str(steps), str(pause), str(size)]
+    return box.submit("--workers", "2", "--retries", "1", "--", *job)
 
 
 def kept(box: Box, run: str) -> list[dict[str, Any]]:
     return [row for row in box.show(run)["checkpoints"] if row["kept"]]
 
 
-@pytest.mark.parametrize("victim", ["body", "launcher", "server"])
-def test_every_rank_finds_all_parts_of_one_step(box: Box, victim: str) -> None:
-    run = begin(box, 1_000_000)
+@pytest.mark.parametrize(
+    ("victim", "size"), [("body", 0), ("launcher", 0), ("server", 0), ("launcher", LARGE), ("server", LARGE)]
+)
+def test_every_rank_finds_all_parts_of_one_step(box: Box, victim: str, size: int) -> None:
+    """The large ones are carried beside everything else."""
+    run = begin(box, 1_000_000, pause=2.0 if size else 0.5, size=size)
     wait(lambda: kept(box, run), lambda rows: len(rows) >= 2)
     if victim == "server":
         box.kill_server()

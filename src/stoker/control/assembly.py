@@ -74,6 +74,8 @@ class Assembly:
         self._members: list[str] = []
         self._gathering = Gathering({})
         self._latest = dict(latest or {})
+        self._reported: dict[tuple[int, str, int], tuple[list[Point], dict[str, float]]] = {}
+        """Of parts that are on their way: what had been reported when they set out. They are judged by that."""
         self._warned: set[str] = set()
 
     def begin(
@@ -94,7 +96,7 @@ class Assembly:
         rows = {_key(row): row for row in [*known, *(part.row for part in old.forget())]}
         self._gathering, self._generation, self._members = fresh, generation, list(members)
         self._world_size = world_size or max(1, len(members))
-        self._warned = set()
+        self._reported, self._warned = {}, set()
         done = Assembled()
         parts = []
         for row in sorted(rows.values(), key=lambda row: row.created_at):
@@ -126,8 +128,13 @@ class Assembly:
         for task, intake in found.items():
             done.checkpoints += intake.checkpoints
             status = intake.status
-            if status is not None:
+            if intake.behind:
+                self._gathering.expect(task, intake.generation, intake.behind)
+            elif status is not None and not intake.more:
                 self._gathering.see(task, status.generation, status.scans, status.pending)
+            if intake.set_out is not None:
+                on_its_way = intake.generation, task, intake.set_out
+                self._reported[on_its_way] = list(points), dict(self._latest)
         for task, intake in found.items():
             for row in intake.parts:
                 self._add(row, points, done)
@@ -156,7 +163,7 @@ class Assembly:
         ]
 
     def _add(self, row: PartRow, points: Sequence[Point], done: Assembled) -> None:
-        row = score(row, points, self._latest)
+        row = score(row, *self._reported.pop(_key(row), (points, self._latest)))
         part = self._part(row)
         if part is None:
             return

@@ -140,6 +140,12 @@ class Gathering:
             elif scans > round_.asked[task]:
                 round_.passed.add(task)
 
+    def expect(self, task: str, generation: int, names: Iterable[str]) -> None:
+        """Parts that it has committed and that are on their way."""
+        known = self._current(task, generation)
+        if known is not None:
+            known.pending |= frozenset(names)
+
     def add(self, part: Part) -> Settled:
         """A committed part. One of another generation is refused."""
         settled = Settled()

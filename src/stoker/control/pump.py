@@ -81,8 +81,10 @@ class Intake:
     """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
     carrying: Future[Any] | None = None
     """Set when a checkpoint has begun to be carried aside: what is written after it is taken in when this is done."""
-    behind: bool = False
-    """There is such a one."""
+    set_out: int | None = None
+    """Its number."""
+    behind: list[str] = field(default_factory=list)
+    """Names of such a one and of those in the journal behind it: not all that the status speaks of has been taken in."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -101,6 +103,7 @@ class Intake:
         self.visible = self.visible or later.visible
         self.more = later.more
         self.carrying, self.behind = self.carrying or later.carrying, later.behind
+        self.set_out = self.set_out if later.set_out is None else later.set_out
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,7 @@ class Pump:
         self._alone = alone
         self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
         self._pace = Pace()
-        # Parts of a checkpoint of several tasks are taken in together with what their launchers say, in order.
-        self._carriers = carriers if alone else None
+        self._carriers = carriers
         self._aside: dict[int, _Aside] = {}
         self._patient = False
         self._pressed = False
@@ -231,9 +233,9 @@ class Pump:
         lines, used = split_lines(data, keep=True)
         offset = before
         self._pressed = False
-        for line in lines:
+        for place, line in enumerate(lines):
             if any(self._goes_aside(entry, found) for entry in parse_lines([line])):
-                found.behind = True
+                found.behind = self._names(lines[place:])
                 self._pressed = offset + len(line) < before + used
                 break
             offset += len(line)
@@ -273,8 +275,16 @@ class Pump:
             found.carrying = self._carriers.carry(
                 self.directory, staged, self._blobs, lambda: self._pressed or not self._patient
             )
+            found.set_out = staged.number
             self._aside[staged.number] = _Aside(found.carrying, list(found.points), dict(self._latest))
         return self._patient and not self._aside[staged.number].carried.done()
+
+    def _names(self, lines: list[bytes]) -> list[str]:
+        return [
+            _text(entry.get("name"), _NAME)
+            for entry in parse_lines(lines)
+            if entry.get("k") == "checkpoint" and self._is_of_now(entry)
+        ]
 
     def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
         kind = entry.get("k")

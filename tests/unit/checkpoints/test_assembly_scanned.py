@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_scanning import Clock, Task
 
 from stoker.blobs import BlobStore
+from stoker.control import pump as pumps
 from stoker.control.assembly import Assembly
+from stoker.control.carrying import Carriers
 from stoker.control.pump import Intake, Pump
+from stoker.courier import carry_checkpoint
 from stoker.settings import Home
 from stoker.store import Store
 from stoker.store.rows import CheckpointRow, NewRun
@@ -22,6 +27,24 @@ from stoker.task.formats import Ending, Status, write_json
 from stoker.task.near import NearTaskDir
 
 SIZE = 2000
+
+
+class Slow(Carriers):
+    """Carries one when it is told to, in any order."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], tuple[Any, ...]]] = []
+
+    def carry(self, *asked: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, asked))
+        return future
+
+    def work(self, chance: random.Random) -> None:
+        if self.waiting:
+            future, (directory, staged, blobs, _) = self.waiting.pop(chance.randrange(len(self.waiting)))
+            if future.set_running_or_notify_cancel():
+                future.set_result(carry_checkpoint(directory, staged, blobs))
 
 
 class Rank(Task):
@@ -60,6 +83,7 @@ class Rig:
     def __init__(self, root: Path, style: str, chance: random.Random) -> None:
         self.root, self.style, self.chance = root, style, chance
         self.clock = Clock()
+        self.carriers = Slow()
         home = Home(root / "home")
         self.home, self.blobs = home, BlobStore(home.blobs)
         self.store = Store.open(home.database)
@@ -73,11 +97,12 @@ class Rig:
         near = NearTaskDir(str(rank.root))
         return Pump(
             self.home, self.blobs, near, run=self.run, attempt=1, task=rank.name, generation=1,
-            cursors=cursors, latest={}, alone=False,
+            cursors=cursors, latest={}, alone=False, carriers=self.carriers,
         )  # fmt: skip
 
     def restart(self) -> None:
         """The server dies and comes back."""
+        self.carriers = Slow()
         for rank in self.ranks:
             rank.pump = self.pump(rank)
         self.assembly = Assembly(self.blobs, run=self.run, attempt=1)
@@ -122,6 +147,9 @@ class Rig:
         self.store.apply([change for one in found.values() for change in one.changes] + done.changes)
         for row in done.checkpoints:
             self.check(row)
+
+    def carry(self) -> None:
+        self.carriers.work(self.chance)
 
     def kill(self) -> None:
         rank = self.chance.choice(self.ranks)
@@ -211,9 +239,14 @@ STYLES = ["first by rename", "first in place", "shards", "flat shards", "renamed
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("STOKER_SEEDS", "2"))))
-def test_what_is_offered_is_whole(tmp_path: Path, style: str, seed: int) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_offered_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, large: bool, seed: int
+) -> None:
     print(f"seed {seed}")
     chance = random.Random(f"{style} {seed}")
+    if large:
+        monkeypatch.setattr(pumps, "LARGE", SIZE // 2)
     rig = Rig(tmp_path, style, chance)
     deaths = chance.random() < 0.5
     try:
@@ -227,6 +260,7 @@ def test_what_is_offered_is_whole(tmp_path: Path, style: str, seed: int) -> None
             rig.tell,
             rig.tell,
             rig.look,
+            *([rig.carry] if large else []),
         ]
         for _ in range(250):
             chance.choice(actions)()

@@ -116,6 +116,38 @@ def test_parts_wait_through_a_restart(rig: Rig) -> None:
     assert len(rig.rows()) == 2
 
 
+def test_what_is_on_its_way_is_waited_for_however_long_it_takes(rig: Rig) -> None:
+    """The second has been seen not to write any for so long that nobody would wait for it; then it does."""
+    for step in range(6):
+        rig.take(rig.part("worker-0", f"step-{step}", step, {"w0": str(step)}, step=step))
+        rig.look(), rig.look(), rig.look()
+    assert len(rig.rows()) == 6
+    late = rig.part("worker-1", "step-6", 1, {"w1": "late"}, step=6)
+    found = {"worker-1": Intake(generation=1, behind=["step-6"], set_out=1)}
+    rig.record(rig.assembly.take(found))
+    rig.take(rig.part("worker-0", "step-6", 6, {"w0": "6"}, step=6))
+    for scans in range(100, 110):
+        found["worker-0"] = Intake(status=Status("running", generation=1, scans=scans))
+        found["worker-1"] = Intake(
+            status=Status("running", generation=1, scans=scans), generation=1, behind=["step-6"]
+        )
+        rig.record(rig.assembly.take(found))
+    assert len(rig.rows()) == 6
+    rig.take(late)
+    assert [rig.files(row) for row in rig.rows()[6:]] == [["w0", "w1"]] and rig.warnings == []
+
+
+def test_a_part_is_judged_by_what_had_been_reported_when_it_set_out(rig: Rig) -> None:
+    row = rig.part("worker-0", "last.pt", 1, {"last.pt": "a"})
+    found = Intake(generation=1, behind=["last.pt"], set_out=1, points=[Point("loss", 1, 0.5, 0.5)])
+    rig.record(rig.assembly.take({"worker-0": found}))
+    later = Intake(generation=1, behind=["last.pt"], points=[Point("loss", 2, 0.25, 0.9)])
+    rig.record(rig.assembly.take({"worker-0": later}))
+    rig.take(row)
+    rig.look(), rig.look()
+    assert [kept.metrics for kept in rig.rows()] == [{"loss": 0.5}]
+
+
 def test_a_new_generation_forgets_the_old_one(rig: Rig) -> None:
     rig.take(rig.part("worker-0", "step-1", 1, {"w0": "a"}, step=1))
     done = rig.record(rig.assembly.begin(2, {"worker-0": 2, "worker-1": 2}))

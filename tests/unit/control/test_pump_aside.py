@@ -215,12 +215,20 @@ def test_a_server_that_died_meanwhile_begins_again(task: Task) -> None:
     assert names(again.look()) == ["step-1.pt"]
 
 
-def test_parts_of_several_tasks_are_taken_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_checkpoint_of_several_tasks_is_carried_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pumps, "LARGE", 1000)
     task = Task(tmp_path, alone=False)
-    task.checkpoint(1, b"x" * 5000)
+    task.checkpoint(1, b"x" * 1000)
     found = task.pump.look()
-    assert [part.name for part in found.parts] == ["step-1.pt"] and not found.behind
+    assert found.behind == ["step-1.pt"] and found.set_out == 1 and found.parts == []
+    task.checkpoint(2, b"small")
+    found = task.pump.look()
+    assert found.behind == ["step-1.pt", "step-2.pt"] and found.set_out is None and found.parts == []
+    task.carriers.work()
+    found = task.pump.look()
+    assert [part.name for part in found.parts] == ["step-1.pt", "step-2.pt"] and found.behind == []
 
 
 def test_what_the_journal_says_of_a_checkpoint_may_be_nonsense(task: Task) -> None:
