@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench import ours
 from bench.figures import Figure, figure, ratio
@@ -23,8 +25,9 @@ from stoker.client import Client
 
 TITLE = "a checkpoint of a torch state while the training goes on"
 HERE = Path(__file__).parent
-SCRIPT = HERE / "states.py"
-SAVE = "stoker.checkpoint.save_torch(asynchronous=True)"
+SCRIPT, OF_RANKS = HERE / "states.py", HERE / "state_ranks.py"
+SAVE, SAVE_PARTS = "stoker.checkpoint.save_torch(asynchronous=True)", "stoker.checkpoint.save_sharded()"
+KINDS = {"ddp": f"DDP on two ranks, {SAVE}", "fsdp": f"FSDP on two ranks, {SAVE_PARTS}"}
 SIZE, SMALL = 2 << 30, 128 << 20
 ROUNDS, SAVES = 4, 6
 QUIET = 31.0
@@ -35,6 +38,20 @@ PATIENCE = 300.0
 LOOK = 3.0
 """Seconds between questions to the server. At two a second they took a seventh of all that a save was seen to cost."""
 LIMIT = 600.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """One that is looked at while it saves."""
+
+    what: str
+    run: list[str]
+    steps: str
+    """The file in which it notes them."""
+    suffix: str = ""
+    """Of its checkpoints' names."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """For its job file."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +73,14 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         note = f"missing: {exc}"
         return Row(5, TITLE, [Line(what, "dcp.async_save", None, bar=Bar("<=", 1), note=note)])
     lines = _stall(root, python, what, size, scale)
+    for kind in KINDS:
+        lines += _stall_of_ranks(root, python, kind, size, scale)
     for threads, bar in ((os.cpu_count() or 1, Bar(">=", 0.95)), (1, None)):
-        lines += _slowdown(root / f"threads-{threads}", python, size, threads, bar, scale)
+        place = root / f"threads-{threads}"
+        lines += _slowdown(place, _on_threads(python, size, threads, place), bar, scale)
+    for kind in KINDS:
+        place = root / kind
+        lines += _slowdown(place, _on_ranks(python, size, kind, place), Bar(">=", 0.95), scale)
     notes = [
         "a stall is how long the call holds the training up, with nothing else under way; the first round, which touches "
         "memory for the first time, is left out",
@@ -66,6 +89,8 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         "the training is a loop of equal steps, each a few matrix products on so many threads; its rate from the call's "
         f"return until the server has the checkpoint, against its rate in the {QUIET - 1:.0f} s before and after; whatever "
         "is lost meanwhile is lost once for each save, so a ratio says little without its seconds",
+        "on two ranks: gloo, one thread each, a reduction after each step; DDP: both have the whole state and the first saves "
+        "it; FSDP: each has half of it, in DTensors, and saves that; a stall is that of the rank which is held up longer",
     ]
     return Row(5, TITLE, lines, notes=notes)
 
@@ -73,30 +98,15 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
 def _stall(root: Path, python: str, what: str, size: int, scale: Scale) -> list[Line]:
     place = root / "stall"
     place.mkdir()
-    rounds = 3 if scale.quick else ROUNDS
-    found = json.loads(_run(python, root, "stall", str(size), str(rounds), str(place)))
-    if found["failed"]:
-        raise RuntimeError(f"not everything could be measured: {found['failed']}")
-    calls, ends = found["calls"], found["ends"]
-
-    def line(against: str, bar: Bar | None = None, goal: Bar | None = None) -> Line:
-        return Line(
-            what,
-            against,
-            _seconds(calls["ours"]),
-            _seconds(calls[against]),
-            ratio(calls["ours"], calls[against]),
-            bar,
-            goal,
-        )
-
-    rates = {name: [found["bytes"] / 1e6 / took for took in ends[name]] for name in ("ours", "disk")}
+    found = json.loads(_run(python, root, "stall", str(size), str(_rounds(scale)), str(place)))
+    _check(found)
+    rates = {name: [found["bytes"] / 1e6 / took for took in found["ends"][name]] for name in ("ours", "disk")}
     return [
-        line("memcpy", goal=Bar("<=", 1.1)),
-        line("dcp.async_save", Bar("<=", 1)),
-        line("dcp.async_save, stager kept"),
-        line("dcp.save"),
-        line("torch.save"),
+        _against(what, "memcpy", found, goal=Bar("<=", 1.1)),
+        _against(what, "dcp.async_save", found, Bar("<=", 1)),
+        _against(what, "dcp.async_save, stager kept", found),
+        _against(what, "dcp.save", found),
+        _against(what, "torch.save", found),
         Line(
             f"{what}: until it is on the disk",
             "write and fsync",
@@ -108,19 +118,65 @@ def _stall(root: Path, python: str, what: str, size: int, scale: Scale) -> list[
     ]
 
 
-def _slowdown(root: Path, python: str, size: int, threads: int, bar: Bar | None, scale: Scale) -> list[Line]:
-    what = f"steps/s on {threads} of {os.cpu_count()} CPUs while a checkpoint is written and carried away"
-    place = root / "training"
-    place.mkdir(parents=True)
+def _stall_of_ranks(root: Path, python: str, kind: str, size: int, scale: Scale) -> list[Line]:
+    place = root / f"stall-{kind}"
+    place.mkdir()
+    found = json.loads(_run_ranks(python, root, "stall", kind, str(size), str(_rounds(scale)), str(place)))
+    _check(found)
+    what = f"{KINDS[kind]}, {size / (1 << 30):g} GiB"
+    return [
+        _against(what, "memcpy", found, goal=Bar("<=", 1.1)),
+        _against(what, "dcp.async_save", found, Bar("<=", 1)),
+        _against(what, "dcp.save", found),
+        _against(what, "torch.save", found),
+    ]
+
+
+def _rounds(scale: Scale) -> int:
+    return 3 if scale.quick else ROUNDS
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    if found["failed"]:
+        raise RuntimeError(f"not everything could be measured: {found['failed']}")
+
+
+def _against(
+    what: str, other: str, found: Mapping[str, Any], bar: Bar | None = None, goal: Bar | None = None
+) -> Line:
+    mine, theirs = found["calls"]["ours"], found["calls"][other]
+    return Line(what, other, _seconds(mine), _seconds(theirs), ratio(mine, theirs), bar, goal)
+
+
+def _on_threads(python: str, size: int, threads: int, place: Path) -> Training:
+    return Training(
+        f"steps/s on {threads} of {os.cpu_count()} CPUs while a checkpoint is written and carried away",
+        [python, str(SCRIPT), "train", str(size), str(threads), str(place)],
+        "steps.csv",
+        ".pt",
+    )
+
+
+def _on_ranks(python: str, size: int, kind: str, place: Path) -> Training:
+    return Training(
+        f"steps/s of {kind.upper()} on two ranks while a checkpoint is written and carried away",
+        [python, str(OF_RANKS), "train", kind, str(size), str(place)],
+        "steps-0.csv",
+        more={"workers": 2, "framework": "torch"},
+    )
+
+
+def _slowdown(root: Path, training: Training, bar: Bar | None, scale: Scale) -> list[Line]:
+    root.mkdir()
     try:
-        saves = _saves(root / "ours", place, python, size, threads, 2 if scale.quick else SAVES)
-        quiet, saving = _rates(_steps(place / "steps.csv"), saves)
+        saves = _saves(root, training, 2 if scale.quick else SAVES)
+        quiet, saving = _rates(_steps(root / training.steps), saves)
     except RuntimeError as exc:
         # The stalls were measured before it, and stay; what has a bar and no figure is not passed over.
-        say(f"  {threads} threads: {exc}")
-        return [Line(what, "no save", None, bar=bar, note=f"not measured: {exc}")]
+        say(f"  {training.what}: {exc}")
+        return [Line(training.what, "no save", None, bar=bar, note=f"not measured: {exc}")]
     line = Line(
-        what,
+        training.what,
         "no save",
         figure(saving, "/s"),
         figure(quiet, "/s"),
@@ -140,29 +196,30 @@ def _judged(line: Line, quiet: Sequence[float], saving: Sequence[float], bar: Ba
     return Line(what, line.against, line.ours, line.theirs, Figure(bound, bound, bound, 1, "x"), bar)
 
 
-def _saves(root: Path, place: Path, python: str, size: int, threads: int, count: int) -> list[Save]:
+def _saves(place: Path, training: Training, count: int) -> list[Save]:
     """In a real run: the launcher stages each checkpoint, the server takes it in."""
     saves: list[Save] = []
-    with ours.server(root) as server, server.client() as client:
+    with ours.server(place / "ours") as server, server.client() as client:
         job = {
             "name": "training",
-            "run": [python, str(SCRIPT), "train", str(size), str(threads), str(place)],
+            "run": training.run,
             "env": {"PYTHONPATH": str(HERE.parent / "src")},
             "checkpoint": {"keep": 1},
+            **training.more,
         }
         run = str(client.submit(key="training", job=job)["id"])
-        if _kept(client, run, "step-0.pt", server, PATIENCE) is None:
+        if _kept(client, run, f"step-0{training.suffix}", server, PATIENCE) is None:
             raise RuntimeError(f"the first checkpoint was not kept within {PATIENCE:.0f} s")
         (place / "begin").touch()
         for number in range(1, count + 1):
             time.sleep(QUIET)
             (place / f"go-{number}").touch()
-            at = _kept(client, run, f"step-{number}.pt", server, PATIENCE)
+            at = _kept(client, run, f"step-{number}{training.suffix}", server, PATIENCE)
             end = time.time() if at is None else at
             begin, returned = json.loads((place / f"saved-{number}").read_text())
             saves.append(Save(begin, returned, end, at is not None))
             word = "kept" if at is not None else "not kept"
-            say(f"  {threads} threads, save {number}: {word} after {end - returned:.1f} s")
+            say(f"  {training.what}: save {number} {word} after {end - returned:.1f} s")
             if at is None:
                 break
         time.sleep(QUIET)
@@ -234,3 +291,26 @@ def _run(python: str, root: Path, *words: str) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{SCRIPT.name} {words[0]} ended with {done.returncode}")
     return done.stdout
+
+
+def _run_ranks(python: str, root: Path, *words: str) -> str:
+    """What the first of two ranks says."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = []
+    for rank in range(2):
+        env = {**environment(root), "PYTHONPATH": str(HERE.parent / "src"), "RANK": str(rank), **meeting}
+        argv = [python, str(OF_RANKS), *words]
+        ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
+    try:
+        said = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(rank.returncode for rank in ranks):
+        ended = [rank.returncode for rank in ranks]
+        raise RuntimeError(f"{OF_RANKS.name} {words[0]} ended with {ended}")
+    return said[0]

@@ -62,20 +62,19 @@ def contenders(values: dict[str, Any], where: Path) -> Iterator[dict[str, Callab
     os.environ["STOKER_CHECKPOINT_DIR"] = str(where / "ours")
     os.environ.pop("STOKER_TASK_DIR", None)
     dist.init_process_group("gloo", init_method=f"file://{where}/meet", rank=0, world_size=1)
-    tensors = _tensors(values, [])
+    tensors = tensors_of(values, [])
     gpu = any(value.is_cuda for value in tensors)
     copies = [torch.empty_like(value, device="cpu", pin_memory=gpu) for value in tensors]
     kept = DefaultStager(StagingOptions(gpu, True, False, gpu))
     target = str(where / "theirs")
 
     def memcpy() -> None:
+        if not gpu:
+            copy_all(copies, tensors)
+            return
         for copy, value in zip(copies, tensors, strict=True):
-            if gpu:
-                copy.copy_(value, non_blocking=True)
-            else:
-                ctypes.memmove(copy.data_ptr(), value.data_ptr(), value.nbytes)
-        if gpu:
-            torch.cuda.synchronize()
+            copy.copy_(value, non_blocking=True)
+        torch.cuda.synchronize()
 
     def ours() -> Callable[[], None]:
         stoker.checkpoint.save_torch(values, "last.pt", asynchronous=True)
@@ -88,32 +87,43 @@ def contenders(values: dict[str, Any], where: Path) -> Iterator[dict[str, Callab
         os.fsync(fd)
         os.close(fd)
 
-    def in_background(stager: Any) -> Callable[[], None]:
-        future = dcp.async_save(values, checkpoint_id=target, async_stager=stager)
-        upload = getattr(future, "upload_completion", future)
-        return lambda: upload.result() and None
-
     memcpy()
     yield {
         MEMCPY: memcpy,
         OURS: ours,
         TORCH: lambda: torch.save(values, target),
         DCP: lambda: dcp.save(values, checkpoint_id=target) and None,
-        DCP_ASYNC: lambda: in_background(None),
-        DCP_KEPT: lambda: in_background(kept),
+        DCP_ASYNC: lambda: in_background(values, target),
+        DCP_KEPT: lambda: in_background(values, target, kept),
         DISK: disk,
     }
     stoker.checkpoint.wait()
     kept.close()
     dist.destroy_process_group()
     for path in (target, str(where / "ours")):
-        _clear(path)
+        clear(path)
+
+
+def copy_all(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    for copy, value in zip(copies, tensors, strict=True):
+        ctypes.memmove(copy.data_ptr(), value.data_ptr(), value.nbytes)
+
+
+def in_background(values: dict[str, Any], target: str, stager: Any = None) -> Callable[[], None]:
+    """What DCP calls asynchronous; waits until it is on the disk when called."""
+    future = dcp.async_save(values, checkpoint_id=target, async_stager=stager)
+    upload = getattr(future, "upload_completion", future)
+    return lambda: upload.result() and None
 
 
 def measure(
-    found: dict[str, Callable[[], Any]], rounds: int, where: Path, deadline: float = math.inf
+    found: dict[str, Callable[[], Any]],
+    rounds: int,
+    where: Path,
+    deadline: float = math.inf,
+    ready: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """All of them in turns, in an order that changes. One that fails is said and left out."""
+    """All of them in turns, in an order that changes; `ready` before each. One that fails is said and left out."""
     calls: dict[str, list[float]] = {name: [] for name in found}
     ends: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}
@@ -125,8 +135,9 @@ def measure(
         for name in turn:
             if name in failed or (number > 1 and time.time() > deadline):
                 continue
-            _clear(str(where / "theirs"))
+            clear(str(where / "theirs"))
             os.sync()
+            ready()
             try:
                 called, ended = _time(found[name])
             except Exception as exc:  # a peer that does not work here must not cost the others their figures
@@ -155,36 +166,45 @@ def _time(contender: Callable[[], Any]) -> tuple[float, float]:
 
 
 def size_of(values: Any) -> int:
-    return sum(value.numel() * value.element_size() for value in _tensors(values, []))
+    return sum(value.numel() * value.element_size() for value in tensors_of(values, []))
 
 
-def _tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+def tensors_of(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         found.append(value)
     elif isinstance(value, (dict, list, tuple)):
         for part in value.values() if isinstance(value, dict) else value:
-            _tensors(part, found)
+            tensors_of(part, found)
     return found
 
 
+class Work:
+    """Equal steps: some milliseconds of matrix products and an update in place."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._x, self._weight = torch.rand(384, 384), torch.rand(384, 384)
+        self._moving = tensors_of(values, [])[0][:100_000]
+
+    def step(self) -> None:
+        for _ in range(8):
+            self._x = torch.tanh(self._x @ self._weight * 0.01)
+        self._moving.mul_(0.999)
+
+
 def train(size: int, threads: int, where: Path) -> None:
-    """Steps of equal work for ever. A step is some milliseconds of matrix products and an update in place."""
     torch.set_num_threads(threads)
     values = state(size)
-    x, weight = torch.rand(384, 384), torch.rand(384, 384)
+    work = Work(values)
     stoker.checkpoint.save_torch(values, "step-0.pt", step=0, asynchronous=True)
     stoker.checkpoint.wait()
     while not (where / "begin").exists():
         time.sleep(0.05)
     saves = 0
-    moving = values["model"]["block.0.qkv"][:100_000]
     with (where / "steps.csv").open("w", buffering=1 << 16) as log:
         print("ready", flush=True)
         while not (where / "stop").exists():
             begin = time.time()
-            for _ in range(8):
-                x = torch.tanh(x @ weight * 0.01)
-            moving.mul_(0.999)
+            work.step()
             log.write(f"{begin:.6f},{time.time():.6f}\n")
             if (where / f"go-{saves + 1}").exists():
                 saves += 1
@@ -192,15 +212,20 @@ def train(size: int, threads: int, where: Path) -> None:
                 stoker.checkpoint.save_torch(
                     values, f"step-{saves}.pt", step=saves, keep=1, asynchronous=True
                 )
-                (where / f"saved-{saves}.tmp").write_text(json.dumps([begin, time.time()]))
-                (where / f"saved-{saves}.tmp").rename(where / f"saved-{saves}")
+                note_save(where, saves, begin)
+
+
+def note_save(where: Path, number: int, begin: float) -> None:
+    """When its call began and returned."""
+    (where / f"saved-{number}.tmp").write_text(json.dumps([begin, time.time()]))
+    (where / f"saved-{number}.tmp").rename(where / f"saved-{number}")
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _clear(path: str) -> None:
+def clear(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
     Path(path).unlink(missing_ok=True) if Path(path).is_file() else None
 
