@@ -75,7 +75,7 @@ class Assembly:
         self._gathering = Gathering({})
         self._latest = dict(latest or {})
         self._reported: dict[tuple[int, str, int], tuple[list[Point], dict[str, float]]] = {}
-        """Of parts that are on their way: what had been reported when they set out. They are judged by that."""
+        """Of parts that are not taken in yet: what had been reported when they were seen. They are judged by that."""
         self._warned: set[str] = set()
 
     def begin(
@@ -128,13 +128,9 @@ class Assembly:
         for task, intake in found.items():
             done.checkpoints += intake.checkpoints
             status = intake.status
-            if intake.behind:
-                self._gathering.expect(task, intake.generation, intake.behind)
-            elif status is not None and not intake.more:
-                self._gathering.see(task, status.generation, status.scans, status.pending)
-            if intake.set_out is not None:
-                on_its_way = intake.generation, task, intake.set_out
-                self._reported[on_its_way] = list(points), dict(self._latest)
+            if status is not None and intake.heard:
+                pending = [*status.pending, *(one.name for one in intake.behind)]
+                self._gathering.see(task, status.generation, status.scans, pending)
         for task, intake in found.items():
             for row in intake.parts:
                 self._add(row, points, done)
@@ -143,6 +139,7 @@ class Assembly:
             ending = _ending(intake)
             if ending is not None:
                 self._gathering.end(task, ending.generation, how_it_ended(ending))
+            self._remember(task, intake, points)
         for task in lost:
             self._gathering.lose(task)
         self._settle(done)
@@ -162,8 +159,23 @@ class Assembly:
             point for task, intake in found.items() for point in intake.points if f"@{task}" not in point.key
         ]
 
+    def _remember(self, task: str, intake: Intake, points: list[Point]) -> None:
+        """What had been reported when the task's parts were seen, until they are taken in."""
+        if not intake.behind and not self._reported:
+            return
+        reported = points, dict(self._latest)
+        waiting = {
+            (intake.generation, task, one.number): reported for one in intake.behind if one.number is not None
+        }
+        others = {
+            key: known
+            for key, known in self._reported.items()
+            if key[1] != task or key in waiting or not intake.heard
+        }
+        self._reported = {**waiting, **others}
+
     def _add(self, row: PartRow, points: Sequence[Point], done: Assembled) -> None:
-        row = score(row, *self._reported.pop(_key(row), (points, self._latest)))
+        row = score(row, *self._reported.get(_key(row), (points, self._latest)))
         part = self._part(row)
         if part is None:
             return

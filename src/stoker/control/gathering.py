@@ -90,6 +90,9 @@ class _Task:
     """running | done (by itself) | stopped (told to end, and it did) | lost"""
     pending: frozenset[str] = frozenset()
 
+    def at_one_of(self, family: str) -> bool:
+        return any(family_of(name) == family for name in self.pending)
+
 
 @dataclass
 class Settled:
@@ -126,7 +129,8 @@ class Gathering:
     # -- what is heard -------------------------------------------------------------------------------------------
 
     def see(self, task: str, generation: int, scans: int, pending: Iterable[str]) -> None:
-        """A status, read after everything that was added before."""
+        """A status, read after everything that was added before. `pending`: what it has under way, or has committed and is
+        on its way to us."""
         known = self._current(task, generation)
         if known is None:
             return
@@ -139,12 +143,6 @@ class Gathering:
                 round_.asked[task] = scans  # the first time; or its launcher was started anew and counts anew
             elif scans > round_.asked[task]:
                 round_.passed.add(task)
-
-    def expect(self, task: str, generation: int, names: Iterable[str]) -> None:
-        """Parts that it has committed and that are on their way."""
-        known = self._current(task, generation)
-        if known is not None:
-            known.pending |= frozenset(names)
 
     def add(self, part: Part) -> Settled:
         """A committed part. One of another generation is refused."""
@@ -292,7 +290,7 @@ class Gathering:
     def _wrote_others(self, task: str, round_: Round) -> bool:
         """It has written one of the family, or is at it."""
         family = family_of(round_.group)
-        if any(family_of(name) == family for name in self._tasks[task].pending):
+        if self._tasks[task].at_one_of(family):
             return True
         return any(task in other.tasks() for other in self._rounds if family_of(other.group) == family)
 
@@ -363,17 +361,21 @@ class Gathering:
             task for other in self._rounds if family_of(other.group) == family for task in other.tasks()
         }
         return any(
-            task in self._tasks
-            and self._tasks[task].state == "running"
+            known.state == "running"
             and not have[task]
-            and silent[task] <= OPEN
-            for task in writers
+            and (known.at_one_of(family) or (task in writers and silent[task] <= OPEN))
+            for task, known in self._tasks.items()
         )
 
     def _goes_without(self, round_: Round, known: Counter[str]) -> bool:
-        have = round_.tasks()
+        have, family = round_.tasks(), family_of(round_.group)
         missing = [name for name in known if name in self._tasks and have[name] < known[name]]
-        return all(self._tasks[name].state == "running" and name in round_.passed for name in missing)
+        return all(
+            self._tasks[name].state == "running"
+            and name in round_.passed
+            and not self._tasks[name].at_one_of(family)
+            for name in missing
+        )
 
     def _drop(self, round_: Round, settled: Settled) -> None:
         self._rounds.remove(round_)

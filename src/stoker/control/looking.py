@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _JOURNAL_WAIT = 30.0
 """Seconds that a launcher has to write to its journal what its status says already."""
+_LOOK_AGAIN = 5.0
+"""Seconds after a look that failed."""
 _TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
 """What a program says, in any language, when somebody else has its port."""
 
@@ -50,9 +52,23 @@ class Looking:
         return {task.name: intake for task, intake in zip(tasks, found, strict=True)}
 
     async def _one(self, live: LiveRun, task: LiveTask) -> Intake:
+        """What the machine lacks for a while, or a pod that does not answer, is tried again. What was found before that,
+        here and with the others, counts."""
         assert task.pump is not None
         task.touched = False
-        found = await asyncio.to_thread(task.pump.look, final=task.gone is not None)
+        found = Intake(generation=task.generation)
+        try:
+            found = await asyncio.to_thread(task.pump.look, final=task.gone is not None)
+            await self._follow(live, task, found)
+        except OSError as exc:
+            if exc.errno not in OURS:
+                raise
+            log.warning("run %s: cannot look at %s: %s; trying again", live.id, task.name, exc)
+            task.touched = True
+            self._loop.kick_later(live, _LOOK_AGAIN)
+        return found
+
+    async def _follow(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
         if found.carrying is not None:
             self._look_again_after(found.carrying, live, task)
         if found.more:
@@ -66,7 +82,6 @@ class Looking:
             await self._unjournalled(live, task, found.status)
         elif not found.visible and not found.behind:
             self._loop.observe_soon()  # somebody said that something changed, and no file did: is it still there?
-        return found
 
     def _look_again_after(self, carrying: Future[Any], live: LiveRun, task: LiveTask) -> None:
         loop = asyncio.get_running_loop()

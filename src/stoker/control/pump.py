@@ -7,15 +7,17 @@ taken in.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from stoker.blobs import BlobStore
+from stoker.control import claims
 from stoker.control.archive import LOOK, LogWriter, source_name
 from stoker.control.carrying import Carriers
 from stoker.control.pace import Pace
@@ -54,9 +56,15 @@ _CATCH_UP = 15.0
 """Seconds that the last lines of a far task have to arrive. A courier that is gone brings nothing any more."""
 _SILENT = ("launcher", "scheduler", "ps")
 """Roles that serve the others, and speak only where nobody else does."""
-_NAME = 200
 _LINE = 4000
 _LINES = 50
+
+
+class Behind(NamedTuple):
+    """A checkpoint that a launcher has committed and that is not taken in yet; or one that it has refused."""
+
+    name: str
+    number: int | None
 
 
 @dataclass
@@ -81,10 +89,10 @@ class Intake:
     """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
     carrying: Future[Any] | None = None
     """Set when a checkpoint has begun to be carried aside: what is written after it is taken in when this is done."""
-    set_out: int | None = None
-    """Its number."""
-    behind: list[str] = field(default_factory=list)
-    """Names of such a one and of those in the journal behind it: not all that the status speaks of has been taken in."""
+    behind: list[Behind] = field(default_factory=list)
+    """Such a one, and those that the journal has after it."""
+    heard: bool = True
+    """All that its status speaks of has been taken in, or is `behind`."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -103,16 +111,7 @@ class Intake:
         self.visible = self.visible or later.visible
         self.more = later.more
         self.carrying, self.behind = self.carrying or later.carrying, later.behind
-        self.set_out = self.set_out if later.set_out is None else later.set_out
-
-
-@dataclass(frozen=True)
-class _Aside:
-    """A checkpoint on its way, and what had been reported when it set out: it is judged by that."""
-
-    carried: Future[tuple[str, int]]
-    points: list[Point]
-    latest: dict[str, float]
+        self.heard = later.heard
 
 
 class Pump:
@@ -156,14 +155,24 @@ class Pump:
         self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
         self._pace = Pace()
         self._carriers = carriers
-        self._aside: dict[int, _Aside] = {}
+        self._aside: dict[int, Future[tuple[str, int]]] = {}
+        self._reported: dict[int, tuple[list[Point], dict[str, float]]] = {}
+        """Of checkpoints that are not taken in yet: what had been reported when they were seen. They are judged by that."""
         self._patient = False
         self._pressed = False
         """More stands in the journal behind what is being carried."""
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
-        nothing more will come."""
+        nothing more will come. A look that fails has taken nothing in, but for lines of the log, which are kept."""
+        before = dict(self._cursors)
+        try:
+            return self._look(final=final)
+        except BaseException:
+            self._cursors = before
+            raise
+
+    def _look(self, *, final: bool) -> Intake:
         found = Intake(status=self.directory.status(), generation=self.generation)
         self._patient = not final and found.status is not None and found.status.phase != "ended"
         self._metrics(found)  # first: a checkpoint is judged by what was reported before it
@@ -174,6 +183,7 @@ class Pump:
         if not found.more and (found.ending is not None or final):
             self._rest(found, final=final)
         self._latest.update({point.key: point.value for point in found.points})
+        found.heard = found.heard and not found.more
         found.visible = bool(found.changes or found.parts or found.log_bytes)
         if not self._alone:
             for said in (found.status, found.ending):
@@ -235,12 +245,15 @@ class Pump:
         self._pressed = False
         for place, line in enumerate(lines):
             if any(self._goes_aside(entry, found) for entry in parse_lines([line])):
-                found.behind = self._names(lines[place:])
+                self._peek(lines[place:], found)
+                found.heard = len(data) < LOOK_BYTES
                 self._pressed = offset + len(line) < before + used
                 break
             offset += len(line)
             for entry in parse_lines([line]):
                 self._journalled(entry, found)
+        else:
+            self._reported.clear()
         if not used and len(data) >= LOOK_BYTES:
             offset += len(data)  # a line that nobody could ever read past
         found.more = not found.behind and found.ending is None and offset - before >= LOOK_BYTES // 2
@@ -272,45 +285,48 @@ class Pump:
         if staged.number not in self._aside:
             if size < LARGE or not self._patient:
                 return False
-            found.carrying = self._carriers.carry(
-                self.directory, staged, self._blobs, lambda: self._pressed or not self._patient
+            found.carrying = self._aside[staged.number] = self._carriers.carry(
+                self.directory, staged, self._blobs, partial(self._is_hurried, staged)
             )
-            found.set_out = staged.number
-            self._aside[staged.number] = _Aside(found.carrying, list(found.points), dict(self._latest))
-        return self._patient and not self._aside[staged.number].carried.done()
+        return self._patient and not self._aside[staged.number].done()
 
-    def _names(self, lines: list[bytes]) -> list[str]:
-        return [
-            _text(entry.get("name"), _NAME)
-            for entry in parse_lines(lines)
-            if entry.get("k") == "checkpoint" and self._is_of_now(entry)
-        ]
+    def _is_hurried(self, staged: StagedCheckpoint) -> bool:
+        """What several tasks overwrite in place, without a step, counts only while all of them rest."""
+        return self._pressed or not self._patient or (not self._alone and staged.step is None)
+
+    def _peek(self, lines: list[bytes], found: Intake) -> None:
+        """What is known of all that waits for the first of these. Whether the task lives is known at once."""
+        reported = list(found.points), dict(self._latest)
+        for entry in filter(self._is_of_now, parse_lines(lines)):
+            kind, number = entry.get("k"), entry.get("number")
+            if kind in ("checkpoint", "rejected"):
+                number = number if type(number) is int else None
+                found.behind.append(Behind(claims.text(entry.get("name"), claims.NAME), number))
+                if number is not None:
+                    self._reported.setdefault(number, reported)
+            elif kind in ("hang", "alive"):
+                with contextlib.suppress(TypeError, ValueError):  # said when it is its turn
+                    found.hung = claims.hung(entry)
 
     def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
         kind = entry.get("k")
         if kind == "started":
-            found.started_at = _time(entry.get("at"))
+            found.started_at = claims.moment(entry.get("at"))
         elif kind == "ended":
             ending = Ending.from_json(entry)
-            lines = [_text(line, _LINE) for line in ending.last_lines[-_LINES:]]
-            found.ending = replace(ending, message=_text(ending.message, _LINE), last_lines=lines)
+            lines = [claims.text(line, _LINE) for line in ending.last_lines[-_LINES:]]
+            found.ending = replace(ending, message=claims.text(ending.message, _LINE), last_lines=lines)
         elif kind == "checkpoint":
             self._checkpoint(StagedCheckpoint.from_json(entry), found)
         elif kind == "rejected":
-            name = _text(entry.get("name"), _NAME)
+            name = claims.text(entry.get("name"), claims.NAME)
             text = f"checkpoint {name} is not offered: {entry.get('reason')}"
             found.changes.append(self._event("warning", text, {"name": name}))
             found.rejected.append(name)
         elif kind == "warning":
             found.changes.append(self._event("warning", str(entry.get("message"))))
-        elif kind == "hang":
-            found.hung = {
-                "seconds": float(entry.get("seconds") or 0),
-                "stacks": _text(entry.get("stacks"), _NAME),
-                "how": _text(entry.get("how"), 20),
-            }
-        elif kind == "alive":
-            found.hung = {}
+        elif kind in ("hang", "alive"):
+            found.hung = claims.hung(entry)
         elif kind == "setup":
             text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
             found.changes.append(self._event("setup", text))
@@ -318,10 +334,10 @@ class Pump:
     def _checkpoint(self, staged: StagedCheckpoint, found: Intake) -> None:
         aside = self._aside.pop(staged.number, None)
         try:
-            if aside is None or aside.carried.cancel():  # or it had not been its turn yet
+            if aside is None or aside.cancel():  # or it had not been its turn yet
                 digest, size = carry_checkpoint(self.directory, staged, self._blobs)
             else:
-                digest, size = aside.carried.result()
+                digest, size = aside.result()
         except OSError as exc:
             if exc.errno in OURS:
                 raise  # it is tried again
@@ -338,10 +354,7 @@ class Pump:
             found.parts.append(self._part(staged, digest, size))
             return
         row = checkpoint_row(staged, digest, size, run=self.run, attempt=self.attempt, prefix=self._prefix)
-        if aside is None:
-            row = score(row, found.points, self._latest)
-        else:
-            row = score(row, aside.points, aside.latest)
+        row = score(row, *self._reported.get(staged.number, (found.points, self._latest)))
         found.checkpoints.append(row)
         step = f" at step {staged.step}" if staged.step is not None else ""
         found.changes.append(AddCheckpoint(row))
@@ -350,7 +363,7 @@ class Pump:
         )
 
     def _refuse(self, staged: StagedCheckpoint, exc: Exception, found: Intake) -> None:
-        found.rejected.append(_text(staged.name, _NAME))
+        found.rejected.append(claims.text(staged.name, claims.NAME))
         found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
 
     def _part(self, staged: StagedCheckpoint, digest: str, size: int) -> PartRow:
@@ -373,7 +386,7 @@ class Pump:
                 entries, offset = self.directory.lines(file, before, LOOK_BYTES)
             except (UnsafePath, PermissionError):
                 continue  # not a regular file, or not readable: user code put it there, nothing to read
-            points = [point for entry in entries for point in _points(entry)]
+            points = [point for entry in entries for point in claims.points(entry)]
             if not self._alone:
                 points = self._of_several(points, _local_rank(name))
             if points:
@@ -408,7 +421,7 @@ class Pump:
             found.changes.append(MoveCursor(self.run, self.attempt, self._key, file, offset))
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
-        return AddEvent(EventRow(self.run, time.time(), kind, _text(text, _LINE), data or {}))
+        return AddEvent(EventRow(self.run, time.time(), kind, claims.text(text, _LINE), data or {}))
 
 
 def speaker(tasks: Sequence[str]) -> str:
@@ -439,14 +452,14 @@ def _told(staged: StagedCheckpoint, digest: str, size: int) -> dict[str, Any]:
     """The columns that a checkpoint and a part of one have in common, from what a launcher wrote: bounded."""
     return {
         "generation": staged.generation,
-        "name": _text(staged.name, _NAME),
+        "name": claims.text(staged.name, claims.NAME),
         "digest": digest,
         "size": size,
-        "how": _text(staged.how, 20),
+        "how": claims.text(staged.how, 20),
         "created_at": staged.at,
         "written_at": staged.written_at,
         "step": staged.step,
-        "metrics": {_text(key, _NAME): value for key, value in staged.metrics.items()},
+        "metrics": {claims.text(key, claims.NAME): value for key, value in staged.metrics.items()},
     }
 
 
@@ -460,34 +473,6 @@ def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> 
     if row.step is not None:
         values.update({point.key: point.value for point in points if point.step == row.step})
     return replace(row, metrics={**values, **row.metrics})
-
-
-def _points(entry: Mapping[str, Any]) -> list[Point]:
-    values, step, t = entry.get("v"), entry.get("step"), entry.get("t")
-    if not isinstance(values, dict) or type(step) is not int or abs(step) >= 1 << 62:
-        return []
-    if not _number(t) or not math.isfinite(t):
-        return []
-    return [
-        Point(_text(key, _NAME), step, float(value), float(t))
-        for key, value in values.items()
-        if _number(value)
-    ]
-
-
-def _number(value: object) -> TypeGuard[int | float]:
-    """A number that is one: `true` is not, nor is an integer beyond every float."""
-    return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
-
-
-def _time(value: object) -> float:
-    """When something happened, as a task says; now where what it says is no time."""
-    return float(value) if _number(value) and 0 < value < 1e11 else time.time()
-
-
-def _text(value: object, limit: int) -> str:
-    """Text from a task as a database can hold it."""
-    return str(value)[:limit].encode("utf-8", "replace").decode()
 
 
 def _local_rank(name: str) -> int:

@@ -93,9 +93,11 @@ class Steps:
             live.closing = ending.stopped(None, live.row.desired, {"message": "it had not started yet"})
         never = await self._coming.bring(live)
         if never is not None:
-            await self._coming.let_go(live)
-            await self._finish(live, never, [])
-            return
+            if not any(task.ordered and not task.over for task in live.tasks.values()):
+                await self._coming.let_go(live)
+                await self._finish(live, never, [])
+                return
+            live.closing = live.closing or never  # those who run are heard to their end
         if live.closing is not None:
             await self._leaving.stop(live, list(live.tasks.values()))
         found = await self._looking.look(live)

@@ -18,6 +18,7 @@ from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 from stoker.control import leaving, looking
 from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gangs
+from stoker.spec.words import Cause
 from stoker.testing.fake_engine import Behaviour
 
 __all__ = ["gang"]
@@ -161,6 +162,35 @@ def test_a_parameter_server_comes_back_alone(gang: Gang) -> None:
     ]
     gang.controller.stop_run(run, kill=False, by="ada")
     assert gang.end(run).state == "stopped"
+
+
+def test_those_who_run_are_heard_to_their_end_when_one_cannot_come_back(gang: Gang) -> None:
+    gang.bodies = {("ps-0", 1): DIE}
+    gang.otherwise = LONG
+    real, observe = gang.engine.reach, gang.engine.observe
+
+    async def reach(handle: Any, task: str) -> Any:
+        directory = await real(handle, task)
+        if task == "ps-0" and ("ps-0", 1, 1) in gang.started:
+            directory._arrived = lambda: False
+        return directory
+
+    async def observed() -> list[Observation]:
+        never = {"waiting": "no node has so much", "hopeless": Cause.ENGINE_ERROR, "patience": 0.0}
+        return [
+            replace(one, **(never if one.task == "ps-0" and one.incarnation == 2 else {}))
+            for one in await observe()
+        ]
+
+    gang.engine.reach, gang.engine.observe = reach, observed  # type: ignore[method-assign]
+    run = gang.submit(workers=2, roles={"ps": {}}).id
+    gang.end(run, lambda row: row.attempt > 1 or gang.ended(run))
+    attempt = gang.store.attempt(run, 1)
+    assert attempt.cause == Cause.ENGINE_ERROR and "no node has so much" in attempt.evidence["message"]
+    codes = {row.task: (row.phase, row.exit_code) for row in gang.store.tasks(run, 1)}
+    assert codes["worker-0"] == codes["worker-1"] == ("ended", 143)
+    gang.controller.stop_run(run, kill=True, by="ada")
+    gang.end(run)
 
 
 def test_those_who_never_stopped_are_found_by_a_restarted_server(gang: Gang) -> None:

@@ -3,79 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from assembly_rig import TWO, Rig
 
-from stoker.blobs import BlobStore
 from stoker.control import retention
-from stoker.control.assembly import Assembled, Assembly, how_it_ended
+from stoker.control.assembly import how_it_ended
 from stoker.control.pump import Intake
 from stoker.courier import merge_outputs, outputs_for
-from stoker.spec.tree import Tree, TreeFile
-from stoker.store import Store
-from stoker.store.rows import AddEvent, CheckpointRow, NewRun, PartRow, Point
+from stoker.store.rows import AddEvent, CheckpointRow, Point
 from stoker.task.formats import Ending, Status
-
-TWO = {"worker-0": 1, "worker-1": 1}
-
-
-class Rig:
-    """A store, blobs, and an assembly whose every answer is recorded."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.blobs = BlobStore(tmp_path / "blobs")
-        self.store = Store.open(tmp_path / "stoker.db")
-        self.run = self.store.submit(NewRun("key", "digits", {}, ["true"]), now=1.0)[0].id
-        self.scans = 0
-        self.done = Assembled()
-        self.assembly = self.again()
-
-    def again(self, generation: int = 1, members: dict[str, int] = TWO) -> Assembly:
-        """As after a restart of the server."""
-        self.assembly = Assembly(self.blobs, run=self.run, attempt=1)
-        known = self.store.checkpoint_parts(self.run, 1)
-        self.record(self.assembly.begin(generation, members, known=known))
-        return self.assembly
-
-    def record(self, done: Assembled) -> Assembled:
-        self.store.apply(done.changes)
-        self.done = done
-        return done
-
-    def tree(self, **files: str) -> tuple[str, int]:
-        entries = []
-        for path, text in files.items():
-            digest, size = self.blobs.put_stream([text.encode()])
-            entries.append(TreeFile(path.replace("__", "/"), digest, size))
-        tree = Tree.of(entries)
-        return self.blobs.put_tree(tree), tree.size
-
-    def part(self, task: str, name: str, number: int, files: dict[str, str], **more: Any) -> PartRow:
-        digest, size = self.tree(**files)
-        generation = more.pop("generation", 1)
-        return PartRow(self.run, 1, generation, task, number, name, digest, size, "rename", 1.0, **more)
-
-    def take(self, *parts: PartRow, **more: Any) -> Assembled:
-        found = {task: Intake(generation=1) for task in TWO}
-        for row in parts:
-            found[row.task].parts.append(row)
-        return self.record(self.assembly.take(found, **more))
-
-    def look(self) -> Assembled:
-        self.scans += 1
-        status = {task: Intake(status=Status("running", generation=1, scans=self.scans)) for task in TWO}
-        return self.record(self.assembly.take(status))
-
-    def rows(self) -> list[CheckpointRow]:
-        return self.store.checkpoints(self.run, kept_only=True)
-
-    def files(self, row: CheckpointRow) -> list[str]:
-        return [file.path for file in self.blobs.tree(row.digest).files]
-
-    @property
-    def warnings(self) -> list[str]:
-        return [event.text for event in self.store.events(self.run) if event.kind == "warning"]
 
 
 @pytest.fixture
@@ -114,38 +51,6 @@ def test_parts_wait_through_a_restart(rig: Rig) -> None:
     assert len(rig.rows()) == 1, "it is remembered who writes"
     rig.take(rig.part("worker-1", "step-2", 2, {"w1": "d"}, step=2))
     assert len(rig.rows()) == 2
-
-
-def test_what_is_on_its_way_is_waited_for_however_long_it_takes(rig: Rig) -> None:
-    """The second has been seen not to write any for so long that nobody would wait for it; then it does."""
-    for step in range(6):
-        rig.take(rig.part("worker-0", f"step-{step}", step, {"w0": str(step)}, step=step))
-        rig.look(), rig.look(), rig.look()
-    assert len(rig.rows()) == 6
-    late = rig.part("worker-1", "step-6", 1, {"w1": "late"}, step=6)
-    found = {"worker-1": Intake(generation=1, behind=["step-6"], set_out=1)}
-    rig.record(rig.assembly.take(found))
-    rig.take(rig.part("worker-0", "step-6", 6, {"w0": "6"}, step=6))
-    for scans in range(100, 110):
-        found["worker-0"] = Intake(status=Status("running", generation=1, scans=scans))
-        found["worker-1"] = Intake(
-            status=Status("running", generation=1, scans=scans), generation=1, behind=["step-6"]
-        )
-        rig.record(rig.assembly.take(found))
-    assert len(rig.rows()) == 6
-    rig.take(late)
-    assert [rig.files(row) for row in rig.rows()[6:]] == [["w0", "w1"]] and rig.warnings == []
-
-
-def test_a_part_is_judged_by_what_had_been_reported_when_it_set_out(rig: Rig) -> None:
-    row = rig.part("worker-0", "last.pt", 1, {"last.pt": "a"})
-    found = Intake(generation=1, behind=["last.pt"], set_out=1, points=[Point("loss", 1, 0.5, 0.5)])
-    rig.record(rig.assembly.take({"worker-0": found}))
-    later = Intake(generation=1, behind=["last.pt"], points=[Point("loss", 2, 0.25, 0.9)])
-    rig.record(rig.assembly.take({"worker-0": later}))
-    rig.take(row)
-    rig.look(), rig.look()
-    assert [kept.metrics for kept in rig.rows()] == [{"loss": 0.5}]
 
 
 def test_a_new_generation_forgets_the_old_one(rig: Rig) -> None:

@@ -83,13 +83,13 @@ class Task:
         with open(self.root / layout.JOURNAL, "a") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def checkpoint(self, number: int, data: bytes) -> None:
+    def checkpoint(self, number: int, data: bytes, step: int | None = None) -> None:
         place = self.root / layout.staged(number)
         place.mkdir(parents=True)
         (place / "last.pt").write_bytes(data)
         file = {"path": "last.pt", "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mode": 420}
         staged = StagedCheckpoint(
-            number=number, generation=1, name=f"step-{number}.pt", how="sdk", files=[file], step=None,
+            number=number, generation=1, name=f"step-{number}.pt", how="sdk", files=[file], step=step,
             metrics={}, at=50.0, written_at=50.0,
         )  # fmt: skip
         self.journal({"k": "checkpoint", **staged.to_json()})
@@ -131,7 +131,7 @@ def test_metrics_come_in_while_a_large_one_is_carried(task: Task) -> None:
     found = task.pump.look()
     # In the order they were written, each judged by what had been reported before it.
     assert names(found) == ["step-1.pt", "step-2.pt"] and not found.behind
-    assert [row.metrics for row in found.checkpoints] == [{"loss": 0.5}, {"loss": 0.25}]
+    assert [row.metrics for row in found.checkpoints] == [{"loss": 0.5}, {"loss": 0.5}]
     assert task.blobs.verify_tree(found.checkpoints[0].digest) == []
     assert task.pump.look().changes == []
 
@@ -222,13 +222,87 @@ def test_a_part_of_a_checkpoint_of_several_tasks_is_carried_alike(
     task = Task(tmp_path, alone=False)
     task.checkpoint(1, b"x" * 1000)
     found = task.pump.look()
-    assert found.behind == ["step-1.pt"] and found.set_out == 1 and found.parts == []
+    assert found.behind == [("step-1.pt", 1)] and found.parts == []
     task.checkpoint(2, b"small")
+    task.journal({"k": "rejected", "name": "step-3.pt", "reason": "damaged"})
     found = task.pump.look()
-    assert found.behind == ["step-1.pt", "step-2.pt"] and found.set_out is None and found.parts == []
+    assert found.behind == [("step-1.pt", 1), ("step-2.pt", 2), ("step-3.pt", None)]
+    assert found.parts == [] and found.rejected == [] and found.heard
     task.carriers.work()
     found = task.pump.look()
     assert [part.name for part in found.parts] == ["step-1.pt", "step-2.pt"] and found.behind == []
+
+
+@pytest.mark.parametrize(("step", "hurries"), [(None, True), (7, False)])
+def test_a_part_without_a_step_hurries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int | None, hurries: bool
+) -> None:
+    """It counts only while nobody writes, and may be overwritten any time."""
+    monkeypatch.setattr(pumps, "LARGE", 1000)
+    task = Task(tmp_path, alone=False)
+    task.checkpoint(1, b"x" * 1000, step=step)
+    task.pump.look()
+    ((_, (*_, hurried)),) = task.carriers.waiting
+    assert hurried() == hurries
+
+
+def test_what_waits_behind_is_judged_by_what_had_been_reported_before_it(task: Task) -> None:
+    task.report(1, 40.0, 0.9)
+    task.checkpoint(1, b"x" * 1000)
+    task.pump.look()
+    task.report(2, 49.0, 0.5)
+    task.checkpoint(2, b"small")
+    task.pump.look()
+    task.report(3, 60.0, 0.1)
+    task.pump.look()
+    task.carriers.work()
+    found = task.pump.look()
+    assert [(row.name, row.metrics) for row in found.checkpoints] == [
+        ("step-1.pt", {"loss": 0.9}),
+        ("step-2.pt", {"loss": 0.5}),
+    ]
+
+
+def test_a_sign_of_life_does_not_wait(task: Task) -> None:
+    task.journal({"k": "hang", "seconds": 60, "stacks": "s", "how": "py-spy"})
+    task.checkpoint(1, b"x" * 1000)
+    assert task.pump.look().hung == {"seconds": 60.0, "stacks": "s", "how": "py-spy"}
+    task.journal({"k": "alive"})
+    assert task.pump.look().hung == {}
+    task.journal({"k": "hang", "seconds": "nonsense"})
+    assert task.pump.look().hung == {}
+    task.carriers.work()
+    assert task.pump.look().hung == {}
+
+
+def test_a_journal_that_was_not_read_to_its_end_says_nothing_of_what_its_status_says(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.checkpoint(1, b"x" * 1000)
+    task.checkpoint(2, b"small")
+    size = (task.root / layout.JOURNAL).stat().st_size
+    monkeypatch.setattr(pumps, "LOOK_BYTES", size - 1)
+    found = task.pump.look()
+    assert found.behind == [("step-1.pt", 1)] and not found.heard
+    monkeypatch.setattr(pumps, "LOOK_BYTES", size + 1)
+    found = task.pump.look()
+    assert found.behind == [("step-1.pt", 1), ("step-2.pt", 2)] and found.heard
+
+
+def test_a_look_that_fails_loses_nothing_that_was_reported(task: Task) -> None:
+    task.carriers.fault = OSError(errno.EIO, os.strerror(errno.EIO))
+    task.checkpoint(1, b"x" * 1000)
+    task.pump.look()
+    task.carriers.work()
+    task.report(1, 60.0, 0.5)
+    task.journal({"k": "warning", "message": "said once"})
+    with pytest.raises(OSError, match="Input/output"):
+        task.pump.look()
+    task.carriers.fault = None
+    assert [point.value for point in task.pump.look().points] == [0.5]
+    task.carriers.work()
+    found = task.pump.look()
+    assert names(found) == ["step-1.pt"] and found.points == []
 
 
 def test_what_the_journal_says_of_a_checkpoint_may_be_nonsense(task: Task) -> None:

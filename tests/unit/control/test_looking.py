@@ -1,0 +1,58 @@
+"""One task that cannot be looked at does not cost the others what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.control.looking import Looking
+from stoker.control.pump import Intake
+from stoker.task.formats import Status
+
+
+class Pump:
+    def __init__(self, found: Intake | Exception) -> None:
+        self.found = found
+
+    def look(self, *, final: bool) -> Intake:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.later: list[float] = []
+
+    def kick_later(self, live: Any, delay: float) -> None:
+        self.later.append(delay)
+
+
+def task(name: str, found: Intake | Exception) -> Any:
+    return SimpleNamespace(
+        name=name, pump=Pump(found), generation=1, ordered=True, over=False, touched=True, gone=None
+    )
+
+
+def look(loop: Loop, *tasks: Any) -> dict[str, Intake]:
+    live = SimpleNamespace(id="digits-1", tasks={one.name: one for one in tasks})
+    return asyncio.run(Looking(loop).look(live))  # type: ignore[arg-type]
+
+
+def test_what_was_found_at_the_others_counts() -> None:
+    loop = Loop()
+    good = Intake(status=Status("running", generation=1), generation=1, visible=True)
+    away = task("worker-1", OSError(errno.EIO, "the courier does not answer"))
+    found = look(loop, task("worker-0", good), away)
+    assert found["worker-0"] is good
+    assert found["worker-1"].status is None and found["worker-1"].changes == []
+    assert away.touched and len(loop.later) == 1, "it is looked at again"
+
+
+def test_what_nobody_expects_is_not_passed_over() -> None:
+    with pytest.raises(PermissionError):
+        look(Loop(), task("worker-0", PermissionError(errno.EPERM, "no")))
