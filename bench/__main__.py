@@ -17,13 +17,14 @@ from bench.progress import say
 from bench.results import Row
 
 ROWS = {
-    1: "bench.row01",
-    2: "bench.row02",
-    3: "bench.row03",
-    4: "bench.row04",
-    5: "bench.row05",
-    12: "bench.row12",
-    13: "bench.row13",
+    "1": "bench.row01",
+    "2": "bench.row02",
+    "3": "bench.row03",
+    "4": "bench.row04",
+    "5": "bench.row05",
+    "5b": "bench.row05b",
+    "12": "bench.row12",
+    "13": "bench.row13",
 }
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -40,31 +41,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = Peers(wanted=arguments.only is None, refresh=arguments.refresh_peers)
     scale = plan.QUICK if arguments.quick else plan.FULL
     rows, broken = [], []
-    for number in arguments.rows or sorted(ROWS):
+    for name in arguments.rows or ROWS:
         try:
-            row = _measure(number, peers, scale)
+            row = _measure(name, peers, scale)
         except Exception as exc:
             # One row that cannot be measured must not cost the others their figures; it is said, and it counts.
-            say(f"row {number} failed: {type(exc).__name__}: {exc}")
-            broken.append(number)
+            say(f"row {name} failed: {type(exc).__name__}: {exc}")
+            broken.append(name)
         else:
             # At once: whatever ends the benchmark later does not cost these figures.
             results.save(output, [row])
             rows.append(row)
     sys.stdout.write(report.table(rows))
-    sys.stdout.writelines(
-        f"row {number}: not measured, the benchmark failed; see above\n" for number in broken
-    )
+    sys.stdout.writelines(f"row {name}: not measured, the benchmark failed; see above\n" for name in broken)
     say(f"written to {output}")
     return 3 if broken else results.verdict(rows)
 
 
-def _measure(number: int, peers: Peers, scale: plan.Scale) -> Row:
-    module = importlib.import_module(ROWS[number])
-    say(f"row {number}: {module.TITLE}")
+def _measure(name: str, peers: Peers, scale: plan.Scale) -> Row:
+    module = importlib.import_module(ROWS[name])
+    say(f"row {name}: {module.TITLE}")
     peers.versions.clear()
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"stoker-bench-{number}-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"stoker-bench-{name}-") as directory:
         root = Path(directory).resolve()
         described = machine.describe(root)
         row: Row = module.measure(root, peers, scale)
@@ -79,7 +78,9 @@ def _measure(number: int, peers: Peers, scale: plan.Scale) -> Row:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Ours against peers and limits.")
-    parser.add_argument("rows", nargs="*", type=_row, metavar="ROW", help=f"of {sorted(ROWS)}; default: all")
+    parser.add_argument(
+        "rows", nargs="*", type=_row, metavar="ROW", help=f"of {', '.join(ROWS)}; default: all"
+    )
     parser.add_argument("--quick", action="store_true", help="few repetitions, for trying things out")
     parser.add_argument("--only", choices=["ours"], help="ours: install and measure no peers")
     parser.add_argument("--output", type=Path, help="where the figures go (default: bench/results.json)")
@@ -92,11 +93,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _row(text: str) -> int:
+def _row(text: str) -> str:
     # Not `choices`: until Python 3.12 that refuses an empty list.
-    if not text.isdecimal() or int(text) not in ROWS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not measured; choose from {', '.join(map(str, ROWS))}")
-    return int(text)
+    if text not in ROWS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not measured; choose from {', '.join(ROWS)}")
+    return text
 
 
 if __name__ == "__main__":

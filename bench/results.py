@@ -115,6 +115,12 @@ class Row:
     quick: bool = False
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    part: str = ""
+    """Of a row that is measured in parts: `b`."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.number}{self.part}"
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "lines": [line.to_json() for line in self.lines]}
@@ -124,21 +130,26 @@ class Row:
         return cls(**{**raw, "lines": [Line.from_json(line) for line in raw["lines"]]})
 
 
-def load(path: Path) -> dict[int, Row]:
-    """The rows of a results.json; none when there is no such file."""
+def load(path: Path) -> dict[str, Row]:
+    """The rows of a results.json by name; none when there is no such file."""
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     if raw.get("format") != FORMAT:
         raise ValueError(f"{path} has format {raw.get('format')!r}, not {FORMAT}; delete it to begin anew")
-    return {row["number"]: Row.from_json(row) for row in raw["rows"]}
+    rows = [Row.from_json(row) for row in raw["rows"]]
+    return {row.name: row for row in rows}
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row.number, row.part))
 
 
 def save(path: Path, rows: Iterable[Row]) -> None:
-    """Add these rows to the file, in place of older ones with the same number."""
-    merged = load(path) | {row.number: row for row in rows}
-    raw = {"format": FORMAT, "rows": [merged[key].to_json() for key in sorted(merged)]}
+    """Add these rows to the file, in place of older ones with the same name."""
+    merged = load(path) | {row.name: row for row in rows}
+    raw = {"format": FORMAT, "rows": [row.to_json() for row in in_order(merged.values())]}
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(json.dumps(raw, indent=1, allow_nan=False) + "\n")
     temporary.replace(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import time
@@ -25,9 +24,8 @@ from stoker.client import Client
 
 TITLE = "a checkpoint of a torch state while the training goes on"
 HERE = Path(__file__).parent
-SCRIPT, OF_RANKS = HERE / "states.py", HERE / "state_ranks.py"
-SAVE, SAVE_PARTS = "stoker.checkpoint.save_torch(asynchronous=True)", "stoker.checkpoint.save_sharded()"
-KINDS = {"ddp": f"DDP on two ranks, {SAVE}", "fsdp": f"FSDP on two ranks, {SAVE_PARTS}"}
+SCRIPT = HERE / "states.py"
+SAVE = "stoker.checkpoint.save_torch(asynchronous=True)"
 SIZE, SMALL = 2 << 30, 128 << 20
 ROUNDS, SAVES = 4, 6
 QUIET = 31.0
@@ -73,14 +71,9 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         note = f"missing: {exc}"
         return Row(5, TITLE, [Line(what, "dcp.async_save", None, bar=Bar("<=", 1), note=note)])
     lines = _stall(root, python, what, size, scale)
-    for kind in KINDS:
-        lines += _stall_of_ranks(root, python, kind, size, scale)
     for threads, bar in ((os.cpu_count() or 1, Bar(">=", 0.95)), (1, None)):
         place = root / f"threads-{threads}"
-        lines += _slowdown(place, _on_threads(python, size, threads, place), bar, scale)
-    for kind in KINDS:
-        place = root / kind
-        lines += _slowdown(place, _on_ranks(python, size, kind, place), Bar(">=", 0.95), scale)
+        lines += slowdown(place, _on_threads(python, size, threads, place), bar, scale)
     notes = [
         "a stall is how long the call holds the training up, with nothing else under way; the first round, which touches "
         "memory for the first time, is left out",
@@ -89,8 +82,6 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         "the training is a loop of equal steps, each a few matrix products on so many threads; its rate from the call's "
         f"return until the server has the checkpoint, against its rate in the {QUIET - 1:.0f} s before and after; whatever "
         "is lost meanwhile is lost once for each save, so a ratio says little without its seconds",
-        "on two ranks: gloo, one thread each, a reduction after each step; DDP: both have the whole state and the first saves "
-        "it; FSDP: each has half of it, in DTensors, and saves that; a stall is that of the rank which is held up longer",
     ]
     return Row(5, TITLE, lines, notes=notes)
 
@@ -98,15 +89,15 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
 def _stall(root: Path, python: str, what: str, size: int, scale: Scale) -> list[Line]:
     place = root / "stall"
     place.mkdir()
-    found = json.loads(_run(python, root, "stall", str(size), str(_rounds(scale)), str(place)))
-    _check(found)
+    found = json.loads(_run(python, root, "stall", str(size), str(rounds_of(scale)), str(place)))
+    check(found)
     rates = {name: [found["bytes"] / 1e6 / took for took in found["ends"][name]] for name in ("ours", "disk")}
     return [
-        _against(what, "memcpy", found, goal=Bar("<=", 1.1)),
-        _against(what, "dcp.async_save", found, Bar("<=", 1)),
-        _against(what, "dcp.async_save, stager kept", found),
-        _against(what, "dcp.save", found),
-        _against(what, "torch.save", found),
+        against(what, "memcpy", found, goal=Bar("<=", 1.1)),
+        against(what, "dcp.async_save", found, Bar("<=", 1)),
+        against(what, "dcp.async_save, stager kept", found),
+        against(what, "dcp.save", found),
+        against(what, "torch.save", found),
         Line(
             f"{what}: until it is on the disk",
             "write and fsync",
@@ -118,30 +109,16 @@ def _stall(root: Path, python: str, what: str, size: int, scale: Scale) -> list[
     ]
 
 
-def _stall_of_ranks(root: Path, python: str, kind: str, size: int, scale: Scale) -> list[Line]:
-    place = root / f"stall-{kind}"
-    place.mkdir()
-    found = json.loads(_run_ranks(python, root, "stall", kind, str(size), str(_rounds(scale)), str(place)))
-    _check(found)
-    what = f"{KINDS[kind]}, {size / (1 << 30):g} GiB"
-    return [
-        _against(what, "memcpy", found, goal=Bar("<=", 1.1)),
-        _against(what, "dcp.async_save", found, Bar("<=", 1)),
-        _against(what, "dcp.save", found),
-        _against(what, "torch.save", found),
-    ]
-
-
-def _rounds(scale: Scale) -> int:
+def rounds_of(scale: Scale) -> int:
     return 3 if scale.quick else ROUNDS
 
 
-def _check(found: Mapping[str, Any]) -> None:
+def check(found: Mapping[str, Any]) -> None:
     if found["failed"]:
         raise RuntimeError(f"not everything could be measured: {found['failed']}")
 
 
-def _against(
+def against(
     what: str, other: str, found: Mapping[str, Any], bar: Bar | None = None, goal: Bar | None = None
 ) -> Line:
     mine, theirs = found["calls"]["ours"], found["calls"][other]
@@ -157,16 +134,7 @@ def _on_threads(python: str, size: int, threads: int, place: Path) -> Training:
     )
 
 
-def _on_ranks(python: str, size: int, kind: str, place: Path) -> Training:
-    return Training(
-        f"steps/s of {kind.upper()} on two ranks while a checkpoint is written and carried away",
-        [python, str(OF_RANKS), "train", kind, str(size), str(place)],
-        "steps-0.csv",
-        more={"workers": 2, "framework": "torch"},
-    )
-
-
-def _slowdown(root: Path, training: Training, bar: Bar | None, scale: Scale) -> list[Line]:
+def slowdown(root: Path, training: Training, bar: Bar | None, scale: Scale) -> list[Line]:
     root.mkdir()
     try:
         saves = _saves(root, training, 2 if scale.quick else SAVES)
@@ -291,26 +259,3 @@ def _run(python: str, root: Path, *words: str) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{SCRIPT.name} {words[0]} ended with {done.returncode}")
     return done.stdout
-
-
-def _run_ranks(python: str, root: Path, *words: str) -> str:
-    """What the first of two ranks says."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = []
-    for rank in range(2):
-        env = {**environment(root), "PYTHONPATH": str(HERE.parent / "src"), "RANK": str(rank), **meeting}
-        argv = [python, str(OF_RANKS), *words]
-        ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
-    try:
-        said = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(rank.returncode for rank in ranks):
-        ended = [rank.returncode for rank in ranks]
-        raise RuntimeError(f"{OF_RANKS.name} {words[0]} ended with {ended}")
-    return said[0]

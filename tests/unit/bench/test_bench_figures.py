@@ -86,11 +86,14 @@ def test_results_come_back_as_they_were_and_other_rows_stay(tmp_path: Path) -> N
     assert results.load(path) == {}
     old, other = row(line(30, Bar("<=", 4), goal=Bar("<=", 2))), row(line(1, None), number=13)
     results.save(path, [old, other])
-    assert results.load(path) == {1: old, 13: other}
+    assert results.load(path) == {"1": old, "13": other}
     new = row(line(50, Bar("<=", 4)))
     results.save(path, [new])
-    assert results.load(path) == {1: new, 13: other}
+    assert results.load(path) == {"1": new, "13": other}
     assert json.loads(path.read_text())["rows"][0]["lines"][0]["met"] is False
+    part = replace(new, part="b")
+    results.save(path, [part])
+    assert list(results.load(path).values()) == [new, part, other]
 
 
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
