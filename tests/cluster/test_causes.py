@@ -10,12 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_parts import AnyCluster, Stage, attempt_of, engine_of, image, job_of, phase, play, seen, started
+from engine_parts import (
+    AnyCluster,
+    Stage,
+    attempt_of,
+    engine_of,
+    image,
+    job_of,
+    phase,
+    play,
+    seen,
+    started,
+    until,
+)
 
 from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import names
+from stoker.engine.kubernetes.links import Nowhere
 from stoker.errors import EngineError
 from stoker.settings import Home
+from stoker.task.access import TaskDir
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -188,7 +202,13 @@ def test_a_full_quota(stage: Stage) -> None:
             quota["spec"] = {"hard": {"pods": "1"}}
             stage.kubectl("apply", "-f", "-", input=json.dumps(quota))
             await seen(engine, lambda one: bool(one.node), "room to be found")
-            await phase(await engine.reach(found.handle, "worker-0"), "ready")
+
+            async def reached() -> TaskDir | None:
+                # It is noted on the Secret which pod is the task's after the pod is there.
+                directory = await engine.reach(found.handle, "worker-0")
+                return None if isinstance(directory, Nowhere) else directory
+
+            await phase(await until(reached, "the task to be known"), "ready")
 
     play(story)
 
