@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from bench.peers import Missing, Peers
 from bench.plan import Scale
 from bench.results import Bar, Line, Row
 from bench.row05 import HERE, LIMIT, QUIET, SAVE, SIZE, SMALL, Training, against, check, rounds_of, slowdown
+from bench.slurm import free_ports
 from bench.timing import environment
 
 TITLE = "a checkpoint of a torch state of two ranks while the training goes on"
@@ -65,9 +65,7 @@ def _training(python: str, size: int, kind: str, place: Path) -> Training:
 
 def _run_ranks(python: str, root: Path, *words: str) -> str:
     """What the first of two ranks says."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    (port,) = free_ports(1)
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = []
     for rank in range(2):

@@ -355,7 +355,7 @@ class Gathering:
             self._drop(oldest, settled)
 
     def _slow(self, round_: Round, family: str) -> bool:
-        """Somebody whose part is missing goes on writing others."""
+        """Somebody whose part is missing goes on writing others, or has one on its way."""
         have, silent = round_.tasks(), self._silent.get(family, Counter())
         writers = set(self._writers.get(family, ())) | {
             task for other in self._rounds if family_of(other.group) == family for task in other.tasks()

@@ -168,7 +168,7 @@ class Pump:
         before = dict(self._cursors)
         try:
             return self._look(final=final)
-        except BaseException:
+        except BaseException:  # whatever it is: nothing of this look is recorded, all is read again
             self._cursors = before
             raise
 

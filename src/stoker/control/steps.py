@@ -93,7 +93,8 @@ class Steps:
             live.closing = ending.stopped(None, live.row.desired, {"message": "it had not started yet"})
         never = await self._coming.bring(live)
         if never is not None:
-            if not any(task.ordered and not task.over for task in live.tasks.values()):
+            heard = [task for task in live.tasks.values() if task.ordered and task.pump is not None]
+            if all(task.over for task in heard):
                 await self._coming.let_go(live)
                 await self._finish(live, never, [])
                 return
