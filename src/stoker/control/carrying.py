@@ -7,9 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
 from stoker.courier import carry_checkpoint
+from stoker.task import layout
 from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.spare import Pause, Spare, none
+from stoker.task.spare import Pause, Spare
 
 _AT_ONCE = 32
 """Most of them rest most of the time, or wait for a network."""
@@ -30,12 +31,13 @@ class Carriers:
         self, directory: TaskDir, staged: StagedCheckpoint, blobs: BlobStore, hurried: Callable[[], bool]
     ) -> Future[tuple[str, int]]:
         """As `carry_checkpoint`. Beside the training it gives way to it, until it is `hurried`."""
-        rest = none if isinstance(directory, FarTaskDir) else Spare(lambda: self._closing or hurried()).pause
-        pause = self._pause(rest)
 
         def work() -> tuple[str, int]:
             self._go_on()
-            return carry_checkpoint(directory, staged, blobs, pause=pause)
+            if isinstance(directory, FarTaskDir):
+                return carry_checkpoint(directory, staged, blobs, pause=self._go_on)
+            with Spare(lambda: self._closing or hurried(), layout.turns(directory.root)) as rests:
+                return carry_checkpoint(directory, staged, blobs, pause=self._pause(rests.pause))
 
         try:
             return self._threads.submit(work)

@@ -47,7 +47,8 @@ class Scanner:
     the scanner's clock) has come, for as long as processes of the task live; `finish` once they are all gone.
     Valid after a crash at any point: a new scanner that begins the same generation and finishes it knows what
     was seen, announces what was staged and not announced, and announces nothing twice. If `journal` raises
-    OSError (no room) the entry is kept and tried again. `hashed`: see `staging.Job`.
+    OSError (no room) the entry is kept and tried again. `near`: the server takes the copies out of this very
+    directory.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class Scanner:
         *,
         clock: Callable[[], float] = time.monotonic,
         quiet: float = 3.0,
-        hashed: bool = True,
+        near: bool = False,
     ) -> None:
         self._directory = directory
         self._journal = journal
         self._clock = clock
         self._quiet = quiet
-        self._hashed = hashed
+        self._near = near
         self._generation = -1
         self._source = ""
         self._units: Dict[str, Unit] = {}
@@ -89,7 +90,7 @@ class Scanner:
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         if self._epoll is not None:
             self._epoll.register(self._wake_r, select.EPOLLIN)
-        self._stager = staging.Stager(self._wake)
+        self._stager = staging.Stager(self._wake, layout.turns(directory) if near else "")
 
     def fileno(self) -> Optional[int]:
         """Readable when there is something to do. None: this system cannot tell, go by the time."""
@@ -323,7 +324,7 @@ class Scanner:
             suspect=suspect,
             pointer=scan.pointer(self._source, unit.name, members),
             known=self._facts.contents.get(unit.name, ""),
-            hashed=self._hashed,
+            hashed=not self._near,
             patient=not unit.missed,
             version=unit.version,
         )

@@ -105,7 +105,7 @@ class Launcher:
         self._released = False
         self._last_order: Optional[Order] = None
         self._order_seen: Optional[Tuple[int, int, int]] = None
-        self._scanner = Scanner(directory, self.journal.append, hashed=not self.info.near)
+        self._scanner = Scanner(directory, self.journal.append, near=self.info.near)
         self._scanner_due: Optional[float] = None
         self._tell_at: Optional[float] = None
         """When to say how many looks have been finished; None: nobody waits for it."""

@@ -87,13 +87,15 @@ class Outcome:
 class Stager:
     """Runs jobs on one thread. `submit` from the owner's thread only; `done` is read by the owner.
 
-    `wake` is called on the stager's thread after each job, to wake the owner; it must not block.
+    `wake` is called on the stager's thread after each job, to wake the owner; it must not block. `turns`: see
+    `stoker.task.spare`.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], turns: str = "") -> None:
         self._jobs: "queue.SimpleQueue[Optional[Job]]" = queue.SimpleQueue()
         self.done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
         self._wake = wake
+        self._turns = turns
         self._thread: Optional[threading.Thread] = None
         self.waiting = 0
         self._patient = True
@@ -137,8 +139,9 @@ class Stager:
             job = self._jobs.get()
             if job is None:
                 return
-            started, rests = time.monotonic(), spare.Spare(functools.partial(self._is_hurried, job))
-            outcome = stage(job, rests.pause)
+            started = time.monotonic()
+            with spare.Spare(functools.partial(self._is_hurried, job), self._turns) as rests:
+                outcome = stage(job, rests.pause)
             outcome.seconds = time.monotonic() - started - rests.rested
             self.done.put(outcome)
             self._wake()

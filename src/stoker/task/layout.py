@@ -23,12 +23,16 @@ stacks/G-N.txt    launcher    what the processes of a silent body of generation 
 .courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
                               are volumes of their own, also in these
 
+../.turns         launcher,   of tasks that share a machine: its lock has whoever may take CPU time from the training now
+                  server      (stoker.task.spare)
+
 Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`Part`), beside
 those of the same run. It outlives the task's machine.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import NamedTuple, Optional
 
@@ -108,6 +112,11 @@ def checkpoints(generation: int) -> str:
 
 def staged(number: int) -> str:
     return f"{STAGED}/{number:06d}"
+
+
+def turns(directory: str) -> str:
+    """Beside the task directories of one attempt on one machine."""
+    return os.path.join(os.path.dirname(os.path.abspath(directory)), ".turns")
 
 
 def stacks(generation: int, number: int) -> str:

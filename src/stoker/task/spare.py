@@ -3,22 +3,27 @@
 Priorities are not enough for that. Kernels weigh a process only against those of its own session or control group, and
 where threads of a training wait for each other, every CPU second that is taken from one is lost by all. So whoever
 hashes gigabytes asks every few seconds what the machine has to spare while it does nothing itself: where that is a CPU,
-it goes as fast as it can; where not, it contents itself with a small share of one.
+it goes as fast as it can; where not, it contents itself with a small share of one. Those who work for one training on one
+machine take turns with that share: what holds up one of its ranks holds up all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
 import time
-from typing import Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from stoker.task import groups
 
-SHARE = 0.03
-"""Of one CPU, where none is free. Two gigabytes are hashed in three quarters of a minute then."""
+SHARE = 0.02
+"""Of one CPU, where none is free. Two gigabytes are hashed in a minute then."""
 PERIOD = 5.0
-"""Seconds between two looks."""
+"""Seconds between two looks, and of a turn."""
+PATIENCE = 60.0
+"""Seconds to wait for a turn. Whoever has it may be frozen, or no friend."""
 LOOK = 0.3
 """Seconds a look takes, in which nothing is done. The kernel counts in hundredths."""
 ENOUGH = 0.7
@@ -34,26 +39,45 @@ def none() -> None:
 
 
 class Spare:
-    """`pause` is a Pause. `hurried`: whether somebody waits for the work now, asked each time."""
+    """`pause` is a Pause. `hurried`: whether somebody waits for the work now, asked each time. `turns`: a file that all
+    name who take turns; empty: there is nobody else."""
 
-    def __init__(self, hurried: Callable[[], bool] = bool) -> None:
+    def __init__(self, hurried: Callable[[], bool] = bool, turns: str = "") -> None:
         self._hurried = hurried
+        self._turn = _Turn(turns)
         self.rested = 0.0
         """Seconds in which nothing was done."""
         self._free = False
         self._began = self._used = 0.0
         self._until = 0.0
 
+    def __enter__(self) -> "Spare":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._turn.give_back()
+
     def pause(self) -> None:
-        if self._hurried():
-            return
-        if time.monotonic() >= self._until:
-            self._free = self._look()
-            self._began, self._used = time.monotonic(), time.thread_time()
-            # Workers of one run save at the same time, and should not all find the same idle CPU.
-            self._until = self._began + PERIOD * random.uniform(0.6, 1.4)
-        elif not self._free:
-            self._rest(self._began + (time.thread_time() - self._used) / SHARE)
+        while not self._hurried():
+            if time.monotonic() >= self._until:
+                self._turn.give_back()
+                self._free = self._look()
+                self._until = self._soon()
+            if self._free:
+                return
+            if self._turn.held:
+                self._rest(self._began + (time.thread_time() - self._used) / SHARE)
+                return
+            if self._turn.take(time.monotonic()):
+                self._began, self._used = time.monotonic(), time.thread_time()
+                self._until = self._soon()
+                return
+            self._rest(time.monotonic() + _NAP * random.uniform(1, 3))
+        self._turn.give_back()
+
+    def _soon(self) -> float:
+        # Workers of one run save at the same time, and should not all find the same idle CPU.
+        return time.monotonic() + PERIOD * random.uniform(0.6, 1.4)
 
     def _look(self) -> bool:
         """Whether a CPU is free; also where nobody can say."""
@@ -66,6 +90,49 @@ class Spare:
         while (left := until - time.monotonic()) > 0 and not self._hurried():
             time.sleep(min(left, _NAP))
         self.rested += time.monotonic() - began
+
+
+class _Turn:
+    """Whose turn it is: his who has the lock of a file. He gives it back by dying, too."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: Optional[int] = None
+        self.held = False
+        self._since: Optional[float] = None
+        """When it was first asked for in vain."""
+
+    def take(self, now: float) -> bool:
+        if self._since is None:
+            self._since = now
+        self.held = not self._path or now - self._since > PATIENCE or self._lock()
+        if self.held:
+            self._since = None
+        return self.held
+
+    def give_back(self) -> None:
+        self.held = False
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            # Closing is not enough: a process that was started meanwhile may have it open for a moment too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def _lock(self) -> bool:
+        """Also where there can be no lock: then everybody takes his own share."""
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(self._path, flags, 0o600)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            os.close(fd)
+            return not isinstance(exc, BlockingIOError)
+        self._fd = fd
+        return True
 
 
 class _Seen:

@@ -1,0 +1,101 @@
+"""The launchers of an attempt's tasks and the server, which carries for each of them, share one part of the CPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.blobs import BlobStore
+from stoker.control.carrying import Carriers
+from stoker.launcher.checkpoints import Scanner
+from stoker.task import direct, layout, spare
+from stoker.task.formats import StagedCheckpoint
+from stoker.task.near import NearTaskDir
+
+DATA = b"x" * 1000
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CPU is free, and every file is large."""
+    monkeypatch.setattr(spare, "_idle", lambda: 0.0)
+    monkeypatch.setattr(spare, "_group", lambda: (None, None))
+    monkeypatch.setattr(spare, "LOOK", 0.001)
+    monkeypatch.setattr(spare, "PATIENCE", 1e9)
+    monkeypatch.setattr(direct, "LARGE", 1)
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Threads that asked for the turn while another had it."""
+    told: set[int] = set()
+    take = spare._Turn.take
+
+    def asked(self: spare._Turn, now: float) -> bool:
+        taken = take(self, now)
+        if not taken:
+            told.add(threading.get_ident())
+        return taken
+
+    monkeypatch.setattr(spare._Turn, "take", asked)
+    return told
+
+
+def wait_for(told: set[int], count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(told) < count:
+        assert time.monotonic() < deadline, f"{len(told)} of {count} asked for their turn"
+        time.sleep(0.01)
+
+
+def carry(carriers: Carriers, root: Path, blobs: BlobStore) -> Any:
+    (root / layout.staged(1)).mkdir(parents=True)
+    (root / layout.staged(1) / "last.bin").write_bytes(DATA)
+    file = {"path": "last.bin", "size": len(DATA), "sha256": "", "mode": 0o600}
+    staged = StagedCheckpoint(number=1, generation=1, name="last.bin", how="sdk", files=[file])
+    return carriers.carry(NearTaskDir(str(root)), staged, blobs, lambda: False)
+
+
+def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: set[int]) -> None:
+    attempt = tmp_path / "1"
+    first, second, third = (attempt / f"worker-{index}" for index in range(3))
+    (first / layout.STAGED).mkdir(parents=True)
+    journal: list[dict[str, Any]] = []
+    scanner = Scanner(str(first), journal.append, quiet=0.0, near=True)
+    scanner.begin(1)
+    holder = spare._Turn(layout.turns(str(first)))
+    assert holder.take(0.0)
+    (first / layout.checkpoints(1) / "last.bin").write_bytes(DATA)
+    deadline = time.monotonic() + 60
+    while not scanner._stager.waiting:
+        assert time.monotonic() < deadline, "the checkpoint was not seen"
+        scanner.poll(time.monotonic())
+    carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
+    carried = [carry(carriers, root, blobs) for root in (second, third)]
+    wait_for(refused, 3)
+    assert not any(one.done() for one in carried) and scanner._stager.done.empty()
+    holder.give_back()
+    assert [one.result(60)[1] for one in carried] == [len(DATA)] * 2
+    outcome = scanner._stager.next_outcome(60)
+    assert outcome is not None and outcome.status == "staged"
+    assert holder.take(0.0) and holder._fd is not None, "whoever is done has given it back"
+    holder.give_back()
+    carriers.close()
+    scanner.close()
+    assert os.listdir(attempt).count(".turns") == 1
+
+
+def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
+    holder = spare._Turn(layout.turns(str(tmp_path / "1" / "worker-0")))
+    (tmp_path / "1").mkdir()
+    assert holder.take(0.0)
+    carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
+    assert carry(carriers, tmp_path / "2" / "worker-0", blobs).result(60)[1] == len(DATA)
+    assert not refused
+    holder.give_back()
+    carriers.close()

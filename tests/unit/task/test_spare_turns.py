@@ -1,0 +1,173 @@
+"""Those who work for one training on one machine take together what one alone would."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.task import spare
+from stoker.task.spare import Spare
+
+PIECE = 0.004
+
+
+class Machine:
+    """Workers on threads, of which one goes on at a time: the one whose sleep or work is over first. No CPU is free."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.worked: dict[int, float] = {}
+        self._due: list[tuple[float, int, threading.Semaphore]] = []
+        self._idle = threading.Semaphore(0)
+        monkeypatch.setattr(spare, "time", self)
+        monkeypatch.setattr(spare, "_idle", lambda: 0.0)
+        monkeypatch.setattr(spare, "_group", lambda: (None, None))
+        monkeypatch.setattr(spare, "random", random.Random(7))
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.worked.setdefault(threading.get_ident(), 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        baton = threading.Semaphore(0)
+        heapq.heappush(self._due, (self.now + seconds, len(self.worked), baton))
+        self._go_on()
+        baton.acquire()
+
+    def work(self, seconds: float) -> None:
+        self.sleep(seconds)
+        self.worked[threading.get_ident()] = self.thread_time() + seconds
+
+    def run(self, *bodies: Callable[[], None]) -> list[int]:
+        """The threads' numbers, all of them having ended."""
+        started = [threading.Thread(target=self._body, args=(body,)) for body in bodies]
+        for number, thread in enumerate(started):
+            heapq.heappush(self._due, (self.now + number / 1000, number, baton := threading.Semaphore(0)))
+            thread.baton = baton  # type: ignore[attr-defined]
+            thread.start()
+        self._go_on()
+        self._idle.acquire()
+        for thread in started:
+            thread.join()
+        return [int(thread.ident or 0) for thread in started]
+
+    def _body(self, body: Callable[[], None]) -> None:
+        threading.current_thread().baton.acquire()  # type: ignore[attr-defined]
+        try:
+            body()
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._due:
+            self._idle.release()
+            return
+        self.now, _, baton = heapq.heappop(self._due)
+        baton.release()
+
+
+def until(machine: Machine, end: float, turns: str) -> Callable[[], None]:
+    """Works, and pauses as it should, until then."""
+
+    def body() -> None:
+        with Spare(lambda: machine.now >= end, turns) as rests:
+            while machine.now < end:
+                machine.work(PIECE)
+                rests.pause()
+
+    return body
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_together_they_take_one_share_and_each_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
+    began = machine.now
+    ran = machine.run(*[until(machine, began + 1000, turns) for _ in range(workers)])
+    taken = [machine.worked[number] for number in ran]
+    assert 0.8 * spare.SHARE < sum(taken) / 1000 < 1.15 * spare.SHARE
+    assert min(taken) > 0.5 * sum(taken) / workers
+
+
+def test_those_of_another_training_have_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    began = machine.now
+    ran = machine.run(*[until(machine, began + 500, str(tmp_path / name)) for name in ("one", "another")])
+    assert min(machine.worked[number] for number in ran) / 500 > 0.8 * spare.SHARE
+
+
+def test_who_has_done_his_work_leaves_the_turn_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
+    began = machine.now
+    _, longer = machine.run(until(machine, began + 20, turns), until(machine, began + 520, turns))
+    assert machine.worked[longer] / 510 > 0.8 * spare.SHARE
+
+
+def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder is frozen, or is the training itself."""
+    machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
+    holder = Spare(turns=turns)
+    assert holder._turn.take(machine.now)
+    began = machine.now
+    (other,) = machine.run(until(machine, began + 10 * spare.PATIENCE, turns))
+    assert machine.worked[other] > 5 * spare.SHARE * spare.PERIOD
+    holder._turn.give_back()
+
+
+def test_who_is_waited_for_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
+    holder = Spare(turns=turns)
+    assert holder._turn.take(machine.now)
+    soon = machine.now + 3.0
+    rests = Spare(lambda: machine.now > soon, turns)
+    machine.run(rests.pause)
+    assert machine.now < soon + 0.5
+    holder._turn.give_back()
+
+
+def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
+    turns = str(tmp_path / "turns")
+    code = f"import time; from stoker.task.spare import _Turn; t = _Turn({turns!r}); print(t.take(0), flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"True\n"
+    ours = spare._Turn(turns)
+    assert not ours.take(0.0)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert ours.take(0.0)
+    ours.give_back()
+
+
+@pytest.mark.parametrize("kind", ["absent", "directory", "link", "fifo"])
+def test_where_there_can_be_no_lock_everybody_takes_his_own_share(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "turns"
+    if kind == "absent":
+        place = tmp_path / "nowhere" / "turns"
+    elif kind == "directory":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(place)
+    turn = spare._Turn(str(place))
+    assert turn.take(0.0) and turn.held
+    turn.give_back()
+    assert not turn.held and not (tmp_path / "elsewhere").exists()
