@@ -258,6 +258,87 @@ def test_without_other_ranks_a_sharded_state_is_just_a_state(tmp_path: Path, pyt
     )
 
 
+def test_a_state_is_planned_anew_when_anything_is_new_in_it(tmp_path: Path, python: str) -> None:
+    """What DCP reads is what was saved, and what DCP itself would have said of it, whatever changed since the save before."""
+    run(
+        python,
+        tmp_path,
+        """
+        import os, pickle, torch, torch.distributed as dist, stoker
+        from torch.distributed import checkpoint as dcp
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+        dist.init_process_group("gloo", init_method=os.environ["INIT"], rank=int(os.environ["RANK"]),
+                                world_size=int(os.environ["WORLD_SIZE"]))
+        rank, mesh, plans = dist.get_rank(), init_device_mesh("cpu", (2,)), []
+        create = DefaultSavePlanner.create_local_plan
+        DefaultSavePlanner.create_local_plan = lambda self: plans.append(self) or create(self)
+
+        def part(*shape, value=1.0, dtype=torch.float32, placement=Shard(0)):
+            local = torch.full(shape, value, dtype=dtype)
+            return DTensor.from_local(local, mesh, [placement], run_check=False)
+
+        def same(one, other):
+            if isinstance(one, dict):
+                return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+            if isinstance(one, DTensor):
+                return one.placements == other.placements and same(one.to_local(), other.to_local())
+            if isinstance(one, torch.Tensor):
+                return one.dtype == other.dtype and torch.equal(one, other)
+            return one == other
+
+        def empty(value):
+            if isinstance(value, dict):
+                return {key: empty(inner) for key, inner in value.items()}
+            if isinstance(value, DTensor):
+                return DTensor.from_local(torch.zeros_like(value.to_local()), mesh, value.placements, run_check=False)
+            return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
+
+        def described(path):
+            with open(f"{path}/.metadata", "rb") as file:
+                found = pickle.load(file)
+            return {name: (entry.size, entry.properties, sorted(map(str, entry.chunks))) if hasattr(entry, "size") else entry
+                    for name, entry in found.state_dict_metadata.items()}, found.planner_data
+
+        base = {"a": part(4, 3), "b": torch.ones(5), "n": 1}
+        states = [
+            (base, True),
+            ({**base, "n": 2}, False),
+            ({**base, "a": part(4, 3, value=2.0), "b": torch.full((5,), 7.0)}, False),
+            ({**base, "a": part(6, 3)}, True),
+            ({**base, "a": part(4, 3, dtype=torch.float64)}, True),
+            ({**base, "a": part(4, 3, placement=Shard(1))}, True),
+            ({**base, "a": part(4, 3, placement=Replicate())}, True),
+            ({**base, "b": torch.ones(6)}, True),
+            ({**base, "b": torch.ones(5, dtype=torch.int32)}, True),
+            ({**base, "b": {"c": torch.ones(5)}}, True),
+            ({**base, "b.c": torch.ones(5)}, True),
+            ({"b": base["b"], "a": base["a"], "n": 1}, True),
+            ({**base, "b": 3}, True),
+            ({**base, "b": torch.nn.Parameter(torch.ones(5))}, True),
+            (base, True),
+            (base, False),
+        ]
+        for step, (state, new) in enumerate(states, 1):
+            before = len(plans)
+            stoker.checkpoint.save_sharded(state, step=step)
+            stoker.checkpoint.wait()
+            assert len(plans) - before == new, (step, len(plans) - before)
+            dist.barrier()
+            found, path = empty(state), f"checkpoints/step-{step}"
+            dcp.load(found, checkpoint_id=path)
+            assert same(found, state), (step, found, state)
+            dcp.save(state, checkpoint_id=f"theirs-{step}")
+            dist.barrier()
+            assert described(path) == described(f"theirs-{step}"), step
+            dist.barrier()
+        dist.destroy_process_group()
+        """,
+        ranks=2,
+    )
+
+
 def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path, python: str) -> None:
     out = run(
         python,

@@ -8,16 +8,17 @@ rank raises or none does, and none is left waiting for the others.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import os
 import pickle
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch  # this module is imported only by those who use it
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint import default_planner, filesystem
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from stoker.sdk import archive
@@ -25,6 +26,7 @@ from stoker.sdk.saving import Memory
 from stoker.sdk.torch_state import Archive, copy
 
 METADATA = ".metadata"
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Shard:
@@ -42,8 +44,7 @@ class Shard:
         sizes: List[int] = []
         if error is None:
             try:
-                planner, local = _plan(state, rank)
-                mark = hashlib.sha256(pickle.dumps(local)).hexdigest()
+                planner, local, mark = _plan(state, rank)
                 if _agreed is not None and [mark] == _agreed.marks[rank : rank + 1]:
                     items, sizes = self._lay_out(planner, _agreed.items(rank))
             except Exception as exc:  # noqa: BLE001 - raised below, once the others know
@@ -83,29 +84,31 @@ class Shard:
         """Archives, one per item, and their sizes. DCP reads each with `torch.load`."""
         self._sources, self.size = [], 0
         found: List[Any] = []
-        for item in items:
-            value = planner.lookup_object(item.index)
-            if item.type == WriteItemType.BYTE_IO:
-                records = self._object(value)
-            else:
-                records = self._tensor(value.detach())
-            found.append(["zip", records])
-        return found, [archive.size(records) for _, records in found]
+        sizes: List[int] = []
+        with torch.no_grad():
+            for item in items:
+                value = planner.lookup_object(item.index)
+                if item.type == WriteItemType.BYTE_IO:
+                    records, size = self._object(value)
+                else:
+                    records, size = self._tensor(value.detach())
+                found.append(["zip", records])
+                sizes.append(size)
+        return found, sizes
 
-    def _object(self, value: Any) -> List[archive.Record]:
+    def _object(self, value: Any) -> Tuple[List[archive.Record], int]:
         whole = Archive(value, self.size)
         self._sources += whole.sources
         self.size = whole.size
-        return whole.records
+        return whole.records, archive.size(whole.records)
 
-    def _tensor(self, value: Any) -> List[archive.Record]:
-        """Only the values it shows of its storage, and for the CPU wherever it is now. The one that is pickled is never
-        touched: it is there for its shape."""
-        shape = Archive(torch.empty(value.shape, dtype=value.dtype), self.size)
-        *small, (at, _) = shape.sources
-        self._sources += [*small, (at, value)]
-        self.size = shape.size
-        return shape.records
+    def _tensor(self, value: Any) -> Tuple[List[archive.Record], int]:
+        """Only the values it shows of its storage, and for the CPU wherever it is now."""
+        frame, start = _frame(value.shape, value.dtype), self.size
+        self._sources += [(start + at, data) for at, data in frame.small]
+        self._sources.append((start + frame.at, value))
+        self.size = start + frame.room
+        return [(name, start + at, length) for name, at, length in frame.records], frame.size
 
     def _add(self, data: bytes) -> None:
         self._sources.append((self.size, data))
@@ -140,7 +143,37 @@ class _Agreement:
         return self._written[1]
 
 
+class _Frame(NamedTuple):
+    """All of a tensor's archive but its values."""
+
+    records: List[archive.Record]
+    small: List[Tuple[int, Any]]
+    at: int
+    """Where in the memory the values go."""
+    room: int
+    """Bytes of the memory that all of it takes."""
+    size: int
+    """Bytes of the archive."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame(shape: Any, dtype: Any) -> _Frame:
+    """The one that is pickled is never touched: it is there for its shape."""
+    made = Archive(torch.empty(shape, dtype=dtype))
+    *small, (at, _) = made.sources
+    return _Frame(made.records, small, at, made.size, archive.size(made.records))
+
+
+class _Planned(NamedTuple):
+    """What this rank planned to write at its last save."""
+
+    facts: Any
+    local: Any
+    mark: str
+
+
 _agreed: Optional[_Agreement] = None
+_planned: Optional[_Planned] = None
 _group: Tuple[Any, Any] = (None, None)
 
 
@@ -153,10 +186,35 @@ def fill(state: Dict[str, Any], path: str) -> None:
         dcp.load(state, storage_reader=reader, no_dist=True)
 
 
-def _plan(state: Dict[str, Any], rank: int) -> Tuple[Any, Any]:
-    planner = DefaultSavePlanner()
+def _plan(state: Dict[str, Any], rank: int) -> Tuple[Any, Any, str]:
+    """DCP's planner, what this rank wants to write, and a mark by which two such plans can be compared. DCP takes longer to
+    plan a state of DTensors than we do to copy it, so as long as there is nothing new in it the plan is the one before."""
+    global _planned
+    planner = default_planner.DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=rank == 0)
-    return planner, planner.create_local_plan()
+    facts = _facts(planner)
+    if facts is None or _planned is None or _planned.facts != facts:
+        local = planner.create_local_plan()
+        _planned = _Planned(facts, local, hashlib.sha256(pickle.dumps(local)).hexdigest())
+    return planner, _planned.local, _planned.mark
+
+
+def _facts(planner: Any) -> Optional[List[Any]]:
+    """All that a plan depends on. None: something is in it of which we do not know that."""
+    facts: List[Any] = [planner.is_coordinator, torch.is_grad_enabled(), planner.mappings]
+    with torch.no_grad():
+        for name, value in planner.state_dict.items():
+            if type(value) is default_planner.DTensor:
+                facts.append((name, value.shape, value.device_mesh, value.placements, value.requires_grad))
+                value = value.to_local()
+            elif isinstance(value, (torch.Tensor, io.BytesIO)) and type(value) not in _TENSORS:
+                return None
+            if isinstance(value, torch.Tensor):
+                own = (value.shape, value.stride(), value.dtype, value.layout)
+                facts.append((name, *own, value.requires_grad, value.is_pinned()))
+            else:
+                facts.append((name,))
+    return facts
 
 
 def _file(rank: int) -> str:
