@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from bench.keeper import Kept
 from bench.timing import environment
 from stoker.client import Client
@@ -25,6 +27,15 @@ class Ours:
     home: Home
     env: Mapping[str, str]
     kept: Kept
+
+    def processes(self) -> list[psutil.Process]:
+        """The server, its fork server and the launchers: nothing of any run."""
+        found = []
+        for process in psutil.Process(self.kept.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if {"stoker.server", "stoker.launcher.forkserver"} & set(process.cmdline()):
+                    found.append(process)
+        return found
 
     def client(self) -> Client:
         record = serving(self.home)

@@ -225,7 +225,7 @@ def _stoker(place: Path, python: str, shape: tuple[str, str]) -> Iterator[Traini
             "retries": 1000,
         }
         run = str(client.submit(key="ranks", job=job)["id"])
-        yield Training(notes, lambda: _own(server.kept))
+        yield Training(notes, lambda: _own(server))
         client.stop(run, kill=True)
         _gone(notes)
 
@@ -268,14 +268,13 @@ def _gone(notes: Path) -> None:
     shutil.rmtree(notes, ignore_errors=True)
 
 
-def _own(kept: Kept) -> float:
-    """CPU seconds of the server, its fork server and the launchers: everything below the keeper but the ranks."""
+def _own(server: ours.Ours) -> float:
+    """CPU seconds of Stoker's own processes."""
     total = 0.0
-    for process in psutil.Process(kept.pid).children(recursive=True):
+    for process in server.processes():
         with contextlib.suppress(psutil.Error):
-            if str(SCRIPT) not in process.cmdline():
-                used = process.cpu_times()
-                total += used.user + used.system
+            used = process.cpu_times()
+            total += used.user + used.system
     return total
 
 

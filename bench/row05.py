@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,16 @@ HERE = Path(__file__).parent
 SCRIPT = HERE / "states.py"
 SAVE = "stoker.checkpoint.save_torch(asynchronous=True)"
 SIZE, SMALL = 2 << 30, 128 << 20
-ROUNDS, SAVES = 4, 6
-QUIET = 31.0
-"""Seconds without a save before and after each: over five, the rate without any save wandered by a tenth and more, over
-fifteen by a twentieth."""
+ROUNDS, SAVES = 4, 3
+STRETCH = 8.0
+"""Seconds for which a save is carried, and for which it is then held up. The rate of a training wanders by a tenth within
+a minute, with nobody else there; between stretches that adjoin it hardly does. Shorter ones would not be as in real life:
+who gives way decides how much for five seconds, give or take two."""
+SHORT = 2.0
+"""Seconds from which something can be said about the rate in a stretch."""
 PATIENCE = 300.0
-"""Seconds until a checkpoint should be kept. One that takes longer is measured up to here, said, and the last."""
+"""Seconds of carrying after which a checkpoint should be kept. One that takes longer is measured up to here, said, and the
+last."""
 LOOK = 3.0
 """Seconds between questions to the server. At two a second they took a seventh of all that a save was seen to cost."""
 LIMIT = 600.0
@@ -54,12 +60,30 @@ class Training:
 
 @dataclass(frozen=True)
 class Save:
-    """When its call began and returned, and when the server had it; where it did not, when we stopped waiting."""
+    """When its call began, and the stretches in which it was carried: the first from the call's return on, the last until the
+    server had it, or until we stopped waiting. Between them all of Stoker was stopped."""
 
     begin: float
-    returned: float
-    end: float
+    stretches: list[tuple[float, float]]
     kept: bool
+
+    @property
+    def carried(self) -> float:
+        return sum(end - begin for begin, end in self.stretches)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of one stretch: seconds, steps per second, and steps per second in those that adjoin it."""
+
+    seconds: float
+    saving: float
+    quiet: float
+
+    @property
+    def lost(self) -> float:
+        """Seconds of training."""
+        return (1 - self.saving / self.quiet) * self.seconds
 
 
 def measure(root: Path, peers: Peers, scale: Scale) -> Row:
@@ -80,8 +104,9 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         "`dcp.async_save` with its defaults copies into fresh memory each time; `stager kept` is the same with a "
         "DefaultStager(shared memory) that is used again and again",
         "the training is a loop of equal steps, each a few matrix products on so many threads; its rate from the call's "
-        f"return until the server has the checkpoint, against its rate in the {QUIET - 1:.0f} s before and after; whatever "
-        "is lost meanwhile is lost once for each save, so a ratio says little without its seconds",
+        f"return until the server has the checkpoint; every {STRETCH:.0f} s all of Stoker is stopped for as long, and each "
+        "stretch compared with the two that adjoin it; whatever is lost meanwhile is lost once for each save, so a ratio says "
+        "little without its seconds",
     ]
     return Row(5, TITLE, lines, notes=notes)
 
@@ -138,29 +163,31 @@ def slowdown(root: Path, training: Training, bar: Bar | None, scale: Scale) -> l
     root.mkdir()
     try:
         saves = _saves(root, training, 2 if scale.quick else SAVES)
-        quiet, saving = _rates(_steps(root / training.steps), saves)
+        paces = _paces(_steps(root / training.steps), saves)
     except RuntimeError as exc:
         # The stalls were measured before it, and stay; what has a bar and no figure is not passed over.
         say(f"  {training.what}: {exc}")
         return [Line(training.what, "no save", None, bar=bar, note=f"not measured: {exc}")]
+    every = [pace for of_one in paces for pace in of_one]
+    saving, quiet = [pace.saving for pace in every], [pace.quiet for pace in every]
     line = Line(
         training.what,
         "no save",
         figure(saving, "/s"),
         figure(quiet, "/s"),
         ratio(saving, quiet),
-        note=_cost(saves, quiet, saving),
+        note=_cost(saves, paces),
     )
-    return [line] if bar is None else [line, _judged(line, quiet, saving, bar)]
+    return [line] if bar is None else [line, _judged(line, every, bar)]
 
 
-def _judged(line: Line, quiet: Sequence[float], saving: Sequence[float], bar: Bar) -> Line:
+def _judged(line: Line, paces: Sequence[Pace], bar: Bar) -> Line:
     """Two stretches of the same training without any save can differ by more than the bar allows. So it is not held
     against the middle, which chance alone lifts over it."""
     what = f"{line.what}: lower 95% bound of the mean ratio"
-    if len(saving) < 2:
-        return Line(what, line.against, None, bar=bar, note="not judged: there was one save")
-    bound = lower_bound([one / other for one, other in zip(saving, quiet, strict=True)])
+    if len(paces) < 2:
+        return Line(what, line.against, None, bar=bar, note="not judged: there was one stretch")
+    bound = lower_bound([pace.saving / pace.quiet for pace in paces])
     return Line(what, line.against, line.ours, line.theirs, Figure(bound, bound, bound, 1, "x"), bar)
 
 
@@ -176,43 +203,92 @@ def _saves(place: Path, training: Training, count: int) -> list[Save]:
             **training.more,
         }
         run = str(client.submit(key="training", job=job)["id"])
-        if _kept(client, run, f"step-0{training.suffix}", server, PATIENCE) is None:
+        looker = _Looker(client, run, server)
+        if looker.kept(f"step-0{training.suffix}", PATIENCE) is None:
             raise RuntimeError(f"the first checkpoint was not kept within {PATIENCE:.0f} s")
         (place / "begin").touch()
         for number in range(1, count + 1):
-            time.sleep(QUIET)
+            time.sleep(2 * STRETCH)
             (place / f"go-{number}").touch()
-            at = _kept(client, run, f"step-{number}{training.suffix}", server, PATIENCE)
-            end = time.time() if at is None else at
-            begin, returned = json.loads((place / f"saved-{number}").read_text())
-            saves.append(Save(begin, returned, end, at is not None))
-            word = "kept" if at is not None else "not kept"
-            say(f"  {training.what}: save {number} {word} after {end - returned:.1f} s")
-            if at is None:
+            begin, returned = _called(place / f"saved-{number}")
+            stretches, kept = _carried(looker, f"step-{number}{training.suffix}", returned, server)
+            saves.append(save := Save(begin, stretches, kept))
+            word = "kept" if kept else "not kept"
+            say(f"  {training.what}: save {number} {word} after it was carried for {save.carried:.1f} s")
+            if not kept:
                 break
-        time.sleep(QUIET)
+        time.sleep(2 * STRETCH)
         (place / "stop").touch()
         client.wait(run, timeout=60)
     return saves
 
 
-def _rates(steps: Sequence[tuple[float, float]], saves: Sequence[Save]) -> tuple[list[float], list[float]]:
-    """Steps per second around each save (half before, half after) and during it, from the call's return on."""
-    quiet, saving = [], []
+def _called(note: Path) -> tuple[float, float]:
+    """When the call began and returned, once it has."""
+    deadline = time.monotonic() + PATIENCE
+    while not note.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the call did not return within {PATIENCE:.0f} s")
+        time.sleep(0.1)
+    begin, returned = json.loads(note.read_text())
+    return begin, returned
+
+
+def _carried(
+    looker: _Looker, name: str, returned: float, server: ours.Ours
+) -> tuple[list[tuple[float, float]], bool]:
+    """Stretches of `Save`, and whether the server has it."""
+    stretches: list[tuple[float, float]] = []
+    begin = returned
+    while sum(end - first for first, end in stretches) < PATIENCE:
+        at = looker.kept(name, begin + STRETCH - time.time())
+        if at is not None:
+            # It may have had it before we stopped it the last time.
+            return ([*stretches, (begin, at)] if at > begin else stretches), True
+        with _stopped(server):
+            stretches.append((begin, time.time()))
+            time.sleep(STRETCH)
+            begin = time.time()
+    return stretches, False
+
+
+@contextlib.contextmanager
+def _stopped(server: ours.Ours) -> Iterator[None]:
+    """All of Stoker but the training."""
+    processes = server.processes()
+    try:
+        for process in processes:
+            process.suspend()
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def _paces(steps: Sequence[tuple[float, float]], saves: Sequence[Save]) -> list[list[Pace]]:
+    """Of each stretch of each save that is long enough."""
+    found: list[list[Pace]] = []
     for save in saves:
-        saving.append(_rate(steps, save.returned, save.end))
-        around = [_rate(steps, save.begin - QUIET + 1, save.begin)]
-        if save.kept:
-            around.append(_rate(steps, save.end + 1, save.end + QUIET))
-        quiet.append(statistics.mean(around))
-    return quiet, saving
+        (first, _), (_, last) = save.stretches[0], save.stretches[-1]
+        gaps = [(one[1], other[0]) for one, other in pairwise(save.stretches)]
+        around = [(save.begin - STRETCH, save.begin), *gaps, (last, last + STRETCH)]
+        assert save.begin <= first
+        quiet = [_rate(steps, *gap) for gap in around]
+        found.append(
+            [
+                Pace(end - begin, _rate(steps, begin, end), statistics.mean(adjoining))
+                for (begin, end), adjoining in zip(save.stretches, pairwise(quiet), strict=True)
+                if end - begin >= SHORT
+            ]
+        )
+    return found
 
 
-def _cost(saves: Sequence[Save], quiet: Sequence[float], saving: Sequence[float]) -> str:
+def _cost(saves: Sequence[Save], paces: Sequence[Sequence[Pace]]) -> str:
     """What a ratio does not say: how long it lasted, and what it comes to."""
-    lasted = [save.end - save.returned for save in saves]
-    lost = [(1 - slow / full) * seconds for slow, full, seconds in zip(saving, quiet, lasted, strict=True)]
-    said = f"the server had it {figure(lasted, 's').text()} after the call; each cost {figure(lost, 's').text()} of training"
+    lost = [sum(pace.lost for pace in of_one) for of_one in paces]
+    said = f"the server had it after {figure([save.carried for save in saves], 's').text()} of carrying"
+    said += f"; each cost {figure(lost, 's').text()} of training"
     late = sum(not save.kept for save in saves)
     return f"{said}; {late} of {len(saves)} not kept within {PATIENCE:.0f} s" if late else said
 
@@ -232,19 +308,32 @@ def _steps(path: Path) -> list[tuple[float, float]]:
     return [(float(first), float(last)) for first, last in lines]
 
 
-def _kept(client: Client, run: str, name: str, server: ours.Ours, patience: float) -> float | None:
-    """When the server had this checkpoint; None: it did not in so many seconds."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        server.kept.check()
-        found = client.run(run)
+@dataclass(frozen=True)
+class _Looker:
+    """Asks the server about a run."""
+
+    client: Client
+    run: str
+    server: ours.Ours
+
+    def kept(self, name: str, patience: float) -> float | None:
+        """When the server had this checkpoint; None: it did not in so many seconds. It is asked once at least."""
+        deadline = time.monotonic() + patience
+        while True:
+            time.sleep(max(min(LOOK, deadline - time.monotonic()), 0))
+            at = self._look(name)
+            if at is not None or time.monotonic() >= deadline:
+                return at
+
+    def _look(self, name: str) -> float | None:
+        self.server.kept.check()
+        found = self.client.run(self.run)
         if found["state"] not in ("queued", "starting", "running"):
             raise RuntimeError(f"the training is {found['state']}: {found.get('reason')}")
-        if any(checkpoint["name"] == name for checkpoint in found.get("checkpoints", [])):
-            said = [event for event in client.events(run)["events"] if f"{name} " in event["text"]]
-            return float(said[-1]["t"])
-        time.sleep(LOOK)
-    return None
+        if all(checkpoint["name"] != name for checkpoint in found.get("checkpoints", [])):
+            return None
+        said = [event for event in self.client.events(self.run)["events"] if f"{name} " in event["text"]]
+        return float(said[-1]["t"])
 
 
 def _seconds(milliseconds: Sequence[float]) -> Figure:

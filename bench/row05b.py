@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.peers import Missing, Peers
 from bench.plan import Scale
 from bench.results import Bar, Line, Row
-from bench.row05 import HERE, LIMIT, QUIET, SAVE, SIZE, SMALL, Training, against, check, rounds_of, slowdown
+from bench.row05 import HERE, LIMIT, SAVE, SIZE, SMALL, Training, against, check, rounds_of, slowdown
 from bench.slurm import free_ports
 from bench.timing import environment
 
@@ -35,7 +35,7 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
     notes = [
         "gloo, one thread for each rank, a reduction after each step; DDP: both have the whole state and the first saves it; "
         "FSDP: each has half of it, in DTensors, and saves that; a stall is that of the rank which is held up longer",
-        f"the rate of the steps as in row 5: against that in the {QUIET - 1:.0f} s before and after each save",
+        "the rate of the steps as in row 5",
     ]
     return Row(5, TITLE, lines, notes=notes, part="b")
 

@@ -202,26 +202,36 @@ def test_a_row_is_written_down_before_the_next_one_begins(
 
 
 def test_what_a_save_costs_the_training() -> None:
-    """100 steps a second, half as many for ten seconds after a save returned at 20; then one that is never kept."""
+    """100 steps a second, and half as many while a save is carried, from 20 to 28 and from 36 to 40; then the machine is slower
+    for everybody, and there is a save that costs nothing and is never kept."""
     times = [number / 100 for number in range(2000)]
-    times += [20 + number / 50 for number in range(500)]
-    times += [30 + number / 100 for number in range(4000)]
-    steps = list(pairwise([*times, 70.0]))
-    kept = row05.Save(begin=19.9, returned=20.0, end=30.0, kept=True)
-    late = row05.Save(begin=60.0, returned=60.0, end=69.0, kept=False)
-    quiet, saving = row05._rates(steps, [kept, late])
-    assert quiet == pytest.approx([100, 100]) and saving == pytest.approx([50, 100])
-    assert "each cost 2.50 s" in row05._cost([kept, late], quiet, saving)
-    assert "1 of 2 not kept within" in row05._cost([kept, late], quiet, saving)
+    times += [20 + number / 50 for number in range(400)]
+    times += [28 + number / 100 for number in range(800)]
+    times += [36 + number / 50 for number in range(200)]
+    times += [40 + number / 100 for number in range(2000)]
+    times += [60 + number / 25 for number in range(1000)]
+    steps = list(pairwise([*times, 100.0]))
+    kept = row05.Save(begin=19.9, stretches=[(20.0, 28.0), (36.0, 40.0)], kept=True)
+    late = row05.Save(begin=70.0, stretches=[(70.0, 78.0), (86.0, 87.0)], kept=False)
+    first, second = paces = row05._paces(steps, [kept, late])
+    assert [(pace.saving, pace.quiet) for pace in first] == [pytest.approx((50, 100), rel=0.01)] * 2
+    assert [(pace.saving, pace.quiet) for pace in second] == [pytest.approx((25, 25), rel=0.01)], (
+        "one is too short"
+    )
+    said = row05._cost([kept, late], paces)
+    assert "after 10.5 s" in said and "1 of 2 not kept within" in said
+    assert sum(pace.lost for pace in first) == pytest.approx(6.0, rel=0.01)
     with pytest.raises(RuntimeError, match="only 0 steps"):
-        row05._rate(steps, 80.0, 90.0)
+        row05._rate(steps, 180.0, 190.0)
 
 
 def test_chance_does_not_meet_the_bar_of_a_slow_down() -> None:
     line, bar = Line("steps/s", "no save", None), Bar(">=", 0.95)
-    wild = row05._judged(line, [137.0, 113.0, 98.0], [122.0, 115.0, 118.0], bar)
+    wild = row05._judged(
+        line, [row05.Pace(8, 122, 137), row05.Pace(8, 115, 113), row05.Pace(8, 118, 98)], bar
+    )
     assert wild.met is False  # its median is 1.02
-    calm = row05._judged(line, [100.0, 101.0, 100.0], [98.0, 99.0, 98.0], bar)
+    calm = row05._judged(line, [row05.Pace(8, 98, 100), row05.Pace(8, 99, 101), row05.Pace(8, 98, 100)], bar)
     assert calm.met is True
-    alone = row05._judged(line, [100.0], [100.0], bar)
+    alone = row05._judged(line, [row05.Pace(8, 100, 100)], bar)
     assert alone.unjudged
