@@ -23,6 +23,7 @@ ROWS = {
     "4": "bench.row04",
     "5": "bench.row05",
     "5b": "bench.row05b",
+    "5c": "bench.row05c",
     "12": "bench.row12",
     "13": "bench.row13",
 }

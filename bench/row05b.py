@@ -1,4 +1,4 @@
-"""Row 5, second part: the same for a state that two ranks have, whole (DDP) or in halves (FSDP)."""
+"""Row 5, second part: the same for a state that two ranks have, whole each (DDP). The third part is about halves."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from bench.row05 import HERE, LIMIT, SAVE, SIZE, SMALL, Training, against, check
 from bench.slurm import free_ports
 from bench.timing import environment
 
-TITLE = "a checkpoint of a torch state of two ranks while the training goes on"
+TITLE = "a checkpoint of a torch state that each of two ranks has while the training goes on"
 SCRIPT = HERE / "state_ranks.py"
-KINDS = {"ddp": f"DDP on two ranks, {SAVE}", "fsdp": "FSDP on two ranks, stoker.checkpoint.save_sharded()"}
+SAVED = {"ddp": f"DDP on two ranks, {SAVE}", "fsdp": "FSDP on two ranks, stoker.checkpoint.save_sharded()"}
 
 
 def measure(root: Path, peers: Peers, scale: Scale) -> Row:
+    note = "both ranks have the whole state, and the first saves it"
+    return of_ranks("ddp", Row(5, TITLE, [], notes=[note], part="b"), root, peers, scale)
+
+
+def of_ranks(kind: str, row: Row, root: Path, peers: Peers, scale: Scale) -> Row:
+    """The row, filled. `kind`: see state_ranks.py."""
     size = SMALL if scale.quick else SIZE
     try:
         python = peers.python("torch").program("python")
     except Missing as exc:
-        note = f"missing: {exc}"
-        missing = [Line(what, "dcp.async_save", None, bar=Bar("<=", 1), note=note) for what in KINDS.values()]
-        return Row(5, TITLE, missing, part="b")
-    lines = []
-    for kind in KINDS:
-        lines += _stall(root, python, kind, size, scale)
-    for kind in KINDS:
-        place = root / kind
-        lines += slowdown(place, _training(python, size, kind, place), Bar(">=", 0.95), scale)
-    notes = [
-        "gloo, one thread for each rank, a reduction after each step; DDP: both have the whole state and the first saves it; "
-        "FSDP: each has half of it, in DTensors, and saves that; a stall is that of the rank which is held up longer",
+        row.lines.append(Line(SAVED[kind], "dcp.async_save", None, bar=Bar("<=", 1), note=f"missing: {exc}"))
+        return row
+    place = root / kind
+    row.lines += _stall(root, python, kind, size, scale)
+    row.lines += slowdown(place, _training(python, size, kind, place), Bar(">=", 0.95), scale)
+    row.notes += [
+        "gloo, one thread for each rank, a reduction after each step; a stall is that of the rank which is held up longer",
         "the rate of the steps as in row 5",
     ]
-    return Row(5, TITLE, lines, notes=notes, part="b")
+    return row
 
 
 def _stall(root: Path, python: str, kind: str, size: int, scale: Scale) -> list[Line]:
@@ -45,7 +46,7 @@ def _stall(root: Path, python: str, kind: str, size: int, scale: Scale) -> list[
     place.mkdir()
     found = json.loads(_run_ranks(python, root, "stall", kind, str(size), str(rounds_of(scale)), str(place)))
     check(found)
-    what = f"{KINDS[kind]}, {size / (1 << 30):g} GiB"
+    what = f"{SAVED[kind]}, {size / (1 << 30):g} GiB"
     return [
         against(what, "memcpy", found, goal=Bar("<=", 1.1)),
         against(what, "dcp.async_save", found, Bar("<=", 1)),
