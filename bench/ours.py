@@ -18,6 +18,7 @@ from stoker.client.local import read_token, serving
 from stoker.settings import Home
 
 START = 60.0
+_OWN = ("-m stoker.server", "-m stoker.launcher.forkserver", "from stoker.sdk.writing import")
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class Ours:
     kept: Kept
 
     def processes(self) -> list[psutil.Process]:
-        """The server, its fork server and the launchers: nothing of any run."""
+        """The server, its fork server, the launchers, and those that write checkpoints: no training."""
         found = []
         for process in psutil.Process(self.kept.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if {"stoker.server", "stoker.launcher.forkserver"} & set(process.cmdline()):
+                command = " ".join(process.cmdline())
+                if any(name in command for name in _OWN):
                     found.append(process)
         return found
 

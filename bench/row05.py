@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench import ours
 from bench.figures import Figure, figure, ratio
 from bench.peers import Missing, Peers
@@ -258,11 +260,13 @@ def _stopped(server: ours.Ours) -> Iterator[None]:
     processes = server.processes()
     try:
         for process in processes:
-            process.suspend()
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
         yield
     finally:
         for process in processes:
-            process.resume()
+            with contextlib.suppress(psutil.Error):
+                process.resume()
 
 
 def _paces(steps: Sequence[tuple[float, float]], saves: Sequence[Save]) -> list[list[Pace]]:

@@ -65,3 +65,12 @@ def test_outputs_logs_and_metrics(box: Box) -> None:
     usage = {task["name"]: task["usage"] for task in seen["attempts"][-1]["tasks"]}
     assert {name: found["step"] for name, found in usage.items()} == {"worker-0": 5, "worker-1": 5}
     assert all(found["step_seconds"] > 0 for found in usage.values())
+
+
+def test_tasks_that_see_nothing_of_each_other_take_turns_by_the_same_lock(box: Box) -> None:
+    """See stoker.task.spare: launchers and the server agree who may take CPU time from the training."""
+    look = "import os; held = os.stat(os.environ['STOKER_TASK_DIR'] + '/.turns'); print(held.st_dev, held.st_ino)"
+    run = box.submit("--workers", "2", "--framework", "none", "--", "python", "-c", look)
+    assert box.ended(run)["state"] == "succeeded"
+    first, second = (box("logs", run, "--task", f"worker-{index}").stdout for index in range(2))
+    assert first == second and re.fullmatch(r"\d+ \d+\n", first)

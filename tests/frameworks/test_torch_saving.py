@@ -339,6 +339,37 @@ def test_a_state_is_planned_anew_when_anything_is_new_in_it(tmp_path: Path, pyth
     )
 
 
+def test_a_process_that_becomes_another_rank_saves_as_that_one(tmp_path: Path, python: str) -> None:
+    """Its mesh is equal to the one before, and so is all of its state but where in the whole it belongs."""
+    run(
+        python,
+        tmp_path,
+        """
+        import os, torch, torch.distributed as dist, stoker
+        from torch.distributed import checkpoint as dcp
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+
+        def begin(rank, name):
+            dist.init_process_group("gloo", init_method=os.environ["INIT"] + name, rank=rank, world_size=3)
+            mesh = init_device_mesh("cpu", (3,))
+            return {"a": DTensor.from_local(torch.full((2,), float(rank)), mesh, [Shard(0)], run_check=False)}
+
+        rank = int(os.environ["RANK"])
+        for step, now in enumerate([rank, {0: 0, 1: 2, 2: 1}[rank]], 1):
+            stoker.checkpoint.save_sharded(begin(now, str(step)), step=step)
+            stoker.checkpoint.wait()
+            dist.barrier()
+            whole = {"a": torch.zeros(6)}
+            dcp.load(whole, checkpoint_id=f"checkpoints/step-{step}", no_dist=True)
+            assert whole["a"].tolist() == [0, 0, 1, 1, 2, 2], (step, whole)
+            dist.barrier()
+            dist.destroy_process_group()
+        """,
+        ranks=3,
+    )
+
+
 def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path, python: str) -> None:
     out = run(
         python,

@@ -36,7 +36,8 @@ class Carriers:
             self._go_on()
             if isinstance(directory, FarTaskDir):
                 return carry_checkpoint(directory, staged, blobs, pause=self._go_on)
-            with Spare(lambda: self._closing or hurried(), layout.turns(directory.root)) as rests:
+            turns = f"{directory.root}/{layout.TURNS}"
+            with Spare(lambda: self._closing or hurried(), turns) as rests:
                 return carry_checkpoint(directory, staged, blobs, pause=self._pause(rests.pause))
 
         try:

@@ -90,7 +90,7 @@ class Scanner:
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         if self._epoll is not None:
             self._epoll.register(self._wake_r, select.EPOLLIN)
-        self._stager = staging.Stager(self._wake, layout.turns(directory) if near else "")
+        self._stager = staging.Stager(self._wake, os.path.join(directory, layout.TURNS) if near else "")
 
     def fileno(self) -> Optional[int]:
         """Readable when there is something to do. None: this system cannot tell, go by the time."""

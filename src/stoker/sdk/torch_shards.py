@@ -27,6 +27,8 @@ from stoker.sdk.torch_state import Archive, copy
 
 METADATA = ".metadata"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_PLANS_ITSELF = ("__create_write_items__", "global_shape")
+"""By which DCP knows a value that says itself how it is to be written."""
 
 
 class Shard:
@@ -34,7 +36,7 @@ class Shard:
 
     def __init__(self, state: Dict[str, Any], directory: str, error: Optional[Exception]) -> None:
         """`error`: what went wrong on this rank at the save before; all ranks raise it."""
-        global _agreed
+        global _agreed, _planned
         self._sources: List[Tuple[int, Any]] = []
         self.size = 0
         self.files: Dict[str, List[Any]] = {}
@@ -48,7 +50,7 @@ class Shard:
                 if _agreed is not None and [mark] == _agreed.marks[rank : rank + 1]:
                     items, sizes = self._lay_out(planner, _agreed.items(rank))
             except Exception as exc:  # noqa: BLE001 - raised below, once the others know
-                error = exc
+                error, _planned = exc, None
         told = _tell((_text(error), mark, sizes, os.urandom(4).hex(), _place(directory)))
         _raise_for(error, [said[0] for said in told])
         marks, places = [said[1] for said in told], [said[4] for said in told]
@@ -59,7 +61,7 @@ class Shard:
                 agreed = _Agreement(planner, plans, marks)
                 items, sizes = self._lay_out(planner, agreed.items(rank))
             except Exception as exc:  # noqa: BLE001 - as above
-                error = exc
+                error, _planned = exc, None
             later = _tell((_text(error), sizes))
             _raise_for(error, [said[0] for said in later])
             everyones = [said[1] for said in later]
@@ -159,7 +161,7 @@ class _Frame(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def _frame(shape: Any, dtype: Any) -> _Frame:
     """The one that is pickled is never touched: it is there for its shape."""
-    made = Archive(torch.empty(shape, dtype=dtype))
+    made = Archive(torch.empty(shape, dtype=dtype, device="cpu"))
     *small, (at, _) = made.sources
     return _Frame(made.records, small, at, made.size, archive.size(made.records))
 
@@ -201,13 +203,18 @@ def _plan(state: Dict[str, Any], rank: int) -> Tuple[Any, Any, str]:
 
 def _facts(planner: Any) -> Optional[List[Any]]:
     """All that a plan depends on. None: something is in it of which we do not know that."""
-    facts: List[Any] = [planner.is_coordinator, torch.is_grad_enabled(), planner.mappings]
+    world = (dist.get_rank(), dist.get_world_size()) if _distributed() else None
+    facts: List[Any] = [world, planner.is_coordinator, torch.is_grad_enabled(), planner.mappings]
     with torch.no_grad():
         for name, value in planner.state_dict.items():
             if type(value) is default_planner.DTensor:
-                facts.append((name, value.shape, value.device_mesh, value.placements, value.requires_grad))
+                mesh = value.device_mesh
+                place = (mesh, mesh.get_coordinate(), value.placements)
+                facts.append((name, value.shape, *place, value.requires_grad))
                 value = value.to_local()
-            elif isinstance(value, (torch.Tensor, io.BytesIO)) and type(value) not in _TENSORS:
+            if isinstance(value, (torch.Tensor, io.BytesIO)) and type(value) not in _TENSORS:
+                return None
+            if any(hasattr(value, own) for own in _PLANS_ITSELF):
                 return None
             if isinstance(value, torch.Tensor):
                 own = (value.shape, value.stride(), value.dtype, value.layout)

@@ -20,11 +20,10 @@ staged/scan.jsonl launcher    what its scanner has seen, for the scanner after i
 staged/.sums.jsonl server     hashes of what it took out of here and the launcher had not hashed
 output/           training    STOKER_OUTPUT_DIR
 stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
+.turns            engine      its lock has whoever may take CPU time from the training now (stoker.task.spare): launcher or
+                              server; one file with a name in each task of an attempt, where they are on one machine
 .courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
                               are volumes of their own, also in these
-
-../.turns         launcher,   of tasks that share a machine: its lock has whoever may take CPU time from the training now
-                  server      (stoker.task.spare)
 
 Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`Part`), beside
 those of the same run. It outlives the task's machine.
@@ -32,7 +31,6 @@ those of the same run. It outlives the task's machine.
 
 from __future__ import annotations
 
-import os
 import re
 from typing import NamedTuple, Optional
 
@@ -57,6 +55,7 @@ SCAN = "staged/scan.jsonl"
 SUMS = "staged/.sums.jsonl"
 OUTPUT = "output"
 STACKS = "stacks"
+TURNS = ".turns"
 
 DIRECTORIES = (LOG, METRICS, SDK, CODE, CHECKPOINTS, STAGED, OUTPUT)
 LASTING = (CHECKPOINTS, STAGED)
@@ -112,11 +111,6 @@ def checkpoints(generation: int) -> str:
 
 def staged(number: int) -> str:
     return f"{STAGED}/{number:06d}"
-
-
-def turns(directory: str) -> str:
-    """Beside the task directories of one attempt on one machine."""
-    return os.path.join(os.path.dirname(os.path.abspath(directory)), ".turns")
 
 
 def stacks(generation: int, number: int) -> str:

@@ -18,12 +18,12 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from stoker.task import groups
 
-SHARE = 0.015
-"""Of one CPU, where none is free. Two gigabytes are hashed in a minute and a half then."""
+SHARE = 0.02
+"""Of one CPU, where none is free. Two gigabytes are hashed in a minute then."""
 PERIOD = 5.0
 """Seconds between two looks, and of a turn."""
 PATIENCE = 60.0
-"""Seconds to wait for a turn. Whoever has it may be frozen, or no friend."""
+"""Seconds for which one may have the turn before it is not waited for any more: it may be frozen, or no friend."""
 LOOK = 0.3
 """Seconds a look takes, in which nothing is done. The kernel counts in hundredths."""
 ENOUGH = 0.7
@@ -99,15 +99,13 @@ class _Turn:
         self._path = path
         self._fd: Optional[int] = None
         self.held = False
-        self._since: Optional[float] = None
-        """When it was first asked for in vain."""
+        self._taken: Optional[int] = None
+        """When whoever has it took it, as the file says."""
+        self._since = 0.0
+        """When that was first seen."""
 
     def take(self, now: float) -> bool:
-        if self._since is None:
-            self._since = now
-        self.held = not self._path or now - self._since > PATIENCE or self._lock()
-        if self.held:
-            self._since = None
+        self.held = not self._path or self._lock(now)
         return self.held
 
     def give_back(self) -> None:
@@ -119,7 +117,7 @@ class _Turn:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def _lock(self) -> bool:
+    def _lock(self, now: float) -> bool:
         """Also where there can be no lock: then everybody takes his own share."""
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -128,9 +126,16 @@ class _Turn:
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
+            os.utime(fd)
+        except BlockingIOError:
+            taken = os.fstat(fd).st_mtime_ns
             os.close(fd)
-            return not isinstance(exc, BlockingIOError)
+            if taken != self._taken:
+                self._taken, self._since = taken, now
+            return now - self._since > PATIENCE
+        except OSError:
+            os.close(fd)
+            return True
         self._fd = fd
         return True
 

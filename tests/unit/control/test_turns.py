@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -12,9 +11,10 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.carrying import Carriers
+from stoker.engine.local import directories
 from stoker.launcher.checkpoints import Scanner
 from stoker.task import direct, layout, spare
-from stoker.task.formats import StagedCheckpoint
+from stoker.task.formats import StagedCheckpoint, TaskInfo
 from stoker.task.near import NearTaskDir
 
 DATA = b"x" * 1000
@@ -46,6 +46,12 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return told
 
 
+def make(attempt: Path, index: int) -> Path:
+    directory = attempt / f"worker-{index}"
+    directories.create(directory, TaskInfo("run-1", 1, directory.name, "worker", index))
+    return directory
+
+
 def wait_for(told: set[int], count: int) -> None:
     deadline = time.monotonic() + 60
     while len(told) < count:
@@ -54,7 +60,7 @@ def wait_for(told: set[int], count: int) -> None:
 
 
 def carry(carriers: Carriers, root: Path, blobs: BlobStore) -> Any:
-    (root / layout.staged(1)).mkdir(parents=True)
+    (root / layout.staged(1)).mkdir()
     (root / layout.staged(1) / "last.bin").write_bytes(DATA)
     file = {"path": "last.bin", "size": len(DATA), "sha256": "", "mode": 0o600}
     staged = StagedCheckpoint(number=1, generation=1, name="last.bin", how="sdk", files=[file])
@@ -62,13 +68,11 @@ def carry(carriers: Carriers, root: Path, blobs: BlobStore) -> Any:
 
 
 def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: set[int]) -> None:
-    attempt = tmp_path / "1"
-    first, second, third = (attempt / f"worker-{index}" for index in range(3))
-    (first / layout.STAGED).mkdir(parents=True)
+    first, second, third = (make(tmp_path / "1", index) for index in range(3))
     journal: list[dict[str, Any]] = []
     scanner = Scanner(str(first), journal.append, quiet=0.0, near=True)
     scanner.begin(1)
-    holder = spare._Turn(layout.turns(str(first)))
+    holder = spare._Turn(str(first / layout.TURNS))
     assert holder.take(0.0)
     (first / layout.checkpoints(1) / "last.bin").write_bytes(DATA)
     deadline = time.monotonic() + 60
@@ -87,15 +91,34 @@ def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: s
     holder.give_back()
     carriers.close()
     scanner.close()
-    assert os.listdir(attempt).count(".turns") == 1
 
 
 def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
-    holder = spare._Turn(layout.turns(str(tmp_path / "1" / "worker-0")))
-    (tmp_path / "1").mkdir()
+    holder = spare._Turn(str(make(tmp_path / "1", 0) / layout.TURNS))
     assert holder.take(0.0)
+    other = make(tmp_path / "2", 0)
     carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
-    assert carry(carriers, tmp_path / "2" / "worker-0", blobs).result(60)[1] == len(DATA)
-    assert not refused
+    assert carry(carriers, other, blobs).result(60)[1] == len(DATA)
+    assert not refused and (other / layout.TURNS).exists(), "it asked for the turn, and had it"
     holder.give_back()
     carriers.close()
+
+
+def test_one_that_comes_later_or_again_has_the_same(tmp_path: Path) -> None:
+    first = make(tmp_path / "1", 0)
+    assert not (first / layout.TURNS).exists(), "a task alone needs none until it takes a turn"
+    second = make(tmp_path / "1", 1)
+    held = [(task / layout.TURNS).stat().st_ino for task in (first, second)]
+    directories.archive(first, 1)
+    again, third = make(tmp_path / "1", 0), make(tmp_path / "1", 2)
+    held += [(task / layout.TURNS).stat().st_ino for task in (again, third)]
+    assert len(set(held)) == 1
+    make(tmp_path / "1", 1)
+    assert (second / layout.TURNS).stat().st_ino == held[0], "made once more after a crash"
+
+
+def test_a_lock_that_leads_elsewhere_is_not_shared(tmp_path: Path) -> None:
+    first = make(tmp_path / "1", 0)
+    (first / layout.TURNS).symlink_to(tmp_path / "elsewhere")
+    assert not (make(tmp_path / "1", 1) / layout.TURNS).exists()
+    assert not (tmp_path / "elsewhere").exists()

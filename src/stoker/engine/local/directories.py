@@ -9,6 +9,7 @@ followed, and directories that were made unreadable are made readable first.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -55,7 +56,22 @@ def create(directory: Path, info: formats.TaskInfo) -> None:
     directory.chmod(0o700)
     for name in layout.DIRECTORIES:
         (directory / name).mkdir(mode=0o755, exist_ok=True)
+    _take_turns(directory)
     formats.write_json(str(directory / layout.TASK), info.to_json(), mode=0o600)
+
+
+def _take_turns(directory: Path) -> None:
+    """Let it have the lock that the other tasks of its attempt have. By a link, because a task sees nothing of the others'
+    directories. Where there can be none, it will have one of its own."""
+    own = directory / layout.TURNS
+    others = [other / layout.TURNS for other in _directories(directory.parent) if other != directory]
+    if not others or own.exists():
+        return
+    theirs = next((path for path in others if path.exists()), others[0])
+    with contextlib.suppress(OSError):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        os.close(os.open(theirs, flags, 0o600))
+        os.link(theirs, own, follow_symlinks=False)
 
 
 def archive(directory: Path, incarnation: int) -> Path:
