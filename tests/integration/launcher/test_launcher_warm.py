@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,11 +83,23 @@ class Program:
     def kill(self, generation: int) -> Any:
         """The body, as its launcher knows it, once it runs; and how it ended."""
         self.it.said(f"running {generation}")
-        spares = set(self.it.processes())
-        for pid in spares:
-            if Path(f"/proc/{pid}/fd/1").resolve().name.startswith("pipe:"):
-                os.kill(pid, signal.SIGKILL)
+        # A copy that was made just now has not let go of the output yet.
+        deadline = time.monotonic() + 60
+        while len(talking := self._talking()) != 1:
+            assert time.monotonic() < deadline, f"these have the launcher's ear: {talking}"
+            time.sleep(0.01)
+        os.kill(talking[0], signal.SIGKILL)
         return self.it.ending()
+
+    def _talking(self) -> list[int]:
+        """The Python processes whose output the launcher reads."""
+        found = []
+        for pid in self.it.processes():
+            with contextlib.suppress(OSError):
+                exe, out = (os.readlink(f"/proc/{pid}/{name}") for name in ("exe", "fd/1"))
+                if Path(exe).name.startswith("python") and out.startswith("pipe:"):
+                    found.append(pid)
+        return found
 
 
 RUNNING = """
