@@ -92,6 +92,11 @@ class Spare:
         self.rested += time.monotonic() - began
 
 
+def open_turns(path: str) -> int:
+    """The file whose lock it is, made where it is missing. It lies where a training may put something else."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
 class _Turn:
     """Whose turn it is: his who has the lock of a file. He gives it back by dying, too."""
 
@@ -120,8 +125,7 @@ class _Turn:
     def _lock(self, now: float) -> bool:
         """Also where there can be no lock: then everybody takes his own share."""
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(self._path, flags, 0o600)
+            fd = open_turns(self._path)
         except OSError:
             return True
         try:

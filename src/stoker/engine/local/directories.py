@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import EngineError
-from stoker.task import formats, layout
+from stoker.task import formats, layout, spare
 from stoker.task.near import NearTaskDir, UnsafePath
 
 _DEPTH = 64
@@ -69,8 +69,7 @@ def _take_turns(directory: Path) -> None:
         return
     theirs = next((path for path in others if path.exists()), others[0])
     with contextlib.suppress(OSError):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        os.close(os.open(theirs, flags, 0o600))
+        os.close(spare.open_turns(str(theirs)))
         os.link(theirs, own, follow_symlinks=False)
 
 
