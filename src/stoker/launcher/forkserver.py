@@ -5,7 +5,7 @@
 Descriptor N is one end of a stream socket pair. Requests and answers are JSON lines:
 
     {"id": 1, "directory": "/abs", "pid_namespace": true, "user_namespace": false, "hidden": ["/abs", ...]}
-    {"id": 1, "pid": 4711, "start_time": 123, "boot_id": "...", "error": null}
+    {"id": 1, "pid": 4711, "start_time": 123, "boot_id": "...", "error": null, "taken": false}
 
 How a fork becomes a launcher is in `starting`. Launchers outlive the fork server and the server.
 A launcher does nothing before it is recorded: if anything fails on the way, nothing has been started.
@@ -152,6 +152,7 @@ class ForkServer:
             "start_time": None,
             "boot_id": self.boot_id,
             "error": None,
+            "taken": False,
             **answer,
         }
         data = json.dumps(whole).encode() + b"\n"

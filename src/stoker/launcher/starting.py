@@ -4,6 +4,9 @@ Directly: the fork server has made the PID namespace, the fork is its init; it r
 and waits to be told to go. Through an intermediate process, where the way back out of a namespace is barred
 (user namespaces) or somebody has to stay and watch (the guardian): the intermediate forks the launcher,
 records it and tells it to go.
+
+Both ways the directory's lock is taken first: of two servers in a row that both ask for a launcher, because the first
+died underway, only one has a launcher recorded, and that one does the work.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ def record(directory: str, boot_id: str, pid: int, **more: Any) -> Dict[str, Any
     return {"pid": pid, "start_time": known["start_time"]}
 
 
+class Taken(Exception):
+    """Another launcher has the directory, or is about to."""
+
+
 class Start:
     """One request, in a process of its own. `report`: where to say how it went, one JSON line."""
 
@@ -52,6 +59,7 @@ class Start:
             self._prepare(go)
             linux.unshare(linux.CLONE_NEWNS)
             _keep_mounts_inside()
+            self._take_lock()
             self._say({})
             return self._become_launcher(go)
 
@@ -60,6 +68,7 @@ class Start:
     def intermediate(self) -> NoReturn:
         def work() -> int:
             self._prepare()
+            self._take_lock()
             return self._start_another()
 
         self._run(work)
@@ -68,6 +77,8 @@ class Start:
         code = 70
         try:
             code = work()
+        except Taken:
+            self._say({"error": "another launcher works on it", "taken": True})
         except OSError as exc:
             name = errno.errorcode.get(exc.errno or 0, "error")
             self._say({"error": f"{name}: {exc.strerror or exc}"})
@@ -94,13 +105,17 @@ class Start:
         os.close(null)
         sys.stderr = _Errors(os.path.join(self.directory, ERROR_LOG))
 
+    def _take_lock(self) -> None:
+        """Held by a guardian as well: while the lock is taken, something of the task may be alive."""
+        self.lock = files.take_lock(self.directory)
+        if self.lock is None:
+            raise Taken
+
     def _start_another(self) -> int:
         if self.namespace:
             _enter_namespaces(self.user_namespace)
         else:
             linux.subreaper()
-            # Held by the guardian as well: while the lock is taken, something of the task may be alive.
-            self.lock = files.take_lock(self.directory)
         go_reader, go_writer = os.pipe()
         pid = os.fork()
         if pid == 0:

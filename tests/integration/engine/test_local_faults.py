@@ -15,6 +15,8 @@ from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.local import directories, processes
 from stoker.engine.local.directories import Place
 from stoker.errors import EngineUnavailable
+from stoker.launcher import starting
+from stoker.launcher.files import take_lock
 from stoker.task.formats import TaskInfo
 
 SLEEP = "import time; print('up'); time.sleep(600)"
@@ -82,24 +84,61 @@ def test_when_the_fork_server_dies_another_one_is_started(box) -> None:
     box.run(story)
 
 
-def test_two_servers_that_both_started_a_launcher_find_the_one_that_works(box) -> None:
-    """The first server died before its launcher was recorded; the second asked again, and was recorded instead."""
+def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
+    """That server died before its launcher was recorded: it has the directory and does nothing yet."""
 
     async def story() -> None:
-        handle = await box.start(SLEEP)
-        await box.said(handle, "up")
-        record = Path((await box.directory(handle)).root, "engine.json")
-        raw = json.loads(record.read_text())
-        await box.engine.close()
-        loser = await asyncio.create_subprocess_exec("true")
-        await loser.wait()
-        record.write_text(json.dumps({**raw, "pid": loser.pid, "start_time": 1}))
-        box.engine = box.make()
-        for _ in range(2):
+        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
+        directories.create(path, TaskInfo("run-1", 1, "worker-0"))
+        lock = take_lock(str(path))
+        assert lock is not None
+        earlier = await asyncio.create_subprocess_exec("sleep", "600")
+        try:
+            submitting = asyncio.create_task(box.engine.submit(Attempt("run-1", 1, (TaskPlan("worker-0"),))))
+            await asyncio.wait([submitting], timeout=0.5)
+            assert not submitting.done() and not (path / "engine.json").exists()
+            recorded = starting.record(str(path), processes.boot_id(), earlier.pid)
+            handle = await submitting
             (seen,) = await box.engine.observe()
             assert seen.presence is Presence.ALIVE
-        await box.engine.hurt(handle, "worker-0", "launcher")
-        assert (await box.gone()).proof == f"launcher {raw['pid']} is gone"
+            assert json.loads((path / "engine.json").read_text())["pid"] == recorded["pid"] == earlier.pid
+            await box.engine.stop(handle, grace=timedelta(0))
+            assert await earlier.wait() == -signal.SIGKILL
+        finally:
+            os.close(lock)
+            if earlier.returncode is None:
+                earlier.kill()
+                await earlier.wait()
+
+    box.run(story)
+
+
+def test_a_launcher_that_an_earlier_server_asked_for_may_end_before_it_is_one(box) -> None:
+    async def story() -> None:
+        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
+        directories.create(path, TaskInfo("run-1", 1, "worker-0"))
+        lock = take_lock(str(path))
+        assert lock is not None
+        starting_ = asyncio.create_task(box.start("print('hello')"))
+        await asyncio.wait([starting_], timeout=0.5)
+        os.close(lock)
+        assert (await box.ended(await starting_)).code == 0
+
+    box.run(story)
+
+
+def test_a_directory_that_somebody_keeps_is_no_end_of_the_run(box, monkeypatch) -> None:
+    monkeypatch.setattr("stoker.engine.local.starting.TAKEN", 0.2)
+
+    async def story() -> None:
+        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
+        directories.create(path, TaskInfo("run-1", 1, "worker-0"))
+        lock = take_lock(str(path))
+        assert lock is not None
+        with pytest.raises(EngineUnavailable, match="no launcher says it does"):
+            await box.start("print('hello')")
+        os.close(lock)
+        assert (await box.ended(await box.start("print('hello')"))).code == 0
 
     box.run(story)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from stoker.engine.base import TaskPlan
-from stoker.engine.local import isolation
+from stoker.engine.base import Attempt, TaskPlan
+from stoker.engine.local import cgroups, directories, isolation, processes
+from stoker.engine.local.directories import Place
+from stoker.engine.local.render import group_name, render
 
 MIB = 1 << 20
 HERE = isolation.probe(Path("/nonexistent/stoker-test-isolation"))
@@ -188,6 +191,49 @@ def test_no_groups_are_left_behind(box) -> None:
         assert all(group.is_dir() for group in groups)
         await box.engine.stop(handle, grace=_seconds(0))
         assert not any(group.exists() for group in groups)
+
+    box.run(story)
+
+
+@needs_cgroups
+def test_the_group_of_a_task_that_has_not_started_stays_for_its_start(box) -> None:
+    """Whoever looks meanwhile. It goes with the task."""
+
+    async def story() -> None:
+        await box.engine.capacity()
+        (info,) = render(Attempt("run-1", 1, (TaskPlan("worker-0", cpu=1.0),)), box.engine.isolation)
+        place = Place("run-1", 1, "worker-0")
+        directories.create(directories.path_of(box.home.tasks, place), info)
+        tree = box.engine.isolation.tree
+        assert info.cgroup is not None and tree is not None
+        cgroups.make(tree, group_name(*place.key()), cgroups.Limits(cpu=1.0))
+        groups = cgroups.directories(info.cgroup)
+        await box.restart()
+        (seen,) = await box.engine.observe()
+        assert seen.proof == "its launcher was never started"
+        assert all(Path(group).is_dir() for group in groups)
+        await box.engine.stop(seen.handle, grace=_seconds(0))
+        await box.engine.remove(seen.handle)
+        assert not any(Path(group).exists() for group in groups)
+
+    box.run(story)
+
+
+@needs_cgroups
+def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile(box) -> None:
+    """Proving that the one before is gone removes its group, which has the name of the next one's."""
+
+    async def story() -> None:
+        for incarnation in range(1, 16):
+            plan = TaskPlan("worker-0", incarnation=incarnation, cpu=1.0)
+            looking = [asyncio.create_task(box.engine.observe()) for _ in range(4)]
+            handle = await box.start("print('up'); import time; time.sleep(600)", plan)
+            await asyncio.gather(*looking)
+            await box.said(handle, "up")
+            launcher = json.loads(Path((await box.directory(handle)).root, "engine.json").read_text())["pid"]
+            os.kill(launcher, signal.SIGKILL)
+            while processes.stat_fields(launcher)[:1] not in ([], ["Z"]):
+                await asyncio.sleep(0.001)
 
     box.run(story)
 

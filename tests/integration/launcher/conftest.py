@@ -256,11 +256,15 @@ class Mode:
             )
             self._processes.append(process)
             return Launched(process.pid, process)
-        answer = self.server.ask(
-            str(task.root), pid_namespace=self.name != "guardian", user_namespace=self.user
-        )
+        answer = self.ask(task)
         assert answer["error"] is None, answer
         return Launched(answer["pid"])
+
+    def ask(self, task: Task) -> dict[str, Any]:
+        """What the fork server says to a request for a launcher."""
+        return self.server.ask(
+            str(task.root), pid_namespace=self.name != "guardian", user_namespace=self.user
+        )
 
     @property
     def server(self) -> ForkServer:

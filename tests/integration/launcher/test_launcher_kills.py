@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.launcher.collect import StillHeld, collect
+from stoker.task import layout
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 
@@ -125,13 +126,16 @@ def test_guardian_and_launcher_killed_together(mode: Any, task: Make) -> None:
     it.nothing_left()
 
 
-def test_a_second_launcher_is_turned_away(mode: Any, task: Make) -> None:
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+def test_a_second_launcher_is_turned_away_and_not_recorded(mode: Any, task: Make) -> None:
     it = task()
     launcher = mode.start(it)
-    it.sh("echo up; sleep 1000")
+    it.sh("echo up; exec sleep 1000")
     it.said("up")
-    second = mode.start(it)
-    second.gone()
+    record = it.root / layout.ENGINE
+    known = record.read_text()
+    assert mode.ask(it)["taken"] is True
+    assert record.read_text() == known
     assert launcher.alive() and it.processes()
     assert it.text() == "up\n"
     with pytest.raises(StillHeld):

@@ -164,6 +164,8 @@ class LocalEngine:
                 raise EngineError(f"cannot delete {exc.filename or path}: {exc.strerror}") from exc
             for known in tasks:
                 self._follower.forget(known)
+                if known.identity is None and known.group is not None:
+                    cgroups.remove(known.group)
 
     async def close(self) -> None:
         """The server goes away; tasks do not."""
@@ -277,7 +279,7 @@ class LocalEngine:
 
     def _tidy(self) -> None:
         """What earlier servers left half done."""
-        keep = {group_name(*known.place.key()) for known in self._registry if known.identity is not None}
+        keep = {group_name(*known.place.key()) for known in self._registry}
         try:
             directories.discard_unfinished(self.home.tasks)
             cgroups.remember(self.home.engine / "cgroups.json", self._starter.isolation.tree, keep)

@@ -130,16 +130,27 @@ class Follower:
         """Prove that these are gone, whose launchers have ended or were never seen."""
         dead = [known for known in dead if not known.proof]
         dead = [known for known in dead if not known.container or await self._boxes.settle(known)]
-        if not dead:
-            return
-        await asyncio.to_thread(registry.settle, [known for known in dead if not self._revived(known)])
+        if new := [known for known in dead if known.settling is None]:
+            work = asyncio.create_task(self._settle(new))
+            for known in new:
+                known.settling = work
+        if works := {known.settling for known in dead if known.settling is not None}:
+            done, _ = await asyncio.wait(works)
+            for ended in done:
+                ended.result()
+
+    async def _settle(self, dead: list[Known]) -> None:
+        try:
+            await asyncio.to_thread(registry.settle, [known for known in dead if not self._revived(known)])
+        finally:
+            for known in dead:
+                known.settling = None
         for known in dead:
             if known.proof:
-                self.watcher.drop(known.place.key())
+                if self._registry.get(known.place) is known:  # it may have been started anew meanwhile
+                    self.watcher.drop(known.place.key())
                 self._registry.release(known)
-            elif not known.ended and known.identity is not None:
-                # Another launcher than the recorded one holds the directory: follow that one from now on.
-                self._registry.release(known)
+            elif self._revived(known) and known.identity is not None:
                 self._registry.started(known, known.identity)
                 self.watch(known)
 

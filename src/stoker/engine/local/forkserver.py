@@ -31,6 +31,10 @@ class ForkServerDied(Exception):
     """It went away before it answered: whether the launcher was started, only its directory can tell."""
 
 
+class DirectoryTaken(Exception):
+    """A launcher that was asked for before has the directory: it is recorded there in a moment, or ends."""
+
+
 class ForkServer:
     """Made inside the event loop that uses it. `close` ends the process; launchers stay."""
 
@@ -62,7 +66,7 @@ class ForkServer:
             return self._process.pid
 
     async def launch(self, directory: str, *, pid_namespace: bool, user_namespace: bool) -> Identity:
-        """Start a launcher. Raises ForkServerDied, or EngineError with what the kernel said."""
+        """Start a launcher. Raises ForkServerDied, DirectoryTaken, or EngineError with what the kernel said."""
         if self._writer is None:
             raise ForkServerDied
         self._next += 1
@@ -84,6 +88,8 @@ class ForkServer:
             raise ForkServerDied from exc
         finally:
             self._answers.pop(number, None)
+        if raw.get("taken"):
+            raise DirectoryTaken
         if raw.get("error"):
             raise EngineError(f"the launcher could not be started: {raw['error']}")
         identity = Identity.from_json(raw)

@@ -131,20 +131,6 @@ def of_tasks(directories: set[str]) -> dict[str, list[int]]:
     return found
 
 
-def lock_holder(path: str) -> int | None:
-    """Which process holds this file locked (flock), by the kernel's own list; None: nobody, or nobody we can see."""
-    try:
-        info = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - strings throughout
-    except OSError:
-        return None
-    wanted = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
-    for line in read_text("/proc/locks").splitlines():
-        words = line.split()
-        if len(words) >= 6 and words[1] == "FLOCK" and words[5] == wanted and words[4].isdecimal():
-            return int(words[4])
-    return None
-
-
 def stat_fields(pid: int) -> list[str]:
     """/proc/PID/stat from its third field (the state) on; empty when there is no such process."""
     text = read_text(f"/proc/{pid}/stat")

@@ -7,6 +7,7 @@ left of a dead launcher is killed before anybody may start it anew.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import time
@@ -44,6 +45,8 @@ class Known:
     """Its launcher was seen to end."""
     proof: str = ""
     """Final: launcher and tree are gone."""
+    settling: asyncio.Task[None] | None = None
+    """Who proves that just now."""
     stuck: tuple[int, ...] = ()
     """Processes that did not die when killed."""
     container: str = ""
@@ -178,18 +181,22 @@ class Registry:
 def settle(dead: list[Known]) -> None:
     """Prove that tasks whose launchers have ended are gone, killing what they left. Blocks; run it in a thread.
 
-    Removes the cgroups of those proven gone and sets their `proof`; sets `stuck` on those with processes that would
-    not die; gives those whose directory turns out to be held by another launcher that launcher instead.
+    Removes the cgroups of those proven gone and then sets their `proof`: once that is there, the task may be started
+    anew in a group of the same name. One that never started leaves its group to the start that is still to come, which
+    may be under way. Sets `stuck` on those with processes that would not die.
     """
     for known in dead:
         if known.identity is None:
             known.proof = NEVER_STARTED
         elif known.identity.boot_id != processes.boot_id():
-            known.proof = RESTARTED
+            _prove(known, RESTARTED)
     _kill_leftovers([known for known in dead if not known.proof])
-    for known in dead:
-        if known.proof and known.group is not None:
-            cgroups.remove(known.group)
+
+
+def _prove(known: Known, proof: str) -> None:
+    if known.group is not None:
+        cgroups.remove(known.group)
+    known.proof = proof
 
 
 def _kill_leftovers(waiting: list[Known]) -> None:
@@ -200,10 +207,10 @@ def _kill_leftovers(waiting: list[Known]) -> None:
             known.stuck = tuple(pids)
             if pids:
                 _kill(known, pids)
-            elif not _held(known):
+            else:
                 assert known.identity is not None
-                known.proof = f"launcher {known.identity.pid} is gone"
-        waiting = [known for known in waiting if not known.proof and known.ended]
+                _prove(known, f"launcher {known.identity.pid} is gone")
+        waiting = [known for known in waiting if not known.proof]
         if not waiting:
             return
         if round_ < _ROUNDS - 1:
@@ -222,22 +229,3 @@ def _kill(known: Known, pids: list[int]) -> None:
     if known.group is not None:
         cgroups.kill(known.group)
     processes.kill(pids)
-
-
-def _held(known: Known) -> bool:
-    """Whether another launcher than the recorded one works on the directory.
-
-    Two servers in a row can both have asked for a launcher when the first died underway: the later request then
-    finds the directory taken, but was recorded. The one that holds the lock is the task's launcher.
-    """
-    holder = processes.lock_holder(known.lock)
-    if holder is None or known.identity is None:
-        return False
-    fields = processes.stat_fields(holder)
-    if not fields or (holder, int(fields[19])) == (known.identity.pid, known.identity.start_time):
-        return False
-    if not processes.read_text(f"/proc/{holder}/comm").startswith("stoker-launch"):
-        return False
-    known.identity = Identity(processes.boot_id(), holder, int(fields[19]))
-    known.ended = False
-    return True

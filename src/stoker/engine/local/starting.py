@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from pathlib import Path
 
 from stoker.engine.local import cgroups, directories, isolation
-from stoker.engine.local.forkserver import ForkServer, ForkServerDied
+from stoker.engine.local.forkserver import DirectoryTaken, ForkServer, ForkServerDied
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
 from stoker.engine.local.processes import Identity
 from stoker.engine.local.registry import Known
 from stoker.engine.local.render import group_name
-from stoker.errors import EngineError
+from stoker.errors import EngineError, EngineUnavailable
 from stoker.settings import Settings
 from stoker.task.formats import TaskInfo
 
 TRIES = 3
 """How often a fork server may die over one launcher."""
+TAKEN = 10.0
+"""Seconds in which a launcher that has a directory is recorded, or ends: the fork server of a server that was killed ends
+by itself, and with it those it has not told to go."""
 
 
 class Starter:
@@ -80,7 +84,8 @@ class Starter:
         return cgroups.Limits(info.cpu, info.memory, info.pids, self._gpus.denied(info.gpus or ()))
 
     async def _launch(self, known: Known) -> Identity:
-        for _ in range(TRIES):
+        deaths, until = 0, time.monotonic() + TAKEN
+        while deaths < TRIES:
             await self.ensure()
             try:
                 return await self._forks.launch(
@@ -88,14 +93,21 @@ class Starter:
                     pid_namespace=known.info.pid_namespace,
                     user_namespace=known.info.pid_namespace and self.isolation.user_namespace,
                 )
-            except (ForkServerDied, EngineError) as exc:
-                # Its answer may be lost although the launcher runs: the directory tells.
+            except (DirectoryTaken, ForkServerDied, EngineError) as exc:
+                # Its answer may be lost although the launcher runs, or an earlier server's does: the directory tells.
                 record = directories.read_record(Path(known.path))
                 identity = Identity.from_json(record) if record is not None else None
                 if identity is not None:
                     return identity
                 if isinstance(exc, EngineError):
                     raise
+                deaths += isinstance(exc, ForkServerDied)
+                if isinstance(exc, DirectoryTaken):
+                    if time.monotonic() > until:
+                        raise EngineUnavailable(
+                            f"somebody holds {known.lock}, and no launcher says it does"
+                        ) from exc
+                    await asyncio.sleep(0.02)
         raise EngineError(
             f"the fork server died {TRIES} times over one launcher",
             hint=f"Its last words are in {self._home.engine / 'forkserver.log'}.",
