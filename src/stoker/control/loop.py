@@ -88,6 +88,8 @@ class Loop:
         self._ready = threading.Event()
         self._stopping: asyncio.Event | None = None
         self._session: asyncio.TaskGroup | None = None
+        self._loaded = False
+        """Whether this session knows all runs there are: what is said of one before that is heard after it."""
         self._schedule = asyncio.Event()
         self._attendants: dict[str, Attendant] = {}
         self._notices: list[RunRow] = []
@@ -165,6 +167,7 @@ class Loop:
         try:
             await self._attend()
         finally:
+            self._session, self._loaded = None, False
             self.carriers.close()
 
     async def _attend(self) -> None:
@@ -213,6 +216,7 @@ class Loop:
                 await self._left(attempt)
         for row in await asyncio.to_thread(self.store.live):
             await self._adopt(row)
+        self._loaded = True
         notices, self._notices = self._notices, []
         for row in notices:
             self._take_notice(row)
@@ -243,7 +247,7 @@ class Loop:
             self.clean(attempt)
 
     def _take_notice(self, row: RunRow) -> None:
-        if self._session is None or self.trouble is not None:
+        if not self._loaded:
             self._notices.append(row)
             return
         live = self.runs.get(row.id)
@@ -336,10 +340,11 @@ class Loop:
         """An engine more, or the same one set up anew."""
         await self._leave(engine.name)
         member = self.fleet.add(engine)
-        if self._session is not None and self.trouble is None:
+        if self._session is not None:
             attendant = self._attendants[engine.name] = Attendant(self, member)
             attendant.begin(self._session)
-            attendant.attend(self._session)
+            if self._loaded:
+                attendant.attend(self._session)
         self._requeue()
 
     async def part(self, name: str) -> None:

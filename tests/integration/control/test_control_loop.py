@@ -270,6 +270,36 @@ def test_a_store_that_fails_for_a_while_loses_nothing(rig: Rig, monkeypatch: pyt
         assert rig.store.run(row.id).attempt == 1
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_submitted_while_the_loop_loads_is_not_forgotten(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """It was not in the database when that was read, or was: either way it is started, and once."""
+    real_live, real_apply = rig.store.live, rig.store.apply
+    failing = [True]
+    rows: list[RunRow] = []
+
+    def live() -> Any:
+        found = real_live() if first else None
+        if not rows:
+            rows.append(rig.submit())
+        return found if found is not None else real_live()
+
+    def apply(changes: Any) -> None:
+        if failing:
+            failing.pop()
+            raise StoreBusy("the database is locked")
+        real_apply(changes)
+
+    monkeypatch.setattr(rig.store, "apply", apply)
+    monkeypatch.setattr(rig.store, "live", live)
+    before = rig.submit()
+    assert rig.ended(before.id).state == "succeeded"
+    assert rig.ended(rows[0].id).state == "succeeded"
+    assert rig.store.run(rows[0].id).attempt == 1
+    assert rig.engine.calls.get("submit", 0) == 2
+
+
 def test_secrets_are_gone_when_the_run_is_over(rig: Rig) -> None:
     with pytest.raises(Refused, match="HF_TOKEN"):
         rig.controller.submit(
