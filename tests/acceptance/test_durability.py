@@ -72,9 +72,10 @@ def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed:
 
     assert len(acknowledged) == SUBMITS
     assert len(set(acknowledged.values())) == SUBMITS, "two keys gave one run"
-    wait(
-        lambda: box.client().server()["counts"].get("succeeded", 0), lambda count: count >= SUBMITS, limit=400
-    )
+    try:
+        wait(lambda: box.client().server()["counts"].get("succeeded", 0), lambda n: n >= SUBMITS, limit=400)
+    except AssertionError:
+        pytest.fail(f"not all succeeded: {_left_over(box)}\n{box.server_log()}")
     states = Counter(run["state"] for run in _all(box))
     assert states == {"succeeded": SUBMITS}
     bodies = Counter(starts.read_text().splitlines())
@@ -101,6 +102,12 @@ def _submit(box: Box, key: str, command: list[str]) -> str:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
+
+
+def _left_over(box: Box) -> list[dict[str, object]]:
+    """Those that have not succeeded, the first few with all that is known of them."""
+    others = [run for run in _all(box) if run["state"] != "succeeded"]
+    return [{"run": run, "events": box.client().events(str(run["id"]))["events"]} for run in others[:3]]
 
 
 def _all(box: Box) -> list[dict[str, object]]:
