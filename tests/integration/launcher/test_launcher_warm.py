@@ -80,26 +80,39 @@ class Program:
         path = self.it.root / layout.OUTPUT / "imported"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def kill(self, generation: int) -> Any:
-        """The body, as its launcher knows it, once it runs; and how it ended."""
+    def running(self, generation: int) -> int:
+        """The body, as its launcher knows it, once it runs and the copy that it has made waits for its turn."""
         self.it.said(f"running {generation}")
-        # A copy that was made just now has not let go of the output yet.
         deadline = time.monotonic() + 60
-        while len(talking := self._talking()) != 1:
-            assert time.monotonic() < deadline, f"these have the launcher's ear: {talking}"
+        while True:
+            found = self._python()
+            talking = [pid for pid, out in found.items() if out.startswith("pipe:")]
+            if len(talking) == 1 and all(pid in talking or _waits(pid) for pid in found):
+                return talking[0]
+            assert time.monotonic() < deadline, f"not one body and copies that wait: {found}"
             time.sleep(0.01)
-        os.kill(talking[0], signal.SIGKILL)
+
+    def kill(self, generation: int) -> Any:
+        os.kill(self.running(generation), signal.SIGKILL)
         return self.it.ending()
 
-    def _talking(self) -> list[int]:
-        """The Python processes whose output the launcher reads."""
-        found = []
+    def _python(self) -> dict[int, str]:
+        """The Python processes of the body, and what each has for its output. The launcher reads a pipe."""
+        found = {}
         for pid in self.it.processes():
             with contextlib.suppress(OSError):
                 exe, out = (os.readlink(f"/proc/{pid}/{name}") for name in ("exe", "fd/1"))
-                if Path(exe).name.startswith("python") and out.startswith("pipe:"):
-                    found.append(pid)
+                if Path(exe).name.startswith("python"):
+                    found[pid] = out
         return found
+
+
+def _waits(pid: int) -> bool:
+    """Whether a copy has said that it is there: it waits for its turn then, or for what it is told."""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/{pid}/wchan").read_text()
+        return any(word in place for word in ("pipe", "unix", "select", "poll"))
+    return False
 
 
 RUNNING = """
@@ -289,7 +302,7 @@ def test_a_stop_asks_the_body_and_not_the_copy(program: Program) -> None:
     )
     for generation in (1, 2):
         program.run(generation=generation)
-        program.it.said(f"running {generation}")
+        program.running(generation)
         program.it.order("stop", generation=generation, grace=60.0)
         assert program.it.ending(program.it.seq - 1).kind == "stopped"
     assert program.it.text().count("saved") == 2
