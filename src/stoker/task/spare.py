@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from stoker.task import groups
 
-SHARE = 0.02
-"""Of one CPU, where none is free. Two gigabytes are hashed in a minute then."""
+SHARE = 0.015
+"""Of one CPU, where none is free. A gigabyte and a half is hashed in a minute then."""
 PERIOD = 5.0
 """Seconds between two looks, and of a turn."""
 PATIENCE = 60.0
