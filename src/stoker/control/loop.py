@@ -178,8 +178,8 @@ class Loop:
             for member in self.fleet:
                 self._attendants[member.name] = Attendant(self, member)
                 self._attendants[member.name].begin(group)
-            group.create_task(self.seating.watch(self._schedule))
             await self._load()
+            group.create_task(self.seating.watch(self._schedule))  # not before all who hold a place are known
             self.trouble = None
             self._ready.set()
             for attendant in self._attendants.values():
@@ -262,7 +262,10 @@ class Loop:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def kick(self, live: LiveRun, task: str = "") -> None:
-        """There may be something to do for this run: something new in one task, or in any."""
+        """There may be something to do for this run: something new in one task, or in any. Not for one that this session
+        does not know, or not any more."""
+        if self.runs.get(live.id) is not live:
+            return
         for one in [live.tasks[task]] if task in live.tasks else live.tasks.values():
             one.touched = True
         live.dirty = True

@@ -20,7 +20,7 @@ from stoker.control.looking import Looking
 from stoker.control.parting import is_anchor
 from stoker.control.recording import Recording
 from stoker.engine.base import Observation
-from stoker.errors import EngineError, NotFound
+from stoker.errors import NotFound, StokerError, StoreError
 from stoker.spec.parts import WORKER
 from stoker.spec.words import Cause, RunState
 from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
@@ -371,7 +371,9 @@ class Steps:
             self._loop.seating.give_ports(attempt)
             self._loop.scheduler.release(keeping.name(attempt))
             self._loop.schedule_soon()
-        except (EngineError, OSError) as exc:
+        except StoreError:
+            raise
+        except (StokerError, OSError) as exc:
             log.warning("attempt %s of %s is not cleaned up yet: %s", attempt.number, attempt.run, exc)
         finally:
             asyncio.get_running_loop().call_later(

@@ -176,8 +176,8 @@ def main(argv: List[str]) -> int:
     gc.freeze()
     try:
         server.serve()
-    except BrokenPipeError:
-        # The server went away while it was being answered.
+    except (BrokenPipeError, ConnectionResetError):
+        # The server went away while it was being answered, or before it had heard the answers.
         pass
     return 0
 

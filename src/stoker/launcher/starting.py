@@ -57,9 +57,9 @@ class Start:
 
         def work() -> int:
             self._prepare(go)
+            self._take_lock()
             linux.unshare(linux.CLONE_NEWNS)
             _keep_mounts_inside()
-            self._take_lock()
             self._say({})
             return self._become_launcher(go)
 
@@ -150,7 +150,11 @@ class Start:
     def _say(self, answer: Dict[str, Any]) -> None:
         """Once; whatever goes wrong later is for launcher.err."""
         if self.report >= 0:
-            os.write(self.report, json.dumps(answer).encode() + b"\n")
+            try:
+                os.write(self.report, json.dumps(answer).encode() + b"\n")
+            except BrokenPipeError:
+                # The fork server has gone with its server. The launcher is recorded: the next one finds it.
+                pass
             self._hush()
 
     def _hush(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,41 @@ def test_a_run_submitted_while_the_loop_loads_is_not_forgotten(
     assert rig.ended(rows[0].id).state == "succeeded"
     assert rig.store.run(rows[0].id).attempt == 1
     assert rig.engine.calls.get("submit", 0) == 2
+
+
+def test_what_an_earlier_session_still_has_to_say_is_nothing_to_this_one(rig: Rig) -> None:
+    row = rig.submit("hang")
+    rig.until(row.id, "running")
+    loop = rig.controller._loop
+
+    async def story() -> None:
+        before = loop.runs[row.id]
+        loop.runs[row.id] = replace(before, working=None)
+        wanted, before.working = before.working, None
+        loop.kick(before)
+        assert before.working is None
+        loop.runs[row.id], before.working = before, wanted
+
+    loop.ask(story)
+
+
+def test_an_attempt_that_cannot_be_removed_yet_stops_nobody(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.control.steps._CLEAN_AGAIN", 0.1)
+    remove, refused = rig.engine.remove, []
+
+    async def late(handle: Any) -> None:
+        if len(refused) < 2:
+            refused.append(handle)
+            raise Conflict("it still has worker-0")
+        await remove(handle)
+
+    monkeypatch.setattr(rig.engine, "remove", late)
+    row = rig.submit()
+    assert rig.ended(row.id).state == "succeeded"
+    wait(lambda: rig.store.attempt(row.id, 1).removed)
+    assert len(refused) == 2 and rig.controller._loop.trouble is None
 
 
 def test_secrets_are_gone_when_the_run_is_over(rig: Rig) -> None:

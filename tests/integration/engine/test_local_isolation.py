@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.base import Attempt, TaskPlan
+from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.local import cgroups, directories, isolation, processes
 from stoker.engine.local.directories import Place
 from stoker.engine.local.render import group_name, render
+from stoker.errors import EngineError
 
 MIB = 1 << 20
+FREEZER = Path("/sys/fs/cgroup/freezer")
 HERE = isolation.probe(Path("/nonexistent/stoker-test-isolation"))
 
 needs_cgroups = pytest.mark.skipif(HERE.memory == isolation.WATCHDOG, reason="no cgroups for this user")
@@ -236,6 +238,33 @@ def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile
                 await asyncio.sleep(0.001)
 
     box.run(story)
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs the freezer of cgroup v1, in which nothing dies")
+def test_a_launcher_that_does_not_die_is_not_called_gone(box, monkeypatch) -> None:
+    monkeypatch.setattr("stoker.engine.local.following.DEATH", 0.3)
+    ice = FREEZER / f"stoker-test-ice-{os.getpid()}"
+
+    async def story() -> None:
+        handle = await box.start("print('up'); import time; time.sleep(600)")
+        await box.said(handle, "up")
+        launcher = json.loads(Path((await box.directory(handle)).root, "engine.json").read_text())["pid"]
+        (ice / "cgroup.procs").write_text(str(launcher))
+        (ice / "freezer.state").write_text("FROZEN")
+        try:
+            with pytest.raises(EngineError, match=f"process {launcher} of run-1 does not end"):
+                await box.engine.stop(handle, grace=_seconds(0))
+            (seen,) = await box.engine.observe()
+            assert seen.presence is not Presence.GONE
+        finally:
+            (ice / "freezer.state").write_text("THAWED")
+        assert (await box.gone()).proof == f"launcher {launcher} is gone"
+
+    ice.mkdir()
+    try:
+        box.run(story)
+    finally:
+        ice.rmdir()
 
 
 def _seconds(number: float) -> timedelta:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,3 +245,28 @@ def test_every_launcher_can_be_found_again(mode: Any, task: Make) -> None:
         known = json.loads((it.root / "engine.json").read_text())
         assert isinstance(known["start_time"], int)
         it.order("release", seq=1)
+
+
+def test_a_guardian_stays_when_nobody_hears_that_it_has_started(task: Make) -> None:
+    """The fork server is gone by then, with its server. The launcher is recorded, and the next server takes it over."""
+    it = task()
+    code = """
+        import os, sys
+        from stoker.launcher import linux, starting
+        reader, writer = os.pipe()
+        os.close(reader)
+        request = {"directory": sys.argv[1], "pid_namespace": False}
+        starting.Start(request, writer, None, linux.boot_id()).intermediate()
+    """
+    guardian = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(it.root)])
+    try:
+        it.sh(DAEMON + "echo up; sleep 1000")
+        it.said("up")
+        known = json.loads((it.root / layout.ENGINE).read_text())
+        assert guardian.poll() is None and known["guardian"]["pid"] == guardian.pid
+        os.kill(known["pid"], signal.SIGKILL)
+        assert guardian.wait(30) == 0
+        assert it.processes() == []
+    finally:
+        guardian.kill()
+        guardian.wait()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -365,3 +369,44 @@ def test_doctor_finds_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor, "LITTLE_DISK", 1 << 60)
     facts = {fact.name: fact for fact in doctor.doctor_facts(Settings(Home(tmp_path)), Isolation())}
     assert facts["disk"].status == "warn" and "Make room" in facts["disk"].fix
+
+
+# -- what is not known ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="needs /proc")
+def test_a_process_is_not_called_dead_for_want_of_descriptors() -> None:
+    code = """
+        import os, resource
+        from stoker.engine.local import cgroups, processes
+        me = processes.Identity(processes.boot_id(), os.getpid(), int(processes.stat_fields(os.getpid())[19]))
+        assert processes.is_alive(me, "")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        for ask in (lambda: processes.is_alive(me, ""), lambda: cgroups.procs({"procs": ["/sys/fs/cgroup/cgroup.procs"]})):
+            try:
+                print("answered", ask())
+            except OSError as exc:
+                print(exc.errno)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(errno.EMFILE)] * 2, done.stderr
+
+
+def test_a_directory_is_made_although_its_parent_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last attempt of a run takes the run's directory with it just before the next one is made in it."""
+    path = tmp_path / "run" / "2" / "worker-0"
+    make, left = os.mkdir, []
+
+    def leave(where: Any, mode: int = 0o777) -> None:
+        if Path(where) == path and path.parent.exists() and not left:
+            left.append(where)
+            directories.remove_empty(path.parent)
+        make(where, mode)
+
+    monkeypatch.setattr(os, "mkdir", leave)
+    directories.make_directory(path, 0o700)
+    assert left and path.stat().st_mode & 0o777 == 0o700

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.local import processes
+from stoker.engine.local.directories import make_directory
 from stoker.task import formats
 from stoker.task.groups import unescape
 
@@ -92,7 +93,7 @@ def settings(version: int, controllers: Iterable[str], limits: Limits) -> list[t
 def make(tree: Tree, name: str, limits: Limits) -> None:
     """Make a task's group and set its limits. May be repeated. Raises OSError when the kernel refuses."""
     for root in dict.fromkeys(tree.roots.values()):
-        _make_directory(Path(root, name))
+        make_directory(Path(root, name))
         if tree.version == 2:
             _pass_on(root, tree.roots)
     for controller, file, value in settings(tree.version, tree.roots, limits):
@@ -155,24 +156,20 @@ def _pass_on(root: str, controllers: Iterable[str]) -> None:
         Path(root, "cgroup.subtree_control").write_text(" ".join(wanted))
 
 
-def _make_directory(path: Path) -> None:
-    for _ in range(10):
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            return
-        except FileNotFoundError:
-            continue  # the last task of the home just went and took the empty parent with it
-    path.mkdir(parents=True, exist_ok=True)
-
-
 def procs(record: Mapping[str, Any]) -> list[int]:
     """Processes in a task's group, those beneath it included."""
     found: set[int] = set()
     for path in directories(record)[:1]:
-        for directory, _, _ in os.walk(path):
-            words = processes.read_text(f"{directory}/cgroup.procs").split()
+        for directory, _, _ in os.walk(path, onerror=_lacking):
+            words = processes.read_text(f"{directory}/cgroup.procs", strict=True).split()
             found.update(int(word) for word in words if word != "0")
     return sorted(found)
+
+
+def _lacking(exc: OSError) -> None:
+    """A group that is gone has no processes; one that cannot be read may have."""
+    if exc.errno in processes.LACKING:
+        raise exc
 
 
 def kill(record: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ def path_of(tasks: Path, place: Place) -> Path:
 
 def create(directory: Path, info: formats.TaskInfo) -> None:
     """Make the directory ready for a launcher. May be repeated after a crash at any point: task.json is last."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory, 0o700)
     directory.chmod(0o700)
     for name in layout.DIRECTORIES:
         (directory / name).mkdir(mode=0o755, exist_ok=True)
@@ -155,6 +155,17 @@ def discard_unfinished(tasks: Path) -> None:
             if attempt.name.endswith(_DISCARDED):
                 remove_tree(attempt)
                 remove_empty(run)
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Also where somebody who leaves takes the empty parent with him at this moment (`remove_empty`)."""
+    for _ in range(10):
+        try:
+            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            return
+        except FileNotFoundError:
+            continue
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def remove_empty(path: Path) -> None:

@@ -130,7 +130,12 @@ class LocalEngine:
     async def observe(self) -> Sequence[Observation]:
         await self._ready()
         self._look()
-        dead = [known for known in self._registry if not known.proof and not self._registry.is_alive(known)]
+        try:
+            dead = [
+                known for known in self._registry if not known.proof and not self._registry.is_alive(known)
+            ]
+        except OSError as exc:
+            raise EngineUnavailable(f"this machine cannot be looked at: {exc.strerror}") from exc
         if dead:
             await self._follower.settle(dead)
         return [self._observation(known) for known in self._registry if not self._vanished(known)]
@@ -163,9 +168,7 @@ class LocalEngine:
             except OSError as exc:
                 raise EngineError(f"cannot delete {exc.filename or path}: {exc.strerror}") from exc
             for known in tasks:
-                self._follower.forget(known)
-                if known.identity is None and known.group is not None:
-                    cgroups.remove(known.group)
+                self._forget(known)
 
     async def close(self) -> None:
         """The server goes away; tasks do not."""
@@ -321,13 +324,21 @@ class LocalEngine:
         """Dead, and its directory removed by somebody else: there is nothing left to see."""
         if not known.proof or known.cause or Path(known.path).is_dir():
             return False
-        self._follower.forget(known)
+        self._forget(known)
         return True
+
+    def _forget(self, known: Known) -> None:
+        """With its group, where it never started; else that went when it was proven gone."""
+        self._follower.forget(known)
+        if known.identity is None and known.group is not None:
+            cgroups.remove(known.group)
 
     # -- starting --------------------------------------------------------------------------------------------
 
     async def _submit(self, place: Place, path: Path, info: TaskInfo, attempt: Attempt) -> None:
-        known = self._registry.get(place)
+        if (known := self._registry.get(place)) is not None:
+            await self._follower.settled(known)  # nothing that follows is to be taken for what was before
+            known = self._registry.get(place)
         if known is not None and (known.info.incarnation > info.incarnation or known.starting):
             return
         if known is not None and known.identity is not None:

@@ -128,29 +128,37 @@ class Follower:
 
     async def settle(self, dead: list[Known]) -> None:
         """Prove that these are gone, whose launchers have ended or were never seen."""
-        dead = [known for known in dead if not known.proof]
-        dead = [known for known in dead if not known.container or await self._boxes.settle(known)]
-        if new := [known for known in dead if known.settling is None]:
-            work = asyncio.create_task(self._settle(new))
-            for known in new:
-                known.settling = work
-        if works := {known.settling for known in dead if known.settling is not None}:
-            done, _ = await asyncio.wait(works)
-            for ended in done:
-                ended.result()
+        new = [known for known in dead if not known.proof and known.settling is None]
+        for batch in [
+            [known for known in new if not known.container],
+            *([known] for known in new if known.container),
+        ]:
+            if batch:
+                work = asyncio.create_task(self._settle(batch))
+                for known in batch:
+                    known.settling = work
+        await _done({known.settling for known in dead if known.settling is not None})
+
+    async def settled(self, known: Known) -> None:
+        """If somebody is at that just now, wait until he has done."""
+        await _done({known.settling} if known.settling is not None else set())
 
     async def _settle(self, dead: list[Known]) -> None:
         try:
-            await asyncio.to_thread(registry.settle, [known for known in dead if not self._revived(known)])
+            sure = [known for known in dead if not known.container or await self._boxes.settle(known)]
+            await asyncio.to_thread(registry.settle, [known for known in sure if not self._revived(known)])
+        except OSError as exc:
+            raise EngineUnavailable(f"this machine cannot be looked at: {exc.strerror}") from exc
         finally:
             for known in dead:
                 known.settling = None
-        for known in dead:
+        for known in sure:
+            current = self._registry.get(known.place) is known  # or it was forgotten, or started anew
             if known.proof:
-                if self._registry.get(known.place) is known:  # it may have been started anew meanwhile
+                if current:
                     self.watcher.drop(known.place.key())
                 self._registry.release(known)
-            elif self._revived(known) and known.identity is not None:
+            elif current and self._revived(known) and known.identity is not None:
                 self._registry.started(known, known.identity)
                 self.watch(known)
 
@@ -162,3 +170,11 @@ class Follower:
         if self._watcher is not None:
             self._watcher.drop(known.place.key())
         self._registry.forget(known)
+
+
+async def _done(works: set[asyncio.Task[None]]) -> None:
+    """They go on when the one who waits is cancelled: others wait for them too."""
+    if works:
+        done, _ = await asyncio.wait(works)
+        for work in done:
+            work.result()

@@ -82,8 +82,9 @@ class ForkServer:
         }
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
-            await self._writer.drain()
-            raw = await asyncio.wait_for(answer, PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await self._writer.drain()
+                raw = await answer
         except (ConnectionError, TimeoutError) as exc:
             raise ForkServerDied from exc
         finally:

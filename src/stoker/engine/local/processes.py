@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 LINUX = sys.platform.startswith("linux")
+LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Why a file that is there may not be opened: descriptors or memory are short."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def is_alive(identity: Identity, lock: str) -> bool:
         return _is_locked(lock)
     if identity.boot_id != boot_id():
         return False
-    fields = stat_fields(identity.pid)
+    fields = stat_fields(identity.pid, strict=True)
     return bool(fields) and fields[0] not in ("Z", "X", "x") and int(fields[19]) == identity.start_time
 
 
@@ -131,17 +134,20 @@ def of_tasks(directories: set[str]) -> dict[str, list[int]]:
     return found
 
 
-def stat_fields(pid: int) -> list[str]:
+def stat_fields(pid: int, *, strict: bool = False) -> list[str]:
     """/proc/PID/stat from its third field (the state) on; empty when there is no such process."""
-    text = read_text(f"/proc/{pid}/stat")
+    text = read_text(f"/proc/{pid}/stat", strict=strict)
     return text[text.rfind(")") + 2 :].split()
 
 
-def read_text(path: str) -> str:
-    """A small file of the kernel's; empty when it cannot be read (a process or cgroup that is gone)."""
+def read_text(path: str, *, strict: bool = False) -> str:
+    """A small file of the kernel's; empty when it cannot be read (a process or cgroup that is gone). `strict`: what this
+    process lacks to read it is raised, for those who conclude from what is not there."""
     try:
         return Path(path).read_text(errors="replace")
-    except OSError:
+    except OSError as exc:
+        if strict and exc.errno in LACKING:
+            raise
         return ""
 
 

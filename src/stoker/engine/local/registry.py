@@ -204,6 +204,12 @@ def _kill_leftovers(waiting: list[Known]) -> None:
         left = _leftovers(waiting)
         for known in waiting:
             pids = left.get(known.path, [])
+            if (
+                processes.LINUX
+                and known.identity is not None
+                and processes.is_alive(known.identity, known.lock)
+            ):
+                pids = [known.identity.pid, *pids]  # it was killed and has not died yet
             known.stuck = tuple(pids)
             if pids:
                 _kill(known, pids)
