@@ -88,10 +88,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
     """That server died before its launcher was recorded: it has the directory and does nothing yet."""
 
     async def story() -> None:
-        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
-        directories.create(path, TaskInfo("run-1", 1, "worker-0"))
-        lock = take_lock(str(path))
-        assert lock is not None
+        path, lock = _taken(box)
         earlier = await asyncio.create_subprocess_exec("sleep", "600")
         try:
             submitting = asyncio.create_task(box.engine.submit(Attempt("run-1", 1, (TaskPlan("worker-0"),))))
@@ -115,10 +112,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
 
 def test_a_launcher_that_an_earlier_server_asked_for_may_end_before_it_is_one(box) -> None:
     async def story() -> None:
-        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
-        directories.create(path, TaskInfo("run-1", 1, "worker-0"))
-        lock = take_lock(str(path))
-        assert lock is not None
+        _, lock = _taken(box)
         starting_ = asyncio.create_task(box.start("print('hello')"))
         await asyncio.wait([starting_], timeout=0.5)
         os.close(lock)
@@ -131,10 +125,7 @@ def test_a_directory_that_somebody_keeps_is_no_end_of_the_run(box, monkeypatch) 
     monkeypatch.setattr("stoker.engine.local.starting.TAKEN", 0.2)
 
     async def story() -> None:
-        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
-        directories.create(path, TaskInfo("run-1", 1, "worker-0"))
-        lock = take_lock(str(path))
-        assert lock is not None
+        _, lock = _taken(box)
         with pytest.raises(EngineUnavailable, match="no launcher says it does"):
             await box.start("print('hello')")
         os.close(lock)
@@ -236,3 +227,12 @@ def test_a_gang_starts_together(box) -> None:
 
 def _name(pid: int) -> str:
     return processes.read_text(f"/proc/{pid}/comm").strip()
+
+
+def _taken(box) -> tuple[Path, int]:
+    """A task's directory, held as by a launcher that is not recorded yet; and the lock."""
+    path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
+    directories.create(path, TaskInfo("run-1", 1, "worker-0"))
+    lock = take_lock(str(path))
+    assert lock is not None
+    return path, lock
