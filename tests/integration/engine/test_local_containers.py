@@ -48,7 +48,9 @@ def runtime(storage: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runti
     for name, value in storage.env.items():
         monkeypatch.setenv(name, value)
     yield storage
-    assert storage("ps", "--all", "--quiet") == ""
+    left = storage("ps", "--all")
+    storage.remove_all()  # one failure is not to be every later test's
+    assert len(left.splitlines()) == 1, left + storage.last_words()
 
 
 async def submit(box: Any, name: str = "run-1", *, plan: TaskPlan | None = None, **job: Any) -> Handle:
@@ -291,6 +293,81 @@ def test_containers_nobody_knows_are_removed(box: Any, runtime: Runtime) -> None
         await box.until(tidy, "the leftover to be removed")
         assert "of-somebody-else" in runtime("ps", "--all", "--format", "{{.Names}}")
         runtime("rm", "of-somebody-else")
+
+    box.run(story)
+
+
+def _instead(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A runtime that does something else first. `$real` is the true one; the test's folder is where it is."""
+    folder = tmp_path / "instead"
+    folder.mkdir()
+    real = runtime.root / "bin" / runtime.program
+    program = folder / runtime.program
+    program.write_text(
+        f'#!/bin/sh\nreal={real}\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\ncd {tmp_path}\n{script}\nexec $real "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_a_start_that_is_given_up_leaves_nothing(
+    box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime is asked to start it, and cannot be asked not to any more: what it started is found and ended."""
+    _instead(runtime, tmp_path, monkeypatch, 'if [ "$1" = start ]; then : > asked; sleep 1; fi')
+
+    async def story() -> None:
+        handle = await submit(box)
+        await box.until(lambda: _true((tmp_path / "asked").exists()), "the start")
+        await box.engine.stop(handle, grace=timedelta(0))
+        assert (await observed(box)).presence is Presence.GONE
+        assert runtime("ps", "--all", "--quiet") == ""
+
+    box.run(story)
+
+
+def test_a_container_that_comes_late_is_removed(
+    box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docker's daemon makes it although the command that asked for it was ended."""
+    script = """
+if [ "$1" = create ]; then
+    setsid sh -c ': > asked; sleep 2; "$@" > made' sh "$real" "$@" </dev/null >/dev/null 2>&1 &
+    sleep 1000
+fi"""
+    _instead(runtime, tmp_path, monkeypatch, script)
+
+    async def story() -> None:
+        handle = await submit(box)
+        await box.until(lambda: _true((tmp_path / "asked").exists()), "the request")
+        await box.engine.stop(handle, grace=timedelta(0))
+        assert (await observed(box)).presence is Presence.GONE
+        made = tmp_path / "made"
+        await box.until(lambda: _true(made.exists() and made.read_text() != ""), "the late container")
+        await box.until(lambda: _true(runtime("ps", "--all", "--quiet") == ""), "it to be removed")
+
+    box.run(story)
+
+
+def test_a_container_that_cannot_be_removed_at_once(
+    box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+if [ "$1" = rm ] && [ "$(cat refused)" != 3 ]; then
+    echo $(( $(cat refused) + 1 )) > refused
+    echo "Error: device or resource busy" >&2; exit 1
+fi"""
+    (tmp_path / "refused").write_text("0")
+    _instead(runtime, tmp_path, monkeypatch, script)
+
+    async def story() -> None:
+        handle = await submit(box)
+        await order(box, handle, "true")
+        await box.ended(handle)
+        await box.engine.stop(handle, grace=timedelta(0))
+        assert (await observed(box)).presence is Presence.GONE
+        await box.until(lambda: _true(runtime("ps", "--all", "--quiet") == ""), "it to be removed")
+        assert (tmp_path / "refused").read_text().strip() == "3"
 
     box.run(story)
 

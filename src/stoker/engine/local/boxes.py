@@ -12,9 +12,10 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stoker.engine.base import Attempt
 from stoker.engine.local import containers, directories, processes, runtimes
@@ -33,19 +34,39 @@ log = logging.getLogger(__name__)
 INSTALL = "Install podman, or leave `image` out to run in this Python environment."
 ENDING = 5.0
 """Seconds that a runtime has to notice that a container ended."""
+LATE = 600.0
+"""Seconds in which a container may still come that nobody wants any more: a daemon goes on when its client is ended."""
+PAUSES = (1.0, 60.0)
+"""Seconds between two looks for leftovers: at first, and at most."""
 
 
 class Boxes:
-    """Belongs to one event loop. The runtime is looked for when the first task needs it: most homes never do."""
+    """Belongs to one event loop. The runtime is looked for when the first task needs it: most homes never do.
 
-    def __init__(self, settings: Settings, home: str, gpus: Gpus, open_files: tuple[int, int]) -> None:
+    `keep` names the containers of the tasks there are; any other of this home's is a leftover.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        home: str,
+        gpus: Gpus,
+        open_files: tuple[int, int],
+        keep: Callable[[], set[str]],
+    ) -> None:
         self._settings = settings
         self._home = home
+        self._keep = keep
         self._gpus = gpus
         self._open_files = open_files
         self._runtime: Runtime | None = None
         self._looking = asyncio.Lock()
         self._complained: set[str] = set()
+        self._tidying: asyncio.Task[None] | None = None
+        self._tidied = False
+        self._late = 0.0
+        """Until when leftovers are looked for."""
+        self._removing = asyncio.Lock()
 
     # -- which runtime ---------------------------------------------------------------------------------------
 
@@ -154,7 +175,17 @@ class Boxes:
         command = containers.launcher(bundle, known.path, job.python)
         binds = _binds(job, known.path)
         box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command)
-        return await asyncio.to_thread(_start, runtime, box, known)
+        try:
+            await asyncio.to_thread(_prepare, box, known)
+            async with self._removing:  # one of that name that was left over is gone by now, or stays
+                pass
+            await runtimes.create(runtime, box)
+            return await _finished(asyncio.to_thread(_start, runtime, box, known))
+        except (
+            BaseException
+        ):  # given up or failed, and raised again: whatever there is of it, or comes, is to go
+            self._tidy_late()
+            raise
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -168,21 +199,50 @@ class Boxes:
             if known.container not in self._complained:
                 self._complained.add(known.container)
                 log.warning("%s: its container %s cannot be seen to: %s", known.path, known.container, exc)
+            self._tidy_late()
             # A launcher that is dead is proof enough: it was init of the container.
             return known.identity is not None and known.info.pid_namespace
 
-    async def tidy(self, keep: Callable[[], set[str]]) -> None:
-        """Remove the containers of tasks that are no more; `keep` is asked anew for each."""
+    def tidy(self) -> None:
+        """Remove the leftovers of earlier servers, in the background. Once: our own are seen to as they come."""
+        if not self._tidied:
+            self._tidied = True
+            self._tidying = asyncio.create_task(self._tidy())
+
+    def _tidy_late(self) -> None:
+        self._late = time.monotonic() + LATE
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        pause, most = PAUSES
+        while not await self._remove_leftovers() or time.monotonic() < self._late:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, most)
+
+    async def _remove_leftovers(self) -> bool:
+        """False: some are still there."""
         try:
             runtime = await self.runtime()
         except EngineError:
-            return  # no runtime, no containers
+            return True  # no runtime, no containers
         try:
             for name in await asyncio.to_thread(runtimes.names, runtime, self._home):
-                if name not in keep():
-                    await asyncio.to_thread(runtimes.remove, runtime, name)
+                async with self._removing:
+                    if name not in self._keep():
+                        await asyncio.to_thread(runtimes.remove, runtime, name)
         except EngineError as exc:
-            log.warning("leftover containers could not be removed: %s", exc)
+            if str(exc) not in self._complained:
+                self._complained.add(str(exc))
+                log.warning("leftover containers could not be removed: %s", exc)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """What is left over is left to the next server."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
 
     async def update(self, known: Known, cpu: float | None, memory: int | None) -> str | None:
         try:
@@ -193,7 +253,17 @@ class Boxes:
         return None
 
 
-def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
+async def _finished(work: Coroutine[Any, Any, Identity]) -> Identity:
+    """Not cancelled before it has ended: a thread goes on, and who gives up a start must find what it started."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+def _prepare(box: Box, known: Known) -> None:
     for path, mode in box.mounts:
         if mode == "rw" and path != known.path:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,7 +271,9 @@ def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
     for outside, _, _ in box.binds:
         if outside.startswith(f"{known.path}/"):
             Path(outside).mkdir(mode=0o700, parents=True, exist_ok=True)
-    runtimes.create(runtime, box)
+
+
+def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
     try:
         runtimes.start(runtime, box.name)
         found = runtimes.state(runtime, box.name)

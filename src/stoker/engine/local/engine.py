@@ -50,16 +50,16 @@ class LocalEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.home = settings.home
-        self._registry = Registry(self.home.tasks, cgroups.home_name(self.home.root))
         self._gpus = Gpus()
         self._starter = Starter(settings, self._gpus, _raise_open_files())
-        self._boxes = Boxes(settings, cgroups.home_name(self.home.root), self._gpus, _raise_open_files())
+        name = cgroups.home_name(self.home.root)
+        self._registry = Registry(self.home.tasks, name)
+        self._boxes = Boxes(settings, name, self._gpus, _raise_open_files(), self._containers)
         self._follower = Follower(self._registry, self._boxes)
         self._starts: dict[Key, asyncio.Task[None]] = {}
         """Containers on their way."""
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._first: asyncio.Task[None] | None = None
-        self._tidying: asyncio.Task[None] | None = None
         self._looking_at_gpus = asyncio.Lock()
 
     # -- Engine ----------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class LocalEngine:
             seen = [attempt.seen_by(plan) for plan in attempt.tasks]
             if any(one.job is not None and one.job.image is not None for one in seen):
                 runtime = await self._boxes.runtime()
-                self._tidy_containers()
+                self._boxes.tidy()
                 infos = [
                     self._boxes.info(runtime, info, one) if one.job and one.job.image else info
                     for info, one in zip(infos, seen, strict=True)
@@ -173,8 +173,7 @@ class LocalEngine:
     async def close(self) -> None:
         """The server goes away; tasks do not."""
         await self._give_up(list(self._starts))
-        if self._tidying is not None:
-            await asyncio.gather(self._tidying, return_exceptions=True)
+        await self._boxes.close()
         self._follower.close()
         await self._starter.close()
         self._registry.close()
@@ -270,15 +269,11 @@ class LocalEngine:
         self._look()
         await asyncio.to_thread(self._tidy)
         if any(self._containers()):
-            self._tidy_containers()
-
-    def _tidy_containers(self) -> None:
-        """Once, and not before this home has anything to do with containers."""
-        if self._tidying is None:
-            self._tidying = asyncio.create_task(self._boxes.tidy(self._containers))
+            self._boxes.tidy()  # and not before this home has anything to do with containers
 
     def _containers(self) -> set[str]:
-        return {known.container for known in self._registry}
+        """Of tasks that may still run."""
+        return {known.container for known in self._registry if not known.proof}
 
     def _tidy(self) -> None:
         """What earlier servers left half done."""

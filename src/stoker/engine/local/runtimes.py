@@ -1,4 +1,4 @@
-"""Asking podman or docker. Everything here but `pull` blocks, for as long as they take: call it from a thread."""
+"""Asking podman or docker. What is not `async` here blocks, for as long as they take: call it from a thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -20,9 +21,11 @@ from stoker.engine.local.containers import Runtime
 from stoker.errors import EngineError, EngineUnavailable
 
 PATIENCE = 60.0
-"""Seconds that a runtime may take for anything but a pull."""
+"""Seconds that a runtime may take for anything but what copies an image: `pull` and `create`."""
 FINDING = 15.0
 """The same to say that it is there."""
+LAST = 10.0
+"""Seconds for one that is given up to end by itself."""
 DOCKER = "unix:///var/run/docker.sock"
 CGROUPS = Path("/sys/fs/cgroup")
 CDI = ("/etc/cdi", "/var/run/cdi")
@@ -159,45 +162,29 @@ def image(runtime: Runtime, reference: str) -> Image | None:
 
 
 async def pull(runtime: Runtime, reference: str) -> None:
-    """Bring the image; this one does not block, and ends its process when it is cancelled. Raises ImageUnavailable
-    with the registry's reason."""
-    process = await asyncio.create_subprocess_exec(
-        runtime.path,
-        "pull",
-        "--quiet",
-        reference,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=client_environment(),
-        cwd="/",
-        start_new_session=True,
-    )
+    """Bring the image. Raises ImageUnavailable with the registry's reason."""
     try:
-        said, _ = await process.communicate()
-    except BaseException:  # cancelled, most of all; raised again: only the pull must not go on alone
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+        await _run_long([runtime.path, "pull", "--quiet", reference])
+    except EngineUnavailable:
         raise
-    if process.returncode != 0:
-        reason = containers.failure(runtime.program, said.decode(errors="replace"))
+    except EngineError as exc:
         raise ImageUnavailable(
-            f"the image {reference} cannot be pulled: {reason}",
+            f"the image {reference} cannot be pulled: {exc.message}",
             hint=f"Check its name, and `{runtime.program} login` for its registry.",
-        )
+        ) from exc
 
 
-def create(runtime: Runtime, box: containers.Box) -> None:
-    """Make the container, in place of one of that name that was never started."""
+async def create(runtime: Runtime, box: containers.Box) -> None:
+    """Make the container, in place of one of that name that was never started. As long as it takes: where a storage has
+    no layers, or users are not the machine's, the whole image is copied. Given up or failed, it may still come."""
     argv = containers.create(runtime, box)
     try:
-        _run(argv)
+        await _run_long(argv)
     except EngineError:
-        if state(runtime, box.name) is None:
+        if await asyncio.to_thread(state, runtime, box.name) is None:
             raise
-        remove(runtime, box.name)
-        _run(argv)
+        await asyncio.to_thread(remove, runtime, box.name)
+        await _run_long(argv)
 
 
 def start(runtime: Runtime, name: str) -> None:
@@ -276,3 +263,39 @@ def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False)
     if done.returncode != 0:
         raise EngineError(containers.failure(Path(argv[0]).name, done.stderr or done.stdout or ""))
     return done.stdout
+
+
+async def _run_long(argv: Sequence[str]) -> None:
+    """Without a limit, and ended when it is cancelled."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=client_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
+    try:
+        said, _ = await process.communicate()
+    except BaseException:  # cancelled, most of all; raised again: only the process must not go on alone
+        await _end(process)
+        raise
+    if process.returncode != 0:
+        raise EngineError(containers.failure(Path(argv[0]).name, said.decode(errors="replace")))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """With its helpers, who hold the pipe it is read by."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            await asyncio.wait_for(process.wait(), LAST)
+            return
+        except ProcessLookupError:
+            return
+        except TimeoutError:
+            continue
