@@ -27,7 +27,6 @@ def seeds() -> list[int]:
     return list(CI_SEEDS) if asked is None else [random.randrange(1 << 30) for _ in range(int(asked))]
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds())
 def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed: int) -> None:
@@ -52,13 +51,15 @@ def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed:
     kills = 0
 
     def killer() -> None:
-        """Goes on until the submits are in, and then some more while the runs are worked off."""
+        """Goes on until the submits are in, and then some more while the runs are worked off. Two of three servers get
+        so far as to answer: however slowly they start, something is submitted."""
         nonlocal kills
         chance = random.Random(seed)
-        while not done.wait(chance.uniform(0.1, 2.0)) or kills < KILLS:
-            kills += box.kill_server()
-            if done.is_set():
+        while not done.is_set() or kills < KILLS:
+            if done.is_set() or chance.random() < 2 / 3:
                 _quietly(box.client().server)
+            time.sleep(chance.uniform(0.1, 2.0))
+            kills += box.kill_server()
 
     clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
     killing = threading.Thread(target=killer)
