@@ -120,11 +120,11 @@ class Docker(Runtime):
             self._daemon = subprocess.Popen(
                 ["dockerd", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while "Server" not in self("version", check=False):
-            assert time.monotonic() < deadline and self._daemon.poll() is None, (
-                root / "dockerd.log"
-            ).read_text()
+            if time.monotonic() > deadline or self._daemon.poll() is not None:
+                self.end()
+                raise AssertionError(f"docker does not start: {self.last_words()}")
             time.sleep(0.1)
 
     def last_words(self) -> str:

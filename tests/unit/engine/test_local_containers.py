@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation, Missing
 from stoker.engine.local.registry import Known
 from stoker.engine.local.render import render
-from stoker.errors import Refused
+from stoker.errors import EngineUnavailable, Refused
 from stoker.settings import Home, Settings
 from stoker.spec import Job
 from stoker.task import container
@@ -198,7 +199,7 @@ def test_gpus_of_a_cdi_specification(tmp_path: Path) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Boxes:
-    return Boxes(Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096))
+    return Boxes(Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096), set)
 
 
 def attempt(**job: Any) -> Attempt:
@@ -343,3 +344,59 @@ def test_ways_in() -> None:
     argv = entering.container_argv(DOCKER, known, "/bundle")
     assert argv[:5] == ["/usr/bin/docker", "exec", "--interactive", "--tty", "n"]
     assert argv[5:] == container.command("/bundle", "shell", "/home/ada/tasks/t")
+
+
+@pytest.mark.parametrize(
+    ("said", "absent", "away"),
+    [
+        ("Error response from daemon: No such container: x", True, False),
+        ('Error: no container with name or ID "x" found: no such container', True, False),
+        ("Error: open /run/x: no such file or directory", False, False),
+        ("Cannot connect to the Docker daemon at unix:///x.", False, True),
+        ("failed to connect to the docker API at unix:///x: connect: no such file or directory", False, True),
+    ],
+)
+def test_what_is_not_there_and_who_does_not_answer(
+    tmp_path: Path, said: str, absent: bool, away: bool
+) -> None:
+    program = tmp_path / "docker"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    docker = Runtime("docker", str(program))
+    if absent:
+        assert runtimes.state(docker, "x") is None
+    else:
+        with pytest.raises(EngineUnavailable):
+            runtimes.state(docker, "x")
+    if away:
+        with pytest.raises(EngineUnavailable):
+            runtimes.image(docker, "x")
+    else:
+        assert runtimes.image(docker, "x") is None
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_work_in_a_thread_is_waited_for_however_often_it_is_given_up(final: bool) -> None:
+    may_end, ended = threading.Event(), threading.Event()
+
+    def work() -> int:
+        may_end.wait(60)
+        ended.set()
+        return 7
+
+    async def story() -> None:
+        waiting = asyncio.create_task(runtimes.finished(asyncio.to_thread(work), final=final))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        may_end.set()
+        if final:
+            assert await waiting == 7
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert ended.is_set()
+
+    asyncio.run(story())

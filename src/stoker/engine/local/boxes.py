@@ -12,10 +12,9 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stoker.engine.base import Attempt
 from stoker.engine.local import containers, directories, processes, runtimes
@@ -23,7 +22,7 @@ from stoker.engine.local.containers import Box, Runtime
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.processes import Identity
 from stoker.engine.local.registry import Known
-from stoker.errors import EngineError, Refused
+from stoker.errors import EngineError, EngineUnavailable, Refused
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.task import formats, layout
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 INSTALL = "Install podman, or leave `image` out to run in this Python environment."
 ENDING = 5.0
 """Seconds that a runtime has to notice that a container ended."""
-LATE = 600.0
-"""Seconds in which a container may still come that nobody wants any more: a daemon goes on when its client is ended."""
 PAUSES = (1.0, 60.0)
 """Seconds between two looks for leftovers: at first, and at most."""
 
@@ -63,10 +60,10 @@ class Boxes:
         self._looking = asyncio.Lock()
         self._complained: set[str] = set()
         self._tidying: asyncio.Task[None] | None = None
-        self._tidied = False
         self._late = 0.0
         """Until when leftovers are looked for."""
         self._removing = asyncio.Lock()
+        self._closed = False
 
     # -- which runtime ---------------------------------------------------------------------------------------
 
@@ -153,7 +150,8 @@ class Boxes:
     # -- starting --------------------------------------------------------------------------------------------
 
     async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
-        """The launcher of a task, in its container. Raises EngineError; then nothing of it runs."""
+        """The launcher of a task, in its container. Raises EngineError; then nothing of it runs, but after
+        EngineUnavailable, when nobody can say."""
         runtime = await self.runtime()
         assert known.info.container is not None and attempt.job is not None
         reference = str(known.info.container["image"])
@@ -176,15 +174,13 @@ class Boxes:
         binds = _binds(job, known.path)
         box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command)
         try:
-            await asyncio.to_thread(_prepare, box, known)
+            await runtimes.finished(asyncio.to_thread(_prepare, box, known))
             async with self._removing:  # one of that name that was left over is gone by now, or stays
                 pass
             await runtimes.create(runtime, box)
-            return await _finished(asyncio.to_thread(_start, runtime, box, known))
-        except (
-            BaseException
-        ):  # given up or failed, and raised again: whatever there is of it, or comes, is to go
-            self._tidy_late()
+            return await runtimes.finished(asyncio.to_thread(_start, runtime, box, known), final=True)
+        except BaseException:  # given up or failed, and raised again
+            self._tidy_late()  # whatever there is of it, or comes, is to go
             raise
 
     # -- afterwards ------------------------------------------------------------------------------------------
@@ -196,22 +192,19 @@ class Boxes:
             runtime = await self.runtime()
             return await asyncio.to_thread(_settle, runtime, known)
         except EngineError as exc:
-            if known.container not in self._complained:
-                self._complained.add(known.container)
-                log.warning("%s: its container %s cannot be seen to: %s", known.path, known.container, exc)
+            self._complain(known.container, f"its container {known.container} cannot be seen to: {exc}")
             self._tidy_late()
             # A launcher that is dead is proof enough: it was init of the container.
             return known.identity is not None and known.info.pid_namespace
 
     def tidy(self) -> None:
         """Remove the leftovers of earlier servers, in the background. Once: our own are seen to as they come."""
-        if not self._tidied:
-            self._tidied = True
-            self._tidying = asyncio.create_task(self._tidy())
+        if self._tidying is None:
+            self._tidy_late()
 
     def _tidy_late(self) -> None:
-        self._late = time.monotonic() + LATE
-        if self._tidying is None or self._tidying.done():
+        self._late = time.monotonic() + runtimes.LATE
+        if not self._closed and (self._tidying is None or self._tidying.done()):
             self._tidying = asyncio.create_task(self._tidy())
 
     async def _tidy(self) -> None:
@@ -225,21 +218,32 @@ class Boxes:
         try:
             runtime = await self.runtime()
         except EngineError:
-            return True  # no runtime, no containers
+            return not runtimes.likely()  # no runtime, no containers; or one that does not answer yet
         try:
-            for name in await asyncio.to_thread(runtimes.names, runtime, self._home):
-                async with self._removing:
-                    if name not in self._keep():
-                        await asyncio.to_thread(runtimes.remove, runtime, name)
+            names = await asyncio.to_thread(runtimes.names, runtime, self._home)
         except EngineError as exc:
-            if str(exc) not in self._complained:
-                self._complained.add(str(exc))
-                log.warning("leftover containers could not be removed: %s", exc)
+            self._complain(self._home, f"leftover containers cannot be looked for: {exc}")
             return False
-        return True
+        removed = True
+        for name in names:
+            async with self._removing:
+                if name not in self._keep():
+                    try:
+                        await runtimes.finished(asyncio.to_thread(runtimes.remove, runtime, name))
+                    except EngineError as exc:
+                        self._complain(name, f"the leftover container {name} cannot be removed: {exc}")
+                        removed = False
+        return removed
+
+    def _complain(self, about: str, words: str) -> None:
+        """Once."""
+        if about not in self._complained:
+            self._complained.add(about)
+            log.warning(words)
 
     async def close(self) -> None:
         """What is left over is left to the next server."""
+        self._closed = True
         if self._tidying is not None:
             self._tidying.cancel()
             await asyncio.gather(self._tidying, return_exceptions=True)
@@ -251,16 +255,6 @@ class Boxes:
         except EngineError as exc:
             return f"its container cannot be changed while it runs: {exc.message}"
         return None
-
-
-async def _finished(work: Coroutine[Any, Any, Identity]) -> Identity:
-    """Not cancelled before it has ended: a thread goes on, and who gives up a start must find what it started."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 def _prepare(box: Box, known: Known) -> None:
@@ -285,10 +279,14 @@ def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
                 f"the launcher does not run in the image {box.image}{code}: {said.splitlines()[-1]}",
                 hint="The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`.",
             )
-    except EngineError:
-        runtimes.remove(runtime, box.name)
+        _record(known, identity)
+    except (EngineError, OSError) as exc:
+        log.info("%s: %s", box.name, exc)
+        try:
+            runtimes.remove(runtime, box.name)
+        except EngineError as left:
+            raise EngineUnavailable(f"the container {box.name} may run: {left.message}") from exc
         raise
-    _record(known, identity)
     return identity
 
 

@@ -188,6 +188,22 @@ def failure(program: str, said: str) -> str:
     return (errors or lines or [f"{program} gave no reason"])[-1]
 
 
+def is_absent(said: str) -> bool:
+    """The runtime knows no such container. "No such file" is something else."""
+    words = ("no such container", "no such object", "no container with")
+    return any(word in said.lower() for word in words)
+
+
+def is_away(said: str) -> bool:
+    """Nobody is there to be asked, so nothing is known."""
+    return any(word in said.lower() for word in ("cannot connect to", "failed to connect to the docker"))
+
+
+def is_taken(said: str) -> bool:
+    """The name is another container's, or one's that is being made."""
+    return "already in use" in said.lower()
+
+
 def state_of(raw: Mapping[str, Any]) -> tuple[bool, int, int, bool]:
     """Running, pid, exit code, killed for memory: from one entry of `inspect`."""
     state = raw.get("State") or {}

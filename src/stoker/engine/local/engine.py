@@ -361,6 +361,10 @@ class LocalEngine:
         except asyncio.CancelledError:
             known.starting = False
             raise
+        except EngineUnavailable as exc:
+            log.warning("%s: %s", known.path, exc)
+            known.starting = False  # what became of it is found out when somebody looks
+            self._follower.watcher.hint(known.place.key())
         except (EngineError, OSError) as exc:
             known.starting = False
             known.cause = "image" if isinstance(exc, ImageUnavailable) else "engine-error"
@@ -382,7 +386,10 @@ class LocalEngine:
         tasks = [self._starts[key] for key in keys if key in self._starts]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(
+                tasks
+            )  # which, unlike gather, does not pass on that we are cancelled ourselves
 
     async def _put_aside(self, known: Known, path: Path) -> None:
         if not self._registry.is_alive(known):

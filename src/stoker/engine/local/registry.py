@@ -118,6 +118,10 @@ class Registry:
             known.container = containers.name_of(self._home_group, place, info.incarnation)
         self.add(known)
         record = directories.read_record(path)
+        if record is not None and not known.container:
+            # Whoever removed task.json, the container is this task's.
+            name, mine = str(record.get("container", "")), containers.name_of(self._home_group, place, 0)
+            known.container = name if name.startswith(mine.removesuffix("0")) else ""
         identity = Identity.from_json(record) if record is not None else None
         if identity is not None:
             self.started(known, identity)

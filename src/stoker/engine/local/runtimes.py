@@ -9,10 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -20,10 +21,14 @@ from stoker.engine.local import containers, processes
 from stoker.engine.local.containers import Runtime
 from stoker.errors import EngineError, EngineUnavailable
 
+T = TypeVar("T")
+
 PATIENCE = 60.0
 """Seconds that a runtime may take for anything but what copies an image: `pull` and `create`."""
 FINDING = 15.0
 """The same to say that it is there."""
+LATE = 600.0
+"""Seconds in which a container may still come that was given up: a daemon goes on when its client is ended."""
 LAST = 10.0
 """Seconds for one that is given up to end by itself."""
 DOCKER = "unix:///var/run/docker.sock"
@@ -178,13 +183,35 @@ async def create(runtime: Runtime, box: containers.Box) -> None:
     """Make the container, in place of one of that name that was never started. As long as it takes: where a storage has
     no layers, or users are not the machine's, the whole image is copied. Given up or failed, it may still come."""
     argv = containers.create(runtime, box)
-    try:
-        await _run_long(argv)
-    except EngineError:
-        if await asyncio.to_thread(state, runtime, box.name) is None:
-            raise
-        await asyncio.to_thread(remove, runtime, box.name)
-        await _run_long(argv)
+    until, removed = time.monotonic() + LATE, False
+    while True:
+        try:
+            await _run_long(argv)
+            return
+        except EngineError as exc:
+            there = await finished(asyncio.to_thread(state, runtime, box.name)) is not None
+            if there and not removed:
+                await finished(asyncio.to_thread(remove, runtime, box.name))
+                removed = True
+            elif not there and containers.is_taken(exc.message) and time.monotonic() < until:
+                await asyncio.sleep(1)  # one that was given up has the name, and is not there yet
+            else:
+                raise
+
+
+async def finished(work: Coroutine[Any, Any, T], *, final: bool = False) -> T:
+    """A thread's work, not left before it has ended: it cannot be called back, and who gives it up must find what it did.
+    `final`: there is nothing to be given up any more once it succeeded."""
+    task = asyncio.ensure_future(work)
+    given_up: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            given_up = exc
+    if given_up is not None and (task.exception() is not None or not final):
+        raise given_up
+    return task.result()
 
 
 def start(runtime: Runtime, name: str) -> None:
@@ -198,11 +225,13 @@ def state(runtime: Runtime, name: str) -> State | None:
     except EngineUnavailable:
         raise
     except EngineError as exc:
-        if "no such" in exc.message.lower() or "no container" in exc.message.lower():
+        if containers.is_absent(exc.message):
             return None
         raise EngineUnavailable(
             f"{runtime.program} does not say what became of {name}: {exc.message}"
         ) from exc
+    except (ValueError, IndexError) as exc:
+        raise EngineUnavailable(f"{runtime.program} does not say what became of {name}") from exc
     return State(*containers.state_of(raw))
 
 
@@ -261,8 +290,13 @@ def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False)
     except subprocess.TimeoutExpired as exc:
         raise EngineUnavailable(f"{Path(argv[0]).name} {argv[1]} took longer than {patience:.0f} s") from exc
     if done.returncode != 0:
-        raise EngineError(containers.failure(Path(argv[0]).name, done.stderr or done.stdout or ""))
+        raise _failed(argv, done.stderr or done.stdout or "")
     return done.stdout
+
+
+def _failed(argv: Sequence[str], said: str) -> EngineError:
+    reason = containers.failure(Path(argv[0]).name, said)
+    return EngineUnavailable(reason) if containers.is_away(reason) else EngineError(reason)
 
 
 async def _run_long(argv: Sequence[str]) -> None:
@@ -282,10 +316,10 @@ async def _run_long(argv: Sequence[str]) -> None:
     try:
         said, _ = await process.communicate()
     except BaseException:  # cancelled, most of all; raised again: only the process must not go on alone
-        await _end(process)
+        await finished(_end(process))
         raise
     if process.returncode != 0:
-        raise EngineError(containers.failure(Path(argv[0]).name, said.decode(errors="replace")))
+        raise _failed(argv, said.decode(errors="replace"))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
