@@ -79,6 +79,14 @@ def torch_world(size: int) -> list[dict[str, str]]:
     return [{**common, "RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(size)]
 
 
+def _code(code: int, said: str) -> int:
+    """How its script ended. gloo's threads outlive `destroy_process_group`, and one that gives a tensor back while the
+    interpreter ends aborts the process (pytorch#179291): the script was through by then, and nothing of ours can help it."""
+    last = (said.splitlines() or [""])[-1]
+    over = code == -signal.SIGABRT and last == "terminate called without an active exception"
+    return 0 if over and "Traceback" not in said else code
+
+
 def by_hand(
     python: str,
     example: str,
@@ -121,5 +129,6 @@ def by_hand(
         for process in started:
             process.kill()
             process.wait()
-    assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)
+    codes = [_code(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    assert codes == [0] * len(started), "\n".join(said)
     return "\n".join(said)
