@@ -80,8 +80,8 @@ def torch_world(size: int) -> list[dict[str, str]]:
 
 
 def _code(code: int, said: str) -> int:
-    """How its script ended. gloo's threads outlive `destroy_process_group`, and one that gives a tensor back while the
-    interpreter ends aborts the process (pytorch#179291): the script was through by then, and nothing of ours can help it."""
+    """How its script ended. gloo's threads outlive `destroy_process_group`, and now and then a process that has done all
+    its work aborts while the interpreter ends, as pytorch#179291 describes: that is not its script's end."""
     last = (said.splitlines() or [""])[-1]
     over = code == -signal.SIGABRT and last == "terminate called without an active exception"
     return 0 if over and "Traceback" not in said else code

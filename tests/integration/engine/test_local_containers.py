@@ -81,6 +81,12 @@ async def nothing_left(box: Any, runtime: Runtime) -> None:
     await box.until(look, "the last container to be removed")
 
 
+async def stopped(box: Any, handle: Handle) -> None:
+    """At once, and proven gone."""
+    await box.engine.stop(handle, grace=timedelta(0))
+    assert (await observed(box)).presence is Presence.GONE
+
+
 async def observed(box: Any, run: str = "run-1") -> Observation:
     return next(found for found in await box.engine.observe() if found.run == run)
 
@@ -328,8 +334,7 @@ def test_a_start_that_is_given_up_leaves_nothing(
     async def story() -> None:
         handle = await submit(box)
         await box.until(lambda: _true((tmp_path / "asked").exists()), "the start")
-        await box.engine.stop(handle, grace=timedelta(0))
-        assert (await observed(box)).presence is Presence.GONE
+        await stopped(box, handle)
         await nothing_left(box, runtime)
 
     box.run(story)
@@ -349,8 +354,7 @@ fi"""
     async def story() -> None:
         handle = await submit(box)
         await box.until(lambda: _true((tmp_path / "asked").exists()), "the request")
-        await box.engine.stop(handle, grace=timedelta(0))
-        assert (await observed(box)).presence is Presence.GONE
+        await stopped(box, handle)
         made = tmp_path / "made"
         await box.until(lambda: _true(made.exists() and made.read_text() != ""), "the late container")
         await nothing_left(box, runtime)
@@ -373,8 +377,7 @@ fi"""
         handle = await submit(box)
         await order(box, handle, "true")
         await box.ended(handle)
-        await box.engine.stop(handle, grace=timedelta(0))
-        assert (await observed(box)).presence is Presence.GONE
+        await stopped(box, handle)
         await nothing_left(box, runtime)
         assert (tmp_path / "refused").read_text().strip() == "3"
 

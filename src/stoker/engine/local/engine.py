@@ -387,9 +387,8 @@ class LocalEngine:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(
-                tasks
-            )  # which, unlike gather, does not pass on that we are cancelled ourselves
+            # Unlike gather it does not pass on that we are cancelled ourselves.
+            await asyncio.wait(tasks)
 
     async def _put_aside(self, known: Known, path: Path) -> None:
         if not self._registry.is_alive(known):
