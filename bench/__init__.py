@@ -11,6 +11,6 @@ slurm, ray_jobs                  peers that need a cluster of their own
 simulated_server, load           a server full of simulated tasks, and an open loop of requests
 states, state_ranks              saving torch states, of one process and of two, in the environment that has torch
 ranks                            a data-parallel training, in the same
-row01 to row05c, row12, row13    what is measured
+row01 to row13                   what is measured
 accelerator, accelerator_train   a trial on a machine with a GPU, apart from the rows
 """

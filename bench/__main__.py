@@ -24,6 +24,7 @@ ROWS = {
     "5": "bench.row05",
     "5b": "bench.row05b",
     "5c": "bench.row05c",
+    "8c": "bench.row08c",
     "12": "bench.row12",
     "13": "bench.row13",
 }

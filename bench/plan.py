@@ -23,7 +23,9 @@ class Scale:
     running: int
     load: float
     """Seconds of open-loop load."""
+    files: int
+    """Files of the run that row 8c pulls."""
 
 
-FULL = Scale(False, 25, 5, 2000, 3, 60.0, 5.0, 10_000, 1_000, 45.0)
-QUICK = Scale(True, 4, 4, 200, 1, 10.0, 1.5, 1_000, 100, 8.0)
+FULL = Scale(False, 25, 5, 2000, 3, 60.0, 5.0, 10_000, 1_000, 45.0, 20_000)
+QUICK = Scale(True, 4, 4, 200, 1, 10.0, 1.5, 1_000, 100, 8.0, 2_000)

@@ -19,7 +19,9 @@
         ├── StoreBusy            locked or connection lost; the caller may try again
         ├── NotLeading           another server leads; this one writes nothing
         ├── StoreDamaged         the database fails its checks; writes are refused
-        └── DiskFull             names the disk and what is left on it
+        ├── StoreLost            the database is gone, and the home holds what it knew of
+        ├── DiskFull             names the disk and what is left on it
+        └── DiskReadOnly         names the file system that takes no writes
 
 Vendor errors are translated into these where they arise. Messages are lower-case, without a full stop,
 and name the value; the hint is a separate sentence.
@@ -135,9 +137,19 @@ class StoreDamaged(StoreError):
     http_status = 503
 
 
+class StoreLost(StoreError):
+    code = "store-lost"
+    http_status = 503
+
+
 class DiskFull(StoreError):
     code = "disk-full"
     http_status = 507
+
+
+class DiskReadOnly(StoreError):
+    code = "disk-read-only"
+    http_status = 503
 
 
 def from_json(body: Mapping[str, Any]) -> StokerError:

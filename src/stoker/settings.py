@@ -34,6 +34,13 @@ class Home:
         return cls(Path(base).expanduser().absolute() / "stoker", replica)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What the server keeps in the root. What has another name belongs to the person whose directory it is."""
+        files = (self.config, self.token, self.server_record, self.database, self.ledger)
+        more = (self.blobs, self.tasks, self.runs, self.secrets, self.setups, self.backups, self.engine)
+        return tuple(path.name for path in (*files, *more, self.mirrors, self.cache))
+
+    @property
     def config(self) -> Path:
         return self.root / "config.toml"
 
@@ -106,6 +113,11 @@ class Home:
     def identity(self) -> Path:
         """Names this home in the labels of its pods: with another one it would not find them again."""
         return self.engine / "home-id"
+
+    @property
+    def mirrors(self) -> Path:
+        """mirror/CLUSTER/...: copies of what grows in the task directories of pods."""
+        return self.root / "mirror"
 
     @property
     def cache(self) -> Path:

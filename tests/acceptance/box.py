@@ -119,8 +119,17 @@ class Box:
 
     def launcher(self, run: str) -> int:
         """Process id of the launcher of the newest attempt."""
-        attempts = sorted((self.home.tasks / run).iterdir(), key=lambda path: int(path.name))
-        return int(json.loads((attempts[-1] / "worker-0/engine.json").read_text())["pid"])
+        # Beside them may be what is left of one that was set aside.
+        found = [path for path in (self.home.tasks / run).iterdir() if path.name.isdecimal()]
+        attempts = sorted(found, key=lambda path: int(path.name))
+        return int(self.record(run, int(attempts[-1].name))["pid"])
+
+    def record(self, run: str, attempt: int = 1, task: str = "worker-0") -> dict[str, Any]:
+        """What the engine knows of a task's launcher."""
+        found: dict[str, Any] = json.loads(
+            (self.home.engine / "tasks" / f"{run}.{attempt}.{task}.json").read_text()
+        )
+        return found
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -138,7 +147,7 @@ class Box:
         self._kill_launchers()
 
     def _kill_launchers(self) -> None:
-        for record in self.home.tasks.glob("*/*/*/engine.json"):
+        for record in (self.home.engine / "tasks").glob("*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 known = json.loads(record.read_text())
                 stat = Path(f"/proc/{known['pid']}/stat").read_text()

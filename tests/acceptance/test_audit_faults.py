@@ -23,6 +23,9 @@ ATTACKS = {
     "an order that is none": "open('order.json', 'w').write('{}')",
     "an order that is a link": "os.unlink('order.json'); os.symlink('/etc/passwd', 'order.json')",
     "a status that is a directory": "os.unlink('status.json'); os.mkdir('status.json')",
+    "an order of a terabyte": "os.unlink('order.json'); os.truncate(os.open('order.json', os.O_CREAT | os.O_RDWR), 1 << 40)",
+    "a journal that is a pipe": "os.unlink('journal.jsonl'); os.mkfifo('journal.jsonl')",
+    "a journal and a status that are directories": "[(os.unlink(n), os.makedirs(n + '/x')) for n in ('journal.jsonl', 'status.json')]",
     "an ending beyond every integer": "import json; entry = dict(k='ended', generation=1, seq=1, kind='exit', code=10**40);"
     "open('journal.jsonl', 'a').write(json.dumps(entry) + chr(10))",
     "a metric that is no text": "import json; entry = dict(v={chr(0xd800): 1}, step=1, t=1);"
@@ -53,6 +56,48 @@ def test_what_a_run_does_to_its_directory_hurts_nobody_else(box: Box) -> None:
     assert ends == dict.fromkeys(ATTACKS, "succeeded")
     undisturbed(box, neighbour)
     wait(lambda: [path.name for path in box.home.tasks.iterdir()] == [neighbour])
+
+
+SPOILED = {
+    "link": "os.symlink('/etc/passwd', name)",
+    "pipe": "os.mkfifo(name)",
+    "directory": "os.makedirs(name + '/x')",
+    "socket": "import socket; socket.socket(socket.AF_UNIX).bind(name)",
+    "device": "os.mknod(name, 0o20666, os.makedev(1, 5))",
+    "nothing": "pass",
+    "empty": "open(name, 'w')",
+}
+
+
+def test_whatever_a_run_puts_in_its_directory_a_kill_ends_it(box: Box) -> None:
+    """And the CPUs it held are free: each of these takes all of them."""
+    box.write("hostile.py", HOSTILE)
+    code = """
+import time
+name, told = sys.argv[2:]
+while not os.path.exists(told): time.sleep(0.01)
+os.unlink(name)
+{}
+print('done', flush=True)
+time.sleep(600)
+"""
+    for what, how in SPOILED.items():
+        if what == "device" and os.geteuid() != 0:
+            continue
+        names = ("journal.jsonl", "order.json") if what in ("pipe", "directory") else ("journal.jsonl",)
+        for name in names:
+            told = box.work / f"{what} {name}"
+            argv = ["python", "hostile.py", code.format(how), name, str(told)]
+            run = box.submit("--cpu", str(os.cpu_count()), "--", *argv)
+            box.until(run, "running")  # the server has read the beginning of the journal
+            told.touch()
+            wait(lambda run=run: "done" in box("logs", run).stdout)
+            box.client().stop(run, kill=True)
+            shown = box.ended(run)
+            assert (what, name, shown["state"]) == (what, name, "stopped")
+            if name == "journal.jsonl":
+                events = box.client().events(run)["events"]
+                assert any(name in event["text"] for event in events), (what, events)
 
 
 def test_kill_everything_hits_only_whoever_says_it(box: Box) -> None:

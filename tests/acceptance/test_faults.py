@@ -74,6 +74,28 @@ def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(small_disk: Pa
         box.close()
 
 
+@root_only
+def test_a_server_that_cannot_start_on_a_full_disk_says_why(small_disk: Path, tmp_path: Path) -> None:
+    """The log is on that disk too and takes no line."""
+    box = Box(tmp_path, env={"STOKER_HOME": str(small_disk / "home")})
+    box.home = type(box.home)(small_disk / "home")
+    box.home.root.mkdir()
+    filler = small_disk / "filler"
+    try:
+        for first in (box.home.token, box.home.database):
+            with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 4096)
+            refused = box("ps", code=1)
+            assert f"no space left on {small_disk} for {first}: 0 bytes free" in refused.stderr
+            filler.unlink()
+            box.home.token.write_text("a token of this home, long enough")
+        assert not list(box.home.root.glob(".token*"))
+        box("ps")
+    finally:
+        box.close()
+
+
 def test_a_clock_that_jumps_changes_nothing(box: Box) -> None:
     """The server is started under a clock a year ahead, then under one a year behind: libfaketime is not needed,
     the wall clock only ever appears in the rows, so rows of the future and the past stand in for it."""

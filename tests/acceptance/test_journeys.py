@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from box import Box, wait
 
+from stoker.errors import StokerError
+
 
 def test_run_streams_and_exits_as_the_training_did(box: Box) -> None:
     box.write(
@@ -360,12 +362,29 @@ def _blob_bytes(box: Box) -> int:
     return sum(path.stat().st_size for path in box.home.blobs.rglob("*") if path.is_file())
 
 
+_SHOWN = ("engine", "setups", "tasks")
+"""What a run sees of the home: of each only what it needs."""
+
+
 def test_a_run_sees_neither_the_servers_key_nor_other_runs(box: Box) -> None:
-    """Where there are mount namespaces. As root a run could undo it: docs/security.md says so."""
+    """Where there are mount namespaces. As root a run could undo it: docs/security.md says so. One that was there before the
+    first secret sees no more."""
     box.env["API_KEY"] = "sesame-open-1234"
+    home = box.home.root
+    box.write(
+        "early.sh",
+        "exec 2>/dev/null; echo up; while [ ! -e $STOKER_TASK_DIR/go ]; do sleep 0.05; done\n"
+        f"grep -rl sesame-[o]pen {home}; cat {home}/config.toml; ls {home}/engine; ls {home}; echo looked\n",
+    )
+    early = box.submit("--", "sh", "early.sh")
+    wait(lambda: "up" in box("logs", early).stdout)
     other = box.submit("--secret", "API_KEY", "--", "sleep", "600")
     box.until(other, "running")
-    home = box.home.root
+    assert list(box.home.secrets.iterdir())
+    box.home.config.write_text("# sesame\n")
+    (box.home.tasks / early / "1" / "worker-0" / "go").touch()
+    box("wait", early)
+    assert box("logs", early).stdout.split() == ["up", "bundle", *_SHOWN, "looked"]
     box.write(
         "look.sh",
         f"cat {home}/token; ls {home}/secrets; ls {home}/tasks; cat {home}/tasks/{other}/1/worker-0/secrets.json\n"
@@ -377,3 +396,45 @@ def test_a_run_sees_neither_the_servers_key_nor_other_runs(box: Box) -> None:
     assert len(seen) == 2 and seen[0].startswith("nosy-") and seen[1] == "1", done.stdout
     assert box.json("show", "@last")["outputs"]["files"] == 1
     box("stop", other, "--kill")
+
+
+def test_a_secret_in_names_is_taken_out_and_the_checkpoint_is_found_again(box: Box) -> None:
+    box.env["API_KEY"] = "sesame-open-1234"
+    box.write(
+        "train.py",
+        "import os, stoker\n"
+        "key, there = os.environ['API_KEY'], os.environ['STOKER_CHECKPOINT_DIR']\n"
+        "before = os.environ.get('STOKER_RESUME_FROM')\n"
+        "if before:\n"
+        "    assert before == f'{there}/model-{key}.pt' and open(before).read() == 'weights', os.listdir(there)\n"
+        "    raise SystemExit(0)\n"
+        "stoker.report(step=1, plain=2.0, **{f'loss/{key}': 1.0})\n"
+        "open(f'{there}/.tmp', 'w').write('weights')\n"
+        "os.rename(f'{there}/.tmp', f'{there}/model-{key}.pt')\n"
+        "raise SystemExit(f'no {key} here')\n",
+    )
+    run = box.submit("--secret", "API_KEY", "--retries", "1", "train.py")
+    box("wait", run)
+    shown = box.json("show", run)
+    (checkpoint,) = shown["checkpoints"]
+    assert checkpoint["name"] == "model-[secret API_KEY].pt"
+    assert checkpoint["metrics"] == {"loss/[secret API_KEY]": 1.0, "plain": 2.0}
+    assert "sesame" not in json.dumps(shown)
+    wait(lambda: not (box.home.tasks / run).exists())
+    box("server", "stop")
+    holding = [p for p in box.home.root.rglob("*") if p.is_file() and b"sesame-open" in p.read_bytes()]
+    assert holding == []
+
+
+def test_secrets_that_no_environment_can_hold_are_refused(box: Box) -> None:
+    (box.work / "key").write_bytes(b"sesame\0open")
+    done = box("run", "--secret", "API_KEY=@key", "--", "true", code=2)
+    assert "API_KEY" in done.stderr and "NUL" in done.stderr and "hint:" in done.stderr
+    assert "sesame" not in done.stdout + done.stderr
+    box("ps")
+    for key, value in (("nul", "sesame\0open"), ("half", "sesame\ud800open")):
+        with pytest.raises(StokerError) as refused:
+            box.client().submit(
+                key=key, job={"run": "true", "secrets": ["API_KEY"]}, secrets={"API_KEY": value}
+            )
+        assert "API_KEY" in str(refused.value) and "sesame" not in str(refused.value)

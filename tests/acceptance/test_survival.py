@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,12 +123,39 @@ def test_after_a_reboot_runs_resume(box: Box) -> None:
     box.kill_server()
     os.kill(launcher, signal.SIGKILL)
     wait(lambda: not Path(f"/proc/{launcher}").exists() or _state(launcher) == "Z")
-    for record in box.home.tasks.glob("*/*/*/engine.json"):
+    for record in (box.home.engine / "tasks").glob("*.json"):
         known = json.loads(record.read_text())
         record.write_text(json.dumps({**known, "boot_id": "00000000-0000-0000-0000-000000000000"}))
     shown = box.ended(run)
     assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
     assert "restarted" in shown["attempts"][0]["evidence"]["proof"]
+
+
+ALONE = """
+import fcntl, os
+lock = open(PLACE, "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where another body of this run lives
+"""
+
+
+@pytest.mark.parametrize("lost", ["the directory", "its files"])
+def test_a_run_whose_task_directory_is_lost_goes_on_from_its_checkpoint(box: Box, lost: str) -> None:
+    """The body that runs in the lost directory ends before the next one starts."""
+    box.write("train.py", ALONE.replace("PLACE", repr(str(box.work / "lock"))) + COUNT)
+    run = box.submit("train.py", "60", "0.05")
+    wait(lambda: any(line.startswith("step 19") for line in said(box, run, 1)))
+    box.kill_server()
+    directory = box.home.tasks / run / "1" / "worker-0"
+    shutil.rmtree(directory)
+    if lost == "its files":
+        directory.mkdir()
+    shown = box.ended(run)
+    assert [attempt["cause"] for attempt in shown["attempts"]] == ["lost", "completed"]
+    assert shown["state"] == "succeeded"
+    resumed = int(said(box, run, 2)[0].split()[1])
+    assert resumed >= 10, "the kept checkpoints were not used"
+    texts = [event["text"] for event in box.client().events(run)["events"]]
+    assert any("goes on from its checkpoint" in text for text in texts), texts
 
 
 @pytest.mark.timeout(600)

@@ -34,7 +34,7 @@ def test_a_killed_member_comes_back_and_no_step_is_lost(box: Box, how: str, retr
 def test_a_launcher_that_is_told_to_end_is_replaced_and_given_no_more_work(box: Box) -> None:
     run = begin(box, "--workers", "2")
     checkpointed(box, run)
-    known = json.loads((box.home.tasks / run / "1" / "worker-1" / "engine.json").read_text())
+    known = box.record(run, 1, "worker-1")
     os.kill(known["pid"], signal.SIGTERM)
     seen = check(box, run, 2)
     assert [(attempt["generation"], len(attempt["tasks"])) for attempt in seen["attempts"]] == [(2, 2)]
@@ -143,8 +143,8 @@ def _outer_pid(inner: int, run: str, task: str) -> int:
 
 def _launchers(box: Box, run: str) -> dict[str, int]:
     """Those that are there, by task."""
-    records = [*(box.home.tasks / run / "1").glob("worker-*/engine.json")]
-    known = {record.parent.name: int(json.loads(record.read_text())["pid"]) for record in records}
+    records = [*(box.home.engine / "tasks").glob(f"{run}.1.worker-*.json")]
+    known = {record.name.split(".")[2]: int(json.loads(record.read_text())["pid"]) for record in records}
     return {task: pid for task, pid in known.items() if _alive(pid)}
 
 

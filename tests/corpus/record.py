@@ -4,7 +4,7 @@
     corpus-env/bin/pip install -r requirements/corpus.in
     python tests/corpus/record.py --python corpus-env/bin/python [WRITER...]
 
-Needs strace. Each writer of `writers.py` runs under it; what it did to files in its checkpoint directory becomes
+Needs strace. Each writer of `writers.py` and `model_writers.py` runs under it; what it did to files in its checkpoint directory becomes
 `traces/WRITER.json`: {"writer", "versions", "blobs", "ops"}. Offsets of writes are made explicit, names are
 relative to the checkpoint directory. Temporary files elsewhere that end up in it are named `@/...`, other
 operations elsewhere are left out. An operation is a list:
@@ -41,7 +41,8 @@ CALLS = (
     "symlink,symlinkat,access,faccessat,faccessat2,clone,clone3,read,pread64"
 )
 PACKAGES = ("torch", "lightning", "safetensors", "h5py", "numpy", "tensorflow-cpu", "keras", "transformers",
-            "orbax-checkpoint", "jax")  # fmt: skip
+            "orbax-checkpoint", "jax", "accelerate", "peft", "diffusers", "sentence-transformers", "scikit-learn", "joblib",
+            "xgboost", "lightgbm", "onnx", "flax", "spacy")  # fmt: skip
 LIMIT = 200_000
 
 
@@ -90,7 +91,8 @@ def strace(python: str, writer: str, directory: Path, outside: str) -> list[str]
     command = ["strace", "-f", "-qq", "-xx", "-s", "100000000", "-e", f"trace={CALLS}", "-e", "signal=none"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3",
                    "KERAS_BACKEND": "tensorflow", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore",
-                   "OMP_NUM_THREADS": "1", "TMPDIR": outside}  # fmt: skip
+                   "OMP_NUM_THREADS": "1", "TMPDIR": outside, "HF_HUB_OFFLINE": "1",
+                   "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
     subprocess.run(
         [*command, "-o", str(output), python, str(HERE / "writers.py"), writer, str(target)],
         check=True, env=environment, cwd=directory, stdout=subprocess.DEVNULL,

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import model_writers
+
 MARK = "/stoker-corpus-mark"
 
 
@@ -276,7 +278,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
         keras_h5, keras_weights, h5py_in_place, tensorflow, lightning,
         lightning_across, hf_trainer, orbax,
     )
-}  # fmt: skip
+} | model_writers.WRITERS  # fmt: skip
 
 if __name__ == "__main__":
     WRITERS[sys.argv[1]](Path(sys.argv[2]))

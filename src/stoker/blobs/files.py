@@ -12,12 +12,12 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.errors import DiskFull, TooLarge
+from stoker import disks
+from stoker.errors import TooLarge
 from stoker.task import direct, spare
 
 CHUNK = 1 << 20
@@ -117,25 +117,14 @@ def has_writer(fd: int) -> bool:
 
 @contextlib.contextmanager
 def naming_full_disks(where: Path) -> Iterator[None]:
-    """Turn "no space" into DiskFull with the disk's name."""
+    """Turn "no space" into DiskFull with the disk's name, and "read-only" into DiskReadOnly."""
     try:
         yield
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+        refused = disks.refusal(exc, where)
+        if refused is None:
             raise
-        raise disk_full(where) from exc
-
-
-def disk_full(where: Path) -> DiskFull:
-    try:
-        left = shutil.disk_usage(where).free
-    except OSError:
-        left = 0
-    return DiskFull(
-        f"no space left on the disk that holds {where} ({left} bytes free)",
-        hint="Free some space; what was stored before is safe, and going on works once there is room.",
-        details={"path": str(where), "free": left},
-    )
+        raise refused from exc
 
 
 def sync_file_system(path: Path) -> None:

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,6 +32,7 @@ from stoker.blobs.files import (
     sync_file_system,
     write_all,
 )
+from stoker.blobs.framing import framed
 from stoker.blobs.place import missing_blob, place_at
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, check_digest
@@ -161,6 +162,11 @@ class BlobStore:
     def open(self, digest: str) -> BinaryIO:
         return os.fdopen(self._open(digest), "rb")
 
+    def framed(self, wanted: Iterable[tuple[str, int | None]]) -> Iterator[bytes]:
+        """Many blobs as one stream, see `stoker.blobs.framing`. Every size is the one it must have; None: not to
+        be had."""
+        return framed(wanted, self._open)
+
     def tree(self, digest: str) -> Tree:
         """A stored tree, its hash and its rules checked."""
         path = self._tree(digest)
@@ -189,10 +195,20 @@ class BlobStore:
             os.close(parent)
 
     def place_at(
-        self, tree_digest: str, parent: int, name: str, *, verify: bool = False, replace: bool = False
+        self,
+        tree_digest: str,
+        parent: int,
+        name: str,
+        *,
+        verify: bool = False,
+        replace: bool = False,
+        rename: Callable[[str], str] | None = None,
     ) -> None:
-        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged."""
+        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged. `rename`: what
+        files and directories are called there."""
         tree = self.tree(tree_digest)
+        if rename is not None:
+            tree = tree.renamed(rename)
         with naming_full_disks(self.root):
             place_at(tree, parent, name, self._open, self._copier, verify=verify, replace=replace)
 

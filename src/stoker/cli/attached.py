@@ -121,7 +121,7 @@ class _Watch:
         self.printer.finish_line()
         self.status.clear()
         if not self.quiet:
-            if end.get("state") == "succeeded":
+            if end.get("state") == "succeeded" and not end.get("warnings"):
                 self.ctx.note(f"{term.safe(self.id)} succeeded")
             else:
                 self._say_ending(str(end.get("state")))
@@ -129,6 +129,7 @@ class _Watch:
 
     def _say_ending(self, state: str) -> None:
         from stoker.cli.commands.wait import ending_line
+        from stoker.cli.showing import warnings
 
         try:
             run = self.ctx.client.run(self.id)
@@ -137,6 +138,8 @@ class _Watch:
             self.ctx.note(f"{term.safe(self.id)} {term.safe(state)}")
             return
         self.ctx.note(ending_line(run))
+        for warning in warnings(run):
+            self.ctx.note(f"{term.style('warning', 'yellow', 'bold', on=self.ctx.err_color)}: {warning}")
         if run["state"] == "failed":
             self.ctx.note(f"\nhint: stoker why {term.safe(self.id)}")
 

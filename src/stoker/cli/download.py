@@ -1,62 +1,42 @@
-"""Files from the server to a folder: continued where they were cut off, verified, never outside the folder."""
+"""Files from the server to a folder: continued where they were cut off, verified, never outside the folder.
+
+Every file appears by one rename once it is whole, verified and on the disk. Small files come many in one answer
+and reach the disk together. Large ones come one by one, and go on in their middle where they were cut off. A file that
+does not come, or comes damaged, does not keep the others from coming: it is said at the end.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli import human, term
-from stoker.errors import DiskFull, Refused, ServerUnreachable, StokerError
+from stoker.cli.plans import Plan, digest
+from stoker.errors import BlobDamaged, DiskFull, NotFound, ServerUnreachable, StokerError
 
 if TYPE_CHECKING:
     from stoker.cli.context import Context
 
 TRIES = 5
-PIECE = 1 << 20
-
-
-class Plan:
-    """One file to bring. Unfinished bytes wait in `NAME.part` beside it."""
-
-    def __init__(self, path: str, target: Path, size: int, sha256: str | None) -> None:
-        self.path = path
-        self.target = target
-        self.size = size
-        self.sha256 = sha256
-
-    @property
-    def part(self) -> Path:
-        return self.target.with_name(self.target.name + ".part")
-
-    def is_here(self) -> bool:
-        """The very file is in place already."""
-        try:
-            if not self.target.is_file() or self.target.stat().st_size != self.size:
-                return False
-        except OSError:
-            return False
-        return self.sha256 is not None and digest(self.target) == self.sha256
-
-
-def target_of(folder: Path, path: str) -> Path:
-    """Where a file of that path goes. The server is not believed: a path that leaves the folder is refused."""
-    parts = path.split("/")
-    if not path or "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
-        raise Refused(f"the server names an unsafe path {path!r}", hint="Nothing was written for it.")
-    return folder.joinpath(*parts)
-
-
-def digest(path: Path) -> str:
-    import hashlib  # lazy: only where there is something to check
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+"""Times in a row that a connection may break before anything has arrived."""
+SMALL = 1 << 20
+"""Bytes up to which files come many in one answer. Such a file is held in memory, and comes again from its start when
+the connection breaks in its middle."""
+BATCH = 32 << 20
+"""Bytes of one answer: so much is written before it is synced and appears."""
+BATCH_FILES = 5_000
+TOGETHER = 64
+"""Files from which on the file system is synced, once, instead of each of them."""
+GIVE_UP = 20
+"""Files in a row that the server refuses one by one. The others are not asked for then."""
 
 
 class Download:
-    """Brings planned files one after another, showing progress on a terminal."""
+    """Brings planned files, showing progress on a terminal."""
 
     def __init__(self, ctx: Context, run: str, what: str, checkpoint: str | None, total: int) -> None:
         self.ctx = ctx
@@ -66,29 +46,136 @@ class Download:
         self.total = total
         self.done = 0
         self.fetched = 0
+        self._failed: list[StokerError] = []
+        self._made: set[Path] = set()
         self._terminal = term.is_terminal(ctx.err)
         self._drawn = 0.0
 
-    def file(self, plan: Plan) -> None:
-        if plan.is_here():
-            self.done += plan.size
+    def bring(self, plans: Sequence[Plan]) -> None:
+        """All of them. Raises for those that did not come once the others have."""
+        self.done = sum(plan.size for plan in plans if plan.is_here)
+        try:
+            self._one_by_one(self._together([plan for plan in plans if not plan.is_here]))
+        finally:
+            self._clear()
+        if self._failed:
+            raise _summary(self._failed, len(plans))
+
+    # -- many in one answer ----------------------------------------------------------------------------------
+
+    def _together(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Bring the small ones; the others, which have to come one by one, are returned."""
+        small: list[Plan] = []
+        rest: list[Plan] = []
+        for plan in plans:
+            (small if _is_small(plan) else rest).append(plan)
+        if len(small) < 2:
+            return list(plans)
+        left: list[Plan] = []
+        for batch in _batches(small):
+            left += self._batch(batch) if not left else batch
+        return left + rest
+
+    def _batch(self, batch: Sequence[Plan]) -> list[Plan]:
+        """Those that the server does not send this way are returned."""
+        waiting: dict[str, list[Plan]] = {}
+        for plan in batch:
+            waiting.setdefault(str(plan.sha256), []).append(plan)
+        written: list[Plan] = []
+        tries = 0
+        try:
+            while waiting:
+                left = len(waiting)
+                try:
+                    self._answer(waiting, written)
+                except ServerUnreachable as exc:
+                    tries = tries + 1 if len(waiting) == left else 1
+                    self._again(tries, exc)
+                except NotFound:
+                    # The server is older than the route, or the run is gone. Asking for one file tells which.
+                    return [plan for plans in waiting.values() for plan in plans]
+            return []
+        finally:
+            # Whatever ended it, what is written is whole.
+            self._place(written)
+
+    def _answer(self, waiting: dict[str, list[Plan]], written: list[Plan]) -> None:
+        """One answer; what has arrived is taken out of `waiting`."""
+        from hashlib import sha256  # lazy: only where there is something to check
+
+        answer = self.ctx.client.contents(
+            self.run, list(waiting), what=self.what, checkpoint=self.checkpoint, limit=SMALL
+        )
+        with contextlib.closing(answer):
+            for name, content in answer:
+                plans = waiting.pop(name, None)
+                if plans is None:
+                    raise StokerError(f"the server sends {name!r}, which it was not asked for")
+                if isinstance(content, str):
+                    self._failed += [_not_sent(plan, content) for plan in plans]
+                    continue
+                self.fetched += len(content)
+                found = sha256(content).hexdigest()
+                for plan in plans:
+                    self._arrived(plan, content, found, written)
+        if waiting:
+            raise StokerError(f"the server leaves out {len(waiting)} of the files it was asked for")
+
+    def _arrived(self, plan: Plan, content: bytes, found: str, written: list[Plan]) -> None:
+        if len(content) != plan.size or found != plan.sha256:
+            self._failed.append(_damaged(plan, len(content)))
             return
         try:
-            plan.target.parent.mkdir(parents=True, exist_ok=True)
-            self._fetch(plan)
-            self._verify(plan)
-            plan.part.replace(plan.target)
+            self._make_parent(plan)
+            _write(plan.part, content)
         except OSError as exc:
             raise _disk_error(exc, plan.target) from exc
+        written.append(plan)
+        self.done += plan.size
+        self._draw(plan)
 
-    def finish(self) -> None:
-        if self._terminal and self._drawn:
-            self.ctx.err.write("\r\x1b[K")
-            self.ctx.err.flush()
+    def _place(self, written: Sequence[Plan]) -> None:
+        """Sync them, then let them appear."""
+        from stoker.blobs.files import sync_file_system  # lazy: loads ctypes
+
+        many = len(written) >= TOGETHER
+        parents = {plan.parent for plan in written} if many else set()
+        try:
+            for parent in {parent.stat().st_dev: parent for parent in parents}.values():
+                sync_file_system(parent)
+        except OSError as exc:
+            raise _disk_error(exc, written[0].target) from exc
+        for plan in written:
+            try:
+                if not many:
+                    _sync(plan.part)
+                plan.part.replace(plan.target)
+            except OSError as exc:
+                raise _disk_error(exc, plan.target) from exc
+
+    # -- one by one ------------------------------------------------------------------------------------------
+
+    def _one_by_one(self, plans: Sequence[Plan]) -> None:
+        refused = 0
+        for plan in plans:
+            try:
+                self._make_parent(plan)
+                self._fetch(plan)
+                _verify(plan)
+                plan.part.replace(plan.target)
+                refused = 0
+            except (NotFound, BlobDamaged) as exc:
+                self._failed.append(exc)
+                refused += 1
+                if refused == GIVE_UP:
+                    return
+            except OSError as exc:
+                raise _disk_error(exc, plan.target) from exc
 
     def _fetch(self, plan: Plan) -> None:
-        for attempt in range(TRIES):
-            have = plan.part.stat().st_size if plan.part.exists() else 0
+        tries, furthest = 0, 0
+        while True:
+            have = plan.begun()
             if have > plan.size:
                 plan.part.unlink()
                 have = 0
@@ -97,15 +184,15 @@ class Download:
             try:
                 self._append(plan, have)
                 return
-            except ServerUnreachable:
+            except ServerUnreachable as exc:
                 self.done = start
-                if attempt == TRIES - 1:
-                    raise
-                time.sleep(0.2 * 2**attempt)
-                self.ctx.reconnect()
+                got = plan.begun()
+                tries = 1 if got > max(furthest, have) else tries + 1
+                furthest = max(furthest, got)
+                self._again(tries, exc)
 
     def _append(self, plan: Plan, have: int) -> None:
-        with plan.part.open("ab") as file:
+        with open(plan.part, "ab", opener=_opener) as file:
             if have == plan.size:
                 return
             pieces = self.ctx.client.content(
@@ -119,20 +206,19 @@ class Download:
             file.flush()
             os.fsync(file.fileno())
 
-    def _verify(self, plan: Plan) -> None:
-        size = plan.part.stat().st_size
-        if size == plan.size and (plan.sha256 is None or digest(plan.part) == plan.sha256):
-            return
-        if plan.sha256 is None and size > plan.size:
-            # A log that grew while it was read: what was listed is there, and more.
-            return
-        plan.part.unlink()
-        what = (
-            f"{human.size(size)} of {human.size(plan.size)} arrived"
-            if size != plan.size
-            else "its SHA-256 differs"
-        )
-        raise StokerError(f"{plan.path!r} arrived damaged: {what}", hint="It was removed; pull again.")
+    # -- both ------------------------------------------------------------------------------------------------
+
+    def _again(self, tries: int, exc: ServerUnreachable) -> None:
+        """Connect anew, or raise `exc` when that was done often enough."""
+        if tries >= TRIES:
+            raise exc
+        time.sleep(0.2 * 2 ** (tries - 1))
+        self.ctx.reconnect()
+
+    def _make_parent(self, plan: Plan) -> None:
+        if plan.parent not in self._made:
+            plan.parent.mkdir(parents=True, exist_ok=True)
+            self._made.add(plan.parent)
 
     def _draw(self, plan: Plan) -> None:
         now = time.monotonic()
@@ -143,6 +229,91 @@ class Download:
         line = f"{share:3d}%  {human.size(self.done)} of {human.size(self.total)}  {term.safe(plan.path)}"
         self.ctx.err.write("\r" + term.cut(line, (term.columns(self.ctx.err) or 80) - 1) + "\x1b[K")
         self.ctx.err.flush()
+
+    def _clear(self) -> None:
+        if self._terminal and self._drawn:
+            self.ctx.err.write("\r\x1b[K")
+            self.ctx.err.flush()
+
+
+def _is_small(plan: Plan) -> bool:
+    """Comes with others: with a hash to be known by, and nothing of it here that could be continued."""
+    return plan.sha256 is not None and plan.size <= SMALL and not plan.begun()
+
+
+def _batches(plans: Sequence[Plan]) -> Iterator[list[Plan]]:
+    batch: list[Plan] = []
+    size = 0
+    for plan in plans:
+        if batch and (size + plan.size > BATCH or len(batch) >= BATCH_FILES):
+            yield batch
+            batch, size = [], 0
+        batch.append(plan)
+        size += plan.size
+    if batch:
+        yield batch
+
+
+def _write(part: Path, content: bytes) -> None:
+    fd = _opener(str(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def _sync(part: Path) -> None:
+    fd = _opener(str(part), os.O_WRONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _opener(path: str, flags: int) -> int:
+    """A link in the place of a part would lead elsewhere."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+
+def _verify(plan: Plan) -> None:
+    size = plan.part.stat().st_size
+    if size == plan.size and (plan.sha256 is None or digest(plan.part) == plan.sha256):
+        return
+    if plan.sha256 is None and size > plan.size:
+        # A log that grew while it was read: what was listed is there, and more.
+        return
+    plan.part.unlink()
+    raise _damaged(plan, size)
+
+
+def _damaged(plan: Plan, size: int) -> BlobDamaged:
+    what = (
+        f"{human.size(size)} of {human.size(plan.size)} arrived"
+        if size != plan.size
+        else "its SHA-256 differs"
+    )
+    return BlobDamaged(f"{plan.path!r} arrived damaged: {what}", hint="It was removed; pull again.")
+
+
+def _not_sent(plan: Plan, word: str) -> StokerError:
+    """`word`: why, as the server says it."""
+    if word == "missing":
+        return NotFound(f"the content of {plan.path!r} is no longer stored")
+    return BlobDamaged(f"the content of {plan.path!r} is stored, but {word[:20]}")
+
+
+def _summary(failed: Sequence[StokerError], count: int) -> StokerError:
+    if len(failed) == 1:
+        return failed[0]
+    kind = NotFound if all(isinstance(exc, NotFound) for exc in failed) else BlobDamaged
+    first = "; ".join(exc.message for exc in failed[:3])
+    more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
+    return kind(
+        f"{len(failed)} of {human.plural(count, 'file')} did not arrive: {first}{more}",
+        hint="What has arrived is in place. Pull again to try for the others.",
+    )
 
 
 def _disk_error(exc: OSError, target: Path) -> StokerError:

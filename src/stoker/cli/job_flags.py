@@ -139,6 +139,11 @@ def secrets(names: Sequence[str], ask: Any) -> dict[str, str]:
             values[name] = os.environ[name]
         else:
             values[name] = ask(name)
+        if "\0" in values[name]:
+            raise UsageMistake(
+                f"--secret {name}: its value has a NUL character in it, which no environment variable can have",
+                hint=f"Encode it, as base64 for instance, and have the script decode {name}.",
+            )
     return values
 
 

@@ -14,20 +14,25 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import Conflict, NotFound, StokerError
 from stoker.settings import Home, Settings
+
+if TYPE_CHECKING:
+    from stoker.store.sqlite_copies import Contents
 
 ADDED = ("blobs", "runs")
 
 
 def restore(home: Home, copy: Path) -> dict[str, Any]:
-    """`{"from", "aside", "added", "missing"}`: what was put aside, how many files were added, and the runs that
-    were acknowledged by this home and are not in the copy."""
+    """`{"from", "runs", "made_at", "aside", "added", "missing"}`: how many runs it has, what was put aside, how many files
+    were added, and the runs that were acknowledged by this home and are not in the copy."""
     from stoker.store import Store, put_in_place  # lazy: SQLAlchemy takes its time
+    from stoker.store import sqlite_copies as copies
 
     database = database_in(home, copy)
+    inside = copies.contents(database)
     home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with server_kept_away(home):
         settings = Settings.load(home)
@@ -38,6 +43,8 @@ def restore(home: Home, copy: Path) -> dict[str, Any]:
             missing = store.missing_runs(_ledger(home, copy))
     return {
         "from": str(copy),
+        "runs": None if inside is None else inside.runs,
+        "made_at": database.stat().st_mtime,
         "aside": None if aside is None else str(aside),
         "added": added,
         "missing": missing,
@@ -56,25 +63,41 @@ def database_in(home: Home, copy: Path) -> Path:
     return candidate
 
 
-def copies(home: Home) -> list[dict[str, Any]]:
-    """Every copy in the home's own folder, newest first: `{"path", "kind", "made_at", "size"}`."""
+def best_first(home: Home) -> list[dict[str, Any]]:
+    """The home's own copies in the order in which to go back to them: the most runs first, then the newest. Those that
+    cannot be read are none, and what was put aside when a copy was restored was put aside for a reason."""
+    usable = [entry for entry in listed(home) if entry["runs"] is not None and entry["kind"] != "replaced"]
+    return sorted(usable, key=lambda entry: (-entry["runs"], -entry["made_at"]))
+
+
+def listed(home: Home) -> list[dict[str, Any]]:
+    """Every copy in the home's own folder, newest first: `{"path", "kind", "made_at", "size", "runs"}`. `runs`: how many
+    are in it; None: it cannot be read."""
+    from stoker.store import sqlite_copies as copies  # lazy: SQLAlchemy takes its time
+
     found = []
-    for path in [*home.backups.glob("*"), *home.backups.glob("auto/*.db")]:
-        if path.is_dir() and (path / home.database.name).is_file():
-            found.append(
-                {"path": str(path), "kind": "whole", "made_at": path.stat().st_mtime, "size": _size(path)}
-            )
-        elif path.is_file() and path.suffix == ".db":
-            kind = "automatic" if path.parent.name == "auto" else "database"
-            found.append(
-                {
-                    "path": str(path),
-                    "kind": kind,
-                    "made_at": path.stat().st_mtime,
-                    "size": path.stat().st_size,
-                }
-            )
+    for database in copies.beneath(home.backups):
+        with contextlib.suppress(FileNotFoundError):  # the server has let go of it since it was listed
+            found.append(_described(home, database, copies.contents(database)))
     return sorted(found, key=lambda entry: -float(str(entry["made_at"])))
+
+
+def _described(home: Home, database: Path, inside: Contents | None) -> dict[str, Any]:
+    whole = database.name == home.database.name and database.parent.parent == home.backups
+    path = database.parent if whole else database
+    return {
+        "path": str(path),
+        "kind": "whole" if whole else _kind(home, database),
+        "made_at": path.stat().st_mtime,
+        "size": _size(path) if whole else database.stat().st_size,
+        "runs": None if inside is None else inside.runs,
+    }
+
+
+def _kind(home: Home, database: Path) -> str:
+    if database.parent != home.backups:
+        return "kept" if database.name.startswith("kept-") else "automatic"
+    return "replaced" if database.name.startswith("replaced-") else "database"
 
 
 @contextlib.contextmanager

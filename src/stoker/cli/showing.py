@@ -53,10 +53,19 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
     _checkpoints(run, page)
     _outputs(run, page)
     _events(events, page, EVENTS, term.safe(run["id"]))
-    for warning in run.get("warnings") or []:
-        page.lines += ["", f"{term.style('warning', 'yellow', 'bold', on=page.color)}: {term.safe(warning)}"]
+    for warning in warnings(run):
+        page.lines += ["", f"{term.style('warning', 'yellow', 'bold', on=page.color)}: {warning}"]
     _next(run, page)
     return page.lines
+
+
+def warnings(run: Json, most: int = 5) -> list[str]:
+    """Safe to print; of many, the newest, which are last."""
+    found = [term.safe(warning) for warning in run.get("warnings") or []]
+    if len(found) <= most:
+        return found
+    left = len(found) - most
+    return [f"{left} more: stoker show {term.safe(run['id'])} --json", *found[left:]]
 
 
 def events_page(events: Sequence[Json], page: Page) -> list[str]:

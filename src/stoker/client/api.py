@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from stoker.client.frames import frames
 from stoker.client.http import Address, Connection, Response
 from stoker.errors import ServerUnreachable, StokerError, from_json
 
@@ -78,6 +79,10 @@ class Client:
 
     def backup(self, path: str | None = None) -> Json:
         return self._post("/api/v1/backups", {"path": path}, timeout=3600.0)
+
+    def forget(self, runs: Sequence[str] = ()) -> Json:
+        """Let go of runs that the database does not know; of all of them where none is named."""
+        return self._post("/api/v1/forget", {"runs": list(runs)})
 
     def shutdown(self) -> Json:
         return self._post("/api/v1/shutdown", {})
@@ -215,6 +220,30 @@ class Client:
             if offset and response.status != 206:
                 raise StokerError(f"the server at {self.url} did not honour the range of {path!r}")
             yield from response.chunks()
+        self._give_back(connection, response)
+
+    def contents(
+        self,
+        run: str,
+        digests: Sequence[str],
+        *,
+        what: str = "outputs",
+        checkpoint: str | None = None,
+        limit: int = 1 << 20,
+    ) -> Generator[tuple[str, bytes | str]]:
+        """Many small files in one answer: (digest, bytes), or (digest, `missing` or `damaged`). `limit`: bytes of
+        the largest. NotFound also from a server that is too old for it."""
+        query = _query({"what": what, "checkpoint": checkpoint})
+        body = json.dumps({"digests": list(digests)}, separators=(",", ":")).encode()
+        connection, response = self._open(
+            "POST",
+            _path(run, "files", "contents") + query,
+            body,
+            self.timeout,
+            {"Content-Type": "application/json"},
+        )
+        with contextlib.closing(response):
+            yield from frames(response.chunks(), limit)
         self._give_back(connection, response)
 
     # -- code ------------------------------------------------------------------------------------------------

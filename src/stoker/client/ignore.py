@@ -2,77 +2,120 @@
 
 `.gitignore` files count as git reads them: nested, with negation, those of directories above up to the top of
 the repository included. `.stokerignore` files have the same form and the last word, so `!data/small.csv` there
-ships what git ignores. Reading the patterns needs pathspec, which takes longer to import than a scan takes; so
-rules carry a fingerprint, decisions are cached by it, and the patterns are only read for names never seen.
+ships what git ignores. Making an automaton of the patterns takes longer than a scan; so rules carry a fingerprint,
+decisions are cached by it, and the patterns are only read for names never seen.
+
+These files may come with somebody else's code: their size is bounded before anything is made of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.errors import TooLarge
+
 if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+    from stoker.spec.globs import Patterns
 
 GIT, STOKER = ".gitignore", ".stokerignore"
 NAMES = (GIT, STOKER)
 ALWAYS = frozenset({".git", ".venv", "__pycache__", "node_modules"})
 """Never shipped: made again by whoever needs them, or of no use to a run."""
-_MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
+"""Of the ignore files that count for one directory, together. What is over it cannot be left out of account: files
+that were to stay here would be shipped."""
+_VERSION = b"2"
+"""Part of every fingerprint. Raised whenever the same patterns begin to mean something else."""
 
 
 class Layer:
     """The patterns of one ignore file, for paths beneath its directory."""
 
-    def __init__(self, content: bytes, *, strip: str = "", add: str = "") -> None:
+    def __init__(self, content: bytes, *, name: str, strip: str = "", add: str = "") -> None:
         self._content = content
+        self._name = name
         self._strip = len(strip)
         self._add = add
-        self._spec: GitIgnoreSpec | None = None
+        self._patterns: Patterns | None = None
+        self._above: bool | None = None
+        """What it says of the directories that `add` names: below one that is ignored everything is."""
 
-    def decide(self, path: str) -> bool | None:
-        """True: ignored; False: negated; None: not mentioned. Directories end in a slash."""
-        if self._spec is None:
-            self._spec = _compile(self._content)
-        return self._spec.check_file(self._add + path[self._strip :]).include
+    def decide(self, path: str, is_directory: bool) -> bool | None:
+        """True: ignored; False: negated; None: not mentioned."""
+        if self._patterns is None:
+            self._patterns = self._compiled()
+            self._above = self._of_above(self._patterns)
+        if self._above:
+            return True
+        found = self._patterns.decide(os.fsencode(self._add + path[self._strip :]), directory=is_directory)
+        return self._above if found is None else found
+
+    def _compiled(self) -> Patterns:
+        from stoker.spec.globs import Patterns  # lazy: not needed when every name is known
+
+        try:
+            return Patterns(self._content.split(b"\n"))
+        except TooLarge as exc:
+            raise TooLarge(f"{self._name}: {exc.message}", hint=exc.hint) from exc
+
+    def _of_above(self, patterns: Patterns) -> bool | None:
+        decision = None
+        parts = self._add.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            found = patterns.decide(os.fsencode("/".join(parts[:depth])), directory=True)
+            if found:
+                return True
+            decision = decision if found is None else found
+        return decision
 
 
 class Rules:
     """What is ignored in one directory. Immutable; a directory with ignore files of its own extends it."""
 
     def __init__(
-        self, git: tuple[Layer, ...] = (), stoker: tuple[Layer, ...] = (), fingerprint: str = ""
+        self,
+        git: tuple[Layer, ...] = (),
+        stoker: tuple[Layer, ...] = (),
+        fingerprint: str = "",
+        size: int = 0,
     ) -> None:
         self._git = git
         self._stoker = stoker
         self.fingerprint = fingerprint
         """Equal fingerprints decide every path alike; empty: nothing is ignored."""
+        self._size = size
 
     def extended(self, directory: str, files: dict[str, bytes], *, add: str = "") -> Rules:
         """With the ignore files (name -> content) of `directory`, a path relative to the top or ''."""
         strip = f"{directory}/" if directory else ""
         git, stoker, seed = self._git, self._stoker, self.fingerprint
+        size = self._size + sum(len(content) for content in files.values())
+        if size > MAX_BYTES:
+            raise _too_large(f"the ignore files for {directory or '.'!r} have")
         for name, content in sorted(files.items()):
-            layer = Layer(content, strip=strip, add=add)
+            layer = Layer(content, name=strip + name, strip=strip, add=add)
             if name == STOKER:
                 stoker = (*stoker, layer)
             else:
                 git = (*git, layer)
             parts = [
+                _VERSION,
                 seed.encode(),
                 directory.encode(errors="surrogateescape"),
                 add.encode(errors="surrogateescape"),
             ]
             seed = hashlib.sha256(b"\0".join([*parts, name.encode(), content])).hexdigest()[:24]
-        return Rules(git, stoker, seed)
+        return Rules(git, stoker, seed, size)
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """For a path whose parents are not ignored."""
-        name = f"{path}/" if is_directory else path
         decision = False
         for layer in (*self._git, *self._stoker):
-            found = layer.decide(name)
+            found = layer.decide(path, is_directory)
             if found is not None:
                 decision = found
         return decision
@@ -99,30 +142,25 @@ def _between(directory: Path, workdir: Path) -> str:
 
 
 def read_rules(path: Path) -> bytes:
-    """The content of an ignore file without comments and empty lines; empty when it says nothing."""
+    """The content of an ignore file without comments and empty lines; empty when it says nothing. Raises TooLarge."""
     try:
-        with path.open("rb") as handle:
-            lines = handle.read(_MAX_BYTES).splitlines()
+        # A pipe of that name would never open, and need not be waited for.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        # Absent, a directory, or unreadable: git passes over such a file too.
+        # Absent or unreadable: git passes over such a file too.
         return b""
+    with os.fdopen(fd, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return b""
+        content = handle.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise _too_large(f"{str(path)!r} has")
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return b"\n".join(line for line in lines if line.strip() and not line.startswith(b"#"))
 
 
-def _compile(content: bytes) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # lazy: costs more than the rest of a scan
-
-    lines = content.decode("utf-8", "surrogateescape").splitlines()
-    try:
-        return GitIgnoreSpec.from_lines(lines)
-    except ValueError:
-        # One line is not a pattern. git passes over it; so do we.
-        return GitIgnoreSpec.from_lines([line for line in lines if _is_pattern(GitIgnoreSpec, line)])
-
-
-def _is_pattern(kind: type[GitIgnoreSpec], line: str) -> bool:
-    try:
-        kind.from_lines([line])
-    except ValueError:
-        return False
-    return True
+def _too_large(which: str) -> TooLarge:
+    return TooLarge(
+        f"{which} more than {MAX_BYTES >> 10} KiB of patterns",
+        hint="Name directories instead of their files.",
+    )

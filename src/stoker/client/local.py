@@ -32,6 +32,8 @@ ALREADY_RUNNING = 75
 """Exit status of a server that found the lock taken."""
 _POLL = 0.01
 _TAIL = 20
+_REPORT = 3
+"""The descriptor on which a server that is being started says why it cannot."""
 
 
 def connect(home: Home, autostart: bool = True) -> Client:
@@ -65,10 +67,9 @@ def serving(home: Home) -> dict[str, Any] | None:
 
 def start(home: Home) -> dict[str, Any]:
     """Start the server of this home and wait until it listens; the one somebody else started is as good."""
-    log, offset = _open_log(home)
-    # One of many commands starts the server, the others wait for it: a crowd of interpreters starting to find
-    # the lock taken would slow down the one that counts.
-    turn = os.open(home.root / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    log, turn, offset = _open_files(home)
+    report, reports = os.pipe()
+    os.set_blocking(report, False)
     try:
         deadline = time.monotonic() + START_LIMIT
         mine = False
@@ -80,16 +81,16 @@ def start(home: Home) -> dict[str, Any]:
             mine = mine or _locks(turn)
             status = _ended(pid) if pid else None
             if status not in (None, ALREADY_RUNNING):
-                raise _not_started(home, offset, status)
+                raise _not_started(home, _read(report), offset, status)
             if status == ALREADY_RUNNING:
                 pid = 0
-            if mine and pid == 0 and not _locked(home):
+            if mine and pid == 0 and not locked(home):
                 # Nobody is the server, nor about to be: not even one that is just ending.
-                pid = _spawn(home, log)
+                pid = _spawn(home, log, reports)
             time.sleep(_POLL)
     finally:
-        os.close(turn)
-        os.close(log)
+        for fd in (log, turn, report, reports):
+            os.close(fd)
     raise ServerUnreachable(
         f"the server did not start within {START_LIMIT:.0f} seconds", hint=f"See {home.server_log}."
     )
@@ -112,31 +113,42 @@ def _remote_token() -> str:
     return token
 
 
-def _open_log(home: Home) -> tuple[int, int]:
-    """The log to start with, and where in it the new server's lines begin."""
+def _open_files(home: Home) -> tuple[int, int, int]:
+    """The log to start with, the lock of whose turn it is, and where in the log the new server's lines begin."""
     try:
         home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             if home.server_log.stat().st_size > LOG_LIMIT:
                 home.server_log.replace(home.server_log.with_name("server.log.1"))
         log = os.open(home.server_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # One of many commands starts the server, the others wait for it: a crowd of interpreters starting to find
+        # the lock taken would slow down the one that counts.
+        turn = os.open(home.root / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise StokerError(
-            f"cannot use the home {str(home.root)!r}: {(exc.strerror or str(exc)).lower()}",
-            hint="Make it writable, or set STOKER_HOME to a directory that is.",
-            details={"home": str(home.root)},
-        ) from exc
-    return log, os.fstat(log).st_size
+        raise _unusable(home, exc) from exc
+    return log, turn, os.fstat(log).st_size
 
 
-def _spawn(home: Home, log: int) -> int:
-    """Start a server that outlives us: a session of its own, its output in the log, nothing of our terminal."""
-    argv = [sys.executable, "-P", "-m", "stoker.server", "--home", str(home.root)]
+def _unusable(home: Home, exc: OSError) -> StokerError:
+    from stoker import disks  # lazy: only for the error
+
+    return disks.refusal(exc, home.root) or StokerError(
+        f"cannot use the home {str(home.root)!r}: {(exc.strerror or str(exc)).lower()}",
+        hint="Make it writable, or set STOKER_HOME to a directory that is.",
+        details={"home": str(home.root)},
+    )
+
+
+def _spawn(home: Home, log: int, reports: int) -> int:
+    """Start a server that outlives us: a session of its own, its output in the log, nothing of our terminal. Why it
+    cannot start it also says to `reports`: the log may be on a disk that takes nothing more."""
+    argv = [sys.executable, "-P", "-m", "stoker.server", "--home", str(home.root), "--report", str(_REPORT)]
     environ = _environment()
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, log, 1),
         (os.POSIX_SPAWN_DUP2, log, 2),
+        (os.POSIX_SPAWN_DUP2, reports, _REPORT),
     ]
     try:
         return os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
@@ -169,7 +181,7 @@ def _ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def _locked(home: Home) -> bool:
+def locked(home: Home) -> bool:
     """Whether a server holds the lock of this home."""
     try:
         fd = os.open(home.server_lock, os.O_RDWR | os.O_CLOEXEC)
@@ -189,12 +201,21 @@ def _locks(fd: int) -> bool:
     return True
 
 
-def _not_started(home: Home, offset: int, status: int | None) -> StokerError:
+def _read(report: int) -> str:
+    try:
+        return os.read(report, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
+def _not_started(home: Home, reported: str, offset: int, status: int | None) -> StokerError:
     lines = tail(home.server_log, offset)
-    said = next(
-        (line.removeprefix("stoker: ") for line in reversed(lines) if line.startswith("stoker: ")), None
-    )
-    text = said or (lines[-1] if lines else f"it ended with status {status}")
+    said = [
+        line.removeprefix("stoker: ")
+        for line in (*lines, *reported.splitlines())
+        if line.startswith("stoker: ")
+    ]
+    text = said[-1] if said else lines[-1] if lines else f"it ended with status {status}"
     message, _, hint = text.partition(" hint: ")
     return StokerError(
         f"the server did not start: {message}",

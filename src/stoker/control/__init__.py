@@ -4,6 +4,7 @@
     loop         the one loop that owns all live runs; runs in its own thread
     launch       bringing an attempt up: engine, code, checkpoint, secrets, order
     pump         taking in what a task directory holds: status, journal, metrics, logs
+    redaction    secrets are taken out of what tasks say
     gathering    pure: when a checkpoint that several tasks write is complete
     assembly     from their parts to one tree and one row
     ending       pure: from how a body ended to a cause, and from a cause to what becomes of the run

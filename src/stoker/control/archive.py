@@ -184,6 +184,18 @@ class LogArchive:
             for number in segments_of(names_in(source.directory))
         ]
 
+    def file(self, run: str, name: str) -> Path | None:
+        """The segment that `files` calls so. Looked for among the names that exist on its way, not in all of them."""
+        path = self._home.runs / run / "logs"
+        parts = name.split("/")
+        if len(parts) != 3 or not parts[0].isdecimal() or not segments_of(parts[2:]):
+            return None
+        for part in parts:
+            if part not in names_in(path):
+                return None
+            path /= part
+        return path
+
     def last_lines(self, run: str, attempt: int, count: int, *, task: str) -> list[str]:
         records, _ = self.read(run, None, task=task, attempt=attempt, tail=count)
         return [record["text"] for record in records if "text" in record]

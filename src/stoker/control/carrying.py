@@ -28,17 +28,23 @@ class Carriers:
         self._closing = False
 
     def carry(
-        self, directory: TaskDir, staged: StagedCheckpoint, blobs: BlobStore, hurried: Callable[[], bool]
+        self,
+        directory: TaskDir,
+        staged: StagedCheckpoint,
+        blobs: BlobStore,
+        hurried: Callable[[], bool],
+        rename: Callable[[str], str] | None = None,
     ) -> Future[tuple[str, int]]:
         """As `carry_checkpoint`. Beside the training it gives way to it, until it is `hurried`."""
 
         def work() -> tuple[str, int]:
             self._go_on()
             if isinstance(directory, FarTaskDir):
-                return carry_checkpoint(directory, staged, blobs, pause=self._go_on)
+                return carry_checkpoint(directory, staged, blobs, pause=self._go_on, rename=rename)
             turns = f"{directory.root}/{layout.TURNS}"
             with Spare(lambda: self._closing or hurried(), turns) as rests:
-                return carry_checkpoint(directory, staged, blobs, pause=self._pause(rests.pause))
+                pause = self._pause(rests.pause)
+                return carry_checkpoint(directory, staged, blobs, pause=pause, rename=rename)
 
         try:
             return self._threads.submit(work)

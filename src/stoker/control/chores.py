@@ -4,44 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from stoker.blobs import BlobStore
+from stoker.blobs.collect import Freed
 from stoker.errors import StokerError
-from stoker.settings import Settings
-from stoker.store import Store
+from stoker.settings import Home, Settings
+from stoker.store import Store, remains
+from stoker.store import sqlite_copies as copies
 
 log = logging.getLogger(__name__)
 
-_KEPT = 2
 _FREE_EVERY = 15.0
 """Seconds between looks for checkpoints to free: a big one every minute must not fill the disk."""
 _SWEEP_EVERY = 3600.0
 
 
-async def backups(settings: Settings, store: Store) -> None:
+class Backups:
     """Automatic copies of the database: what `backup restore` falls back to when nobody made one by hand."""
-    while True:
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._every = settings.control.backup_every
+        self._directory = settings.home.backups / "auto"
+        self._store = store
+        self._making = threading.Lock()
+        self._last = False
+        """A copy was made after the database was found to be damaged or gone: there will be no news."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.to_thread(self._make)
+            await asyncio.sleep(self._every)
+
+    def _make(self) -> None:
+        """Sessions of the loop end and begin again in quick succession when the database is in trouble, and the copy that
+        one of them began goes on."""
+        if self._last or not self._making.acquire(blocking=False):
+            return
         try:
-            await asyncio.to_thread(_backup, settings.home.backups / "auto", store)
+            damaged = self._store.damaged is not None
+            _backup(self._directory, self._store)
+            self._last = damaged
         except (StokerError, OSError) as exc:
             log.warning("automatic backup failed: %s", exc)
-        await asyncio.sleep(settings.control.backup_every)
+        finally:
+            self._making.release()
 
 
 class Sweeper:
     """Frees the bytes of checkpoints that retention let go of. `dropped` belongs to the control loop's thread; what a
-    server that died did not get to, the slow sweep over everything finds."""
+    server that died did not get to, the slow sweep over everything finds.
 
-    def __init__(self, store: Store, blobs: BlobStore) -> None:
+    That sweep takes what the database does not know for garbage. So there is none while the home has had runs that the
+    database does not know: they are `unknown`, until somebody says that they may be forgotten."""
+
+    def __init__(self, store: Store, blobs: BlobStore, home: Home) -> None:
         self._store = store
         self._blobs = blobs
+        self._home = home
         self.dropped: set[str] = set()
         """Trees of checkpoints that are not kept any more."""
+        self.unknown: list[dict[str, Any]] = []
+        """`{"id", "name"?, "t"?}` of each, as the last look found them. Replaced as a whole, never changed."""
 
     async def run(self) -> None:
         last = time.monotonic()
+        await self._look_guarded()
         while True:
             await asyncio.sleep(_FREE_EVERY)
             try:
@@ -50,9 +81,35 @@ class Sweeper:
                     self.dropped |= await asyncio.to_thread(self._free, trees)
                 if time.monotonic() - last > _SWEEP_EVERY:
                     last = time.monotonic()
-                    await asyncio.to_thread(lambda: self._blobs.collect(self._store.blob_roots()))
+                    await asyncio.to_thread(self.sweep)
             except (StokerError, OSError) as exc:
                 log.warning("sweeping blobs failed: %s", exc)
+
+    async def _look_guarded(self) -> None:
+        try:
+            await asyncio.to_thread(self.look)
+        except (StokerError, OSError) as exc:
+            log.warning("cannot compare the database with the home: %s", exc)
+
+    def look(self) -> list[dict[str, Any]]:
+        """The runs that the home has had and the database does not know. Any thread may call it."""
+        # The home first: a run is in the database before there is any other sign of it.
+        claims = remains.claims(self._home)
+        self.unknown = self._store.missing_runs(claims)
+        return self.unknown
+
+    def sweep(self) -> Freed | None:
+        """None: nothing was swept, because the database does not account for what is there."""
+        if unknown := self.look():
+            log.warning(
+                "blobs are not swept: the database does not know %d run(s) of this home (%s, ...); "
+                "restore a copy that does, or stoker backup forget",
+                len(unknown), unknown[0]["id"],
+            )  # fmt: skip
+            return None
+        if not any(self._store.counts().values()):
+            return None
+        return self._blobs.collect(self._store.blob_roots())
 
     def _free(self, trees: set[str]) -> set[str]:
         return self._blobs.discard(trees, self._store.blob_roots())[1]
@@ -60,9 +117,9 @@ class Sweeper:
 
 def _backup(directory: Path, store: Store) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    target = directory / time.strftime("stoker-%Y%m%d-%H%M%S.db", time.gmtime())
+    target = directory / copies.name_of_new(time.time())
     if target.exists():
         return
     store.backup(target)
-    for old in sorted(directory.glob("stoker-*.db"))[:-_KEPT]:
-        old.unlink(missing_ok=True)
+    if kept := copies.rotate(directory):
+        log.info("%s holds runs that the newest copy does not, and is kept", kept)

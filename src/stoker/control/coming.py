@@ -11,13 +11,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import ending, sizing, worlds
+from stoker.control import adoption, ending, refusing, secrets, sizing, worlds
 from stoker.control.assembly import Assembly
 from stoker.control.halves import Halves
 from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.parting import has_world
 from stoker.control.pump import Pump, speaker
+from stoker.control.redaction import Redaction
 from stoker.control.salvaging import Salvage
 from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
@@ -50,6 +51,7 @@ class Coming:
             if not live.submitted:
                 await self._submit(live, engine)
             missing = await self._launcher.reach(live, engine)
+            await adoption.catch_up(self._loop, live)
             await self._adopt(live)
             members = [task for task in live.tasks.values() if not task.joining]
             missing = [task for task in missing if not task.joining]
@@ -93,7 +95,7 @@ class Coming:
         found = [task for task in live.tasks.values() if task.ordered and task.pump is None]
         if found:
             await self._attend(live, found)
-            await self._loop.committer.commit(await self._gather(live, found))
+            await self._loop.committer.commit(live.redaction.changes(await self._gather(live, found)))
 
     async def _start(
         self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
@@ -115,6 +117,8 @@ class Coming:
             world = await asyncio.to_thread(worlds.world, live, self._loop.settings.home, first)
         if missing or (world is None and has_world(live.job, live.parts)):
             return self._not_up(live)
+        if not await self._are_new(live, engine, waiting):
+            return self._not_up(live)
         if len(live.tasks) > 1:
             await self._intend(live)
         taken = await self._salvage(live, waiting[0])
@@ -124,6 +128,10 @@ class Coming:
             task.wait = None
         live.first_up = None
         values: dict[str, Any] = {"handle": dict(live.handle), "order_seq": 1}
+        if new := [task for task in waiting if not task.had_order]:
+            for task in new:
+                task.place = {**task.place, "ordered": task.incarnation}
+            values["placement"] = {**live.attempt.placement, **{task.name: task.place for task in new}}
         if restored.row is not None:
             values["resumed_from"] = restored.row.id
         live.attempt = replace(live.attempt, **values)
@@ -136,12 +144,27 @@ class Coming:
             changes.append(UpdateRun(live.id, {"reason": ""}))
             live.update(reason="")
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
-        await self._loop.committer.commit(changes)
+        await self._loop.committer.commit(live.redaction.changes(changes))
         self._sweep(live, waiting[0], taken)
         return None
 
+    async def _are_new(self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask]) -> bool:
+        """Whether none of these ran before. One that had an order, and whose directory has none, has lost its files: it is
+        ended, and then it is a lost task. The same generation is never started again."""
+        lost = [
+            task.name
+            for task in tasks
+            if task.had_order and task.directory and task.directory.order() is None
+        ]
+        if lost:
+            log.warning("run %s: the files of %s are lost: ended", live.id, ", ".join(lost))
+            self._loop.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=lost))
+            self._loop.observe_soon()
+        return not lost
+
     async def _salvage(self, live: LiveRun, task: LiveTask) -> list[Part]:
         """What a lost attempt had complete and nobody carried is recorded before a checkpoint is chosen."""
+        await self._know_secrets(live)
         changes, taken = await asyncio.to_thread(self._salvages.take, live, task)
         if any(isinstance(change, AddCheckpoint) for change in changes):
             # The lost attempt had got on after all: it was not one more in vain.
@@ -149,8 +172,18 @@ class Coming:
             changes.append(UpdateRun(live.id, counted))
             live.update(**counted)
         if changes:
+            changes = [*live.redaction.changes(changes)]
+            warnings = refusing.after(live.row.warnings, changes)
+            changes.append(UpdateRun(live.id, {"warnings": warnings}))
+            live.update(warnings=warnings)
             await self._loop.committer.commit(changes)
         return taken
+
+    async def _know_secrets(self, live: LiveRun) -> None:
+        """Before anything is taken in that its tasks say."""
+        if live.job.secrets and not live.redaction:
+            values = await asyncio.to_thread(secrets.load, self._loop.settings.home, live.row.key)
+            live.redaction = Redaction(values)
 
     def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[Part]) -> None:
         """In the background: nobody waits for it."""
@@ -188,6 +221,7 @@ class Coming:
         assert live.attempt is not None
         if not tasks:
             return
+        await self._know_secrets(live)
         store = self._loop.store
         cursors = await asyncio.to_thread(store.cursors, live.id, live.attempt.number)
         again = live.row.attempt > 1 or live.attempt.generation > 1
@@ -209,6 +243,7 @@ class Coming:
                 speaks=live.alone or task.name == speaker(list(live.tasks)),
                 logs=self._loop.settings.logs,
                 carriers=self._loop.carriers,
+                redaction=live.redaction,
             )
             task.wait = None
 

@@ -20,13 +20,14 @@ from stoker.control.live import LiveTask
 from stoker.control.loop import Loop
 from stoker.control.parting import parts_of
 from stoker.control.resizing import impossible
+from stoker.control.secrets import check as check_secrets
 from stoker.engine.base import Drills, Engine, Shows
-from stoker.errors import Conflict, Refused, StokerError
+from stoker.errors import Conflict, NotFound, Refused, StokerError
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
-from stoker.spec import Job, override_job
+from stoker.spec import Job, override_job, quantities
 from stoker.spec.words import HOLDING, RunState
-from stoker.store import Store
+from stoker.store import Store, remains
 from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
 
 log = logging.getLogger(__name__)
@@ -177,10 +178,12 @@ class Controller:
         job = Job.from_json(run.job)
         if changes:
             job = override_job(job, changes)
+        _check_processes(job)
         self._fit(job)
         if run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED):
             self._check_secrets(job, secrets)
         if secrets:
+            check_secrets(secrets)
             self._keep_secrets(run.key, secrets)
         row, created = self._store.resume(
             run_id, key=key, now=time.time(), job=job.to_json() if changes else None
@@ -259,6 +262,44 @@ class Controller:
         """How a person on the server's machine gets into one of the run's tasks, where there still is one."""
         return self._loop.ask(lambda: keeping.shell(self._loop, run_id, task), timeout=60.0)
 
+    def unknown(self) -> list[dict[str, Any]]:
+        """Runs that this home has had, or that run, and the database does not know: `{id, name, t, tasks}`."""
+
+        async def ask() -> dict[str, list[dict[str, Any]]]:
+            return self._loop.strangers.running()
+
+        try:
+            running = self._loop.ask(ask)
+        except (StokerError, TimeoutError):
+            running = {}
+        listed = {entry["id"]: entry for entry in self._loop.sweeper.unknown}
+        return [
+            {"id": run, "name": None, "t": None, **listed.get(run, {}), "tasks": running.get(run, [])}
+            for run in sorted(listed.keys() | running.keys())
+        ]
+
+    def forget(self, runs: Sequence[str]) -> list[dict[str, Any]]:
+        """Let go of runs that the database does not know, all of them where none is named: their tasks end, their blobs
+        may be freed. Which they were."""
+        self._loop.sweeper.look()
+        there = {entry["id"]: entry for entry in self.unknown()}
+        wanted = list(dict.fromkeys(runs)) or list(there)
+        for run in wanted:
+            if run not in there:
+                raise NotFound(
+                    f"{run} is none of the runs that the database does not know",
+                    hint="`stoker server status` lists them; `stoker stop` ends a run that it knows.",
+                    details={"run": run},
+                )
+        remains.forget(self._settings.home, wanted, time.time())
+
+        async def end() -> None:
+            self._loop.spawn(self._loop.strangers.end(frozenset(wanted)))
+
+        self._loop.ask(end)
+        self._loop.sweeper.look()
+        return [there[run] for run in wanted]
+
     def place(self, run_id: str) -> int | None:
         return self.places([run_id]).get(run_id)
 
@@ -294,6 +335,7 @@ class Controller:
 
     def _understand(self, raw: Mapping[str, Any], code: str | None) -> Job:
         job = Job.from_json(dict(raw))
+        _check_processes(job)
         self._fleet.candidates(job)
         self._fit(job)
         if code is not None and not self._blobs.has_tree(code):
@@ -326,6 +368,7 @@ class Controller:
             raise Refused(
                 f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`."
             )
+        check_secrets(given)
 
     def _submit(self, new: NewRun, values: Mapping[str, str]) -> tuple[RunRow, bool]:
         """Secrets are on the disk before the run is. A key that was used before brings no other values into the
@@ -417,3 +460,10 @@ def _private(path: str, flags: int) -> int:
 
 def _fingerprint(job: Mapping[str, Any], code: str | None) -> str:
     return hashlib.sha256(json.dumps([job, code], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _check_processes(job: Job) -> None:
+    try:
+        quantities.check_processes(job.processes or 1)
+    except quantities.Bad as exc:
+        raise Refused(f"processes: {exc.message}", hint=exc.hint, details={"key": "processes"}) from None

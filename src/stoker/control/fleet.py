@@ -257,6 +257,7 @@ def plan_of(run: RunRow, task: LiveTask, node: str, settings: Settings) -> TaskP
         job=task.part.job,
         image=image_of(run, task.part),
         given_up=task.replaced_silent,
+        started=task.had_order,
     )
 
 

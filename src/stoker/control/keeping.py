@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.control.ending import Next, Verdict
 from stoker.control.live import numbers_of, places_of
-from stoker.engine.base import Shows
+from stoker.engine.base import ASIDE_FOR, Shows
 from stoker.errors import Conflict, Refused
 from stoker.spec import Job
 from stoker.spec.words import RunState
@@ -42,6 +42,12 @@ def left(attempt: AttemptRow) -> float:
 
 def is_kept(attempt: AttemptRow) -> bool:
     return attempt.state == "ended" and left(attempt) > 0
+
+
+def files_of(attempt: AttemptRow) -> str:
+    """Where its files are left for a while when all else of it is removed; empty: nowhere. See `Recording.refusals`."""
+    late = time.time() - (attempt.ended_at or 0.0) > ASIDE_FOR
+    return "" if late else str(attempt.evidence.get("files") or "")
 
 
 def name(attempt: AttemptRow) -> str:

@@ -61,7 +61,7 @@ class Launcher:
                 directory = await engine.reach(live.handle, task.name)
                 if directory.exists():
                     task.directory = directory
-                    self._adopt(task)
+                    self._adopt(live, task)
                 else:
                     missing.append(task)
         return missing
@@ -71,12 +71,13 @@ class Launcher:
         a body that must be stopped."""
         for task in live.tasks.values():
             if task.up and not task.ordered:
-                self._adopt(task)
+                self._adopt(live, task)
 
-    def _adopt(self, task: LiveTask) -> None:
+    def _adopt(self, live: LiveRun, task: LiveTask) -> None:
         """What an earlier server ordered stands."""
         assert task.directory is not None
         order = task.directory.order()
+        live.newest_order = max(live.newest_order, order.generation if order is not None else 0)
         task.ordered = not task.joining and order is not None and order.generation >= task.generation
         if order is not None and task.ordered and order.verb == "stop":
             task.told = True
@@ -135,7 +136,7 @@ class Launcher:
             scan_every=None if live.alone else _SCAN,
             hang_after=live.job.hang.after if live.job.hang else None,
             setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
-            resume_from=resumed.name if resumed else None,
+            resume_from=live.redaction.original(resumed.name) if resumed else None,
         )
         directory.write_order(order)
 
@@ -164,17 +165,18 @@ class Launcher:
         self, live: LiveRun, tasks: Sequence[LiveTask], row: CheckpointRow, more: Sequence[CheckpointRow]
     ) -> None:
         """Into the directory of each task; `more` only as long as it is whole."""
+        names = live.redaction.original if live.redaction else None
         for task in tasks:
             assert task.directory is not None
             place = list(live.tasks).index(task.name)
             seen = [self._view(one, place) for one in (row, *more)]
             try:
                 digest = together(self._blobs, seen)
-                restore_checkpoint(self._blobs, digest, task.directory, task.generation)
+                restore_checkpoint(self._blobs, digest, task.directory, task.generation, rename=names)
             except StokerError:
                 if not more:
                     raise
-                restore_checkpoint(self._blobs, seen[0], task.directory, task.generation)
+                restore_checkpoint(self._blobs, seen[0], task.directory, task.generation, rename=names)
 
     def _view(self, row: CheckpointRow, place: int) -> str:
         return row.digest if row.world_size is None else for_task(self._blobs, row.digest, place)

@@ -12,6 +12,7 @@ from stoker.control.assembly import Assembly
 from stoker.control.ending import Verdict
 from stoker.control.fleet import Wait
 from stoker.control.pump import Pump
+from stoker.control.redaction import NOTHING, Redaction
 from stoker.engine.base import Handle, Observation
 from stoker.scheduling import Place
 from stoker.spec import Job
@@ -32,7 +33,7 @@ class LiveTask:
     generation: int = 1
     """Of its newest body, or of the one it is to start next."""
     place: dict[str, Any] = field(default_factory=dict)
-    """Its entry of the attempt's placement, as recorded."""
+    """Its entry of the attempt's placement, as recorded. `ordered`: the incarnation that had an order last."""
     directory: TaskDir | None = None
     """Reached and there."""
     ordered: bool = False
@@ -99,6 +100,11 @@ class LiveTask:
         return self.told and not lost
 
     @property
+    def had_order(self) -> bool:
+        """The database knows that this incarnation ran, or was about to."""
+        return bool(self.place.get("ordered", 0) == self.incarnation)
+
+    @property
     def up(self) -> bool:
         return self.directory is not None and self.gone is None
 
@@ -161,6 +167,10 @@ class LiveRun:
     """The current attempt left a new checkpoint since its last trouble."""
     fruitless: int = 0
     """Failures in a row without one between them."""
+    newest_order: int = 0
+    """The highest generation that one of its tasks was found to have an order for."""
+    redaction: Redaction = NOTHING
+    """Takes its secrets out of what its tasks say; made when the attempt comes up."""
     hung: str | None = None
     """All of its world is silent, and that was said: in words."""
     dirty: bool = False
@@ -226,6 +236,8 @@ class LiveRun:
         self.attempt = attempt
         self.submitted = self.preempt = self.progressed = self.regroup = self.fresh_checkpoint = False
         self.waits_since = self.assembly = None
+        self.newest_order = 0
+        self.redaction = NOTHING
         self.left = {}
         self.closing = self.reforming = self.first_up = None
         self.form_at = 0.0
@@ -256,13 +268,16 @@ def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
     for part in parts:
         for index, name in enumerate(part.names):
             if (place := attempt.placement.get(name)) is not None:
+                incarnation = place.get("incarnation", 1)
+                # Rows of earlier versions say only that the tasks of the attempt had orders.
+                ordered = place.get("ordered", incarnation if attempt.handle else 0)
                 found[name] = LiveTask(
                     name=name,
                     part=part,
                     index=index,
-                    incarnation=place.get("incarnation", 1),
+                    incarnation=incarnation,
                     generation=place.get("generation", 1),
-                    place=dict(place),
+                    place={**place, "ordered": ordered},
                     replaced_silent=place.get("given_up", False),
                     joining=place.get("joining", False),
                     leaving=place.get("leaving", False),

@@ -13,7 +13,7 @@ from stoker.control import ending
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.pump import OURS, Intake
 from stoker.engine.base import Presence
-from stoker.launcher.collect import collect
+from stoker.launcher.collect import StillHeld, collect
 from stoker.spec.words import Cause
 from stoker.task.access import FarTaskDir, TaskDir
 from stoker.task.formats import Ending, Status
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 
 _JOURNAL_WAIT = 30.0
 """Seconds that a launcher has to write to its journal what its status says already."""
+_STOPPED_WAIT = 5.0
+"""The same for one that was told to stop: a person waits for it."""
+_KILLED_WAIT = 2.0
+"""The same for one that was killed."""
 _LOOK_AGAIN = 5.0
 """Seconds after a look that failed."""
 _TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
@@ -124,7 +128,10 @@ class Looking:
                 self._over(live, task, self._judge(live, task, before), before.at)
                 return
         task.unjournalled_since = task.unjournalled_since or now
-        if now - task.unjournalled_since < _JOURNAL_WAIT:
+        wait = _JOURNAL_WAIT
+        if task.told:
+            wait = _KILLED_WAIT if task.stop_sent == "kill" else _STOPPED_WAIT
+        if not task.pump.spoiled and now - task.unjournalled_since < wait:
             task.touched = True
             self._loop.kick_later(live, 0.2)
             return
@@ -145,6 +152,9 @@ class Looking:
             except OSError as exc:
                 if exc.errno in OURS:
                     raise  # tried again: what was complete must not be lost to a full disk
+                log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
+            except StillHeld as exc:
+                # It is proven dead, so another process holds the lock of its directory: what is there is not looked at.
                 log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
             rest = await asyncio.to_thread(task.pump.look, final=True)
             found.join(rest)

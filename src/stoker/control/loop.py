@@ -17,11 +17,11 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control import chores, keeping
+from stoker.control import adoption, chores, keeping
 from stoker.control.archive import LogArchive
 from stoker.control.carrying import Abandoned, Carriers
 from stoker.control.commits import Committer
-from stoker.control.fleet import Fleet, Member
+from stoker.control.fleet import Fleet
 from stoker.control.hub import Hub
 from stoker.control.launch import Launcher
 from stoker.control.live import LiveRun, LiveTask, numbers_of
@@ -29,6 +29,7 @@ from stoker.control.packages import Packages
 from stoker.control.parting import parts_of
 from stoker.control.seating import Seating
 from stoker.control.steps import Steps
+from stoker.control.strangers import Strangers
 from stoker.control.suspects import Suspects
 from stoker.control.watching import Attendant
 from stoker.engine.base import Engine, Observation
@@ -100,7 +101,9 @@ class Loop:
         self.archive = LogArchive(settings.home)
         self.packages = Packages(store)
         self.carriers = Carriers()
-        self.sweeper = chores.Sweeper(store, blobs)
+        self.backups = chores.Backups(settings, store)
+        self.sweeper = chores.Sweeper(store, blobs, settings.home)
+        self.strangers = Strangers(self)
 
     # -- from any thread -------------------------------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class Loop:
             for attendant in self._attendants.values():
                 attendant.attend(group)
             group.create_task(self._tick())
-            group.create_task(chores.backups(self.settings, self.store))
+            group.create_task(self.backups.run())
             group.create_task(self.sweeper.run())
             await self._stopping.wait()
             working = [live.working for live in self.runs.values() if live.working is not None]
@@ -214,19 +217,34 @@ class Loop:
         for attempt in await asyncio.to_thread(self.store.unfinished_attempts):
             if attempt.state == "ended" and not attempt.removed:
                 await self._left(attempt)
-        for row in await asyncio.to_thread(self.store.live):
-            await self._adopt(row)
+        seen = await self._first_look()
+        rows = await asyncio.to_thread(self.store.live)
+        for row in [*rows, *await adoption.resumed(self, {row.id for row in rows}, seen)]:
+            row = await adoption.adopt_newer(self, row, Job.from_json(row.job), seen.get(row.id, ()))
+            await self._adopt(row, seen.get(row.id, ()))
         self._loaded = True
         notices, self._notices = self._notices, []
         for row in notices:
             self._take_notice(row)
         self._schedule.set()
 
-    async def _adopt(self, row: RunRow) -> None:
+    async def _first_look(self) -> dict[str, list[Observation]]:
+        """What is there on this machine, by run, before anything is decided: a restored database may know less."""
+        engine = self.fleet.engine(self.fleet.home)
+        found: dict[str, list[Observation]] = {}
+        try:
+            for one in await engine.observe():
+                found.setdefault(one.run, []).append(one)
+        except EngineUnavailable as exc:
+            log.warning("%s: cannot observe: %s", engine.name, exc)
+        return found
+
+    async def _adopt(self, row: RunRow, seen: Sequence[Observation]) -> None:
         live = self._made(row)
         self.runs[row.id] = live
         if live.state.holds:
             attempt = await asyncio.to_thread(self.store.attempt, row.id, row.attempt)
+            attempt = adoption.at_newest_incarnations(attempt, seen)
             live.begin(attempt)
             leaving = [place["number"] for place in attempt.placement.values() if place.get("leaving")]
             request = self.fleet.request(row, live.job)
@@ -383,8 +401,9 @@ class Loop:
     async def note(self, changes: list[Change]) -> None:
         await self.committer.commit(changes)
 
-    def orphan(self, member: Member, observation: Observation) -> None:
-        self._steps.orphan(member, observation)
+    def orphan(self, observation: Observation) -> bool:
+        """Whether the database does not know it."""
+        return self._steps.orphan(observation)
 
     # -- time ------------------------------------------------------------------------------------------------
 

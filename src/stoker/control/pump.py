@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control import claims
+from stoker.control import claims, refusing
 from stoker.control.archive import LOOK, LogWriter, source_name
 from stoker.control.carrying import Carriers
 from stoker.control.pace import Pace
+from stoker.control.redaction import NOTHING, Redaction
 from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, StokerError
 from stoker.settings import Home, LogSettings
@@ -134,11 +135,12 @@ class Pump:
         alone: bool = True,
         speaks: bool | None = None,
         carriers: Carriers | None = None,
+        redaction: Redaction = NOTHING,
     ) -> None:
         """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
         `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
         of the others it gets their name: `loss@worker-1`. None: the first worker speaks. `carriers`: who carries large
-        checkpoints meanwhile; without, a look waits for them."""
+        checkpoints meanwhile; without, a look waits for them. `redaction`: takes the run's secrets out."""
         self.directory = directory
         self.run = run
         self.attempt = attempt
@@ -155,12 +157,17 @@ class Pump:
         self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
         self._pace = Pace()
         self._carriers = carriers
+        self._redaction = redaction
+        self._clean = redaction.text
+        self._rename = redaction.text if redaction else None
         self._aside: dict[int, Future[tuple[str, int]]] = {}
         self._reported: dict[int, tuple[list[Point], dict[str, float]]] = {}
         """Of checkpoints that are not taken in yet: what had been reported when they were seen. They are judged by that."""
         self._patient = False
         self._pressed = False
         """More stands in the journal behind what is being carried."""
+        self.spoiled = False
+        """The journal cannot be read: user code put something else in its place."""
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
@@ -173,7 +180,7 @@ class Pump:
             raise
 
     def _look(self, *, final: bool) -> Intake:
-        found = Intake(status=self.directory.status(), generation=self.generation)
+        found = Intake(status=self._status(), generation=self.generation)
         self._patient = not final and found.status is not None and found.status.phase != "ended"
         self._metrics(found)  # first: a checkpoint is judged by what was reported before it
         if not found.more:
@@ -191,10 +198,19 @@ class Pump:
                     said.usage = {**said.usage, **self._pace.usage()}
         return found
 
+    def _status(self) -> Status | None:
+        status = self.directory.status()
+        if status is None or not self._redaction:
+            return status
+        said = self._redaction.value
+        return replace(
+            status, pending=said(status.pending), ending=said(status.ending), usage=said(status.usage)
+        )
+
     def read_before(self) -> Ending | None:
         """How the body ended, where its end has been read already: by a server that died before it had acted on it."""
         found, offset, end = None, 0, self._cursors.get(layout.JOURNAL, 0)
-        while offset < end:
+        while offset < end and not self.spoiled:
             lines, used = split_lines(
                 self.directory.read(layout.JOURNAL, offset, min(LOOK_BYTES, end - offset))
             )
@@ -238,8 +254,15 @@ class Pump:
             return
         try:
             data = self.directory.read(layout.JOURNAL, before, LOOK_BYTES)
-        except UnsafePath:
-            return  # not a regular file: user code put it there, and only death or a stop ends such a task
+            replaced = not data and before > self.directory.size(layout.JOURNAL)
+        except OSError as exc:
+            if exc.errno in OURS:
+                raise
+            self._spoil(found, exc.strerror or str(exc))
+            return
+        if replaced:
+            self._spoil(found, "gone or shorter than it was")
+            return
         lines, used = split_lines(data, keep=True)
         offset = before
         self._pressed = False
@@ -258,6 +281,15 @@ class Pump:
             offset += len(data)  # a line that nobody could ever read past
         found.more = not found.behind and found.ending is None and offset - before >= LOOK_BYTES // 2
         self._move(layout.JOURNAL, offset, found)
+
+    def _spoil(self, found: Intake, what: str) -> None:
+        """What its launcher says of the end is in the status too; checkpoints that it journals now are not heard of."""
+        if not self.spoiled:
+            self.spoiled = True
+            text = f"{self.task}: {layout.JOURNAL} in its task directory is {what}; the run itself did that"
+            found.changes.append(
+                self._event("warning", f"{text}. New checkpoints of this attempt are not kept")
+            )
 
     def _journalled(self, entry: Mapping[str, Any], found: Intake) -> None:
         if not self._is_of_now(entry):
@@ -286,7 +318,7 @@ class Pump:
             if size < LARGE or not self._patient:
                 return False
             found.carrying = self._aside[staged.number] = self._carriers.carry(
-                self.directory, staged, self._blobs, partial(self._is_hurried, staged)
+                self.directory, staged, self._blobs, partial(self._is_hurried, staged), self._rename
             )
         return self._patient and not self._aside[staged.number].done()
 
@@ -301,12 +333,12 @@ class Pump:
             kind, number = entry.get("k"), entry.get("number")
             if kind in ("checkpoint", "rejected"):
                 number = number if type(number) is int else None
-                found.behind.append(Behind(claims.text(entry.get("name"), claims.NAME), number))
+                found.behind.append(Behind(claims.text(entry.get("name"), claims.NAME, self._clean), number))
                 if number is not None:
                     self._reported.setdefault(number, reported)
             elif kind in ("hang", "alive"):
                 with contextlib.suppress(TypeError, ValueError):  # said when it is its turn
-                    found.hung = claims.hung(entry)
+                    found.hung = claims.hung(entry, self._clean)
 
     def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
         kind = entry.get("k")
@@ -314,19 +346,21 @@ class Pump:
             found.started_at = claims.moment(entry.get("at"))
         elif kind == "ended":
             ending = Ending.from_json(entry)
-            lines = [claims.text(line, _LINE) for line in ending.last_lines[-_LINES:]]
-            found.ending = replace(ending, message=claims.text(ending.message, _LINE), last_lines=lines)
+            lines = [claims.text(line, _LINE, self._clean) for line in ending.last_lines[-_LINES:]]
+            message = claims.text(ending.message, _LINE, self._clean)
+            usage = self._redaction.value(ending.usage)
+            found.ending = replace(ending, message=message, last_lines=lines, usage=usage)
         elif kind == "checkpoint":
             self._checkpoint(StagedCheckpoint.from_json(entry), found)
         elif kind == "rejected":
-            name = claims.text(entry.get("name"), claims.NAME)
-            text = f"checkpoint {name} is not offered: {entry.get('reason')}"
-            found.changes.append(self._event("warning", text, {"name": name}))
+            name = claims.text(entry.get("name"), claims.NAME, self._clean)
+            reason = self._clean(str(entry.get("reason")))
+            found.changes.append(self._event("warning", *refusing.said(name, reason)))
             found.rejected.append(name)
         elif kind == "warning":
             found.changes.append(self._event("warning", str(entry.get("message"))))
         elif kind in ("hang", "alive"):
-            found.hung = claims.hung(entry)
+            found.hung = claims.hung(entry, self._clean)
         elif kind == "setup":
             text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
             found.changes.append(self._event("setup", text))
@@ -335,7 +369,7 @@ class Pump:
         aside = self._aside.pop(staged.number, None)
         try:
             if aside is None or aside.cancel():  # or it had not been its turn yet
-                digest, size = carry_checkpoint(self.directory, staged, self._blobs)
+                digest, size = carry_checkpoint(self.directory, staged, self._blobs, rename=self._rename)
             else:
                 digest, size = aside.result()
         except OSError as exc:
@@ -353,7 +387,15 @@ class Pump:
         if not self._alone:
             found.parts.append(self._part(staged, digest, size))
             return
-        row = checkpoint_row(staged, digest, size, run=self.run, attempt=self.attempt, prefix=self._prefix)
+        row = checkpoint_row(
+            staged,
+            digest,
+            size,
+            run=self.run,
+            attempt=self.attempt,
+            prefix=self._prefix,
+            clean=self._clean,
+        )
         row = score(row, *self._reported.get(staged.number, (found.points, self._latest)))
         found.checkpoints.append(row)
         step = f" at step {staged.step}" if staged.step is not None else ""
@@ -363,8 +405,9 @@ class Pump:
         )
 
     def _refuse(self, staged: StagedCheckpoint, exc: Exception, found: Intake) -> None:
-        found.rejected.append(claims.text(staged.name, claims.NAME))
-        found.changes.append(self._event("warning", f"checkpoint {staged.name} is not offered: {exc}"))
+        name = claims.text(staged.name, claims.NAME, self._clean)
+        found.rejected.append(name)
+        found.changes.append(self._event("warning", *refusing.said(name, self._clean(str(exc)))))
 
     def _part(self, staged: StagedCheckpoint, digest: str, size: int) -> PartRow:
         return PartRow(
@@ -372,7 +415,7 @@ class Pump:
             attempt=self.attempt,
             task=self.task,
             number=staged.number,
-            **_told(staged, digest, size),
+            **_told(staged, digest, size, self._clean),
         )
 
     def _metrics(self, found: Intake) -> None:
@@ -386,7 +429,7 @@ class Pump:
                 entries, offset = self.directory.lines(file, before, LOOK_BYTES)
             except (UnsafePath, PermissionError):
                 continue  # not a regular file, or not readable: user code put it there, nothing to read
-            points = [point for entry in entries for point in claims.points(entry)]
+            points = [point for entry in entries for point in claims.points(entry, self._clean)]
             if not self._alone:
                 points = self._of_several(points, _local_rank(name))
             if points:
@@ -413,7 +456,8 @@ class Pump:
         except UnsafePath:
             return []  # a link in its place
         ours = [name for name in names if name.endswith(".jsonl") and _of_generation(name, self.generation)]
-        return [name for name in ours if name.isascii()][:METRIC_FILES]
+        # What was read of each is recorded by its name: one with a secret in it was never made by the SDK.
+        return [name for name in ours if name.isascii() and self._clean(name) == name][:METRIC_FILES]
 
     def _move(self, file: str, offset: int, found: Intake) -> None:
         if offset != self._cursors.get(file, 0):
@@ -421,7 +465,8 @@ class Pump:
             found.changes.append(MoveCursor(self.run, self.attempt, self._key, file, offset))
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
-        return AddEvent(EventRow(self.run, time.time(), kind, claims.text(text, _LINE), data or {}))
+        said = claims.text(text, _LINE, self._clean)
+        return AddEvent(EventRow(self.run, time.time(), kind, said, data or {}))
 
 
 def speaker(tasks: Sequence[str]) -> str:
@@ -437,29 +482,36 @@ def speaker(tasks: Sequence[str]) -> str:
 
 
 def checkpoint_row(
-    staged: StagedCheckpoint, digest: str, size: int, *, run: str, attempt: int, prefix: str = ""
+    staged: StagedCheckpoint,
+    digest: str,
+    size: int,
+    *,
+    run: str,
+    attempt: int,
+    prefix: str = "",
+    clean: claims.Clean = claims.same,
 ) -> CheckpointRow:
     """What a task that is alone has committed and handed over."""
     return CheckpointRow(
         id=f"ck-{run}-{attempt}-{prefix}{staged.number}",
         run=run,
         attempt=attempt,
-        **_told(staged, digest, size),
+        **_told(staged, digest, size, clean),
     )
 
 
-def _told(staged: StagedCheckpoint, digest: str, size: int) -> dict[str, Any]:
+def _told(staged: StagedCheckpoint, digest: str, size: int, clean: claims.Clean) -> dict[str, Any]:
     """The columns that a checkpoint and a part of one have in common, from what a launcher wrote: bounded."""
     return {
         "generation": staged.generation,
-        "name": claims.text(staged.name, claims.NAME),
+        "name": claims.text(staged.name, claims.NAME, clean),
         "digest": digest,
         "size": size,
-        "how": claims.text(staged.how, 20),
+        "how": claims.text(staged.how, 20, clean),
         "created_at": staged.at,
         "written_at": staged.written_at,
         "step": staged.step,
-        "metrics": {claims.text(key, claims.NAME): value for key, value in staged.metrics.items()},
+        "metrics": {claims.text(key, claims.NAME, clean): value for key, value in staged.metrics.items()},
     }
 
 

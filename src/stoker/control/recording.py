@@ -10,13 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.control import retention
+from stoker.control import refusing, retention, salvaging
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.pump import Intake
 from stoker.courier import carry_outputs, merge_outputs, outputs_for
+from stoker.engine.base import ASIDE_FOR, SetsAside
 from stoker.errors import StokerError
+from stoker.spec import refusals
 from stoker.spec.words import RunState
 from stoker.store.rows import (
+    AddCheckpoint,
     AddEvent,
     Change,
     CheckpointRow,
@@ -27,6 +30,7 @@ from stoker.store.rows import (
     UpdateCheckpoint,
     UpdateRun,
 )
+from stoker.task import layout
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop
@@ -60,10 +64,50 @@ class Recording:
         if checkpoints:
             live.progressed = live.fresh_checkpoint = True
             changes += self._retain(live, checkpoints)
+        changes += self.warn(live, changes)
         started = [intake.started_at for intake in found.values() if intake.started_at is not None]
         if started and live.state is RunState.STARTING:
             changes += self._runs(live, max(started))
         return changes
+
+    def warn(self, live: LiveRun, changes: list[Change]) -> list[Change]:
+        """What the run's warnings say of checkpoints that were refused, after these changes."""
+        warnings = refusing.after(live.row.warnings, live.redaction.changes(changes))
+        if warnings == live.row.warnings:
+            return []
+        live.update(warnings=warnings)
+        return [UpdateRun(live.id, {"warnings": warnings})]
+
+    def refusals(self, live: LiveRun, changes: list[Change], values: dict[str, Any]) -> str:
+        """At the end of a run: say once more which checkpoints were refused. If there is no other, what was written is not
+        removed: where it will be (into `values` goes what the run says of it); empty: nowhere."""
+        found = refusals.read(live.row.warnings)
+        text, where = found.summary, ""
+        if not text:
+            return ""
+        kept = self._loop.store.checkpoints(live.id, kept_only=True)
+        if not kept and not any(isinstance(change, AddCheckpoint) for change in changes) and live.launched:
+            where, found.files = self._left(live)
+            values["warnings"] = found.warnings()
+            text += f"; no checkpoint of this run is kept: {found.files}"
+        changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
+        return where
+
+    def _left(self, live: LiveRun) -> tuple[str, str]:
+        """Where the files of the attempt stay, and that in words."""
+        engine = self._loop.fleet.engine(live.engine)
+        days = f"{ASIDE_FOR / 86400:.0f} days"
+        directories = [task.directory for task in live.tasks.values()]
+        if not any(directory is not None and directory.exists() for directory in directories):
+            return "", "its files are gone with the task that wrote them"
+        if isinstance(engine, SetsAside):
+            where = engine.aside(live.handle)
+            return where, f"what attempt {live.row.attempt} wrote is left for {days} in {where}"
+        if all(salvaging.shares(directory) for directory in directories):
+            where = f"{layout.SHARED}/{live.id}"
+            text = f"what attempt {live.row.attempt} wrote is left for {days} on the checkpoint claim, in {where}"
+            return where, text
+        return "", "what it wrote is removed with its pods; --keep-on-failure keeps them"
 
     def _status(self, live: LiveRun, task: LiveTask, found: Intake) -> list[Change]:
         changes: list[Change] = []

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from stoker.blobs import BlobStore
-from stoker.control import keeping
+from stoker.control import keeping, refusing
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.pump import OURS, checkpoint_row, score
 from stoker.courier import carry_checkpoint
@@ -82,7 +82,13 @@ class Salvage:
             if len(rows) == max(1, live.job.checkpoint.keep):
                 break  # older ones would not be kept anyway
             try:
-                digest, size = carry_checkpoint(directory, staged, self._blobs, part=part)
+                digest, size = carry_checkpoint(
+                    directory,
+                    staged,
+                    self._blobs,
+                    part=part,
+                    rename=live.redaction.text if live.redaction else None,
+                )
             except DiskFull:
                 raise
             except StokerError as exc:
@@ -90,7 +96,10 @@ class Salvage:
             else:
                 # On volumes whose inodes are not the same everywhere, what was restored or carried looks like news.
                 if digest not in before:
-                    row = checkpoint_row(staged, digest, size, run=part.run, attempt=part.attempt)
+                    clean = live.redaction.text
+                    row = checkpoint_row(
+                        staged, digest, size, run=part.run, attempt=part.attempt, clean=clean
+                    )
                     rows.append(score(row, [], latest))
         for row in reversed(rows):
             step = f" at step {row.step}" if row.step is not None else ""
@@ -131,7 +140,8 @@ class Salvage:
 
 def over(run: RunRow, attempt: AttemptRow) -> bool:
     """Nobody will ask for what this attempt wrote. Pure but for the clock of what is kept for people to look at."""
-    return RunState(run.state).terminal and attempt.state == "ended" and not keeping.is_kept(attempt)
+    kept = keeping.is_kept(attempt) or keeping.files_of(attempt)
+    return RunState(run.state).terminal and attempt.state == "ended" and not kept
 
 
 def carried(rows: Sequence[CheckpointRow]) -> list[int]:
@@ -163,12 +173,18 @@ def remove(directory: Any, part: Part) -> None:
         log.info("%s is not removed from the shared volume: %s", part.name, exc)
 
 
+def shares(directory: Any) -> bool:
+    """Whether what is in it outlives it, on a volume."""
+    return _sharing(directory)
+
+
 def _sharing(directory: Any) -> TypeGuard[SharingTaskDir]:
     return isinstance(directory, SharingTaskDir) and directory.shares
 
 
 def _refused(run: str, name: object, why: object) -> AddEvent:
-    return _event(run, "warning", f"checkpoint {name} of a lost attempt is not offered: {why}")
+    text, data = refusing.said(name, why)
+    return _event(run, "warning", text.replace(" is not", " of a lost attempt is not", 1), data)
 
 
 def _event(run: str, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:

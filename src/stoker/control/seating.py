@@ -106,6 +106,7 @@ class Seating:
                 "cpu": ask.cpu,
                 "memory": ask.memory,
                 "isolation": self._loop.fleet.isolation(engine, place.node),
+                "ordered": 0,
             }
             if not live.alone:
                 found[task]["number"] = number

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.control import ending, gang, hanging, keeping, orders, salvaging, secrets, sizing
 from stoker.control.coming import Coming
-from stoker.control.fleet import Member
 from stoker.control.launch import Launcher
 from stoker.control.leaving import Leaving
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.looking import Looking
 from stoker.control.parting import is_anchor
 from stoker.control.recording import Recording
-from stoker.engine.base import Observation
+from stoker.engine.base import Observation, SetsAside
 from stoker.errors import NotFound, StokerError, StoreError
 from stoker.spec.parts import WORKER
 from stoker.spec.words import Cause, RunState
@@ -113,7 +112,7 @@ class Steps:
         if decision.end is not None:
             await self._finish(live, decision.end, changes)
             return
-        await self._loop.committer.commit(changes)
+        await self._loop.committer.commit(live.redaction.changes(changes))
         if changes or any(intake.visible for intake in found.values()):
             self._loop.hub.publish(live.id)
         await self._act(live, decision)
@@ -316,6 +315,10 @@ class Steps:
             "ended_at": now,
             "usage": live.usage,
         }
+        if following.state is not RunState.QUEUED and live.row.warnings:
+            where = await asyncio.to_thread(self._recording.refusals, live, changes, values)
+            if where:
+                ended["evidence"]["files"] = where
         kind = "ended" if following.state is not RunState.QUEUED else "requeued"
         changes += self._recording.last_rows(live)
         changes += [
@@ -329,7 +332,7 @@ class Steps:
         if kept:
             ended["evidence"]["kept_until"] = kept
             changes.append(AddEvent(EventRow(live.id, now, "kept", keeping.say(live.id, live.job))))
-        await self._loop.committer.commit(changes)
+        await self._loop.committer.commit(live.redaction.changes(changes))
         live.update(**values)
         finished = replace(live.attempt, **ended)
         live.tried(verdict.cause.users_fault)
@@ -357,6 +360,7 @@ class Steps:
     async def clean(self, attempt: AttemptRow) -> None:
         """Release the launchers and delete what the engine holds; everything worth keeping has been carried."""
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
+        files = keeping.files_of(attempt)
         try:
             engine = self._loop.fleet.engine(attempt.engine)
             for task, place in attempt.placement.items():
@@ -364,9 +368,12 @@ class Steps:
                 if directory.exists():
                     newest = place.get("incarnation", 1)
                     parts = [Part(attempt.run, attempt.number, task, number + 1) for number in range(newest)]
-                    await asyncio.to_thread(self._release, directory, parts)
+                    await asyncio.to_thread(self._release, directory, [] if files else parts)
             await engine.stop(handle, grace=timedelta(seconds=2))
-            await engine.remove(handle)
+            if files and isinstance(engine, SetsAside):
+                await engine.set_aside(handle)
+            else:
+                await engine.remove(handle)
             await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
             self._loop.seating.give_ports(attempt)
             self._loop.scheduler.release(keeping.name(attempt))
@@ -394,21 +401,22 @@ class Steps:
         except OSError as exc:
             log.info("%s: cannot be released: %s", directory.root, exc)
 
-    def orphan(self, member: Member, observation: Observation) -> None:
-        """A task that belongs to no live attempt: one that has ended, or one this database never knew."""
+    def orphan(self, observation: Observation) -> bool:
+        """A task that belongs to no live attempt: one that has ended, or, if this returns True, one that this database
+        does not know."""
         key = (observation.run, observation.attempt)
-        if key in self._loop.cleaning or key in self._unknown:
-            return
+        if key in self._loop.cleaning:
+            return False
+        if key in self._unknown:
+            return True
         try:
             attempt = self._loop.store.attempt(*key)
         except NotFound:
-            # Its row is lost (a restored backup): end it, but keep its directory, which is all there is of it.
             self._unknown.add(key)
-            log.warning("attempt %s of %s is unknown here: ended, its directory is kept", key[1], key[0])
-            self._loop.spawn(member.engine.stop(observation.handle, grace=timedelta(seconds=10)))
-            return
+            return True
         if attempt.state == "ended" and not keeping.is_kept(attempt):
             self._loop.clean(attempt)
+        return False
 
 
 def _seat(task: LiveTask, on_loss: str) -> gang.Seat:

@@ -131,6 +131,7 @@ class Attendant:
 
     def _compare(self, before: set[Key], seen: Sequence[Observation]) -> None:
         listed = set()
+        strangers = []
         watched: dict[str, tuple[LiveRun, LiveTask, Observation]] = {}
         sights = []
         for observation in seen:
@@ -141,7 +142,8 @@ class Attendant:
                 or live.attempt is None
                 or (live.attempt.number, live.engine) != (observation.attempt, self._member.name)
             ):
-                self._loop.orphan(self._member, observation)
+                if self._loop.orphan(observation):
+                    strangers.append(observation)
                 continue
             task = live.tasks.get(observation.task)
             if task is None:
@@ -156,6 +158,7 @@ class Attendant:
             found = sight(observation, live.job)
             watched[found.task] = live, task, observation
             sights.append(found)
+        self._loop.strangers.look(self._member, strangers)
         for name, verdict in self._member.vigil.look(time.monotonic(), sights).items():
             self._act(*watched[name], verdict)
         for key in before - listed:

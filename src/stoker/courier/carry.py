@@ -9,9 +9,10 @@ stoker.task.access); to and from a far one every byte is verified at its end, an
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,8 @@ CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000
 OUTPUT_BYTES = 256 << 30
 """Caps on what one task may hand over. A sparse file counts with the size it claims."""
+Rename = Callable[[str], str]
+"""From the name of a file or directory to another."""
 APART_NAMED = 20
 """Paths that are named of those that went apart."""
 
@@ -60,12 +63,13 @@ def carry_checkpoint(
     *,
     part: layout.Part | None = None,
     pause: Pause = none,
+    rename: Rename | None = None,
 ) -> tuple[str, int]:
     """Take a staged checkpoint into the blobs: (digest of its tree, bytes).
 
     Files already taken by an earlier try count. The staging directory is removed at the end. `part`: it is in another
     task's part of the volume that this one shares (see `stoker.task.access.SharingTaskDir`), and stays until that goes.
-    `pause`: see `stoker.task.spare`.
+    `pause`: see `stoker.task.spare`. `rename`: what its files are called in the tree.
     """
     tree = _manifest(staged, far=isinstance(task_dir, FarTaskDir))
     directory = layout.staged(_number(staged))
@@ -75,18 +79,27 @@ def carry_checkpoint(
         _fetch_checkpoint(task_dir, directory, tree, blobs, pause)
     else:
         near = _near(task_dir)
+        # Read once, and only when something has been taken before: each file that is gone needs one line of it.
+        sums = functools.cache(lambda: _sums(near))
         unhashed = {str(raw["path"]) for raw in staged.files if not raw["sha256"]}
         # What takes long first: of the rest, others may have the same, and let it go meanwhile.
         by_size = sorted(tree.files, key=lambda file: file.size, reverse=True)
         tree = Tree.of(
             [
-                _carry_file(near, f"{directory}/{file.path}", file, file.path not in unhashed, blobs, pause)
+                _carry_file(
+                    near,
+                    f"{directory}/{file.path}",
+                    file,
+                    sums if file.path in unhashed else None,
+                    blobs,
+                    pause,
+                )
                 for file in by_size
             ]
         )
         if missing := blobs.missing({file.sha256 for file in tree.files}):
             raise NotFound(f"of checkpoint {staged.number}, {len(missing)} files are not stored any more")
-    digest = blobs.put_tree(tree)
+    digest = blobs.put_tree(tree if rename is None else tree.renamed(rename))
     if part is None:
         _remove(task_dir, layout.STAGED, directory.rpartition("/")[2])
     return digest, tree.size
@@ -156,16 +169,19 @@ def bring_outputs(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
         os.close(root)
 
 
-def restore_checkpoint(blobs: BlobStore, digest: str, task_dir: TaskDir, generation: int) -> None:
+def restore_checkpoint(
+    blobs: BlobStore, digest: str, task_dir: TaskDir, generation: int, *, rename: Rename | None = None
+) -> None:
     """Make this generation's checkpoint directory hold exactly this checkpoint, every byte verified on the way
-    (BlobDamaged, and no directory, if one is not as it was)."""
+    (BlobDamaged, and no directory, if one is not as it was). `rename`: what its files are called there."""
     if isinstance(task_dir, FarTaskDir):
-        manifest = blobs.tree(digest).canonical()
+        tree = blobs.tree(digest)
+        manifest = (tree if rename is None else tree.renamed(rename)).canonical()
         task_dir.place(manifest, layout.checkpoints(int(generation)), blobs.open, replace=True)
         return
     parent = open_beneath(task_dir.root, layout.CHECKPOINTS, create=True)
     try:
-        blobs.place_at(digest, parent, str(int(generation)), verify=True, replace=True)
+        blobs.place_at(digest, parent, str(int(generation)), verify=True, replace=True, rename=rename)
     finally:
         os.close(parent)
 
@@ -209,14 +225,19 @@ def _declared(raw: Any, far: bool) -> TreeFile:
 
 
 def _carry_file(
-    task_dir: NearTaskDir, path: str, file: TreeFile, hashed: bool, blobs: BlobStore, pause: Pause
+    task_dir: NearTaskDir,
+    path: str,
+    file: TreeFile,
+    sums: Callable[[], Mapping[str, str]] | None,
+    blobs: BlobStore,
+    pause: Pause,
 ) -> TreeFile:
-    """The file as it is in the blobs. `hashed`: its launcher has said its hash."""
+    """The file as it is in the blobs. `sums`: hashes of what was taken before; None: its launcher has said its hash."""
     try:
         fd = task_dir.open(path)
     except FileNotFoundError as exc:
-        if not hashed:
-            file = replace(file, sha256=check_digest(_sums(task_dir).get(path, file.sha256)))
+        if sums is not None:
+            file = replace(file, sha256=check_digest(sums().get(path, file.sha256)))
         if not blobs.missing([file.sha256]) and blobs.size(file.sha256) == file.size:
             return file
         raise NotFound(f"the staged checkpoint file {path!r} is gone and was not stored") from exc
@@ -226,7 +247,7 @@ def _carry_file(
                 f"the staged file {path!r} does not have the {file.size} bytes its launcher saw"
             )
         try:
-            digest = file.sha256 if hashed else None
+            digest = file.sha256 if sums is None else None
             found, _ = blobs.put_fd(
                 fd, digest=digest, size=file.size, move=True, limit=file.size, pause=pause
             )
@@ -234,7 +255,7 @@ def _carry_file(
             raise BlobDamaged(f"the staged file {path!r} grew while it was carried") from exc
     finally:
         os.close(fd)
-    if not hashed:
+    if sums is not None:
         task_dir.append(layout.SUMS, {"path": path, "sha256": found})
     directory, _, name = path.rpartition("/")
     _remove(task_dir, directory, name)

@@ -17,6 +17,7 @@ from stoker.task.access import TaskDir
 from stoker.task.formats import TaskInfo
 
 __all__ = [
+    "ASIDE_FOR",
     "Attempt",
     "Drills",
     "Engine",
@@ -27,6 +28,7 @@ __all__ = [
     "Observation",
     "Presence",
     "Resizes",
+    "SetsAside",
     "Shows",
     "Surroundings",
     "TaskDir",
@@ -36,6 +38,9 @@ __all__ = [
 
 Handle = Mapping[str, Any]
 """What an engine needs to find an attempt again: opaque JSON, stored verbatim."""
+
+ASIDE_FOR = 7 * 86400.0
+"""Seconds for which the files of a run are kept that has ended without a checkpoint, though it wrote some."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,9 @@ class TaskPlan:
     """As `Attempt.image`, for a role with an image of its own."""
     given_up: bool = False
     """The incarnation before this one was silent for too long: it may still live somewhere, and is not waited for."""
+    started: bool = False
+    """This incarnation had an order before. Where nothing of it is left it is lost: the engine shows it as gone, and never
+    starts it anew."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,8 @@ class Observation:
     """Seconds."""
     no_room: bool = False
     """With `waiting`: for what others hold and may give back."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs it was given, where the engine hands them out itself."""
 
 
 class Engine(Protocol):
@@ -262,6 +272,19 @@ class Drills(Protocol):
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         """how: `process` (SIGKILL the training process) or `launcher` (SIGKILL the launcher). Says what it did."""
+        ...
+
+
+@runtime_checkable
+class SetsAside(Protocol):
+    """An engine that can keep the files of an attempt for `ASIDE_FOR` when all else of it is removed."""
+
+    def aside(self, handle: Handle) -> str:
+        """Where they will be. Pure."""
+        ...
+
+    async def set_aside(self, handle: Handle) -> None:
+        """In place of `remove`. May be repeated."""
         ...
 
 

@@ -24,7 +24,7 @@ _LARGEST_TOKEN = 1 << 20
 _SHORTEST_LIFE = 60.0
 """Seconds. What the token specification promises where the answer does not say."""
 _MARGIN = 10.0
-_PAIR = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))\s*,?\s*')
+_PAIR = re.compile(r'(?<![A-Za-z0-9_-])([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))\s*,?\s*')
 
 
 class Keys:

@@ -12,7 +12,7 @@ import resource
 import shutil
 import signal
 import zlib
-from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Set
+from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
 from stoker.launcher import container, files, linux, tree
 from stoker.task import layout
@@ -108,6 +108,24 @@ def _content(path: str) -> str:
         return file.read()
 
 
+PIPES, OWN_FILES = 2, 128
+"""Descriptors for each process that the launcher starts, and those for itself."""
+_open_files: Optional[Tuple[int, int]] = None
+"""The limit that the launcher was started with, where it has raised its own: processes still get that."""
+
+
+def room_for(processes: int) -> None:
+    """Let the launcher hold the pipes of so many processes, as far as it may."""
+    global _open_files
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = PIPES * processes + OWN_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        _open_files = _open_files or (soft, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def affinity(info: TaskInfo) -> Optional[Set[int]]:
     """Cores for a task whose CPU limit no cgroup enforces; None: all of them.
 
@@ -198,6 +216,8 @@ def _child(
             os.sched_setaffinity(0, cores)
         container.prefer_body(victim)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if _open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, _open_files)
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):

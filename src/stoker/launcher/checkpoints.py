@@ -274,6 +274,8 @@ class Scanner:
             return True
         if scan.is_weak(unit.name) and unit.name not in scan.strong_units(entries):
             return False
+        if scan.is_note(unit.name) and not unit.renamed:
+            return False
         return bool(members) and not scan.is_partial(members)
 
     def _settle(self, now: float, violent: bool) -> None:
@@ -283,6 +285,8 @@ class Scanner:
         for name, members in scan.strong_units(entries).items():
             signature = self._snapshot(members)
             key = key_of(signature)
+            if scan.is_note(name) and self._facts.complete["renamed"].get(name) != key:
+                continue
             if key != self._facts.settled.get(name) and scan.counts(signature):
                 pending.append((max(member.mtime_ns for member in signature), name, members, key))
         for unit in self._units.values():

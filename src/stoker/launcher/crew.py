@@ -11,6 +11,8 @@ class Crew:
 
     def __init__(self) -> None:
         self.pids: List[int] = []
+        self.expected = 0
+        """How many there will be, while more are being started."""
         self.failed: Optional[int] = None
         """The local rank of the one that failed first."""
         self.rusage: Any = None
@@ -31,7 +33,7 @@ class Crew:
     @property
     def status(self) -> Optional[int]:
         """Once all have ended: the wait status of the one that failed first, else 0."""
-        if not self.pids or len(self._statuses) < len(self.pids):
+        if not self.pids or len(self._statuses) < max(self.expected, len(self.pids)):
             return None
         return 0 if self.failed is None else self._statuses[self.pids[self.failed]]
 

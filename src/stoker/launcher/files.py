@@ -5,11 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import sys
-from typing import Any, Dict, Optional, Tuple
+import time
+from typing import Any, Dict, Mapping, Optional, Tuple
 
-from stoker.launcher import linux
-from stoker.task import layout
+from stoker.task import formats, layout
+
+_LARGEST = 64 << 20
+"""Bytes of a JSON file that are read. The order of a task in a world of thousands is a few megabytes."""
 
 
 class DirectoryGone(Exception):
@@ -38,12 +42,34 @@ def identity(directory: str) -> Optional[Tuple[int, int]]:
     return (info.st_dev, info.st_ino) if info.st_nlink else None
 
 
-def read_json(path: str) -> Optional[Dict[str, Any]]:
+def read_json(path: str, *, mounted: bool = False) -> Optional[Dict[str, Any]]:
+    """None where there is no such object. User code owns the directory: a pipe, or a file without end, must not hold up
+    the launcher, and no link is followed. `mounted`: from a Secret of Kubernetes, whose files are links."""
     try:
-        value = json.loads(linux.read_text(path) or "null")
-    except ValueError:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(path, flags if mounted else flags | os.O_NOFOLLOW)
+    except OSError:
         return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            return None
+        with open(fd, "rb", closefd=False) as file:
+            value = json.loads(file.read(_LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
     return value if isinstance(value, dict) else None
+
+
+def write_json(path: str, value: Mapping[str, Any]) -> None:
+    """Also where user code put a directory in its place: that is moved aside, or the end of the body could not be told."""
+    try:
+        formats.write_json(path, value)
+    except IsADirectoryError:
+        os.rename(path, f"{path}.{time.time_ns()}.aside")
+        formats.write_json(path, value)
 
 
 def unlink(path: str) -> None:

@@ -4,10 +4,13 @@
 
 Descriptor N is one end of a stream socket pair. Requests and answers are JSON lines:
 
-    {"id": 1, "directory": "/abs", "pid_namespace": true, "user_namespace": false, "hidden": ["/abs", ...]}
+    {"id": 1, "directory": "/abs", "pid_namespace": true, "user_namespace": false, "cover": {...},
+     "record": "/abs/file", "task": {...}}
     {"id": 1, "pid": 4711, "start_time": 123, "boot_id": "...", "error": null, "taken": false}
 
 How a fork becomes a launcher is in `starting`. Launchers outlive the fork server and the server.
+`record` is the file in which the launcher is recorded, with `task` in it, outside its directory.
+`cover` says what no task may see (`covering.cover`), where it has a mount namespace of its own.
 A launcher does nothing before it is recorded: if anything fails on the way, nothing has been started.
 """
 
@@ -31,7 +34,8 @@ class Waiting:
 
     def __init__(self, request: Dict[str, Any], pid: int, go: Optional[int]) -> None:
         self.id = request.get("id")
-        self.directory = str(request.get("directory"))
+        self.record = str(request.get("record"))
+        self.task = request.get("task")
         self.pid = pid
         self.go = go
         """Where the launcher waits for its signal to go; None: the intermediate sees to that."""
@@ -137,7 +141,7 @@ class ForkServer:
         if waiting.go is not None:
             try:
                 if not answer.get("error"):
-                    answer = starting.record(waiting.directory, self.boot_id, waiting.pid)
+                    answer = starting.record(waiting.record, self.boot_id, waiting.pid, task=waiting.task)
                     os.write(waiting.go, b"g")
             except OSError as exc:
                 answer = {"error": f"{errno.errorcode.get(exc.errno or 0, 'error')}: {exc}"}

@@ -28,7 +28,7 @@ class Redactor:
                 part = part.strip()
                 if len(part) >= SHORTEST_SECRET:
                     found.add((part.encode("utf-8", "surrogateescape"), f"[secret {name}]".encode()))
-        self.values = sorted(found, key=lambda pair: -len(pair[0]))
+        self.values = sorted(found, key=lambda pair: (-len(pair[0]), pair))
 
     def __call__(self, text: bytes) -> bytes:
         for value, name in self.values:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import resource
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from stoker.launcher import linux
+from stoker.launcher.shared import Shared
 from stoker.launcher.tree import Tree
 
 QUICK = 0.05
 """Seconds that the exact memory of a tree may take to read, to be read with every sample: the kernel walks all
 its pages for it."""
+
+SHARE, SAVED = 0.003, 0.05
+"""The part of a CPU that looks at shared memory may take, and how many seconds of it may be saved up for a burst."""
+STEPS = 4 << 20, 64 << 20
+"""Bytes: the machine's shared memory grows by a sixteenth of the limit, within these, and it is looked at whose it is."""
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -126,8 +132,12 @@ class Processes:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
+        self.shared = Shared()
         self._before = _reaped_cpu()
         self._quick = True
+        self._spare = Allowance()
+        self._exact: Optional[Tuple[int, int]] = None
+        """What was found when it was counted exactly last, and what it seemed to be then."""
 
     def cpu_seconds(self) -> float:
         """Of the living, of those they have waited for, and of those the launcher has."""
@@ -139,21 +149,66 @@ class Processes:
         return total
 
     def memory(self, limit: Optional[int] = None) -> int:
-        """Bytes in use. Resident sizes count shared pages once per process and are quick to read; the exact
-        shares are asked for only when it matters (`limit` seems passed) or as long as that is quick too."""
+        """Bytes in use. Resident sizes count shared pages once per process, leave out what nobody has mapped, and are
+        quick to read; the exact shares are asked for only when it matters (`limit` seems passed) or as long as that is
+        quick too."""
         pids = self.tree.pids()
         resident = sum(_resident(pid) for pid in pids)
-        if limit is not None and resident <= limit:
+        if limit is None:
+            return self._count(pids, resident) if self._quick else resident
+        if self.is_due(limit):
+            with self._spare:
+                self.shared.look(pids)
+        seeming = resident + self.shared.total + self.shared.grown()
+        if seeming <= limit:
+            self._exact = None
             return resident
-        if limit is None and not self._quick:
-            return resident
+        if self._exact is not None and self._spare.left() <= 0:
+            exact, before = self._exact
+            if seeming - before <= limit - exact:
+                return exact  # it has not grown by as much as was left
+        with self._spare:
+            exact = self._count(pids, resident)
+        self._exact = exact, seeming
+        return exact
+
+    def is_due(self, limit: int) -> bool:
+        """Shared memory has grown by so much that it is worth a look whose it is."""
+        least, most = STEPS
+        return self.shared.grown() >= min(max(limit // 16, least), most) and self._spare.left() > 0
+
+    def _count(self, pids: Sequence[int], resident: int) -> int:
         began = time.monotonic()
-        shares = sum(_share(pid) for pid in pids)
+        shares = [_share(pid) for pid in pids]
+        exact = min(resident, sum(all_ for all_, _ in shares))
+        self.shared.look(pids)
+        exact += self.shared.unmapped(pids, sum(shared for _, shared in shares))
         self._quick = time.monotonic() - began < QUICK
-        return min(resident, shares)
+        return exact
 
     def count(self) -> int:
         return len(self.tree.pids())
+
+
+class Allowance:
+    """CPU time for what may be left out: a share of the time that goes by, some of it saved up."""
+
+    def __init__(self) -> None:
+        self._left = SAVED
+        self._at = time.monotonic()
+        self._began = 0.0
+
+    def left(self) -> float:
+        now = time.monotonic()
+        self._left = min(SAVED, self._left + SHARE * (now - self._at))
+        self._at = now
+        return self._left
+
+    def __enter__(self) -> None:
+        self._began = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._left -= time.thread_time() - self._began
 
 
 def _reaped_cpu() -> float:
@@ -161,12 +216,18 @@ def _reaped_cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _share(pid: int) -> int:
-    """The process's part: pages it shares with its siblings are divided among them."""
+def _share(pid: int) -> Tuple[int, int]:
+    """The process's part: pages it shares with its siblings are divided among them. And how much of it is shared memory;
+    where the kernel does not say, all of it may be."""
+    found = {}
     for line in linux.read_text(f"/proc/{pid}/smaps_rollup").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return _resident(pid)
+        if line.startswith("Pss"):
+            name, size = line.split()[:2]
+            found[name] = int(size) * 1024
+    whole = found.get("Pss:")
+    if whole is None:
+        return (_resident(pid),) * 2
+    return whole, found.get("Pss_Shmem:", whole)
 
 
 def _resident(pid: int) -> int:

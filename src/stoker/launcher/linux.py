@@ -17,7 +17,9 @@ LINUX = sys.platform.startswith("linux")
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
+MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 _libc: Any = None
@@ -63,6 +65,27 @@ def mount(
     ]
     if libc().mount(source_, target_, kind_, ctypes.c_ulong(flags), data_) != 0:
         raise _error(f"mount {target}")
+
+
+def unmount(target: str) -> None:
+    """At once, with what is mounted beneath it."""
+    if libc().umount2(os.fsencode(target), MNT_DETACH) != 0:
+        raise _error(f"unmount {target}")
+
+
+_SYSINFO_WORDS = 14
+_SHARED, _UNIT = 6, 13
+
+
+def shared_memory() -> int:
+    """Bytes that the whole machine has in tmpfs, memfds and shared mappings; 0 where the kernel does not say. A single
+    call, because it is asked often."""
+    if not LINUX or ctypes.sizeof(ctypes.c_ulong) != 8:
+        return 0
+    words = (ctypes.c_ulong * (2 * _SYSINFO_WORDS))()
+    if libc().sysinfo(words) != 0:
+        return 0
+    return int(words[_SHARED]) * (int(words[_UNIT]) & 0xFFFFFFFF)
 
 
 def _error(what: str) -> OSError:

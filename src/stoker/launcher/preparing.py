@@ -28,7 +28,7 @@ def main(task: str, directory: str, place: str, part: str = "") -> int:
 def prepare(task: str, directory: str, place: str, part: str = "") -> int:
     """May be repeated, after it was cut short too. What is there already is not touched. `part`: of a shared volume, for
     the checkpoints. Made here it is the task's own: the kubelet would make it root's, and nobody could remove it."""
-    raw = files.read_json(task) or {}
+    raw = files.read_json(task, mounted=True) or {}
     try:
         formats.TaskInfo.from_json(raw)
     except TypeError as exc:

@@ -8,7 +8,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 from stoker.launcher import files, linux
 from stoker.launcher.journal import Journal
 from stoker.launcher.logs import Log
-from stoker.task import formats, layout
+from stoker.task import layout
 from stoker.task.formats import Ending, Status
 
 
@@ -61,7 +61,7 @@ class Records:
         self.status.log_bytes, self.status.log_dropped = segments.written, segments.dropped
         self.status.log_dropped_lines = segments.dropped_lines
         try:
-            formats.write_json(os.path.join(self.directory, layout.STATUS), vars(self.status))
+            files.write_json(os.path.join(self.directory, layout.STATUS), vars(self.status))
             self._status_failed = False
         except OSError:
             self._status_failed = True

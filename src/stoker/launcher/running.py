@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional
+from collections import deque
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 from stoker.launcher import endings, helpers
-from stoker.launcher.body import CannotStart, environment, identity, setup_directory, spawn
+from stoker.launcher.body import CannotStart, environment, identity, room_for, setup_directory, spawn
 from stoker.launcher.crew import Crew
 from stoker.launcher.framing import Marked, Redactor, Stream
 from stoker.launcher.hang import Hang, Watched
@@ -35,6 +36,8 @@ KILL_EVERY = 0.05
 PATIENT = 20
 """Rounds in which processes are ended one by one, past those kept for the next generation. Then all are, at once."""
 LOCK_EVERY = 0.1
+STARTING = 0.05
+"""Seconds in which processes are started in a row. Then orders and limits are looked at before the next ones."""
 DRAIN = 2.0
 """Seconds that the pipes may stay open when no process is left that could hold them."""
 
@@ -92,6 +95,8 @@ class Running:
         self.started_at: Optional[float] = None
         self.crew = Crew()
         """The processes of the present stage."""
+        self._coming: Deque[Tuple[int, Mapping[str, str], Optional[str]]] = deque()
+        """The body's main processes that are still to be started: local rank, environment, mark in the log."""
         self._failure: Optional[CannotStart] = None
         """Why not all of several processes could be started."""
         self._in_setup = False
@@ -121,6 +126,9 @@ class Running:
             self._why = why
             self._end(now)
             return
+        if self._coming:
+            self._coming.clear()
+            self._started()
         deadline = now + grace
         self.spares.look()
         if not self.stopping:
@@ -165,6 +173,11 @@ class Running:
 
     def _watch(self, now: float) -> Optional[float]:
         waits = []
+        if self._coming:
+            self._start_more()
+            if self.stage == "done":
+                return 0.0
+            waits.append(0.0)
         if self._status is None and not self.stopping:
             waits.append(self.sampler.poll(now))
             if self.sampler.violation:
@@ -253,15 +266,41 @@ class Running:
             self.hang.begin()
         if self.outside is not None:
             self.outside.before()
+        each = self.order.processes
+        if each and self.outside is not None:
+            self._cannot(CannotStart(0, "an image that runs as it is has one process", 126))
+            return
+        self._coming.append((0, self.env, None))
+        if each:
+            marks = [mark_of(local, own) if len(each) > 1 else None for local, own in enumerate(each)]
+            self._coming = deque((local, {**self.env, **own}, marks[local]) for local, own in enumerate(each))
+        self.crew.expected = len(self._coming)
+        room_for(len(self._coming))
+        self.stage = "body"
+        self._start_more()
+
+    def _start_more(self) -> None:
+        """Some of the main processes that are still to be started, the first one at least."""
+        until = time.monotonic() + STARTING
         try:
-            self._spawn_body()
+            while self._coming:
+                self._spawn_main(*self._coming[0])
+                self._coming.popleft()
+                if time.monotonic() >= until:
+                    break
         except CannotStart as exc:
+            self._coming.clear()
             if not self.crew.pids:
                 self._cannot(exc)
                 return
             self.log.say(exc.message)
             self._failure = exc
-        self.stage = "body"
+        if not self._coming:
+            self._started()
+
+    def _started(self) -> None:
+        """All that will be started are."""
+        self.crew.expected = len(self.crew.pids)
         entry: Dict[str, Any] = {
             "k": "started",
             "seq": self.order.seq,
@@ -274,16 +313,6 @@ class Running:
         self.journal(entry)
         if self._failure is not None:
             self.stop(endings.PEER, 0.0, time.monotonic())
-
-    def _spawn_body(self) -> None:
-        if not self.order.processes:
-            self._spawn_main(0, self.env)
-            return
-        if self.outside is not None:
-            raise CannotStart(0, "an image that runs as it is has one process", 126)
-        for local, own in enumerate(self.order.processes):
-            mark = mark_of(local, own) if len(self.order.processes) > 1 else None
-            self._spawn_main(local, {**self.env, **own}, mark)
 
     def _spawn_main(self, local: int, env: Mapping[str, str], mark: Optional[str] = None) -> None:
         """One of the body's main processes: the spare that waits to be it, else one that leaves a spare, if it may."""

@@ -15,6 +15,8 @@ from stoker.task.formats import TaskInfo
 
 WATCH_EVERY = 0.25
 """Seconds between two looks of the watchdog."""
+GLANCE_EVERY = 0.1
+"""Seconds between two glances at the machine's shared memory: a file there may be written and closed in a moment."""
 FULL_RATE = 5 << 20
 """Bytes of samples written at the full rate; after that each further MiB halves it, so the file stays small."""
 MEBIBYTE = 1 << 20
@@ -41,7 +43,7 @@ class Sampler:
         self._watch_pids = info.pids is not None and not self.cgroup.limits_pids
         now = time.monotonic()
         self._next_sample = now + min(1.0, info.sample_every)
-        self._next_watch = now
+        self._next_watch = self._next_glance = now
         self._last_cpu = (now, 0.0)
         self._cpu_before = self.cgroup.cpu_seconds() or 0.0
         self._skipped = 0
@@ -54,6 +56,10 @@ class Sampler:
 
     def poll(self, now: float) -> float:
         """Do what is due; seconds until the next time. True work is a few small reads."""
+        if self._watch_memory and now >= self._next_glance:
+            self._next_glance = now + GLANCE_EVERY
+            if self.processes.is_due(self.info.memory or 0):
+                self._next_watch = now
         if (self._watch_memory or self._watch_pids) and now >= self._next_watch:
             self._watch()
             self._next_watch = now + WATCH_EVERY
@@ -63,6 +69,8 @@ class Sampler:
         following = self._next_sample
         if self._watch_memory or self._watch_pids:
             following = min(following, self._next_watch)
+        if self._watch_memory:
+            following = min(following, self._next_glance)
         return max(0.0, following - now)
 
     @property

@@ -25,10 +25,11 @@ _UNFINISHED = re.compile(
 _MADE_BY = re.compile(r"\.\d+-[0-9a-f]+$")
 """The process that makes it, in a name of the SDK's."""
 _SIDE = re.compile(
-    r"\.(log|out|err|csv|tsv|png|jpe?g|svg|gif|pdf|html?|md|rst|py|ipynb|ya?ml|toml|ini|cfg|pid)$"
+    r"\.(log|out|err|png|jpe?g|svg|gif|pdf|html?|md|rst|py|ipynb|pid)$"
     r"|^events\.out\.tfevents\.|^training_args\.bin$",
     re.IGNORECASE,
 )
+_NOTE = re.compile(r"\.(csv|tsv|ya?ml|toml|ini|cfg)$", re.IGNORECASE)
 _WEAK = re.compile(r"\.(json|jsonl|txt)$", re.IGNORECASE)
 _TF_PART = re.compile(r"^(?P<stem>.+)\.(?:index|meta|data-\d{5}-of-\d{5})$")
 _SHARD = re.compile(r"^(?P<stem>.+?)-\d{5}-of-\d{5}(?:\.[A-Za-z0-9_]+)?$")
@@ -97,7 +98,13 @@ def is_weak(unit: str) -> bool:
 
     It is taken for a checkpoint only where nothing else in the directory is one.
     """
-    return _WEAK.search(unit) is not None
+    return _WEAK.search(unit) is not None or is_note(unit)
+
+
+def is_note(unit: str) -> bool:
+    """Text that is weaker still: loggers write it in place, line by line or once at the start. Only one that was renamed
+    into place was meant to be a state."""
+    return _NOTE.search(unit) is not None
 
 
 def step_of(name: str) -> Optional[int]:
@@ -145,9 +152,9 @@ def pointer(directory: str, unit: str, members: List[str]) -> Optional[Tuple[str
         return None
     if os.path.isfile(os.path.join(directory, "latest")):
         return "latest", unit.encode("utf-8", "surrogateescape")
-    iteration = re.match(r"^iter_0*(\d+)$", unit)
+    iteration = re.match(r"^iter_(\d+)$", unit)
     if iteration and os.path.isfile(os.path.join(directory, "latest_checkpointed_iteration.txt")):
-        return "latest_checkpointed_iteration.txt", iteration.group(1).encode()
+        return "latest_checkpointed_iteration.txt", (iteration.group(1).lstrip("0") or "0").encode()
     return None
 
 

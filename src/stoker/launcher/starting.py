@@ -20,7 +20,7 @@ import sys
 import traceback
 from typing import Any, Callable, Dict, NoReturn, Optional
 
-from stoker.launcher import files, guardian, linux
+from stoker.launcher import covering, files, guardian, linux
 from stoker.launcher.launcher import launch
 from stoker.task import formats, layout
 
@@ -28,10 +28,11 @@ ERROR_LOG = "launcher.err"
 ERROR_LOG_LIMIT = 1 << 20
 
 
-def record(directory: str, boot_id: str, pid: int, **more: Any) -> Dict[str, Any]:
-    """Note the launcher in `engine.json`: from now on it can be found. Before this it must not go."""
+def record(path: str, boot_id: str, pid: int, **more: Any) -> Dict[str, Any]:
+    """Write the engine's record of the launcher: from now on it can be found. Before this it must not go. `path` is
+    outside the task directory, which user code may change."""
     known = {"boot_id": boot_id, "pid": pid, "start_time": linux.start_time(pid), **more}
-    formats.write_json(os.path.join(directory, layout.ENGINE), known)
+    formats.write_json(path, known, mode=0o600)
     return {"pid": pid, "start_time": known["start_time"]}
 
 
@@ -46,10 +47,12 @@ class Start:
         self.directory = str(request.get("directory"))
         self.namespace = bool(request.get("pid_namespace"))
         self.user_namespace = bool(request.get("user_namespace"))
+        self.record = str(request.get("record"))
+        self.task = request.get("task")
         self.report = report
         self.bundle = bundle
         self.boot_id = boot_id
-        self.hidden = [str(path) for path in request.get("hidden") or []]
+        self.cover: Optional[Dict[str, Any]] = request.get("cover")
         self.lock: Optional[int] = None
 
     def directly(self, go: int) -> NoReturn:
@@ -122,16 +125,15 @@ class Start:
             os.close(go_writer)
             self._run(lambda: self._become_launcher(go_reader))
         os.close(go_reader)
-        more: Dict[str, Any] = {}
+        more: Dict[str, Any] = {"task": self.task}
         if not self.namespace:
             more["guardian"] = {"pid": os.getpid(), "start_time": linux.start_time(os.getpid())}
-        answer = record(self.directory, self.boot_id, pid, **more)
+        answer = record(self.record, self.boot_id, pid, **more)
         os.write(go_writer, b"g")
         os.close(go_writer)
         self._say(answer)
         if not self.namespace:
-            known = files.read_json(os.path.join(self.directory, layout.TASK)) or {}
-            guardian.guard(pid, known.get("cgroup"))
+            guardian.guard(pid, (self.task or {}).get("cgroup"))
         return 0
 
     def _become_launcher(self, go: int) -> int:
@@ -142,8 +144,8 @@ class Start:
         if self.namespace:
             # Not before the go: whoever records us may share our mounts, and finds us by the outer /proc.
             _own_proc()
-            for path in self.hidden:
-                _hide(path, self.directory)
+            if self.cover is not None:
+                covering.cover(self.cover, self.directory)
         linux.set_name("stoker-launcher")
         return launch(self.directory, self.bundle, self.lock)
 
@@ -185,26 +187,6 @@ def _own_proc() -> None:
     except OSError:
         # Some containers forbid it. The launcher copes: it then counts by the outer numbers.
         pass
-
-
-def _hide(path: str, keep: str) -> None:
-    """Nothing that runs here sees what is at `path`, but for the task's own directory where that lies beneath it."""
-    try:
-        if not os.path.isdir(path):
-            linux.mount(os.devnull, path, None, linux.MS_BIND)
-            return
-        own = os.open(keep, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            linux.mount("none", path, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=256k,mode=700")
-            if os.path.commonpath([path, keep]) == path:
-                os.makedirs(keep, mode=0o700)
-                linux.mount(f"/proc/self/fd/{own}", keep, None, linux.MS_BIND | linux.MS_REC)
-        finally:
-            os.close(own)
-    except OSError as exc:
-        # Nothing there to hide; or this kernel forbids it: the task runs all the same.
-        if exc.errno != errno.ENOENT:
-            print(f"stoker launcher: {path} is not hidden from the task: {exc}", file=sys.stderr)
 
 
 class _Errors(io.TextIOBase):

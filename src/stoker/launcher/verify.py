@@ -7,6 +7,9 @@ are read, no more. Memory use is bounded whatever the file says about itself.
     ok=True     proven complete (as far as the format can tell: sizes always, checksums where it has them)
     ok=False    certainly damaged or unfinished
     ok=None     the format is unknown, or cannot tell
+
+What cannot be proven damaged is not damaged. A file is held to a format if it claims it: by its name, as long as its
+first bytes do not say otherwise, or by first bytes that nothing else has.
 """
 
 from __future__ import annotations
@@ -14,50 +17,83 @@ from __future__ import annotations
 import codecs
 import os
 import stat
-from typing import BinaryIO, Callable, List, Optional, Tuple
+from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from stoker.launcher import scan, verify_archives, verify_arrays, verify_pickle, verify_trees
+from stoker.launcher import (
+    scan,
+    verify_archives,
+    verify_arrays,
+    verify_json,
+    verify_pickle,
+    verify_streams,
+    verify_trees,
+    verify_walks,
+)
 from stoker.launcher.verify_verdict import Verdict
 from stoker.task import direct, spare
 
 __all__ = ["Verdict", "recognised", "verify", "verify_file", "verify_unit"]
 
-Check = Callable[[BinaryIO, int], Verdict]
+Check = Callable[[BinaryIO, int, bool], Verdict]
+"""The file, its size, and whether its name claims the format."""
 
-_MAGIC: Tuple[Tuple[int, bytes, Check], ...] = (
-    (0, b"PK\x03\x04", verify_archives.check_zip),
-    (0, b"PK\x05\x06", verify_archives.check_zip),
-    (0, b"\x89HDF\r\n\x1a\n", verify_arrays.check_hdf5),
-    (0, b"\x93NUMPY", verify_arrays.check_npy),
-    (0, b"\x1f\x8b", verify_archives.check_gzip),
-    (0, b"BZh", verify_archives.check_bz2),
-    (0, b"\xfd7zXZ\x00", verify_archives.check_xz),
-    (257, b"ustar", verify_archives.check_tar),
-    (0, b"\x80\x02", verify_pickle.check_pickle),
-    (0, b"\x80\x03", verify_pickle.check_pickle),
-    (0, b"\x80\x04", verify_pickle.check_pickle),
-    (0, b"\x80\x05", verify_pickle.check_pickle),
-    (8, b"{", verify_arrays.check_safetensors),
-    (0, b"{", verify_archives.check_json),
-    (0, b"[", verify_archives.check_json),
-)
 
-_SUFFIX: Tuple[Tuple[str, Check], ...] = (
-    (".safetensors", verify_arrays.check_safetensors),
-    (".npz", verify_archives.check_zip),
-    (".zip", verify_archives.check_zip),
-    (".keras", verify_archives.check_zip),
-    (".npy", verify_arrays.check_npy),
-    (".h5", verify_arrays.check_hdf5),
-    (".hdf5", verify_arrays.check_hdf5),
-    (".json", verify_archives.check_json),
-    (".gz", verify_archives.check_gzip),
-    (".tgz", verify_archives.check_gzip),
-    (".bz2", verify_archives.check_bz2),
-    (".xz", verify_archives.check_xz),
-    (".tar", verify_archives.check_tar),
+_BZ2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
+"""What follows the first four bytes of bzip2: text begins like those too."""
+
+
+class Format(NamedTuple):
+    check: Check
+    suffixes: Tuple[str, ...]
+    """Names that promise it. `.pt`, `.ckpt` and `.bin` promise nothing."""
+    magic: Tuple[Tuple[int, bytes], ...] = ()
+    """Offset and bytes, one of which such a file has."""
+    proves: bool = True
+    """Whether it can prove a file complete, or only unfinished."""
+
+
+_ZIP = Format(verify_archives.check_zip, (".npz", ".zip", ".keras"), ((0, b"PK\x03\x04"), (0, b"PK\x05\x06")))
+_HDF5 = Format(verify_arrays.check_hdf5, (".h5", ".hdf5"), ((0, b"\x89HDF\r\n\x1a\n"),))
+_NPY = Format(verify_arrays.check_npy, (".npy",), ((0, b"\x93NUMPY"),))
+_GZIP = Format(verify_streams.check_gzip, (".gz", ".tgz"), ((0, b"\x1f\x8b\x08"),))
+_BZ2 = Format(
+    verify_streams.check_bz2,
+    (".bz2",),
+    tuple((0, b"BZh%d%b" % (level, block)) for level in range(1, 10) for block in _BZ2_BLOCKS),
 )
-"""A name that promises a format is held to it. `.pt`, `.ckpt`, `.bin` and `.pkl` promise nothing."""
+_XZ = Format(verify_streams.check_xz, (".xz",), ((0, b"\xfd7zXZ\x00"),))
+_TAR = Format(verify_archives.check_tar, (".tar",), ((257, b"ustar"),))
+_SAFETENSORS = Format(verify_arrays.check_safetensors, (".safetensors",), ((8, b"{"),))
+_JSON = Format(verify_json.check_json, (".json",))
+_PICKLE = Format(
+    verify_pickle.check_pickle,
+    (".pkl", ".pickle"),
+    ((0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04"), (0, b"\x80\x05")),
+)
+_ZSTD = Format(verify_walks.check_zstd, (".zst",), ((0, b"\x28\xb5\x2f\xfd"),))
+_ONNX = Format(verify_walks.check_onnx, (".onnx",), proves=False)
+_MSGPACK = Format(verify_walks.check_msgpack, (".msgpack",))
+_UBJSON = Format(verify_walks.check_ubjson, (".ubj",))
+_BY_NAME = (
+    _SAFETENSORS, _ZIP, _NPY, _HDF5, _JSON, _GZIP, _BZ2, _XZ, _ZSTD, _TAR, _ONNX, _MSGPACK, _UBJSON,
+)  # fmt: skip
+"""Not pickles: those of the first protocols, and those that something compressed, begin like text or like anything."""
+_BY_MAGIC = (_ZIP, _HDF5, _NPY, _GZIP, _BZ2, _XZ, _ZSTD, _TAR, _PICKLE, _SAFETENSORS)
+
+
+def _like_safetensors(head: bytes) -> bool:
+    """A brace in the ninth byte is not much of a sign: the length before it must be small."""
+    return head[4:8] == b"\0\0\0\0"
+
+
+def _like_gzip(head: bytes) -> bool:
+    """Three bytes are not either: flags, the kind of compression and the system must be ones that there are."""
+    return head[3:4] < b"\x20" and head[8:9] in (b"", b"\0", b"\2", b"\4") and head[9:10] not in _NO_SYSTEM
+
+
+_NO_SYSTEM = tuple(bytes([number]) for number in range(14, 255))
+_LIKELY: Dict[Format, Callable[[bytes], bool]] = {_SAFETENSORS: _like_safetensors, _GZIP: _like_gzip}
+"""What a head must look like besides the magic, where no name claims the format."""
 
 
 def verify(path: str) -> Verdict:
@@ -95,11 +131,16 @@ def verify_file(path: str, pause: spare.Pause = spare.none) -> Verdict:
         if not stat.S_ISREG(info.st_mode):
             return Verdict(False, "special", "not a regular file")
         head = file.read(512)
-        check = _check_for(os.path.basename(path), head)
-        if check is None:
+        name = os.path.basename(path).lower()
+        found = _format_of(name, head)
+        if found is None:
             return Verdict(None, "unknown", "its format is not known")
         file.seek(0)
-        return check(file, info.st_size)
+        named = name.endswith(found.suffixes)
+        verdict = found.check(file, info.st_size, named)
+        if verdict.ok is False and named and not _may_begin(found, head):
+            return Verdict(None, verdict.format, "its name promises a format that its first bytes are not of")
+        return verdict
 
 
 def recognised(path: str) -> bool:
@@ -109,32 +150,36 @@ def recognised(path: str) -> bool:
     except OSError:
         return False
     with open(fd, "rb") as file:
-        return (
-            stat.S_ISREG(os.fstat(fd).st_mode)
-            and _check_for(os.path.basename(path), file.read(512)) is not None
-        )
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        found = _format_of(os.path.basename(path).lower(), file.read(512))
+        return found is not None and found.proves
 
 
-def _check_for(name: str, head: bytes) -> Optional[Check]:
-    for suffix, check in _SUFFIX:
-        if name.lower().endswith(suffix):
-            return check
-    if not head:
-        return None
-    for offset, magic, check in _MAGIC:
-        if head[offset : offset + len(magic)] == magic and _plausible(check, head):
-            return check
+def _format_of(name: str, head: bytes) -> Optional[Format]:
+    for known in _BY_NAME:
+        if name.endswith(known.suffixes):
+            return known
+    for known in _BY_MAGIC:
+        likely = _LIKELY[known](head) if known in _LIKELY else True
+        if likely and any(head[offset : offset + len(magic)] == magic for offset, magic in known.magic):
+            return known
+    # Of text whose name says nothing, JSON that is whole can be told; whatever else begins like it proves nothing.
+    if "." not in name and head[:1] in (b"{", b"[") and _is_text(head):
+        return _JSON
     return None
 
 
-def _plausible(check: Check, head: bytes) -> bool:
-    """One byte is not much of a sign: of files of bare numbers, one in a hundred begins with a brace or a bracket. With a brace
-    in the ninth it is safetensors if the length before it is a small number, with one in the first JSON if it is text."""
-    if check is verify_arrays.check_safetensors:
-        return head[4:8] == b"\0\0\0\0"
-    if check is verify_archives.check_json:
-        return _is_text(head)
-    return True
+def _may_begin(known: Format, head: bytes) -> bool:
+    """Whether a file of this format may have begun so far like this: there is nothing yet where its magic goes, a part of
+    it, or the zeros of what is written last. HDF5, which may begin further down, and JSON know better."""
+    if known is _HDF5 or not known.magic:
+        return True
+    for offset, magic in known.magic:
+        part = head[offset : offset + len(magic)]
+        if magic.startswith(part) or not part.strip(b"\0"):
+            return True
+    return False
 
 
 def _is_text(head: bytes) -> bool:

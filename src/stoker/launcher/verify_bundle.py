@@ -24,6 +24,10 @@ class Damaged(Exception):
     """With the reason."""
 
 
+class Unknown(Exception):
+    """It is of a kind that is not judged here, with the reason."""
+
+
 def check_bundle(index: str, shards: List[str]) -> Verdict:
     """`index` and `shards` are paths; every shard that the index speaks of must be whole."""
     try:
@@ -34,6 +38,8 @@ def check_bundle(index: str, shards: List[str]) -> Verdict:
         _check_shards(tensors, shards)
     except Damaged as exc:
         return Verdict(False, "tensorflow", str(exc))
+    except Unknown as exc:
+        return Verdict(None, "tensorflow", str(exc))
     except (IndexError, ValueError, struct.error) as exc:
         return Verdict(False, "tensorflow", f"the index is damaged: {exc}")
     return Verdict(True, "tensorflow")
@@ -81,7 +87,10 @@ def _check_shards(index: Tuple[int, List[_Tensor]], paths: List[str]) -> None:
     count, tensors = index
     by_number: Dict[int, str] = {}
     for path in paths:
-        by_number[int(path.rsplit(".data-", 1)[1][:5])] = path
+        place, _, of = path.rsplit(".data-", 1)[1].partition("-of-")
+        # Those of a save from another number of processes, under the same name, are not this one's.
+        if of.isdigit() and int(of) == count:
+            by_number[int(place)] = path
     if len(by_number) != count:
         raise Damaged(f"{count} data shards are needed and {len(by_number)} are there")
     for number, path in sorted(by_number.items()):
@@ -121,10 +130,10 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     stop = offset + size
     if stop + 5 > len(data):
         raise Damaged("a block of the index lies outside it")
-    if data[stop] != 0:
-        raise Damaged("the index is compressed, which TensorFlow does not do")
     if _masked(crc32c(data[offset : stop + 1])) != int.from_bytes(data[stop + 1 : stop + 5], "little"):
         raise Damaged("a block of the index fails its checksum")
+    if data[stop] != 0:
+        raise Unknown("the index is compressed, which TensorFlow does not do")
     restarts = int.from_bytes(data[stop - 4 : stop], "little")
     return data[offset : stop - 4 - 4 * restarts]
 

@@ -14,15 +14,36 @@ MAX_OPCODES = 20_000_000
 _LENGTH = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4}
 _LENGTH[pickletools.TAKEN_FROM_ARGUMENT4U] = 4
 _LENGTH[pickletools.TAKEN_FROM_ARGUMENT8U] = 8
+_FRAME = b"\x95"
 _TORCH_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
+_JOBLIB = b"joblib.numpy_pickle"
+_PROTOCOLS = b"\x02\x03\x04\x05"
+_CERTAIN = 16
+"""Opcodes in a row after which it is a pickle: of other bytes, three in four are none."""
+
+
 class _Torn(Exception):
-    """The pickle ends early or holds what no pickle holds."""
+    """The pickle ends early."""
+
+
+class _Strange(Exception):
+    """It holds what no pickle holds: it is none, or others wrote between its opcodes."""
 
 
 class _Endless(Exception):
     """Too many opcodes to be walked."""
+
+
+class _Seen:
+    """What a walk met, however it ended."""
+
+    def __init__(self) -> None:
+        self.certain = False
+        """It is a pickle: it announced a frame, or many opcodes made sense."""
+        self.joblib = False
+        """joblib wrote it, and puts the bytes of arrays between the opcodes."""
 
 
 def _arguments() -> Dict[int, int]:
@@ -46,64 +67,78 @@ def _arguments() -> Dict[int, int]:
 _ARGUMENTS = _arguments()
 
 
-def check_pickle(file: BinaryIO, size: int) -> Verdict:
-    """One pickle, or several one after the other, up to the last byte."""
+def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
+    """One pickle, or several one after the other, up to the last byte. Two bytes begin a pickle, and may begin anything:
+    without the name (`named`), only what is a pickle beyond doubt can be an unfinished one."""
     start = file.tell()
-    torch_legacy = file.read(len(_TORCH_LEGACY)) == _TORCH_LEGACY
-    file.seek(start)
-    if torch_legacy:
+    if file.read(len(_TORCH_LEGACY)) == _TORCH_LEGACY:
         return Verdict(None, "torch (legacy)", "the old torch format does not say where it ends")
+    file.seek(start)
+    first, seen = b"", _Seen()
     try:
-        while file.tell() < size:
-            if file.tell() > start and file.read(1) != b"\x80":
+        while file.tell() < size or not first:
+            head = file.read(2)
+            file.seek(-len(head), 1)
+            if first and (head[:1] != b"\x80" or head[1:] not in _PROTOCOLS):
                 return Verdict(None, "pickle", "something other than a pickle follows the pickle")
-            file.seek(-1 if file.tell() > start else 0, 1)
-            _walk(file, size)
+            named = named or head == first
+            first = first or head
+            _walk(file, size, seen)
     except _Endless:
         return Verdict(None, "pickle", "too long to be walked through")
+    except _Strange as exc:
+        return Verdict(None, "joblib" if seen.joblib else "pickle", str(exc))
     except _Torn as exc:
-        return (
-            Verdict(None, "joblib", "arrays follow")
-            if _is_joblib(file, start)
-            else Verdict(False, "pickle", str(exc))
-        )
+        if seen.joblib:
+            return Verdict(None, "joblib", "arrays follow")
+        return Verdict(False if named or seen.certain else None, "pickle", str(exc))
     return Verdict(True, "pickle")
 
 
-def _walk(file: BinaryIO, size: int) -> None:
+def _walk(file: BinaryIO, size: int, seen: _Seen) -> None:
     """Leave the file just after the STOP of the pickle that begins here."""
     arguments, read, seek, tell = _ARGUMENTS, file.read, file.seek, file.tell
-    for _ in range(MAX_OPCODES):
-        code = read(1)
-        if not code:
-            raise _Torn("the pickle is unfinished")
-        if code == b".":
-            return
-        width = arguments.get(code[0])
-        if width is None:
-            raise _Torn(f"the pickle holds an unknown opcode at byte {tell() - 1}")
-        if width == 0:
-            continue
-        if width in (-1, -2):
-            for _ in range(-width):
-                if not file.readline(1 << 20).endswith(b"\n"):
-                    raise _Torn("the pickle is unfinished")
-            continue
-        if width < 0:
-            raw = read(-width - 10)
-            if len(raw) < -width - 10:
+    seen.certain, count, joblib, frame = False, 0, len(_JOBLIB), _FRAME
+    try:
+        for count in range(MAX_OPCODES):
+            code = read(1)
+            if not code:
                 raise _Torn("the pickle is unfinished")
-            width = int.from_bytes(raw, "little")
-        if tell() + width > size:
+            if code == b".":
+                return
+            width = arguments.get(code[0])
+            if width is None:
+                raise _Strange(f"the pickle holds an unknown opcode at byte {tell() - 1}")
+            if width == 0:
+                continue
+            if width in (-1, -2):
+                _pass_lines(file, -width, seen)
+                continue
+            if width < 0:
+                raw = read(-width - 10)
+                if len(raw) < -width - 10:
+                    raise _Torn("the pickle is unfinished")
+                width = int.from_bytes(raw, "little")
+            if tell() + width > size:
+                raise _Torn("the pickle is unfinished")
+            if width == joblib:
+                seen.joblib = read(width) == _JOBLIB or seen.joblib
+            elif count == 1 and code == frame:
+                # The first of protocol 4 and later. No frame has terabytes.
+                seen.certain = read(width)[5:] == b"\0\0\0"
+            else:
+                seek(width, 1)
+        raise _Endless
+    finally:
+        seen.certain = seen.certain or count >= _CERTAIN
+
+
+def _pass_lines(file: BinaryIO, lines: int, seen: _Seen) -> None:
+    for _ in range(lines):
+        line = file.readline(1 << 20)
+        if not line.endswith(b"\n"):
             raise _Torn("the pickle is unfinished")
-        seek(width, 1)
-    raise _Endless
-
-
-def _is_joblib(file: BinaryIO, start: int) -> bool:
-    """joblib puts raw arrays between the opcodes."""
-    file.seek(start)
-    return b"joblib.numpy_pickle" in file.read(1 << 16)
+        seen.joblib = seen.joblib or line[:-1] == _JOBLIB
 
 
 def strings_and_numbers(data: bytes) -> Iterator[Any]:

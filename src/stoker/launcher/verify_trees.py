@@ -126,7 +126,7 @@ def _listed(root: str, index: str, there: "set[str]") -> Verdict:
     try:
         with open(os.path.join(root, index), "rb") as file:
             names = set(json.load(file)["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         return Verdict(None, "shards", f"{index} is of an unknown kind: {exc}")
     missing = sorted(name for name in names if name not in there)
     if missing:

@@ -14,14 +14,14 @@ SCRIPTS, BYTES = 300, 4 << 20
 
 _IMPORTS = re.compile(
     r"^[ \t]*(?:import[ \t]+(?P<plain>[^\n#;]+)"
-    r"|from[ \t]*(?P<dots>\.*)(?P<module>[\w.]*)[ \t]+import[ \t]*(?P<names>\([^)]*\)|[^\n#;]*))",
+    r"|from[ \t]*(?P<dots>\.*)(?P<module>(?:\w[\w.]*)?)(?<=[\w.])[ \t]+import[ \t]*(?P<names>[^\n#;]*))",
     re.MULTILINE,
 )
 
 _SETS = re.compile(
-    r"environ(?:b)?\s*\[(?P<key>[^\]\n]*)\]\s*=(?!=)"
+    r"environ(?:b)?\s*\[(?P<key>[^\]\[\n]*)\]\s*=(?!=)"
     r"|environ(?:b)?\s*\.\s*(?:setdefault|__setitem__|pop)\s*\((?P<name>[^,)\n]*)"
-    r"|(?P<any>environ(?:b)?\s*\.\s*(?:update|clear)\b|environ\s*\|=|\b(?:un)?(?:put|set)env\s*\(|load_dotenv)"
+    r"|(?P<any>environ(?:b)?\s*\[[^\]\[\n]*\[|environ(?:b)?\s*\.\s*(?:update|clear)\b|environ\s*\|=|\b(?:un)?(?:put|set)env\s*\(|load_dotenv)"
 )
 _HARMLESS = re.compile(r"""\s*["'](?:MASTER_|RANK|LOCAL_|WORLD_|TOKENIZERS_|WANDB|HF_|STOKER_)\w*["']\s*""")
 
@@ -64,13 +64,19 @@ def _sets(text: str) -> bool:
 def _imports(place: str, path: str, text: str) -> List[str]:
     """Files beside the program that this one imports."""
     found: List[str] = []
+    done, last = 0, text.rfind(")")
     for match in _IMPORTS.finditer(text):
+        if match.start() < done:
+            continue
         dots, module, names = match.group("dots") or "", match.group("module") or "", match.group("names")
         root = place
         if dots:
             root = path
             for _ in dots:
                 root = os.path.dirname(root)
+        if names is not None and names.startswith("(") and match.start("names") < last:
+            done = text.index(")", match.start("names"))
+            names = text[match.start("names") : done]
         if names is None:
             modules = [part.split()[0] for part in match.group("plain").split(",") if part.split()]
         else:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from stoker import __version__
 from stoker.blobs import BlobStore
+from stoker.control import secrets
 from stoker.control.archive import LogArchive
 from stoker.control.controller import Controller
 from stoker.engine.local import LocalEngine
-from stoker.errors import StokerError, StoreDamaged
+from stoker.errors import StokerError, StoreDamaged, StoreLost
 from stoker.server import startup
 from stoker.server.clusters import Kubernetes
 from stoker.server.leading import Holder, Leading
@@ -33,6 +34,8 @@ log = logging.getLogger("stoker.server")
 def main(argv: list[str] | None = None) -> int:
     """Runs until SIGTERM, SIGINT or the shutdown route. The exit status is 0 after an orderly end."""
     arguments = _parse(argv)
+    if arguments.report is not None:
+        os.set_inheritable(arguments.report, False)
     home = Home.from_environment()
     if arguments.home:
         home = replace(home, root=Path(arguments.home).expanduser().absolute())
@@ -41,16 +44,16 @@ def main(argv: list[str] | None = None) -> int:
         startup.prepare(home)
         lock = startup.take_lock(home)
     except StokerError as exc:
-        return _refuse(exc)
+        return _refuse(exc, arguments.report)
     try:
         startup.log_to(home)
         return _serve(home, arguments, lock)
     except StokerError as exc:
         log.error("cannot start: %s", exc)
-        return _refuse(exc)
+        return _refuse(exc, arguments.report)
     except OSError as exc:
         log.error("cannot start: %s", exc)
-        return _refuse(startup.unusable(home, exc))
+        return _refuse(startup.unusable(home, exc), arguments.report)
     finally:
         os.close(lock)
 
@@ -60,13 +63,23 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", help="where everything is kept (default: STOKER_HOME)")
     parser.add_argument("--host", help="address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, help="port to listen on (default: a free one)")
+    parser.add_argument(
+        "--report", type=int, help=argparse.SUPPRESS
+    )  # where the command that started us listens
     return parser.parse_args(argv)
 
 
-def _refuse(exc: StokerError) -> int:
+def _refuse(exc: StokerError, report: int | None) -> int:
     """One line a person, or the command that started us, can read."""
     hint = f" hint: {exc.hint}" if exc.hint else ""
-    sys.stderr.write(f"stoker: {exc.message}{hint}\n".replace("\n", " ").rstrip() + "\n")
+    line = f"stoker: {exc.message}{hint}".replace("\n", " ").rstrip() + "\n"
+    # The log may be on the very disk that takes nothing more, and the command may be gone.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    if report is not None:
+        with contextlib.suppress(OSError):
+            os.write(report, line.encode(errors="replace"))
     return exc.exit_code
 
 
@@ -115,18 +128,22 @@ def _take_up(services: Services, epoch: int | None = None) -> None:
     """Open the database and begin to decide."""
     settings = services.settings
     try:
-        store = Store.open(settings.database, epoch=epoch)
-    except StoreDamaged as exc:
-        # Up, to say what is wrong and what to do; every route that needs the database refuses.
-        log.error("%s", exc)
-        services.damage = exc.message
+        store = Store.of_home(settings.home, settings.database, epoch=epoch)
+    except (StoreDamaged, StoreLost) as exc:
+        # Up, to say what is wrong and what to do; every route that needs the database refuses. Tasks go on.
+        log.error("%s. %s", exc, exc.hint)
+        services.trouble = exc
     else:
+        redactor.hide(secrets.every(settings.home))  # those that came to a server before this one
         if services.leading is not None:
             store.when_fenced(services.leading.fenced)
         controller = Controller(settings, store, services.blobs, LocalEngine(settings), Kubernetes(settings))
         services.parts = (store, controller)
         controller.start()
-    startup.write_record(settings.home, services.url, services.started_at)
+    try:
+        startup.write_record(settings.home, services.url, services.started_at)
+    except OSError as exc:
+        raise startup.unusable(settings.home, exc, settings.home.server_record) from exc
 
 
 def _put_down(services: Services) -> None:

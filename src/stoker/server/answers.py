@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
@@ -15,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from stoker.blobs.files import disk_full
+from stoker import disks
 from stoker.errors import NotFound, SpecError, StokerError
 
 log = logging.getLogger(__name__)
@@ -79,9 +78,8 @@ def install(app: FastAPI, home: Path) -> None:
         return _http_error(exc)
 
     async def os_error(_: Request, exc: Exception) -> Response:
-        if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            return error(disk_full(home))
-        return unexpected(exc)
+        refused = disks.refusal(exc, home) if isinstance(exc, OSError) else None
+        return unexpected(exc) if refused is None else error(refused)
 
     app.add_exception_handler(StokerError, stoker_error)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -96,8 +96,18 @@ class Missing(Body):
     digests: Annotated[list[Digest], Field(max_length=20_000)]
 
 
+class Contents(Body):
+    digests: Annotated[list[Digest], Field(max_length=20_000)]
+
+
 class Backup(Body):
     path: Annotated[str, StringConstraints(min_length=1, max_length=4000)] | None = None
+
+
+class Forget(Body):
+    runs: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=200)]], Field(max_length=10_000)
+    ] = []
 
 
 class Nothing(Body):

@@ -55,10 +55,9 @@ async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool
         if not follow:
             return
         if over is not None:
-            yield (
-                encode({"end": {"state": over.state, "exit_code": over.exit_code, "cause": over.cause}})
-                + b"\n"
-            )
+            end = {"state": over.state, "exit_code": over.exit_code, "cause": over.cause}
+            told = {"warnings": len(over.warnings)} if over.warnings else {}
+            yield encode({"end": {**end, **told}}) + b"\n"
             return
         run = await run_in_threadpool(services.store.run, run_id)
         if run.state in OVER:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker.blobs import BlobStore
+from stoker.blobs import BlobStore, Listings
 from stoker.control.archive import LogArchive
 from stoker.control.controller import Controller
-from stoker.errors import NotLeading, StoreDamaged
+from stoker.errors import NotLeading, StoreError
 from stoker.server.leading import Leading
 from stoker.settings import Settings
 from stoker.store import Store
@@ -20,8 +20,8 @@ from stoker.store import Store
 class Services:
     """Everything a route may need. Made once per server.
 
-    With a damaged database `parts` is None: every route that needs it answers StoreDamaged, and the server
-    stays up to say so.
+    With a damaged or lost database `parts` is None: every route that needs it answers with the error, and the
+    server stays up to say so.
     """
 
     settings: Settings
@@ -34,13 +34,17 @@ class Services:
     version: str
     url: str = ""
     parts: tuple[Store, Controller] | None = None
-    damage: str = ""
-    """Why there is no store."""
+    trouble: StoreError | None = None
+    """Why there is no store: it is damaged or lost."""
     leading: Leading | None = None
     """Where several servers share a database; until this one leads, `parts` is None."""
     stop: Callable[[], None] = lambda: None
     """Ends the server once the requests under way are answered."""
     closing: Closing = field(default_factory=lambda: Closing())
+    listings: Listings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listings = Listings(self.blobs)
 
     @property
     def store(self) -> Store:
@@ -52,7 +56,9 @@ class Services:
 
     @property
     def damaged(self) -> str | None:
-        return self.parts[0].damaged if self.parts is not None else self.damage
+        if self.parts is not None:
+            return self.parts[0].damaged
+        return None if self.trouble is None else self.trouble.message
 
     @property
     def waits(self) -> NotLeading | None:
@@ -64,10 +70,8 @@ class Services:
         if waits is not None:
             raise waits
         if self.parts is None:
-            raise StoreDamaged(
-                f"the database cannot be used: {self.damage}",
-                hint="Bring back the last good copy with `stoker backup restore`.",
-            )
+            assert self.trouble is not None
+            raise self.trouble
         return self.parts
 
 

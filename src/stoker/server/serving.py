@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stoker.client.local import running
 from stoker.server import startup
 from stoker.server.app import create_app
+from stoker.server.connections import Door, GuardedProtocol, Limits
+from stoker.server.security import shows
 from stoker.server.services import Services
 
 log = logging.getLogger(__name__)
@@ -24,83 +26,19 @@ GRACE = 5
 LOOK = 1.0
 """Seconds between looks at what people may delete by hand: server.json is written again, a deleted lock ends the
 server, because the next one would not know of it."""
-HEAD = 1 << 20
-"""Bytes a connection may send before its headers are complete. They are kept in memory and come before the
-token, so there must be an end."""
-
-
-HEAD_SECONDS = 20.0
-"""Seconds a connection may take to send complete headers. Anybody on this machine may connect."""
-CONNECTIONS = 2048
-"""How many connections are held. One more, and one that asks for nothing at the moment has to go: clients connect
-anew by themselves."""
-
-
-class GuardedProtocol(HttpToolsProtocol):
-    """Drops a connection whose headers do not end, by size or by time, and bounds how many there are."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._head = 0
-        self._impatience: asyncio.TimerHandle | None = None
-        super().connection_made(transport)
-        self._expect_head()
-        if len(self.connections) > CONNECTIONS:
-            self._make_room()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._have_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._head >= 0:
-            self._head += len(data)
-            if self._head > HEAD:
-                self.transport.abort()
-                return
-            self._expect_head()
-        super().data_received(data)
-
-    def on_headers_complete(self) -> None:
-        self._head = -1
-        self._have_head()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._head = 0
-        super().on_message_complete()
-
-    def _expect_head(self) -> None:
-        if self._impatience is None:
-            self._impatience = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-    def _have_head(self) -> None:
-        if self._impatience is not None:
-            self._impatience.cancel()
-            self._impatience = None
-
-    def _make_room(self) -> None:
-        """Let go of a connection without a request under way; of this one if there is no other."""
-        for other in self.connections:
-            if other is not self and isinstance(other, GuardedProtocol) and other.idle:
-                other.transport.abort()
-                return
-        self.transport.abort()
-
-    @property
-    def idle(self) -> bool:
-        return self._head >= 0 and (self.cycle is None or self.cycle.response_complete)
 
 
 class Server(uvicorn.Server):
     """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
     would hold it up."""
 
-    def __init__(self, services: Services, lock: int | None = None) -> None:
+    def __init__(self, services: Services, lock: int | None = None, limits: Limits | None = None) -> None:
         """`lock`: the descriptor of the home's lock, watched for as long as the server runs."""
+        door = Door(functools.partial(shows, services.token.encode()), limits or Limits())
         config = uvicorn.Config(
             create_app(services),
             loop="uvloop",
-            http=GuardedProtocol,
+            http=functools.partial(GuardedProtocol, door),  # type: ignore[arg-type]  # called, never inspected
             ws="none",
             lifespan="off",
             access_log=False,

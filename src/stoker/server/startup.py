@@ -23,8 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker import __version__
-from stoker.blobs.files import disk_full
+from stoker import __version__, disks
 from stoker.client.process import boot_id, start_time
 from stoker.errors import Refused, StokerError
 from stoker.server.redact import RedactingFormatter
@@ -134,12 +133,17 @@ def token_of(home: Home) -> str:
         ) from exc
     token = secrets.token_urlsafe(32)
     temporary = home.root / f".token.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as handle:
-        handle.write(token + "\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(home.token)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as handle:
+            handle.write(token + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(home.token)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise unusable(home, exc, home.token) from exc
     return token
 
 
@@ -221,10 +225,9 @@ def home_id(home: Home) -> str:
     return hashlib.sha256(os.fsencode(home.root)).hexdigest()[:16]
 
 
-def unusable(home: Home, exc: OSError) -> StokerError:
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return disk_full(home.root)
-    return StokerError(
+def unusable(home: Home, exc: OSError, path: Path | None = None) -> StokerError:
+    """`path`: what was to be written, where that is known."""
+    return disks.refusal(exc, path or home.root) or StokerError(
         f"cannot use the home {str(home.root)!r}: {(exc.strerror or str(exc)).lower()}",
         hint="Make it a writable directory, or set STOKER_HOME to one.",
     )

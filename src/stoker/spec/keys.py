@@ -158,6 +158,9 @@ KINDS: dict[str, Kind] = {
     "percent": Kind("percentage", _written(quantities.PERCENT_PATTERN, minimum=0, maximum=100), "PERCENT"),
     "gpus": Kind("whole number", {"type": "integer", "minimum": 0, "maximum": quantities.MAX_GPU}, "N"),
     "count": Kind("whole number", {"type": "integer", "minimum": 1, "maximum": quantities.MAX_WORKERS}, "N"),
+    "processes": Kind(
+        "whole number", {"type": "integer", "minimum": 1, "maximum": quantities.MAX_PROCESSES}, "N"
+    ),
     "keep": Kind("whole number", {"type": "integer", "minimum": 1, "maximum": 10_000}, "N"),
     "retries": Kind("whole number", {"type": "integer", "minimum": 0, "maximum": 1000}, "N"),
     "workers": Kind(
@@ -270,7 +273,7 @@ KEYS: tuple[Key, ...] = (
     Key("resources.shm", "size", "Shared memory (/dev/shm), for data loaders with many workers.", "2Gi", None, "--shm", "the machine's"),
     Key("resources.disk", "size", "Scratch disk.", "50Gi", None, "--disk", "no limit"),
     Key("workers", "workers", "How many workers; a range is elastic.", "2..8", 1, "--workers"),
-    Key("processes", "count", "Training processes per worker.", 1, None, "--processes", "1, or its GPUs for torch scripts that do not launch themselves"),
+    Key("processes", "processes", "Training processes per worker, at most 1024.", 1, None, "--processes", "1, or its GPUs for torch scripts that do not launch themselves"),
     Key("framework", "choice", "Sets up the world for a distributed framework; `none`: ranks and peers only.", "torch", None, "--framework", "seen in the script's imports where there are several processes; else none"),
     Key("roles", "roles", "Groups of tasks beside the workers: parameter servers, a chief, evaluators.", {"ps": {"count": 2, "run": "python ps.py", "on_loss": "task"}}, None, "--roles", "none"),
     Key("roles.*.count", "count", "How many tasks the role has.", 2, 1),

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import SpecError
-from stoker.spec import keys, names, problems, yaml12
+from stoker.spec import keys, names, problems, quantities, yaml12
 from stoker.spec.job import Job
 from stoker.spec.problems import Problem
 from stoker.spec.yaml12 import Mark, YamlError
@@ -62,8 +62,9 @@ def override_job(job: Job, overrides: Sequence[str]) -> Job:
 
 
 def job_from_tree(raw: Any, origin: Origin | None = None, found: Sequence[Problem] = ()) -> Job:
-    """Check a tree of plain values. `found` are mistakes known already; all are raised together."""
-    origin = origin or Origin()
+    """Check a tree of plain values. `found` are mistakes known already; all are raised together. Without an `origin` it
+    may be a stored job, so that what was accepted before is accepted."""
+    stored, origin = origin is None, origin or Origin()
     if not isinstance(raw, Mapping):
         raise _error([Problem((), f"a job must be a mapping of keys, not {problems.show(raw)}")], origin)
     tree, mistakes = problems.without_nulls(raw)
@@ -84,9 +85,19 @@ def job_from_tree(raw: Any, origin: Origin | None = None, found: Sequence[Proble
     except ValidationError as exc:
         mistakes += [problem for problem in problems.explain(exc) if problem.path not in bad]
         raise _error(mistakes, origin) from None
+    if not stored:
+        mistakes += _too_many(job)
     if mistakes:
         raise _error(mistakes, origin)
     return job
+
+
+def _too_many(job: Job) -> list[Problem]:
+    try:
+        quantities.check_processes(job.processes or 1)
+    except quantities.Bad as exc:
+        return [Problem(("processes",), exc.message, hint=exc.hint)]
+    return []
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], origin: Origin) -> list[Problem]:

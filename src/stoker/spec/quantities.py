@@ -59,6 +59,8 @@ MAX_GPU = 100_000
 MAX_SIZE = 1 << 60
 MAX_DURATION = 10 * 365 * 86400
 MAX_WORKERS = 100_000
+MAX_PROCESSES = 1024
+"""Training processes of one task: more than machines have cores, and with their threads about what a task may have."""
 _LONGEST = 64
 """Characters of the longest quantity worth reading."""
 
@@ -190,6 +192,15 @@ def count(value: Any, *, least: int = 0, most: int = 1_000_000_000, noun: str = 
     if not least <= number <= most:
         raise Bad(f"{show(value)} is not between {least} and {most}")
     return int(number)
+
+
+def check_processes(number: int) -> None:
+    """Apart from reading: a stored job that asks for more has been accepted before. Raises Bad."""
+    if number > MAX_PROCESSES:
+        raise Bad(
+            f"{number} is more than one task can have: {MAX_PROCESSES}",
+            hint="Each of them has threads, and both count towards a task's limit. Spread them over more `workers`.",
+        )
 
 
 def workers(value: Any) -> Workers:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-import pathspec
-
+from stoker.spec.globs import LINE, Patterns
 from stoker.spec.job import Setup
 
 USUAL = (
@@ -33,19 +32,45 @@ USUAL = (
     "pixi.toml",
 )
 
-_INSTALL = r"(python3?\s+-m\s+)?(uv\s+)?(pip3?|conda|mamba|uv|poetry|pdm|pixi)\s+(install|sync|env|add)\b[^;&|`$<>\n]*"
-_INSTALLS = re.compile(rf"\s*{_INSTALL}((&&|;|\n)\s*{_INSTALL})*[;\s]*\Z")
-"""Nothing but package installers, one after another."""
+_INSTALL = re.compile(
+    r"(python3?\s+-m\s+)?(uv\s+)?(pip3?|conda|mamba|uv|poetry|pdm|pixi)\s+(install|sync|env|add)\b[^;&|`$<>\n]*"
+)
+
+
+_LONGEST = LINE // 8 - 1
+"""Characters of a word that may be a path: as a pattern each may have eight bytes."""
 
 
 def setup_inputs(setup: Setup, paths: Iterable[str]) -> list[str]:
     """Those of `paths` (relative to the working directory, `/`-separated) the setup depends on, sorted."""
     patterns = setup.inputs or (*USUAL, *_named(setup.run))
-    if "." in patterns or not (setup.inputs or _INSTALLS.match(setup.run)):
+    if "." in patterns or not (setup.inputs or _only_installs(setup.run)):
         return sorted(paths)
     # A pattern with a slash in front is matched from the top, and a directory with everything beneath it.
-    spec = pathspec.PathSpec.from_lines("gitignore", [f"/{posixpath.normpath(p)}" for p in patterns])
-    return sorted(path for path in paths if spec.match_file(path))
+    wanted = Patterns(f"/{posixpath.normpath(p)}".encode("utf-8", "surrogateescape") for p in patterns)
+    return sorted(_beneath(wanted, paths))
+
+
+def _only_installs(command: str) -> bool:
+    """Whether it is package installers and nothing else, one after another."""
+    parts = [part.strip() for part in re.split(r"&&|;|\n", command) if part.strip()]
+    return bool(parts) and all(_INSTALL.fullmatch(part) for part in parts)
+
+
+def _beneath(wanted: Patterns, paths: Iterable[str]) -> Iterator[str]:
+    directories: dict[bytes, bool] = {b"": False}
+    for path in paths:
+        raw = path.encode("utf-8", "surrogateescape")
+        above = raw.rpartition(b"/")[0]
+        unknown = []
+        while above not in directories:
+            unknown.append(above)
+            above = above.rpartition(b"/")[0]
+        for directory in reversed(unknown):
+            inside = directories[directory.rpartition(b"/")[0]]
+            directories[directory] = inside or bool(wanted.decide(directory, directory=True))
+        if directories[raw.rpartition(b"/")[0]] or wanted.decide(raw, directory=False):
+            yield path
 
 
 def _named(command: str) -> list[str]:
@@ -60,6 +85,11 @@ def _named(command: str) -> list[str]:
         # `.[dev]` is the directory `.`, and `w[1].txt` may be a file: both readings count.
         for part in (*bare, *(part.partition("[")[0] for part in bare)):
             clean = posixpath.normpath(part) if part else ""
-            if clean and not clean.startswith(("/", "..", "-", "~")) and "\n" not in clean:
+            if (
+                clean
+                and len(clean) <= _LONGEST
+                and not clean.startswith(("/", "..", "-", "~"))
+                and "\n" not in clean
+            ):
                 found.append(clean if clean == "." else re.sub(r"([*?\[\]!#\\ ])", r"\\\1", clean))
     return found

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import SpecError, TooLarge
@@ -83,6 +83,11 @@ class Tree:
 
     def digest(self) -> str:
         return hashlib.sha256(self.canonical()).hexdigest()
+
+    def renamed(self, rename: Callable[[str], str]) -> Tree:
+        """With other names for files and directories. Raises SpecError where two become one, or one is no name."""
+        files = [replace(file, path="/".join(map(rename, file.path.split("/")))) for file in self.files]
+        return Tree.of(files).validate(max_files=None, max_bytes=None)
 
     def validate(self, *, max_files: int | None = CODE_FILES, max_bytes: int | None = CODE_BYTES) -> Tree:
         """Raise SpecError or TooLarge unless every rule holds; returns itself."""

@@ -8,23 +8,23 @@ first.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.pool import QueuePool
 
-from stoker.errors import Conflict, DiskFull, StokerError, StoreBusy, StoreDamaged, StoreError
+from stoker.errors import StokerError, StoreBusy, StoreDamaged, StoreError
+from stoker.store import sqlite_errors as errors
 from stoker.store import sqlite_files as files
-from stoker.store.codec import RESTORE_HINT
+from stoker.store.sqlite_errors import damage
 
 READERS = 8
 """Read connections kept open at most; each costs a few descriptors and its page cache."""
@@ -34,10 +34,6 @@ COPY_PAGES = 512
 """Pages copied at a time by a backup: 2 MiB, a few milliseconds of one lock on one page cache."""
 WHOLE_CHECK = 64 << 20
 """Up to this size the whole file is verified on opening, beyond it the tables that matter most first."""
-FEW_BYTES = 1 << 20
-"""With less than this free an I/O error is taken for a full disk."""
-
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _CHECKPOINT_TRIES = 100
 _IN_ORDER = ("runs", "attempts", "tasks", "checkpoints", "cursors", "run_records", "run_tags", "events")
 
@@ -55,6 +51,7 @@ class SqliteDialect:
         self.where = str(self.path)
         self._busy_timeout = busy_timeout
         self._identity: tuple[int, int] | None = None
+        self._writer: Engine | None = None
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -64,12 +61,12 @@ class SqliteDialect:
         except FileNotFoundError:
             log = files.wal(self.path)
             if log.exists() and log.stat().st_size:
-                raise self._damage("the file is gone, but its write-ahead log is still there") from None
+                raise damage(self.path, "the file is gone, but its write-ahead log is still there") from None
             return False
         except OSError as exc:
-            raise self._os_error(exc) from exc
+            raise errors.of_system(exc, self.path) from exc
         if problem:
-            raise self._damage(problem)
+            raise damage(self.path, problem)
         return True
 
     def create(self, build: Callable[[Connection], None]) -> None:
@@ -94,14 +91,15 @@ class SqliteDialect:
             give_name(temporary, self.path)
             files.sync_name(self.path)
         except OSError as exc:
-            raise self._os_error(exc) from exc
+            raise errors.of_system(exc, self.path) from exc
         except (sqlite3.Error, UnicodeDecodeError, sa_exc.DBAPIError) as problem:
             raise self.translate(problem) from problem
         finally:
             files.forget(temporary)
 
     def writer(self) -> Engine:
-        return self._engine("BEGIN IMMEDIATE", size=1)
+        self._writer = self._engine("BEGIN IMMEDIATE", size=1)
+        return self._writer
 
     def readers(self) -> Engine:
         return self._engine("BEGIN", size=READERS)
@@ -112,18 +110,20 @@ class SqliteDialect:
     def still_there(self) -> None:
         try:
             found = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise damage(self.path, f"the file is gone: {exc.strerror}") from exc
         except OSError as exc:
-            raise self._damage(f"the file is gone: {exc.strerror}") from exc
+            raise errors.of_system(exc, self.path) from exc
         identity = (found.st_dev, found.st_ino)
         if self._identity is None:
             self._identity = identity
         if identity != self._identity:
-            raise self._damage("the file was replaced while it was open")
+            raise damage(self.path, "the file was replaced while it was open")
 
     def verify(self, engine: Engine) -> None:
         log = files.read_log(self.path)
         if isinstance(log, str):
-            raise self._damage(log)
+            raise damage(self.path, log)
         self.still_there()
         with _raw(engine) as connection:
             # A lock that somebody holds shows here, not at the first submit.
@@ -135,9 +135,11 @@ class SqliteDialect:
                 # Other salts: somebody else has begun the log anew since we read it; then it was whole.
                 same = isinstance(after, files.Log) and after.salts == log.salts
                 if same and valid is not None and log.lost(valid):
-                    raise self._damage("its write-ahead log is damaged: acknowledged changes are missing")
+                    raise damage(
+                        self.path, "its write-ahead log is damaged: acknowledged changes are missing"
+                    )
             for line in self._quick_check(connection):
-                raise self._damage(line)
+                raise damage(self.path, line)
 
     def _quick_check(self, connection: sqlite3.Connection) -> Iterator[str]:
         deadline = time.monotonic() + VERIFY_SECONDS
@@ -181,27 +183,39 @@ class SqliteDialect:
             files.make_empty(temporary)
             self._copy_pages(temporary)
             if problem := _problem_of_copy(temporary):
-                raise self._damage(f"the copy {target} made of it fails its check: {problem}")
+                raise damage(self.path, f"the copy {target} made of it fails its check: {problem}")
             files.sync(temporary)
             temporary.replace(target)
             files.sync_name(target)
         except OSError as exc:
-            raise self._os_error(exc, target) from exc
+            raise errors.of_system(exc, target) from exc
         except self.errors as exc:
-            raise self._translate_driver(exc, target) from exc
+            raise errors.translate(exc, target) from exc
         finally:
             files.forget(temporary)
 
     def _copy_pages(self, temporary: Path) -> None:
-        with (
-            contextlib.closing(self._connect()) as source,
-            contextlib.closing(sqlite3.connect(temporary)) as copy,
-        ):
+        with self._source() as source, contextlib.closing(sqlite3.connect(temporary)) as copy:
             # With a read transaction open the copy is of one moment: writers go on and never make it start over.
             source.execute("BEGIN")
             source.execute("SELECT count(*) FROM sqlite_master").fetchone()
             source.backup(copy, pages=COPY_PAGES, sleep=0)
             source.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _source(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own; where the file was deleted or replaced under us, the one that still has it open:
+        everything is in it until this process ends. Nothing is written any more, so it is free."""
+        try:
+            self.still_there()
+        except StoreDamaged:
+            if self._writer is None:
+                raise
+            with _raw(self._writer) as open_still:
+                yield open_still
+            return
+        with contextlib.closing(self._connect()) as connection:
+            yield connection
 
     def keep_before_migration(self, found: int) -> None:
         self.copy(Path(f"{self.where}.schema-{found}"))
@@ -216,53 +230,15 @@ class SqliteDialect:
 
     def transient(self, problem: Exception) -> bool:
         original = problem.orig if isinstance(problem, sa_exc.DBAPIError) else problem
-        return _primary_code(original) in _BUSY
+        return errors.is_busy(original)
 
     def translate(self, problem: Exception) -> StokerError:
         if isinstance(problem, sa_exc.TimeoutError):
             return StoreBusy(f"all {READERS} read connections to {self.where} are in use", hint="Try again.")
         original = problem.orig if isinstance(problem, sa_exc.DBAPIError) else problem
         if isinstance(original, self.errors):
-            return self._translate_driver(original, self.path)
+            return errors.translate(original, self.path)
         return StoreError(f"{self.where}: {problem}")
-
-    def _translate_driver(self, error: BaseException, path: Path) -> StokerError:
-        primary = _primary_code(error)
-        if primary in _BUSY:
-            return StoreBusy(
-                f"{path} is locked by another process", hint="Try again; only one server may use a home."
-            )
-        if primary == sqlite3.SQLITE_CONSTRAINT:
-            return Conflict(f"the database refused a change: {error}")
-        io = primary in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-        if primary == sqlite3.SQLITE_FULL or (io and _free(path)[1] < FEW_BYTES):
-            return _disk_full(path)
-        if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreError(
-                f"cannot write to {path}: it is read-only", hint=f"Make {path.parent} writable."
-            )
-        if primary == sqlite3.SQLITE_CANTOPEN:
-            return StoreError(f"cannot open {path}", hint=f"Check that {path.parent} exists and is writable.")
-        if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR):
-            return self._damage(str(error), path)
-        # Without a code: text that is not UTF-8. The schema was of the right version, so nothing can be missing.
-        if "decode" in str(error) or "no such" in str(error):
-            return self._damage(str(error), path)
-        return StoreError(f"{path}: {error}")
-
-    def _os_error(self, error: OSError, path: Path | None = None) -> StoreError:
-        path = path or self.path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _disk_full(path)
-        if error.errno == errno.EIO:
-            return self._damage(str(error), path)
-        named = error.filename or path
-        return StoreError(
-            f"cannot use {named}: {error.strerror}", hint=f"Check that {path.parent} is writable."
-        )
-
-    def _damage(self, what: str, path: Path | None = None) -> StoreDamaged:
-        return StoreDamaged(f"the database {path or self.path} is damaged: {what}", hint=RESTORE_HINT)
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -285,7 +261,9 @@ class SqliteDialect:
 
     def _connect(self, *, query_only: bool = True) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path,
+            # Without "rw" a database that was deleted under its server would be there again, empty.
+            f"file:{quote(str(self.path))}?mode=rw",
+            uri=True,
             timeout=self._busy_timeout,
             isolation_level=None,  # we say BEGIN ourselves
             check_same_thread=False,  # the pool hands a connection to one thread at a time
@@ -332,9 +310,9 @@ def put_in_place(copy: Path, path: Path) -> Path | None:
         temporary.replace(path)
         files.sync_name(path)
     except OSError as error:
-        raise dialect._os_error(error) from error
+        raise errors.of_system(error, path) from error
     except dialect.errors as error:
-        raise dialect._translate_driver(error, Path(copy)) from error
+        raise errors.translate(error, Path(copy)) from error
     finally:
         files.forget(temporary)
     return aside
@@ -374,33 +352,7 @@ def _raw(engine: Engine) -> Iterator[sqlite3.Connection]:
         proxied.close()
 
 
-def _primary_code(error: BaseException | None) -> int | None:
-    code = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF
-
-
 def _driver(connection: Connection) -> sqlite3.Connection:
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     return driver
-
-
-def _free(path: Path) -> tuple[Path, int]:
-    """The nearest directory that exists, and how many bytes are left there for us."""
-    for directory in path.parents:
-        with contextlib.suppress(OSError):
-            found = os.statvfs(directory)
-            return directory, found.f_bavail * found.f_frsize
-    return path.parent, FEW_BYTES
-
-
-def _disk_full(path: Path) -> DiskFull:
-    directory, free = _free(path)
-    mount = directory
-    while not mount.is_mount() and mount != mount.parent:
-        mount = mount.parent
-    return DiskFull(
-        f"no space left on {mount} for {path}: {free} bytes free",
-        hint="Free some space; nothing that was acknowledged is lost, and work goes on as soon as there is room.",
-        details={"file_system": str(mount), "free": free, "path": str(path)},
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -10,10 +9,11 @@ from typing import Any, Self
 from sqlalchemy import Connection
 
 from stoker.errors import NotFound
-from stoker.store import asking, clusters, metrics, migrate, reading
+from stoker.settings import Home
+from stoker.store import asking, clusters, metrics, migrate, reading, remains
 from stoker.store.changes import Changes
 from stoker.store.database import Database, translated
-from stoker.store.dialect import dialect_for
+from stoker.store.dialect import dialect_for, is_shared
 from stoker.store.metrics import MetricPoint
 from stoker.store.rows import (
     AttemptRow,
@@ -75,6 +75,24 @@ class Store:
             database.close()
             raise
         return cls(database)
+
+    @classmethod
+    def of_home(cls, home: Home, url_or_path: str | Path, *, epoch: int | None = None) -> Self:
+        """The database of a home, made where the home is new. StoreLost when it is gone or has no runs in it, and the
+        home holds what is left of some: a new one beside that would take it for garbage."""
+        shared = is_shared(url_or_path)
+        try:
+            store = cls.open(url_or_path, create=False, epoch=epoch)
+        except NotFound:
+            found = remains.of_home(home)
+            if found.anything:
+                where = dialect_for(url_or_path).where
+                raise remains.lost(home, where, found, shared=shared, empty=False) from None
+            return cls.open(url_or_path, epoch=epoch)
+        if not any(store.counts().values()) and (found := remains.of_home(home)).of_runs:
+            store.close()
+            raise remains.lost(home, store.where, found, shared=shared, empty=True)
+        return store
 
     @property
     def damaged(self) -> str | None:
@@ -249,19 +267,11 @@ class Store:
         self._database.copy(Path(path))
 
     def missing_runs(self, ledger_lines: Iterable[str | bytes | Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Which acknowledged runs are not here, from lines {"id", "name", "t"}; torn lines are passed over."""
-        acknowledged = {entry["id"]: entry for entry in map(_ledger_entry, ledger_lines) if entry is not None}
+        """Which acknowledged runs are not here, from the lines of a ledger."""
+        acknowledged = remains.acknowledged(ledger_lines)
         known = self._database.read(reading.known_ids, list(acknowledged))
         return [entry for run_id, entry in acknowledged.items() if run_id not in known]
 
 
 def _digests(connection: Connection, statement: Any) -> set[str]:
     return set(connection.execute(statement).scalars())
-
-
-def _ledger_entry(line: str | bytes | Mapping[str, Any]) -> dict[str, Any] | None:
-    try:
-        entry = dict(line) if isinstance(line, Mapping) else json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("id"), str) else None

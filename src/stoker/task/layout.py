@@ -7,7 +7,7 @@ journal.jsonl     launcher    append-only: starts, ends, checkpoints. fsync'ed w
 contact           courier     replaced on authenticated requests, at most every 10 s: keeps the lease (a counter)
 status.json       launcher    atomically replaced: phase, usage, log counters (Status)
 launcher.lock     launcher    flock'ed for as long as a launcher works on this directory
-engine.json       engine      the local engine's record of the launcher process (boot id, pid, start time)
+engine.json       engine      where earlier versions kept the local engine's record of the launcher process
 log/NNNNNN.log    launcher    framed lines of all streams, in segments (formats.LogLine)
 metrics/*.jsonl   training    one file per reporting process; one line per report
 samples.jsonl     launcher    CPU, memory, GPU use over time

@@ -198,6 +198,18 @@ class EngineSuite:
 
         self.run(story())
 
+    def test_a_task_that_ran_before_and_of_which_nothing_is_left_is_lost_not_new(self) -> None:
+        async def story() -> None:
+            engine = await self.engine()
+            plan = TaskPlan("worker-0", started=True)
+            await engine.submit(self.attempt("digits-7f3k", 1, (plan,)))
+            assert (await self.gone(engine, "digits-7f3k", "worker-0")).proof
+            engine = await self.restarted()
+            await engine.submit(self.attempt("digits-7f3k", 1, (plan,)))
+            assert (await self.gone(engine, "digits-7f3k", "worker-0")).proof
+
+        self.run(story())
+
     def test_the_directories_are_there_before_the_first_order(self) -> None:
         async def story() -> None:
             engine = await self.engine()

@@ -130,7 +130,7 @@ class FakeMachine:
             state = json.loads(self._state.read_text())
             self._clock, self._boot, self._pids = state["clock"], state["boot"], state["pids"]
         for place, path in directories.scan(self.home.tasks):
-            info, record = directories.read_info(path), directories.read_record(path)
+            info, record = directories.read_info(path), _record_in(path)
             if info is None or record is None:
                 continue  # a crash before its launcher started: the next submit goes on from there
             self._pids = max(self._pids, record["pid"] + 1)
@@ -165,6 +165,12 @@ class FakeMachine:
         path = directories.path_of(self.home.tasks, place)
         known = self.tasks.get(place)
         if known is not None and known.info.incarnation >= plan.incarnation:
+            if known.alive and not path.is_dir():
+                self.die(known, "its task directory was deleted")
+            return
+        if plan.started:
+            self.tasks[place] = Simulated(place, path, attempt.info(plan), self._pids, self.boot_id)
+            self.tasks[place].proof = "nothing is left of it"
             return
         if known is not None:
             if known.alive and not plan.given_up:
@@ -321,6 +327,12 @@ def ended(
         at=time.time(),
         last_lines=list(task.behaviour.lines[-5:]),
     )
+
+
+def _record_in(path: Path) -> dict[str, Any] | None:
+    """A simulated launcher is recorded in its directory: nothing in there is hostile."""
+    raw = NearTaskDir(str(path)).read(layout.ENGINE)
+    return json.loads(raw) if raw else None
 
 
 def _append(path: Path, entries: list[dict[str, Any]]) -> None:

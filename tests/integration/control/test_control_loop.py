@@ -14,70 +14,12 @@ from box import wait
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rigs import Watched
+from rigs import Rig, scripted
 
-from stoker.blobs import BlobStore
 from stoker.control.archive import LogArchive
-from stoker.control.controller import Controller
 from stoker.engine.base import Gpu, Node
 from stoker.errors import Conflict, Refused, StoreBusy
-from stoker.settings import ControlSettings, Home, Settings
-from stoker.store import Store
 from stoker.store.rows import AddAttempt, Change, RunRow
-from stoker.task.formats import Order, TaskInfo
-from stoker.testing.fake_engine import Behaviour, FakeEngine, Script
-
-
-class Rig(Watched):
-    """A server's inside without HTTP. `restart` is a server that was killed and started again."""
-
-    def __init__(self, root: Path, script: Script, nodes: list[Node]) -> None:
-        control = ControlSettings(poll=0.05, retry_backoff=0.01, retry_backoff_max=0.05, fault_retries=3)
-        self.settings = Settings(Home(root / "home"), control=control)
-        self.settings.home.root.mkdir(parents=True, exist_ok=True)
-        self.script, self.nodes = script, nodes
-        self.store = Store.open(self.settings.home.database)
-        self.blobs = BlobStore(self.settings.home.blobs)
-        self.engine = FakeEngine(self.settings.home, script, nodes=nodes)
-        self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
-        self.controller.start()
-        self._keys = 0
-
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
-
-    def restart(self) -> None:
-        self.close()
-        self.store = Store.open(self.settings.home.database)
-        self.engine = FakeEngine(self.settings.home, self.script, nodes=self.nodes)
-        self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
-        self.controller.start()
-
-    def submit(self, run: str = "train", *, key: str | None = None, **job: Any) -> RunRow:
-        self._keys += 1
-        row, _ = self.controller.submit(
-            key=key or f"key-{self._keys}",
-            job={"run": [run], **job},
-            code=None,
-            secrets={},
-            record={},
-            user="ada",
-        )
-        return row
-
-
-def scripted(info: TaskInfo, order: Order) -> Behaviour:
-    """The command's first word says what the body does; later words, what later attempts do."""
-    words = order.argv[min(info.attempt, len(order.argv)) - 1].split(":")
-    return {
-        "train": lambda: Behaviour(lines=("hello", "bye"), metrics=((1, {"loss": 0.5}), (2, {"loss": 0.25}))),
-        "fail": lambda: Behaviour(exit_code=3, lines=("Traceback", "ValueError: no")),
-        "hang": lambda: Behaviour(hang=True),
-        "stubborn": lambda: Behaviour(hang=True, stubborn=True),
-        "die": lambda: Behaviour(launcher_dies=True),
-        "oom": lambda: Behaviour(kind="oom", signal=9),
-    }[words[0]]()
 
 
 @pytest.fixture
@@ -364,6 +306,18 @@ def test_secrets_are_gone_when_the_run_is_over(rig: Rig) -> None:
     assert not [
         p for p in rig.settings.home.root.rglob("*") if p.is_file() and b"hf_sesame" in p.read_bytes()
     ]
+
+
+def test_more_processes_than_a_task_can_have_are_refused(rig: Rig) -> None:
+    with pytest.raises(Refused, match="100000 is more than one task can have"):
+        rig.controller.submit(
+            key="many",
+            job={"run": ["train"], "processes": 100_000},
+            code=None,
+            secrets={},
+            record={},
+            user="a",
+        )
 
 
 def test_a_key_used_again_brings_no_other_secrets_and_leaves_none(rig: Rig) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control import chores
+from stoker.settings import Home
 from stoker.spec.tree import Tree, TreeFile
-from stoker.store import Store
+from stoker.store import Store, remains
 from stoker.store.rows import AddAttempt, AddCheckpoint, AttemptRow, CheckpointRow, NewRun, UpdateCheckpoint
 
 
@@ -31,7 +32,7 @@ def test_what_retention_dropped_is_freed(tmp_path: Path, monkeypatch: pytest.Mon
         os.utime(path, (0, 0))
     store.apply([UpdateCheckpoint("ck-0", {"kept": False})])
     monkeypatch.setattr(chores, "_FREE_EVERY", 0.01)
-    sweeper = chores.Sweeper(store, blobs)
+    sweeper = chores.Sweeper(store, blobs, Home(tmp_path))
     # The second is in the list although the store keeps it: the store decides.
     sweeper.dropped.update({trees[0][0], trees[1][0]})
 
@@ -44,3 +45,35 @@ def test_what_retention_dropped_is_freed(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(asyncio.wait_for(until_freed(), 60))
     assert [blobs.has(digest) for _, digest in trees] == [False, True, True]
     store.close()
+
+
+def test_nothing_is_swept_that_a_lost_run_may_need(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    blobs = BlobStore(home.blobs)
+    with Store.open(home.database) as store:
+        store.submit(NewRun(key="known", name="known", job={}, command=["true"]), now=0.0)
+        weights = _old(blobs, b"weights of the lost run")
+        home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n{"torn')
+        (home.tasks / "older-1").mkdir(parents=True)  # its line in the ledger is the torn one
+        sweeper = chores.Sweeper(store, blobs, home)
+        assert sweeper.sweep() is None and blobs.has(weights)
+        assert [entry["id"] for entry in sweeper.unknown] == ["older-1", "lost-1"]
+        home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n')
+        remains.forget(home, ["older-1"], 2.0)
+        assert sweeper.sweep() is None and blobs.has(weights)
+        remains.forget(home, ["lost-1"], 2.0)
+        freed = sweeper.sweep()
+        assert freed is not None and freed.blobs == 1 and not blobs.has(weights)
+
+
+def test_a_database_without_runs_sweeps_nothing(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path / "blobs")
+    weights = _old(blobs, b"weights")
+    with Store.open(tmp_path / "stoker.db") as store:
+        assert chores.Sweeper(store, blobs, Home(tmp_path)).sweep() is None and blobs.has(weights)
+
+
+def _old(blobs: BlobStore, content: bytes) -> str:
+    digest, _ = blobs.put_stream([content])
+    os.utime(blobs.path(digest), (0, 0))
+    return digest

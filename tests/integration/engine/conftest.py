@@ -70,6 +70,10 @@ class Box:
         )
         return handle
 
+    def record(self, run: str = "run-1") -> Path:
+        """What the engine knows of the task's launcher."""
+        return self.home.engine / "tasks" / f"{run}.1.worker-0.json"
+
     async def directory(self, handle: Handle) -> NearTaskDir:
         return await self.engine.reach(handle, "worker-0")
 

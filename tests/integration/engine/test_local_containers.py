@@ -223,7 +223,7 @@ def test_out_of_memory_and_violence(box: Any, runtime: Runtime) -> None:
         ending = await box.ended(greedy)
         assert (ending.kind, ending.limit, ending.signal) == ("oom", limit, signal.SIGKILL)
         await box.said(killed, "up")
-        inside = processes.children(processes.Identity.from_json(_record(await box.directory(killed))).pid)
+        inside = processes.children(processes.Identity.from_json(_record(box, "run-2")).pid)
         assert await box.engine.hurt(killed, "worker-0", "launcher")
         seen = await box.gone("run-2")
         assert "is gone" in seen.proof
@@ -232,8 +232,8 @@ def test_out_of_memory_and_violence(box: Any, runtime: Runtime) -> None:
     box.run(story)
 
 
-def _record(directory: Any) -> dict[str, Any]:
-    return json.loads(directory.read(layout.ENGINE))
+def _record(box: Any, run: str = "run-1") -> dict[str, Any]:
+    return json.loads(box.record(run).read_text())
 
 
 @pytest.mark.parametrize(
@@ -264,12 +264,12 @@ def test_a_server_that_died_while_it_started_one(box: Any, runtime: Runtime) -> 
         await order(box, handle, "sh", "-c", FOREVER)
         await box.said(handle, "up")
         directory = await box.directory(handle)
-        record = _record(directory)
+        record = _record(box)
         await box.engine.close()
-        Path(directory.root, layout.ENGINE).unlink()
+        box.record().unlink()
         box.engine = box.make()
         await box.until(lambda: _alive(box), "the container to be found")
-        assert _record(directory) == record
+        assert _record(box)["pid"] == record["pid"]
         await box.engine.stop(handle, grace=timedelta(0))
         await box.engine.remove(handle)
 

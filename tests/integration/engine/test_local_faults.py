@@ -26,7 +26,7 @@ def test_after_a_restart_of_the_machine_everything_is_gone(box) -> None:
     async def story() -> None:
         handle = await box.start(SLEEP)
         await box.said(handle, "up")
-        record = Path((await box.directory(handle)).root, "engine.json")
+        record = box.record()
         launcher = json.loads(record.read_text())["pid"]
         await box.engine.close()
         os.kill(launcher, signal.SIGKILL)
@@ -44,7 +44,7 @@ def test_a_pid_that_now_belongs_to_somebody_else_is_not_the_launcher(box) -> Non
     async def story() -> None:
         handle = await box.start(SLEEP)
         await box.said(handle, "up")
-        record = Path((await box.directory(handle)).root, "engine.json")
+        record = box.record()
         raw = json.loads(record.read_text())
         await box.engine.close()
         os.kill(raw["pid"], signal.SIGKILL)
@@ -88,17 +88,17 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
     """That server died before its launcher was recorded: it has the directory and does nothing yet."""
 
     async def story() -> None:
-        path, lock = _taken(box)
+        _, lock = _taken(box)
         earlier = await asyncio.create_subprocess_exec("sleep", "600")
         try:
             submitting = asyncio.create_task(box.engine.submit(Attempt("run-1", 1, (TaskPlan("worker-0"),))))
             await asyncio.wait([submitting], timeout=0.5)
-            assert not submitting.done() and not (path / "engine.json").exists()
-            recorded = starting.record(str(path), processes.boot_id(), earlier.pid)
+            assert not submitting.done() and not box.record().exists()
+            recorded = starting.record(str(box.record()), processes.boot_id(), earlier.pid)
             handle = await submitting
             (seen,) = await box.engine.observe()
             assert seen.presence is Presence.ALIVE
-            assert json.loads((path / "engine.json").read_text())["pid"] == recorded["pid"] == earlier.pid
+            assert json.loads(box.record().read_text())["pid"] == recorded["pid"] == earlier.pid
             await box.engine.stop(handle, grace=timedelta(0))
             assert await earlier.wait() == -signal.SIGKILL
         finally:

@@ -232,7 +232,7 @@ def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile
             handle = await box.start("print('up'); import time; time.sleep(600)", plan)
             await asyncio.gather(*looking)
             await box.said(handle, "up")
-            launcher = json.loads(Path((await box.directory(handle)).root, "engine.json").read_text())["pid"]
+            launcher = json.loads(box.record().read_text())["pid"]
             os.kill(launcher, signal.SIGKILL)
             while processes.stat_fields(launcher)[:1] not in ([], ["Z"]):
                 await asyncio.sleep(0.001)
@@ -248,7 +248,7 @@ def test_a_launcher_that_does_not_die_is_not_called_gone(box, monkeypatch) -> No
     async def story() -> None:
         handle = await box.start("print('up'); import time; time.sleep(600)")
         await box.said(handle, "up")
-        launcher = json.loads(Path((await box.directory(handle)).root, "engine.json").read_text())["pid"]
+        launcher = json.loads(box.record().read_text())["pid"]
         (ice / "cgroup.procs").write_text(str(launcher))
         (ice / "freezer.state").write_text("FROZEN")
         try:

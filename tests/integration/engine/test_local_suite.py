@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from stoker.engine.base import Engine, Handle
-from stoker.engine.local import LocalEngine, directories
+from stoker.engine.local import LocalEngine
 from stoker.engine.local.directories import Place
+from stoker.engine.local.records import Records
 from stoker.settings import Home, LocalSettings, Settings
 from stoker.task.formats import Status
 from stoker.testing.engine_suite import EngineSuite
@@ -17,11 +18,11 @@ class TestLocalEngine(EngineSuite):
         return LocalEngine(Settings(home, local=LocalSettings(isolation=self.isolation)))
 
     def proof(self, engine: Engine, handle: Handle, status: Status) -> str:
-        # In a PID namespace the launcher calls itself 1; the machine's number stands in engine.json.
+        # In a PID namespace the launcher calls itself 1; the machine's number stands in the engine's record.
         place = Place(str(handle["run"]), int(handle["attempt"]), "worker-0")
-        record = directories.read_record(directories.path_of(self.home.tasks, place))
-        assert record is not None
-        return f"launcher {record['pid']} is gone"
+        record = Records(self.home.engine / "tasks").read(place)
+        assert record is not None and record.identity is not None
+        return f"launcher {record.identity.pid} is gone"
 
 
 class TestWithoutIsolation(TestLocalEngine):

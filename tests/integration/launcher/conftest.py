@@ -197,8 +197,20 @@ class ForkServer:
         theirs.close()
         self.answers = ours.makefile("r")
 
-    def ask(self, directory: str, *, pid_namespace: bool, user_namespace: bool = False) -> dict[str, Any]:
-        request = {"id": 7, "directory": directory}
+    def ask(
+        self,
+        directory: str,
+        *,
+        pid_namespace: bool,
+        user_namespace: bool = False,
+        cover: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "id": 7,
+            "cover": cover,
+            "directory": directory,
+            "record": f"{directory}/{layout.ENGINE}",
+        }
         request.update(pid_namespace=pid_namespace, user_namespace=user_namespace)
         self.socket.sendall(json.dumps(request).encode() + b"\n")
         answer = json.loads(self.answers.readline())
@@ -241,6 +253,8 @@ class Mode:
         self.uid = ORDINARY if self.user and os.geteuid() == 0 else None
         self.options: Sequence[str] = ()
         """For the fork server."""
+        self.cover: dict[str, Any] | None = None
+        """What the launcher is to hide."""
         self._server: ForkServer | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -263,7 +277,10 @@ class Mode:
     def ask(self, task: Task) -> dict[str, Any]:
         """What the fork server says to a request for a launcher."""
         return self.server.ask(
-            str(task.root), pid_namespace=self.name != "guardian", user_namespace=self.user
+            str(task.root),
+            pid_namespace=self.name != "guardian",
+            user_namespace=self.user,
+            cover=self.cover,
         )
 
     @property

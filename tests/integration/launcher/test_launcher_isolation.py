@@ -104,6 +104,47 @@ def test_shared_memory_is_counted_once(mode: Any, task: Make) -> None:
     assert (ending.kind, ending.code) == ("exit", 0)
 
 
+OUTSIDE = {
+    "memfd": "fd = os.memfd_create('x')\nfor _ in range(100): os.write(fd, b'x' * (4 << 20))",
+    "file": "with open(name, 'wb') as file:\n    for _ in range(100): file.write(b'x' * (4 << 20)); time.sleep(0.005)",
+    "mapped for a while": "import mmap\nfd = os.open(name, os.O_RDWR | os.O_CREAT)\nos.ftruncate(fd, 400 << 20)\n"
+    "for at in range(100):\n    m = mmap.mmap(fd, 4 << 20, offset=at * (4 << 20)); m[:] = b'x' * (4 << 20); m.close()",
+}
+
+
+@pytest.mark.parametrize("mode", ["user-namespace"], indirect=True)
+@pytest.mark.parametrize("how", OUTSIDE)
+def test_the_memory_watchdog_sees_what_no_process_has_mapped(mode: Any, task: Make, how: str) -> None:
+    limit = 150 << 20
+    it = task(memory=limit)
+    mode.start(it)
+    name = Path(f"/dev/shm/stoker-test-{os.getpid()}")
+    script = f"import os, time\nname = {str(name)!r}\n{OUTSIDE[how]}\ntime.sleep(1000)"
+    try:
+        it.run(sys.executable if mode.uid is None else mode.python, "-S", "-c", script)
+        ending = it.ending()
+    finally:
+        name.unlink(missing_ok=True)
+    assert (ending.kind, ending.signal, ending.limit) == ("oom", signal.SIGKILL, limit)
+    assert ending.peak is not None and limit < ending.peak < 500 << 20
+    it.nothing_left()
+
+
+def test_shared_memory_that_is_mapped_and_open_is_counted_once(mode: Any, task: Make) -> None:
+    """As data loaders have it: each batch is a file in /dev/shm, open and mapped in several processes."""
+    it = task(memory=260 << 20)
+    mode.start(it)
+    script = (
+        "import mmap, os, time\nfd = os.memfd_create('x')\nos.ftruncate(fd, 150 << 20)\nm = mmap.mmap(fd, 150 << 20)\n"
+        "for at in range(150): m[at << 20 : (at + 1) << 20] = bytes(1 << 20)\n"
+        "for _ in range(3):\n    if os.fork() == 0: break\n"
+        "x = sum(m[::4096])\ntime.sleep(1)"
+    )
+    it.run(sys.executable, "-S", "-c", script)
+    ending = it.ending()
+    assert (ending.kind, ending.code) == ("exit", 0)
+
+
 def test_process_watchdog_where_there_is_no_cgroup(mode: Any, task: Make) -> None:
     it = task(pids=20)
     mode.start(it)

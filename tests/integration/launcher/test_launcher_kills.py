@@ -255,7 +255,7 @@ def test_a_guardian_stays_when_nobody_hears_that_it_has_started(task: Make) -> N
         from stoker.launcher import linux, starting
         reader, writer = os.pipe()
         os.close(reader)
-        request = {"directory": sys.argv[1], "pid_namespace": False}
+        request = {"directory": sys.argv[1], "pid_namespace": False, "record": sys.argv[1] + "/engine.json"}
         starting.Start(request, writer, None, linux.boot_id()).intermediate()
     """
     guardian = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(it.root)])

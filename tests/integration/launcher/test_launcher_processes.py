@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -189,3 +190,40 @@ def test_a_helper_in_a_container(pod: Make) -> None:
     it.run("{helper}", "horovod-rank", "/bin/sh", "-c", "echo here")
     assert it.ending().code == 0
     assert it.text() == "here\n"
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_stop_is_obeyed_while_processes_are_started(task: Make, mode: Any, kill: bool) -> None:
+    it = task()
+    mode.start(it)
+    many = 2000
+    seq = it.sh("echo up; exec sleep 1000", processes=ranks(many))
+    it.said("up")
+    it.order("stop", kill=kill, grace=30.0)
+    ending = it.ending(seq)
+    assert (ending.kind, ending.process) == ("stopped", None)
+    (started,) = it.journal("started")
+    assert 0 < len(started["pids"]) < many
+    it.nothing_left()
+
+
+def test_one_that_fails_while_others_are_started_ends_all(task: Make, mode: Any) -> None:
+    it = task()
+    mode.start(it)
+    many = 2000
+    it.sh("if [ $LOCAL = 3 ]; then exit 7; fi; exec sleep 1000", processes=ranks(many), grace=30.0)
+    ending = it.ending()
+    assert (ending.kind, ending.code, ending.process) == ("exit", 7, 3)
+    assert len(it.journal("started")[0]["pids"]) < many
+    it.nothing_left()
+
+
+def test_many_processes_need_no_more_open_files_than_the_launcher_may_have(task: Make, mode: Any) -> None:
+    """It holds two pipes for each, and raises its own limit for that. Theirs stays as it was."""
+    it = task()
+    pid = mode.start(it).pid
+    hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (60, hard))
+    it.sh("ulimit -Sn; exec sleep 0.3", processes=ranks(60))
+    assert it.ending().kind == "exit", it.errors()
+    assert sorted(line.split()[1] for line in it.text().splitlines()) == ["60"] * 60

@@ -182,7 +182,7 @@ def test_rows_are_named_or_all_of_them(capsys: pytest.CaptureFixture[str]) -> No
     assert command._parse(["13", "1"]).rows == ["13", "1"]
     with pytest.raises(SystemExit):
         command._parse(["7"])
-    assert "'7' is not measured; choose from 1, 2, 3, 4, 5, 5b, 5c, 12, 13" in capsys.readouterr().err
+    assert "'7' is not measured; choose from 1, 2, 3, 4, 5, 5b, 5c, 8c, 12, 13" in capsys.readouterr().err
 
 
 def test_a_row_is_written_down_before_the_next_one_begins(

@@ -138,6 +138,22 @@ def test_an_unhashed_file_is_taken_again_after_a_crash_at_any_point(
     assert (size, found) == (3, [b"1", b"2", b"3"])
 
 
+def test_hashes_that_were_noted_are_read_once_however_many_files_are_gone(
+    blobs: BlobStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = NearTaskDir(str(root))
+    files = {f"{n}": b"%d" % n for n in range(40)}
+    staged = unhashed(stage(root, files), *files)
+    carried = carry_checkpoint(task, staged, blobs)
+    read: list[str] = []
+    lines = NearTaskDir.lines
+    monkeypatch.setattr(
+        NearTaskDir, "lines", lambda self, path, offset: (read.append(path), lines(self, path, offset))[1]
+    )
+    assert carry_checkpoint(task, staged, blobs) == carried
+    assert read == [layout.SUMS] * 2, "to its end, and to see that it is the end"
+
+
 def test_an_unhashed_file_that_is_gone_is_not_made_up(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
     task = NearTaskDir(str(root))
     staged = unhashed(stage(root, {"m": b"weights"}), "m")

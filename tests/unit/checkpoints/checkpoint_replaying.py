@@ -58,10 +58,11 @@ class Player:
             os.close(fd)
         self.files.clear()
 
-    def play(self, op: list[Any], part: float = 1.0) -> None:
-        """One operation; of a write only the first `part` of its bytes."""
+    def play(self, op: list[Any], first: float = 0.0, last: float = 1.0) -> None:
+        """One operation; of a write only the bytes between these parts of it."""
         kind, *rest = op
-        getattr(self, "do_" + kind.replace("-", "_"))(*rest, **({"part": part} if kind == "write" else {}))
+        part = {"part": (first, last)} if kind == "write" else {}
+        getattr(self, "do_" + kind.replace("-", "_"))(*rest, **part)
 
     def do_open(self, number: int, path: str, flags: str) -> None:
         mode = os.O_RDWR | os.O_CLOEXEC
@@ -69,14 +70,14 @@ class Player:
             mode |= FLAGS[letter]
         self.files[number] = os.open(self.path(path), mode, 0o644)
 
-    def do_write(self, number: int, offset: int, blob: int, part: float) -> None:
+    def do_write(self, number: int, offset: int, blob: int, part: tuple[float, float]) -> None:
         data = self.trace.blobs[blob]
-        data = data if part == 1.0 else data[: int(len(data) * part)]
+        first, last = (int(len(data) * edge) for edge in part)
         fd = self.files[number]
         if offset < 0:
-            os.write(fd, data)
+            os.write(fd, data[first:last])
         else:
-            os.pwrite(fd, data, offset)
+            os.pwrite(fd, data[first:last], offset + first)
 
     def do_truncate(self, number: int, size: int) -> None:
         os.ftruncate(self.files[number], size)

@@ -42,7 +42,7 @@ class Slow(Carriers):
 
     def work(self, chance: random.Random) -> None:
         if self.waiting:
-            future, (directory, staged, blobs, _) = self.waiting.pop(chance.randrange(len(self.waiting)))
+            future, (directory, staged, blobs, *_) = self.waiting.pop(chance.randrange(len(self.waiting)))
             if future.set_running_or_notify_cancel():
                 future.set_result(carry_checkpoint(directory, staged, blobs))
 

@@ -96,9 +96,11 @@ def test_launcher_killed_with_it(name: str, waiting: bool, place: Path) -> None:
     with Player(trace, task.dir) as player:
         for number, op in enumerate(trace.ops):
             if op[0] == "write":
-                player.play(op, part=0.5)
+                player.play(op, last=0.5)
                 check_collected(task, place / f"{number}-torn", states, finished)
-            player.play(op)
+                player.play(op, first=0.5)
+            else:
+                player.play(op)
             task.poll(0.01)
             if op[0] == "done" and waiting:
                 task.pass_time(4.0, step=1.0)

@@ -175,6 +175,31 @@ class TestWhatCounts:
         task.scanner.finish(violent=False)
         assert task.offered == []
 
+    @pytest.mark.parametrize("name", ["weights.csv", "state.toml", "state.yaml", "state.ini"])
+    @pytest.mark.parametrize("violent", [True, False])
+    def test_text_that_loggers_write_counts_when_it_was_renamed(
+        self, task: Task, name: str, violent: bool
+    ) -> None:
+        task.write(name, b"[written, in, place]\n")
+        task.pass_time(5)
+        assert task.offered == []
+        task.rename(name, b"[renamed]\n")
+        task.poll()
+        task.restart()
+        task.pass_time(5)
+        task.scanner.finish(violent=violent)
+        assert task.hows == {name: "rename"}
+        task.write("other.csv", b"[written]\n")
+        task.scanner.finish(violent=violent)
+        assert task.names == [name]
+
+    def test_text_that_was_renamed_beside_a_checkpoint_is_a_note(self, task: Task) -> None:
+        task.rename("step-1.bin", b"weights")
+        task.rename("settings.toml", b"[model]")
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.names == ["step-1.bin"]
+
     def test_nothing_in_it(self, task: Task) -> None:
         task.write("empty.bin", b"")
         (task.dir / "directory" / "deep").mkdir(parents=True)

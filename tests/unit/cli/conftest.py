@@ -64,6 +64,9 @@ class Fake:
         self.nodes: list[Json] = []
         self.why: Json = {}
         self.counts: Json = {}
+        self.unknown: list[Json] = []
+        self.lost: Json = {}
+        """What the server says of its database where that is lost."""
         self.submitted: list[Json] = []
         self.errors: dict[tuple[str, str], tuple[int, Json]] = {}
         self.on_drill: Callable[[Json], None] = lambda run: None
@@ -180,9 +183,13 @@ class Handler(BaseHTTPRequestHandler):
         if words == ["backups"]:
             return self.send(200, {"path": body["path"] or "/home/ada/backups/one"})
         if words == ["server"]:
-            store = {"kind": "sqlite", "schema": 1, "status": "ok"}
+            store = {"kind": "sqlite", "schema": 1, "status": "ok", **fake.lost}
             about = {"version": "0.1.0", "pid": 4711, "url": fake.url, "home": "/h", "started_at": NOW - 3700}
-            return self.send(200, {**about, "store": store, "counts": fake.counts})
+            counted = {"counts": fake.counts, "unknown": fake.unknown}
+            return self.send(200, {**about, "leading": True, "store": store, **counted})
+        if words == ["forget"]:
+            named = [one for one in fake.unknown if one["id"] in body["runs"] or not body["runs"]]
+            return self.send(200, {"forgotten": named})
         return self.fail(404, "not-found", f"no route {words}")
 
     def of_run(self, run: Json, words: list[str], query: Json, body: Any) -> None:

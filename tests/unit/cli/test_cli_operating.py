@@ -71,7 +71,11 @@ def test_restore_of_a_lost_home(home: Home, invoke: Any, tmp_path: Path, monkeyp
     make_copy(home, tmp_path / "copy")
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "another"))
     report = json.loads(invoke("backup", "restore", "copy", "--json").out)
-    assert report == {"from": str(tmp_path / "copy"), "aside": None, "added": 2, "missing": []}
+    made_at = report.pop("made_at")
+    assert made_at == (tmp_path / "copy/stoker.db").stat().st_mtime
+    assert report == {
+        "from": str(tmp_path / "copy"), "runs": 1, "aside": None, "added": 2, "missing": [], "damaged": []
+    }  # fmt: skip
 
 
 def test_a_damaged_copy_changes_nothing(home: Home, invoke: Any, tmp_path: Path) -> None:
@@ -96,14 +100,36 @@ def test_restore_while_a_server_holds_the_home(home: Home, invoke: Any, tmp_path
     assert result.err == "error: a server runs in this home\n\nhint: Stop it first: stoker server stop\n"
 
 
-def test_restore_without_a_path_takes_the_newest(home: Home, invoke: Any) -> None:
+def test_restore_without_a_path_takes_the_newest_of_those_with_the_most_runs(home: Home, invoke: Any) -> None:
     submit(home, "old")
-    make_copy(home, home.backups / "one")
-    make_copy(home, home.backups / "two")
-    os.utime(home.backups / "one", (time.time(), time.time() + 100))
+    make_copy(home, home.backups / "few")
+    submit(home, "new")
+    for name, age in (("one", 200), ("two", 300), ("damaged", 100)):
+        make_copy(home, home.backups / name)
+        os.utime(home.backups / name, (time.time(), time.time() - age))
+    with (home.backups / "damaged/stoker.db").open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(os.urandom(4096))
+    home.database.unlink()
+    with Store.open(home.database) as store:
+        store.backup(home.backups / "auto/stoker-20260101-000000.db")
     listed = json.loads(invoke("backup", "list", "--json").out)
-    assert [Path(entry["path"]).name for entry in listed] == ["one", "two"]
-    assert json.loads(invoke("backup", "restore", "--json").out)["from"] == str(home.backups / "one")
+    assert {Path(entry["path"]).name: entry["runs"] for entry in listed} == {
+        "stoker-20260101-000000.db": 0, "few": 1, "damaged": 2, "one": 2, "two": 2
+    }  # fmt: skip
+    report = json.loads(invoke("backup", "restore", "--json").out)
+    assert (report["from"], report["runs"]) == (str(home.backups / "one"), 2)
+    assert report["damaged"] == [str(home.backups / "damaged")]
+    result = invoke("backup", "restore", str(home.backups / "few"), "--color", "never")
+    assert f"restored from {home.backups / 'few'}: 1 run, made " in result.err
+    assert "1 run acknowledged after" in result.err and "stoker backup forget" in result.err
+
+
+def test_beginning_anew_is_only_for_homes_that_have_lost_their_database(home: Home, invoke: Any) -> None:
+    submit(home, "old")
+    result = invoke("server", "start", "--anew")
+    assert result.code == 1 and "is there and sound, with 1 run(s)" in result.err
+    assert home.database.exists()
 
 
 def test_no_backups(home: Home, invoke: Any) -> None:

@@ -229,7 +229,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("backup", "", ""),
     ("backup mkae", "stoker backup has no command 'mkae'", "stoker backup --help lists the commands."),
     ("backup restore nowhere", "'{tmp}/nowhere' is not a backup", "stoker backup list shows those of this home."),
-    ("backup restore", "this home has no backups", "Name one: stoker backup restore PATH"),
+    ("backup restore", "this home has no backups", "Name one: stoker backup restore PATH. Without any: stoker server start --anew"),
     ("schema now", "'now' is one word too many", "Usage: stoker schema"),
     ("completion", "stoker completion needs SHELL", "Usage: stoker completion SHELL"),
     ("completion tcsh", "SHELL: 'tcsh' is not one of bash, zsh, fish", "See stoker completion --help."),

@@ -344,3 +344,31 @@ def test_server_status_of_another_server(fake: Any, invoke: Any, clock: float) -
     )
     found = json.loads(invoke("server", "status", "--json").out)
     assert (found["pid"], found["url"], found["running"]) == (4711, fake.url, True)
+
+
+def test_runs_that_the_database_does_not_know(fake: Any, invoke: Any) -> None:
+    task = {"attempt": 1, "task": "worker-0", "engine": "local", "node": "local"}
+    fake.unknown = [{"id": f"x-{number}", "name": None, "t": None, "tasks": []} for number in range(11)]
+    fake.unknown[0]["tasks"] = [task]
+    lines = invoke("server", "status").out.splitlines()
+    assert lines[-2].startswith("unknown   to the database, but not to this home: x-0 (1 task there), x-1, ")
+    assert lines[-2].endswith("x-9 and 1 more") and "stoker backup forget RUN | --all" in lines[-1]
+    found = {one["name"]: one for one in json.loads(invoke("doctor", "--json").out)["facts"]}
+    assert (
+        found["database"]["status"] == "warn"
+        and "11 run(s) of this home, 1 of them" in found["database"]["text"]
+    )
+    assert invoke("backup", "forget", "x-0").err == "x-0 forgotten, 1 task told to end\n"
+    assert len(invoke("backup", "forget", "--all").err.splitlines()) == 11
+    for words in ([], ["x-0", "--all"]):
+        assert invoke("backup", "forget", *words).code == 2
+
+
+def test_doctor_says_what_to_do_about_a_lost_database(fake: Any, invoke: Any) -> None:
+    fake.lost = {
+        "schema": None,
+        "status": "the database is gone",
+        "hint": "stoker backup restore, or begin anew",
+    }
+    found = {one["name"]: one for one in json.loads(invoke("doctor", "--json").out)["facts"]}
+    assert (found["database"]["status"], found["database"]["fix"]) == ("fail", fake.lost["hint"])

@@ -150,10 +150,13 @@ def test_no_command_passes_an_attack_on(
     ]
     fake.files = {evil.replace("/", "_").replace("\\", "_").replace("\0", ""): b""}
     fake.counts = {evil: 1}
+    fake.unknown = [{"id": evil, "name": evil, "t": None, "tasks": [{"task": evil}]}]
+    fake.lost = {"status": evil, "hint": evil}
     for argv in (
         ["ps"], ["ps", "--json"], ["show", "digits-7f3k"], ["show", "digits-7f3k", "--events"], ["why", "digits-7f3k"],
         ["logs", "digits-7f3k"], ["logs", "digits-7f3k", "--json"], ["metrics", "digits-7f3k", "--no-plot"], ["nodes"],
         ["wait", "digits-7f3k"], ["stop", "digits-7f3k"], ["suspend", "x-1111"], ["server", "status"],
+        ["doctor"], ["backup", "forget", "--all"],
         ["show", evil], ["ps", evil], [evil], ["run", f"{evil}.py"], ["_complete", "show", ""],
         ["pull", "digits-7f3k", "--checkpoint", evil],
     ):  # fmt: skip

@@ -308,15 +308,51 @@ def test_an_empty_directory_and_none(work: Path, cache: Path) -> None:
         scan(work / "nothing", cache)
 
 
-def test_pathspec_is_only_loaded_for_new_names(work: Path, cache: Path) -> None:
+def test_patterns_are_only_read_for_new_names(work: Path, cache: Path) -> None:
     write(work, "a.py", "a.log")
     (work / ".gitignore").write_text("*.log\n")
     program = (
         "import sys; from pathlib import Path; from stoker.client.tree import scan\n"
-        f"scan(Path({str(work)!r}), Path({str(cache)!r})); print('pathspec' in sys.modules)"
+        f"scan(Path({str(work)!r}), Path({str(cache)!r})); print('stoker.spec.globs' in sys.modules)"
     )
     said = [
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
         for _ in range(2)
     ]
     assert said == ["True\n", "False\n"]
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".stokerignore"])
+def test_ignore_files_are_bounded_before_they_are_read(work: Path, cache: Path, name: str) -> None:
+    """Cut off in the middle they would ship what was to stay here."""
+    write(work, "train.py", "sub/model.py")
+    (work / name).write_text("x\n" * 1_000_000)
+    with pytest.raises(TooLarge, match=rf"{name}.* more than 1024 KiB"):
+        scan(work, cache)
+    (work / name).write_text("x.bin\n" * 100_000)
+    (work / "sub" / name).write_text("y.bin\n" * 100_000)
+    with pytest.raises(TooLarge, match=r"for 'sub' have more than 1024 KiB"):
+        scan(work, cache)
+    (work / "sub" / name).write_text("*" * 5000)
+    with pytest.raises(TooLarge, match=f"sub/{name}: a pattern has 5000 bytes"):
+        scan(work, cache)
+
+
+def test_a_pipe_instead_of_an_ignore_file_is_not_waited_for(work: Path, cache: Path) -> None:
+    write(work, "train.py")
+    os.mkfifo(work / ".gitignore")
+    assert paths(work, cache) == ["train.py"]
+
+
+def test_stars_without_end_do_not_hold_up_a_scan(work: Path, cache: Path) -> None:
+    write(work, "a" * 250 + ".py")
+    (work / ".gitignore").write_text("************b\n" + "*a" * 50 + "b\n")
+    assert paths(work, cache) == [".gitignore", "a" * 250 + ".py"]
+
+
+def test_nothing_below_an_ignored_directory_is_shipped(tmp_path: Path, cache: Path) -> None:
+    """As git has it, and whatever a rule in the same file says of what is inside."""
+    repository = tmp_path / "repo"
+    write(repository, "out/work/a.py", "out/work/sub/b.py", ".git/HEAD")
+    (repository / ".gitignore").write_text("out/\n!*.py\n")
+    assert paths(repository / "out" / "work", cache) == []

@@ -41,7 +41,7 @@ class Carriers(carrying.Carriers):
         return future
 
     def work(self) -> None:
-        future, (directory, staged, blobs, _) = self.waiting.pop(0)
+        future, (directory, staged, blobs, *_) = self.waiting.pop(0)
         try:
             if self.fault is not None:
                 raise self.fault
@@ -139,7 +139,7 @@ def test_metrics_come_in_while_a_large_one_is_carried(task: Task) -> None:
 def test_an_end_waits_for_what_is_on_its_way_and_that_hurries(task: Task) -> None:
     task.checkpoint(1, b"x" * 1000)
     assert task.pump.look().behind
-    ((_, (*_, hurried)),) = task.carriers.waiting
+    ((_, (*_, hurried, _)),) = task.carriers.waiting
     assert not hurried()
     task.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
     assert task.pump.look().ending is None
@@ -166,7 +166,7 @@ def test_an_end_does_not_wait_for_others_that_are_carried_first(task: Task) -> N
 def test_what_others_in_the_journal_wait_for_hurries(task: Task) -> None:
     task.checkpoint(1, b"x" * 1000)
     task.pump.look()
-    ((_, (*_, hurried)),) = task.carriers.waiting
+    ((_, (*_, hurried, _)),) = task.carriers.waiting
     assert not hurried()
     task.journal({"k": "warning", "message": "the next line"})
     task.pump.look()
@@ -242,7 +242,7 @@ def test_a_part_without_a_step_hurries(
     task = Task(tmp_path, alone=False)
     task.checkpoint(1, b"x" * 1000, step=step)
     task.pump.look()
-    ((_, (*_, hurried)),) = task.carriers.waiting
+    ((_, (*_, hurried, _)),) = task.carriers.waiting
     assert hurried() == hurries
 
 

@@ -98,6 +98,27 @@ def test_something_else_in_its_place(task: Task, tmp_path: Path, name: str, what
     assert NearTaskDir(str(task.root)).order() is None
 
 
+@pytest.mark.parametrize("what", ["link", "pipe", "directory", "nothing", "file"])
+def test_a_journal_that_was_replaced_is_said_once(task: Task, what: str) -> None:
+    path = task.root / layout.JOURNAL
+    path.write_text(json.dumps(ENDED) + "\n")
+    assert task.look().ending is not None
+    path.unlink()
+    make: dict[str, Callable[[], object]] = {
+        "link": lambda: path.symlink_to("/etc/passwd"),
+        "pipe": lambda: os.mkfifo(path),
+        "directory": lambda: path.mkdir(),
+        "nothing": lambda: None,
+        "file": lambda: path.write_text(""),
+    }
+    make[what]()
+    texts = [
+        change.row.text for _ in range(3) for change in task.look().changes if isinstance(change, AddEvent)
+    ]
+    assert len(texts) == 1 and layout.JOURNAL in texts[0]
+    assert task.pump.spoiled and task.pump.read_before() is None
+
+
 @pytest.mark.parametrize(
     "entry",
     [

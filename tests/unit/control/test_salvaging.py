@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
+from stoker.control.redaction import NOTHING
 from stoker.control.salvaging import Salvage, carried, over, remove, staged_of
 from stoker.errors import NotFound
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, CheckpointRow
@@ -131,7 +132,7 @@ def salvage(tmp_path: Path, rows: Rows) -> Salvage:
 def live(*, number: int = 2, keep: int = 3, alone: bool = True) -> Any:
     job = SimpleNamespace(checkpoint=SimpleNamespace(keep=keep))
     attempt = AttemptRow("digits-7f3k", number)
-    return SimpleNamespace(id="digits-7f3k", alone=alone, attempt=attempt, job=job)
+    return SimpleNamespace(id="digits-7f3k", alone=alone, attempt=attempt, job=job, redaction=NOTHING)
 
 
 def task(shared: Shared) -> Any:

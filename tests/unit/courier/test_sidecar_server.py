@@ -41,14 +41,16 @@ class Door:
         self.touched += 1
 
     def connect(self) -> Talk:
-        raw = socket.create_connection(self._listener.getsockname(), 20)
+        return self.introduce(self.plain())
+
+    def introduce(self, raw: socket.socket) -> Talk:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         return Talk(context.wrap_socket(raw))
 
-    def plain(self) -> socket.socket:
-        return socket.create_connection(self._listener.getsockname(), 20)
+    def plain(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(self._listener.getsockname(), 20, source_address=(source, 0))
 
     def close(self) -> None:
         self._over.set()
@@ -252,6 +254,38 @@ def test_strangers_do_not_keep_friends_out(door: Door) -> None:
         finally:
             for stranger in strangers:
                 stranger.close()
+
+
+def test_one_that_knocks_without_end_is_in_its_own_way(door: Door) -> None:
+    """A friend needs a moment to introduce itself, in which others may come by the dozen."""
+    raw = door.plain()
+    strangers = [door.plain("127.0.0.2") for _ in range(5 * STRANGERS)]
+    try:
+        for stranger in strangers[: 4 * STRANGERS]:
+            stranger.settimeout(20)
+            assert stranger.recv(1) == b""
+        with door.introduce(raw) as friend:
+            assert friend.ask(wire.DISCARD, {"path": "x"})[0] == 200
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_copied_head_is_no_way_to_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signature is right, and a buffer is lent for the body: so the whole body has a time, not each byte."""
+    monkeypatch.setattr(server_module, "IDLE", 0.3)
+    door = Door(tmp_path)
+    try:
+        with door.connect() as talk:
+            head = talk.request(wire.DISCARD, b"x" * 1_000_000).partition(b"\r\n\r\n")[0]
+            talk.sock.sendall(head + b"\r\n\r\n")
+            with pytest.raises(OSError):
+                while True:
+                    talk.sock.sendall(b"x")
+                    time.sleep(0.05)
+        assert door.touched == 0
+    finally:
+        door.close()
 
 
 def test_who_says_nothing_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,12 +133,16 @@ GOOD = {"version": 1, "procs": ["/sys/fs/cgroup/memory/u/stoker-1/r.1.w/cgroup.p
         {"procs": ["/etc/stoker-1/x/cgroup.procs"]},
         {"procs": [7]},
         {**GOOD, "freezer": "/sys/fs/cgroup/freezer/system.slice"},
+        {"procs": ["/sys/fs/cgroup/memory/u/stoker-1/neighbour.1.w/cgroup.procs"]},
+        {**GOOD, "freezer": "/sys/fs/cgroup/freezer/u/stoker-1/neighbour.1.w"},
     ],
 )
 def test_a_record_that_user_code_changed_is_not_believed(record: object) -> None:
-    assert cgroups.trusted(record, "stoker-1", ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/freezer"]) is None
-    assert cgroups.trusted(GOOD, "stoker-1", ["/sys/fs/cgroup/memory"]) == GOOD
-    assert cgroups.trusted(GOOD, "stoker-2", ["/sys/fs/cgroup/memory"]) is None
+    assert (
+        cgroups.trusted(record, "stoker-1/r.1.w", ["/sys/fs/cgroup/memory", "/sys/fs/cgroup/freezer"]) is None
+    )
+    assert cgroups.trusted(GOOD, "stoker-1/r.1.w", ["/sys/fs/cgroup/memory"]) == GOOD
+    assert cgroups.trusted(GOOD, "stoker-2/r.1.w", ["/sys/fs/cgroup/memory"]) is None
 
 
 def test_two_homes_never_share_a_group(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from stoker.engine.local.containers import Box, Runtime
 from stoker.engine.local.directories import Place
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation, Missing
+from stoker.engine.local.records import Records
 from stoker.engine.local.registry import Known
 from stoker.engine.local.render import render
 from stoker.errors import EngineUnavailable, Refused
@@ -199,7 +200,9 @@ def test_gpus_of_a_cdi_specification(tmp_path: Path) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Boxes:
-    return Boxes(Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096), set)
+    return Boxes(
+        Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096), set, Records(tmp_path / "records")
+    )
 
 
 def attempt(**job: Any) -> Attempt:

@@ -267,8 +267,6 @@ def test_archives_never_overwrite_each_other(tmp_path: Path) -> None:
 def test_a_task_json_that_is_nonsense_reads_as_absent(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "task.json").write_bytes(content)
     assert directories.read_info(tmp_path) is None
-    (tmp_path / "engine.json").symlink_to("/etc/passwd")
-    assert directories.read_record(tmp_path) is None
 
 
 # -- hints -------------------------------------------------------------------------------------------------------
@@ -410,3 +408,28 @@ def test_a_directory_is_made_although_its_parent_goes(
     monkeypatch.setattr(os, "mkdir", leave)
     directories.make_directory(path, 0o700)
     assert left and path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_set_aside_stays_for_a_while_and_is_no_task_any_more(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks"
+    for number in (1, 2):
+        task = directories.path_of(tasks, Place("r", number, "worker-0"))
+        (task / "checkpoints").mkdir(parents=True)
+        (task / "checkpoints" / "a.pt").write_text(str(number))
+        (task / "secrets.json").write_text("{}")
+        earlier = task.with_name("worker-0.1")
+        (earlier / "secrets.json").mkdir(parents=True)
+        # Half done by a server that was killed, it is done again.
+        directories.set_aside(task.parent)
+        directories.set_aside(task.parent)
+    assert list(directories.scan(tasks)) == []
+    directories.discard_unfinished(tasks)
+    first, second = (directories.aside(tasks / "r" / str(number)) for number in (1, 2))
+    assert (first / "worker-0" / "checkpoints" / "a.pt").read_text() == "1"
+    assert not list(tasks.rglob("secrets.json"))
+    os.utime(first, (1.0, 1.0))
+    directories.discard_old(tasks)
+    assert (first.exists(), second.exists()) == (False, True)
+    os.utime(second, (1.0, 1.0))
+    directories.discard_old(tasks)
+    assert list(tasks.iterdir()) == []

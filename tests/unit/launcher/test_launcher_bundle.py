@@ -101,8 +101,12 @@ def test_init_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_init_finishes_what_was_cut_short(tmp_path: Path) -> None:
-    task, root, place = tmp_path / "task.json", tmp_path / "task", tmp_path / "bin"
-    formats.write_json(str(task), {**TASK, "of_a_newer_server": True})
+    """The task is in a mounted Secret, where every file is a link."""
+    task, root, place = tmp_path / "order" / "task.json", tmp_path / "task", tmp_path / "bin"
+    (tmp_path / "order" / "..2026").mkdir(parents=True)
+    (tmp_path / "order" / "..data").symlink_to("..2026")
+    task.symlink_to("..data/task.json")
+    formats.write_json(str(task.parent / "..data" / "task.json"), {**TASK, "of_a_newer_server": True})
     (place / f"{bundle.digest()}.77.tmp").mkdir(parents=True)
     (place / "current").symlink_to("another")
     (root / layout.LOG).mkdir(parents=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker.launcher import body, bundle, endings, sample
+from stoker.launcher import body, bundle, endings, files, sample
 from stoker.launcher.body import CannotStart
 from stoker.launcher.framing import Stream
 from stoker.launcher.journal import Journal
@@ -259,3 +259,28 @@ def test_bundle_is_complete_and_finds_what_is_installed_as_well(tmp_path: Path) 
             env={"PYTHONPATH": source},
         )
         assert done.stdout == f"{path}/stoker/__init__.py\n{words}\n"
+
+
+@pytest.mark.parametrize("what", ["pipe", "terabyte", "directory", "link", "nested", "nothing"])
+def test_json_that_user_code_replaced_is_none_and_is_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "order.json"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "terabyte":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "link":
+        (tmp_path / "other").write_text("{}")
+        path.symlink_to(tmp_path / "other")
+    elif what == "nested":
+        path.write_text("[" * 100_000)
+    assert files.read_json(str(path)) is None
+
+
+def test_a_directory_in_the_place_of_the_status_is_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    (path / "x").mkdir(parents=True)
+    files.write_json(str(path), {"phase": "ended"})
+    assert files.read_json(str(path)) == {"phase": "ended"}

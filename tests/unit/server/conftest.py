@@ -19,12 +19,14 @@ from stoker.blobs import BlobStore
 from stoker.client import Client
 from stoker.control.archive import LogArchive
 from stoker.control.hub import Hub
-from stoker.errors import Conflict, StokerError
+from stoker.errors import Conflict, StokerError, StoreDamaged
 from stoker.server import startup
+from stoker.server.connections import Limits
 from stoker.server.services import Services
 from stoker.server.serving import Server
 from stoker.settings import Home, Settings
 from stoker.store import Store
+from stoker.store.codec import RESTORE_HINT
 from stoker.store.rows import NewRun, RunRow, UpdateRun
 from stoker.task.formats import LogLine
 
@@ -69,6 +71,12 @@ class QuietController:
             fingerprint=json.dumps([dict(job), code]),
         )
         return self.store.submit(new, now=time.time())
+
+    def unknown(self) -> list[dict[str, Any]]:
+        return []
+
+    def forget(self, runs: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"id": run, "name": None, "t": None, "tasks": []} for run in runs]
 
     def check(self, **what: Any) -> dict[str, Any]:
         return {"job": dict(what["job"]), "fits": True, "plan": {}, "notes": []}
@@ -164,7 +172,9 @@ class Rig:
 
 
 @contextlib.contextmanager
-def running(home: Home, settings: Settings | None = None, damage: str = "") -> Iterator[Rig]:
+def running(
+    home: Home, settings: Settings | None = None, damage: str = "", limits: Limits | None = None
+) -> Iterator[Rig]:
     home.root.mkdir()
     store, blobs = Store.open(home.database), BlobStore(home.blobs)
     controller = QuietController(store, blobs)
@@ -178,11 +188,11 @@ def running(home: Home, settings: Settings | None = None, damage: str = "") -> I
         started_at=time.time(),
         version="0",
         parts=None if damage else (store, controller),
-        damage=damage,
+        trouble=StoreDamaged(damage, hint=RESTORE_HINT) if damage else None,
     )
     with contextlib.closing(startup.bind("127.0.0.1", 0)) as sock:
         services.url = startup.url_of(sock)
-        server = Server(services)
+        server = Server(services, limits=limits)
         thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
         thread.start()
         with Client(services.url, TOKEN) as client:
@@ -199,8 +209,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()
 
-        def start(settings: Settings | None = None, *, damage: str = "") -> Rig:
-            return stack.enter_context(running(Home(tmp_path / f"home{next(numbers)}"), settings, damage))
+        def start(settings: Settings | None = None, *, damage: str = "", limits: Limits | None = None) -> Rig:
+            home = Home(tmp_path / f"home{next(numbers)}")
+            return stack.enter_context(running(home, settings, damage, limits))
 
         yield start
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from stoker.server import serving, startup
+from stoker.client import Client
+from stoker.server import startup
+from stoker.server.connections import Door, Limits
 from stoker.settings import Home
+
+TOKEN = "the-token-of-this-test-server-0123456789"
 
 
 def closed(sock: socket.socket) -> bool:
@@ -23,52 +30,237 @@ def closed(sock: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /heal", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"])
-def test_headers_that_never_end_are_not_waited_for(
-    rig: Any, monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", rig.port), 30) as sock:
-        sock.sendall(said)
-        assert closed(sock)
+def answer(sock: socket.socket) -> bytes:
+    """All the other side says before it lets go."""
+    sock.settimeout(30)
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while more := sock.recv(65536):
+            said += more
+    return said
+
+
+@pytest.fixture
+def reach(rig: Any) -> Iterator[Callable[..., socket.socket]]:
+    """Connections that have said something; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(said: str | bytes = b"", to: Any = None) -> socket.socket:
+            port = (to or rig).port
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            data = (
+                said if isinstance(said, bytes) else said.replace("HOST", f"Host: 127.0.0.1:{port}").encode()
+            )
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(data)
+            return sock
+
+        yield connect
+
+
+KEY = f"Authorization: Bearer {TOKEN}\r\n"
+HEALTH = "GET /healthz HTTP/1.1\r\nHOST\r\n\r\n"
+ENDLESS = "POST /api/v1/runs HTTP/1.1\r\nHOST\r\nTransfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("said", ["", "GET /heal", "GET /healthz HTTP/1.1\r\nHost: x\r\n"])
+def test_headers_that_never_end_are_not_waited_for(serve: Any, reach: Any, said: str) -> None:
+    rig = serve(limits=Limits(head_seconds=0.2))
+    assert closed(reach(said, rig))
     assert rig.client.health()["status"] == "ok"
 
 
-def test_a_slow_second_request_is_not_waited_for_either(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", rig.port), 30) as sock:
-        sock.sendall(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{rig.port}\r\n\r\n".encode())
-        assert sock.recv(4096).split()[1] == b"200"
-        sock.sendall(b"GET /heal")
-        while sock.recv(4096):
-            pass
+def test_a_slow_second_request_is_not_waited_for_either(serve: Any, reach: Any) -> None:
+    rig = serve(limits=Limits(head_seconds=0.2))
+    sock = reach(f"GET /healthz HTTP/1.1\r\nHOST\r\n{KEY}\r\n", rig)
+    assert sock.recv(4096).split()[1] == b"200"
+    sock.sendall(b"GET /heal")
+    answer(sock)
 
 
-def test_more_connections_than_there_may_be(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for something is served; those who only hold a connection make room."""
-    monkeypatch.setattr(serving, "CONNECTIONS", 20)
-    held = [socket.create_connection(("127.0.0.1", rig.port), 30) for _ in range(200)]
-    try:
-        assert rig.client.health()["status"] == "ok"
-        assert rig.client.runs(limit=1)["runs"] == []
-        deadline = time.monotonic() + 30
-        left = list(held)
-        while len(left) > 20:
-            assert time.monotonic() < deadline
-            left = [sock for sock in left if not gone(sock)]
-    finally:
-        for sock in held:
-            sock.close()
+def test_strangers_have_one_answer_and_no_place(reach: Any) -> None:
+    """What needs no token is no way to hold a connection either."""
+    assert answer(reach(HEALTH)).startswith(b"HTTP/1.1 200")
+    assert answer(reach(ENDLESS + "\r\n5\r\nhello\r\n")).startswith(b"HTTP/1.1 401")
+
+
+def test_whoever_still_sends_can_read_why_it_was_refused(rig: Any, reach: Any) -> None:
+    """A socket closed with something unread in it resets the connection, and the answer is lost."""
+    sock = reach("POST /api/v1/code/blobs HTTP/1.1\r\nHOST\r\nContent-Length: 2000000\r\n\r\n")
+    for _ in range(40):
+        sock.sendall(b"x" * 50_000)
+    assert answer(sock).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /" + b"x" * 40_000,
+        b"GET / HTTP/1.1\r\nA: " + b"x" * 40_000,
+        b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 200,
+    ],
+    ids=["url", "value", "count"],
+)
+def test_a_head_has_a_size(shared: Any, reach: Any, said: bytes) -> None:
+    """In bytes and in headers: one of four bytes costs fifty times that in memory."""
+    assert answer(reach(said, shared)).startswith(b"HTTP/1.1 431")
+
+
+def test_a_large_body_behind_a_head_is_no_part_of_it(shared: Any, reach: Any) -> None:
+    body = json.dumps({"key": "k", "job": {"name": "x" * 200_000}}).encode()
+    head = f"POST /api/v1/runs/check HTTP/1.1\r\nHost: 127.0.0.1:{shared.port}\r\n{KEY}Connection: close\r\n"
+    said = f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    assert answer(reach(said, shared)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("key", ["", KEY], ids=["stranger", "known"])
+def test_of_requests_sent_at_once_only_the_first_is_answered(rig: Any, reach: Any, key: str) -> None:
+    """Thousands fit into what is read at once, and each would have cost a task and its headers."""
+    said = answer(reach(HEALTH.replace("\r\n\r\n", f"\r\n{key}\r\n") * 3000))
+    assert said.count(b"HTTP/1.1 200") == 1 == said.count(b"HTTP/1.1 ")
+
+
+def test_strangers_by_the_hundred_do_not_keep_the_owner_out(serve: Any, reach: Any) -> None:
+    rig = serve(limits=Limits(strangers=5, crowd=10, known=20, moment=0.02))
+    run = rig.submit()["id"]
+    follower = reach(f"GET /api/v1/runs/{run}/logs?follow=1 HTTP/1.1\r\nHOST\r\n{KEY}\r\n", rig)
+    assert follower.recv(4096).startswith(b"HTTP/1.1 200")
+    upload = reach(f"{ENDLESS}Content-Type: application/json\r\n{KEY}\r\n", rig)
+    held = []
+    for number in range(10):
+        held += [reach(said, rig) for said in ("", "GET /heal", f"{ENDLESS}\r\n5\r\nhello\r\n") * 20]
+        with Client(rig.services.url, TOKEN) as owner:
+            assert owner.runs(limit=1)["runs"][0]["id"] == run, number
+    wait_until(lambda: sum(not gone(sock) for sock in held) <= 5)
+    body = json.dumps({"key": "late", "job": {"name": "late"}}).encode()
+    upload.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    assert upload.recv(4096).split()[1] in (b"200", b"201")
+    rig.log(run, "still here")
+    assert b"still here" in follower.recv(4096)
+
+
+def test_more_connections_than_there_may_be(serve: Any, reach: Any) -> None:
+    """Of those with the token, one without a request under way makes room."""
+    rig = serve(limits=Limits(known=20))
+    asked = f"GET /healthz HTTP/1.1\r\nHOST\r\n{KEY}\r\n"
+    held = []
+    for _ in range(60):
+        held.append(reach(asked, rig))
+        assert held[-1].recv(4096).startswith(b"HTTP/1.1 200")
+    wait_until(lambda: sum(not gone(sock) for sock in held) <= 20)
+    assert not gone(held[-1])
+
+
+def test_a_body_that_comes_to_a_halt(serve: Any, reach: Any) -> None:
+    rig = serve(limits=Limits(body_seconds=0.2))
+    assert closed(reach(f"{ENDLESS}{KEY}\r\n5\r\nhello\r\n", rig))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def gone(sock: socket.socket) -> bool:
     sock.setblocking(False)
     try:
-        return sock.recv(1) == b""
+        while sock.recv(4096):
+            pass
+        return True
     except BlockingIOError:
         return False
     except ConnectionError:
         return True
+
+
+# -- who goes -----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """As much of an event loop as counting needs."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.due: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
+
+    def time(self) -> float:
+        return self.at
+
+    def call_later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+        self.due.append((self.at + seconds, call, arguments))
+
+    def pass_by(self, seconds: float) -> None:
+        self.at += seconds
+        now, self.due = self.due, []
+        for at, call, arguments in now:
+            if at <= self.at:
+                call(*arguments)
+            else:
+                self.due.append((at, call, arguments))
+
+
+class Visitor:
+    def __init__(self, door: Door, clock: Clock, peer: str, *, idle: bool = False) -> None:
+        self.loop, self.since, self.peer, self.idle, self.dropped = clock, clock.at, peer, idle, False
+        door.admit(self)  # type: ignore[arg-type]
+
+    def abort(self) -> None:
+        self.dropped = True
+
+
+def door_of(**limits: Any) -> tuple[Door, Clock]:
+    return Door(lambda headers: False, replace(Limits(), **limits)), Clock()
+
+
+def test_the_oldest_of_the_address_with_most_goes_first() -> None:
+    door, clock = door_of(strangers=4, crowd=100, moment=1.0)
+    alone = Visitor(door, clock, "10.0.0.9")
+    clock.pass_by(2)
+    many = []
+    for _ in range(6):
+        many.append(Visitor(door, clock, "10.0.0.1"))
+        clock.pass_by(2)
+    assert not alone.dropped and [one.dropped for one in many] == [True] * 3 + [False] * 3
+
+
+def test_a_connection_has_a_moment_to_speak_before_it_goes() -> None:
+    """A server accepts all that wait before it reads from the first of them."""
+    door, clock = door_of(strangers=4, crowd=50, moment=1.0)
+    owner = Visitor(door, clock, "127.0.0.1")
+    flood = [Visitor(door, clock, "127.0.0.1") for _ in range(40)]
+    clock.pass_by(0.5)
+    assert not owner.dropped
+    door.welcome(owner)  # type: ignore[arg-type]
+    clock.pass_by(0.5)
+    assert not owner.dropped and sum(one.dropped for one in flood) == 36
+    flood += [Visitor(door, clock, "127.0.0.1") for _ in range(1000)]
+    assert sum(not one.dropped for one in flood) == 50 and not owner.dropped
+    for one in flood:
+        door.leave(one)  # type: ignore[arg-type]
+    clock.pass_by(5)
+    assert clock.due == []
+
+
+def test_of_the_known_only_idle_ones_make_room() -> None:
+    door, clock = door_of(known=3)
+    busy, first, second, new = (
+        Visitor(door, clock, "127.0.0.1", idle=idle) for idle in (False, True, True, False)
+    )
+    for one in (busy, first, second, first, new):
+        door.welcome(one)  # type: ignore[arg-type]
+    assert [one.dropped for one in (busy, first, second, new)] == [False, False, True, False]
+
+
+def test_descriptors_are_left_for_the_servers_work() -> None:
+    for soft in (64, 256, 1024, 4096, 65536):
+        limits = Limits().within(soft)
+        assert (
+            limits.known + limits.crowd <= soft * 3 // 4
+            and limits.strangers >= 1
+            and limits.head == Limits().head
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from stoker.errors import NotFound
+from stoker.blobs import BlobStore
+from stoker.errors import NotFound, ServerUnreachable, SpecError, TooLarge
+from stoker.server.routes import files as routes
 from stoker.server.routes.files import byte_range, disposition
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store.rows import AddCheckpoint, CheckpointRow, UpdateRun
@@ -135,3 +141,154 @@ def test_a_damaged_blob_is_not_sent_as_if_it_were_whole(rig: Any) -> None:
     assert status == 500 and json.loads(body)["error"]["code"] == "blob-damaged"
     path.unlink()
     assert rig.raw("GET", f"/api/v1/runs/{run}/files/content?path=f")[0] == 404
+
+
+# -- many files ------------------------------------------------------------------------------------------------
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def damage(rig: Any, data: bytes, by: bytes | None) -> None:
+    """Other bytes in the place of a blob; None: none."""
+    path = rig.blobs.path(sha(data))
+    path.chmod(0o600)
+    if by is None:
+        path.unlink()
+    else:
+        path.write_bytes(by)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The manifests that were read."""
+    found: list[str] = []
+    tree = BlobStore.tree
+    monkeypatch.setattr(BlobStore, "tree", lambda self, digest: (found.append(digest), tree(self, digest))[1])
+    return found
+
+
+def test_many_files_in_one_answer(rig: Any) -> None:
+    files = {
+        "a": b"first",
+        "b/c": os.urandom(700_000),
+        "d": b"",
+        "e": b"first",
+        "f\n": b"1\n2\n",
+        "g": b"gone",
+    }
+    run = with_outputs(rig, files)
+    other = with_outputs(rig, {"secret": b"of another run"})
+    damage(rig, b"gone", None)
+    wanted = [*map(sha, files.values()), sha(b"of another run"), "0" * 64]
+    got = list(rig.client.contents(run, wanted))
+    assert got == [
+        *((sha(data), data) for data in dict.fromkeys(files.values()) if data != b"gone"),
+        *((digest, "missing") for digest in (sha(b"gone"), sha(b"of another run"), "0" * 64)),
+    ]
+    assert list(rig.client.contents(other, wanted[-2:-1])) == [(wanted[-2], b"of another run")]
+    assert list(rig.client.contents(run, [])) == []
+    assert list(rig.client.contents(run, wanted[:1], what="logs")) == [(wanted[0], "missing")]
+    with pytest.raises(NotFound):
+        list(rig.client.contents(run, wanted[:1], what="checkpoints"))
+
+
+def test_a_blob_of_another_size_is_said_and_the_others_come(rig: Any) -> None:
+    run = with_outputs(rig, {"a": b"0123", "b": b"4567", "c": b"89"})
+    damage(rig, b"4567", b"45")
+    got = list(rig.client.contents(run, [sha(b"0123"), sha(b"4567"), sha(b"89")]))
+    assert got == [(sha(b"0123"), b"0123"), (sha(b"4567"), "damaged"), (sha(b"89"), b"89")]
+
+
+def test_an_answer_that_breaks_off_is_no_shorter_answer(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_outputs(rig, {"a": b"0123", "b": b"4567"})
+    framed = BlobStore.framed
+
+    def breaks(self: BlobStore, wanted: Any) -> Iterator[bytes]:
+        yield b"".join(framed(self, wanted))[:-1]
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(BlobStore, "framed", breaks)
+    got = []
+    with pytest.raises(ServerUnreachable):
+        got.extend(rig.client.contents(run, [sha(b"0123"), sha(b"4567")]))
+
+
+def test_one_answer_has_its_bounds(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_outputs(rig, {"a": b"0123", "b": b"4567"})
+    digests = [sha(b"0123"), sha(b"4567")]
+    monkeypatch.setattr(routes, "CONTENTS_BYTES", 7)
+    assert list(rig.client.contents(run, digests[:1] * 9)) == [(digests[0], b"0123")]
+    with pytest.raises(TooLarge):
+        list(rig.client.contents(run, digests))
+    for wrong in (["0" * 64] * 20_001, ["../../token"], ["A" * 64]):
+        with pytest.raises(SpecError):
+            list(rig.client.contents(run, wrong))
+
+
+def test_the_manifest_is_read_once_however_many_files_are_asked_for(rig: Any, reads: list[str]) -> None:
+    files = {f"d{n % 7}/{n}": b"%d" % n for n in range(60)}
+    run = with_outputs(rig, files)
+    assert len(rig.client.files(run)["files"]) == 60
+    for path, data in files.items():
+        assert b"".join(rig.client.content(run, path)) == data
+    for data in files.values():
+        assert list(rig.client.contents(run, [sha(data)])) == [(sha(data), data)]
+    assert len(reads) == 1
+
+
+def test_what_was_read_of_a_tree_is_dropped_with_it(rig: Any, reads: list[str]) -> None:
+    run = with_outputs(rig, {"f": b"data"})
+    rig.client.files(run)
+    digest = reads[0]
+    (rig.blobs.root / "trees" / digest[:2] / digest[2:]).unlink()
+    for call in (rig.client.files, lambda run: list(rig.client.content(run, "f"))):
+        with pytest.raises(NotFound, match="no tree"):
+            call(run)
+    rig.blobs.put_tree(Tree((TreeFile("f", sha(b"data"), 4),)))
+    assert len(rig.client.files(run)["files"]) == 1
+
+
+def test_a_log_is_found_without_listing_all_of_them(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = rig.submit()["id"]
+    for task in range(20):
+        rig.log(run, f"hello {task}", task=f"worker-{task}")
+    listed = [file["path"] for file in rig.client.files(run, what="logs")["files"]]
+    assert len(listed) == 20
+    seen: list[Any] = []
+    real: Callable[..., Any] = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: (seen.append(path), real(path))[1])
+    for path in listed:
+        assert b"hello" in b"".join(rig.client.content(run, path, what="logs"))
+    assert len(seen) == 3 * 20
+    for wrong in (
+        "1/worker-0",
+        "1/worker-0/dropped",
+        "2/worker-0/000001.log",
+        "1/worker-0/000002.log",
+        "a/b/c",
+    ):
+        with pytest.raises(NotFound):
+            list(rig.client.content(run, wrong, what="logs"))
+
+
+def test_threads_that_ask_at_once_wait_for_one_reading(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_outputs(rig, {"f": b"data"})
+    count, go = [0], threading.Event()
+    tree = BlobStore.tree
+
+    def slow(self: BlobStore, digest: str) -> Tree:
+        count[0] += 1
+        go.wait(30)
+        return tree(self, digest)
+
+    monkeypatch.setattr(BlobStore, "tree", slow)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(rig.client.files(run))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 5 and count == [1]

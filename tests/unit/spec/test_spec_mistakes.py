@@ -544,3 +544,13 @@ def test_json_that_is_no_job() -> None:
         deep = {"a": deep}
     with pytest.raises(SpecError, match="nested more than 50 deep"):
         Job.from_json({"run": "x", "env": deep})
+
+
+def test_more_processes_than_a_task_can_have() -> None:
+    """Said with its place, and only to those who ask for it now: a stored job has been accepted before."""
+    with pytest.raises(SpecError) as caught:
+        parse_job("run: python train.py\nprocesses: 100000\n", source="stoker.yaml")
+    assert str(caught.value) == "stoker.yaml:2: processes: 100000 is more than one task can have: 1024"
+    assert "`workers`" in (caught.value.hint or "")
+    assert parse_job("run: python train.py\nprocesses: 1024\n").processes == 1024
+    assert Job.from_json({"run": ["train"], "processes": 100_000}).processes == 100_000

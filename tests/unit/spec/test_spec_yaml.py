@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from stoker.errors import SpecError
 from stoker.spec import parse_job
+from stoker.spec.formats import reading
+from stoker.spec.formats.reading import is_foreign
 from stoker.spec.yaml12 import scalar
 
 CORE: list[tuple[str, Any]] = [
@@ -152,3 +155,19 @@ def test_broken_text_has_a_place_and_a_hint(text: str) -> None:
     assert caught.value.details["line"] >= 1
     assert caught.value.details["column"] >= 1
     assert caught.value.hint
+
+
+def test_a_job_file_of_blanks_is_refused_at_once() -> None:
+    """Ten times the lines cost about ten times the time: 1,600 of them took a minute to be told from a manifest."""
+
+    def cost(lines: int) -> float:
+        began = time.process_time()
+        assert not is_foreign(b" \n" * lines)
+        return time.process_time() - began
+
+    assert min(cost(40_000) for _ in range(3)) < 40 * min(cost(4000) for _ in range(3))
+
+
+def test_sizes_are_checked_before_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_text", lambda data: pytest.fail("read all the same"))
+    assert not is_foreign(b"kind: Job\n" * 200_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import sqlite3
 import stat
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import DiskFull, NotFound, StoreBusy, StoreError
-from stoker.store import Store
+from stoker.errors import DiskFull, DiskReadOnly, NotFound, StoreBusy, StoreError
+from stoker.store import Store, sqlite_errors
 from stoker.store.rows import AddEvent, EventRow, RunFilter
 from stoker.testing.store_case import new_run
 
@@ -180,20 +181,72 @@ def test_locked_by_another(tmp_path: Path) -> None:
         assert store.submit(new_run("k2"), now=1.0)[1]
 
 
-def test_an_error_of_the_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.store.sqlite import SqliteDialect
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A file system that was made read-only, with a database on it."""
+    mount = tmp_path / "read only"
+    mount.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a file system can only be mounted as root")
+    with Store.open(mount / "stoker.db") as store:
+        store.submit(new_run("k"), now=1.0)
+    for command in (["--bind", str(mount), str(mount)], ["-o", "remount,ro,bind", str(mount)]):
+        done = subprocess.run(["mount", *command], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a file system: {done.stderr.strip()}")
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
-    dialect = SqliteDialect(tmp_path / "stoker.db", busy_timeout=1.0)
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-    assert dialect.translate(error).code == "store-damaged"
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    assert dialect.translate(error).code == "disk-full"
-    assert dialect._os_error(OSError(errno.ENOSPC, "no space")).code == "disk-full"
-    assert (
-        dialect.translate(sqlite3.OperationalError("Could not decode to UTF-8 column")).code
-        == "store-damaged"
-    )
+
+def test_a_read_only_file_system_is_not_damage(read_only: Path) -> None:
+    path = read_only / "stoker.db"
+    wrong = [*_errors_of_sqlite("IOERR_WRITE", "IOERR_FSYNC", "IOERR_READ", "READONLY", "CANTOPEN")]
+    with pytest.raises(DiskReadOnly) as caught:
+        Store.open(path)
+    for error in [caught.value, *(sqlite_errors.translate(one, path) for one in wrong)]:
+        assert isinstance(error, DiskReadOnly), error
+        assert str(read_only) in error.message and "damaged" not in error.message
+        assert error.details["file_system"] == str(read_only)
+        assert "Nothing was damaged" in (error.hint or "") and "backup restore" not in (error.hint or "")
+
+
+def test_a_write_that_the_system_refuses_is_not_damage(tmp_path: Path) -> None:
+    """A real error of a real write: files may not grow any more."""
+    with Store.open(tmp_path / "stoker.db") as store:
+        run, _ = store.submit(new_run("first"), now=1.0)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
+        try:
+            with pytest.raises(StoreError, match="SQLITE_IOERR_WRITE") as caught:
+                store.apply([AddEvent(EventRow(run.id, 1.0, "warning", "x" * 2_000_000))])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caught.value.code == "store" and "dmesg" in (caught.value.hint or "")
+        assert store.damaged is None
+        store.apply([AddEvent(EventRow(run.id, 1.0, "warning", "x" * 2_000_000))])
+        assert store.check() == []
+
+
+def test_which_errors_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "stoker.db"
+    path.touch()
+    damage = _errors_of_sqlite("IOERR", "IOERR_READ", "IOERR_SHORT_READ", "CORRUPT", "NOTADB")
+    undecodable = sqlite3.OperationalError("Could not decode to UTF-8 column")
+    assert {sqlite_errors.translate(one, path).code for one in [*damage, undecodable]} == {"store-damaged"}
+    disk = _errors_of_sqlite("IOERR_WRITE", "IOERR_FSYNC", "IOERR_SHMMAP", "IOERR_LOCK")
+    assert {sqlite_errors.translate(one, path).code for one in disk} == {"store"}
+    assert sqlite_errors.of_system(OSError(errno.EIO, "Input/output error"), path).code == "store"
+    assert sqlite_errors.of_system(OSError(errno.ENOSPC, "no space"), path).code == "disk-full"
+    (full,) = _errors_of_sqlite("FULL")
+    assert sqlite_errors.translate(full, path).code == "disk-full"
+
+
+def _errors_of_sqlite(*names: str) -> Iterator[sqlite3.Error]:
+    for name in names:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = f"SQLITE_{name}"
+        error.sqlite_errorcode = getattr(sqlite3, error.sqlite_errorname)
+        yield error
 
 
 _AT_THE_LOG = """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from stoker.cli import human, term
 from stoker.cli.context import Context
+from stoker.cli.errors import UsageMistake
 from stoker.cli.params import JSON, Argument, Command, Option
 from stoker.cli.render import Column, table
-from stoker.errors import Conflict, NotFound
+from stoker.errors import Conflict, NotFound, StoreDamaged
+
+Json = dict[str, Any]
 
 
 def create(ctx: Context, *, path: str | None, as_json: bool) -> int:
@@ -22,9 +26,9 @@ def create(ctx: Context, *, path: str | None, as_json: bool) -> int:
 
 
 def listing(ctx: Context, *, as_json: bool) -> int:
-    from stoker.cli.restoring import copies
+    from stoker.cli.restoring import listed
 
-    found = copies(ctx.home)
+    found = listed(ctx.home)
     if as_json:
         ctx.json(found)
         return 0
@@ -35,6 +39,7 @@ def listing(ctx: Context, *, as_json: bool) -> int:
         Column("MADE"),
         Column("AGE", right=True),
         Column("KIND"),
+        Column("RUNS", right=True),
         Column("SIZE", right=True),
         Column("PATH"),
     )
@@ -43,6 +48,7 @@ def listing(ctx: Context, *, as_json: bool) -> int:
             human.clock(entry["made_at"]),
             human.age(entry["made_at"]),
             str(entry["kind"]),
+            "damaged" if entry["runs"] is None else str(entry["runs"]),
             human.size(entry["size"]),
             term.safe(entry["path"]),
         )
@@ -57,27 +63,49 @@ def restore(ctx: Context, *, path: str | None, stop_server: bool, as_json: bool)
     from stoker.cli import restoring
 
     if path is None:
-        found = restoring.copies(ctx.home)
-        if not found:
+        paths = [Path(entry["path"]) for entry in restoring.best_first(ctx.home)]
+        if not paths:
             raise NotFound(
                 "this home has no backups",
-                hint="Name one: stoker backup restore PATH",
+                hint="Name one: stoker backup restore PATH. Without any: stoker server start --anew",
                 details={"what": "backup"},
             )
-        path = str(found[0]["path"])
-    copy = Path(path).expanduser().absolute()
-    restoring.database_in(ctx.home, copy)
+    else:
+        paths = [Path(path).expanduser().absolute()]
+    restoring.database_in(ctx.home, paths[0])
     _server_away(ctx, stop_server)
-    report = restoring.restore(ctx.home, copy)
+    report = _restore_first(ctx, paths)
     if as_json:
         ctx.json(report)
         return 0
-    ctx.note(f"restored from {term.safe(report['from'])}")
+    _say_restored(ctx, report)
+    return 0
+
+
+def _restore_first(ctx: Context, paths: list[Path]) -> Json:
+    """The first copy that is not damaged."""
+    from stoker.cli import restoring
+
+    damaged: list[str] = []
+    for copy in paths:
+        try:
+            return {**restoring.restore(ctx.home, copy), "damaged": damaged}
+        except StoreDamaged as exc:
+            if copy == paths[-1]:
+                raise
+            ctx.note(f"passed over: {term.safe(exc.message)}")
+            damaged.append(str(copy))
+    raise AssertionError("no copy was named")
+
+
+def _say_restored(ctx: Context, report: Json) -> None:
+    runs = "?" if report["runs"] is None else human.plural(report["runs"], "run")
+    ctx.note(f"restored from {term.safe(report['from'])}: {runs}, made {human.age(report['made_at'])} ago")
     if report["aside"]:
         ctx.note(f"what was there is in {term.safe(report['aside'])}")
     if not report["missing"]:
         ctx.note("every run this home acknowledged is there")
-        return 0
+        return
     count = len(report["missing"])
     ctx.note(
         f"{human.plural(count, 'run')} acknowledged after the copy was made {'is' if count == 1 else 'are'} missing:"
@@ -85,16 +113,34 @@ def restore(ctx: Context, *, path: str | None, stop_server: bool, as_json: bool)
     for entry in report["missing"]:
         when = human.clock(entry["t"]) if isinstance(entry.get("t"), int | float) else "-"
         ctx.print(f"{term.safe(entry['id'])}  {when}  {term.safe(entry.get('name') or '')}".rstrip())
+    ctx.note(
+        "what there is of them is left alone, tasks that run included; to let go of it: stoker backup forget"
+    )
+
+
+def forget(ctx: Context, *, runs: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    if bool(runs) == everything:
+        raise UsageMistake(
+            "name runs, or --all", hint="stoker server status lists those that the database lacks."
+        )
+    answer = ctx.client.forget(runs)
+    if as_json:
+        ctx.json(answer["forgotten"])
+        return 0
+    for entry in answer["forgotten"]:
+        ended = f", {human.plural(len(entry['tasks']), 'task')} told to end" if entry["tasks"] else ""
+        ctx.note(f"{term.safe(entry['id'])} forgotten{ended}")
     return 0
 
 
 def _server_away(ctx: Context, stop: bool) -> None:
-    from stoker.cli.commands.server import stop_server
+    from stoker.cli.commands.server import facts, serves_nobody, stop_server
     from stoker.client import local
 
     record = local.running(ctx.home)
     if record is None:
         return
+    stop = stop or serves_nobody(facts(ctx))
     if not stop and ctx.interactive:
         ctx.err.write(f"the server (pid {record['pid']}) runs; stop it? runs go on. [y/N] ")
         ctx.err.flush()
@@ -123,18 +169,30 @@ _SUBS = (
         "restore",
         restore,
         summary="bring the home back from a copy, and say which runs it does not know",
-        help="Bring the home back from a copy (default: the newest in the home). The server must be stopped. What was "
-        "there is put aside, not deleted. Runs that were acknowledged after the copy was made are listed.",
+        help="Bring the home back from a copy (default: of those in the home that have the most runs, the newest). The "
+        "server must be stopped. What was there is put aside, not deleted, and tasks run on. Runs that were acknowledged "
+        "after the copy was made are listed, and left alone.",
         arguments=[Argument("path", count=0, complete="file")],
         options=[Option("--stop-server", flag=True, help="Stop the server without asking."), JSON],
-        shapes="`{from, aside, added, missing: [{id, name, t}]}`",
+        shapes="`{from, runs, made_at, aside, added, damaged: [path], missing: [{id, name, t}]}`",
+    ),
+    Command(
+        "forget",
+        forget,
+        summary="let go of runs that a restored database does not know",
+        help="Let go of runs that the database does not know, because it was restored from an older copy: tasks of theirs "
+        "that run are ended (SIGTERM, 30 seconds, SIGKILL), and blobs that nothing else needs are freed by and by. Until "
+        "then they are left alone and no blobs are swept. Their logs and task directories stay in the home.",
+        arguments=[Argument("runs", metavar="RUN", count=-1, help="As `stoker server status` names them.")],
+        options=[Option("--all", dest="everything", flag=True, help="All of them."), JSON],
+        shapes="a list of `{id, name, t, tasks: [{attempt, task, engine, node}]}`",
     ),
     Command(
         "list",
         listing,
         summary="the copies in this home",
         options=[JSON],
-        shapes="a list of `{path, kind, made_at, size}`",
+        shapes="a list of `{path, kind, made_at, size, runs}`",
     ),
 )
 

@@ -107,7 +107,13 @@ def _server(ctx: Context) -> list[Json]:
         found.append(fact("server version", "warn", text, "stoker server restart; runs go on."))
     status = (server.get("store") or {}).get("status")
     if status != "ok":
-        found.append(fact("database", "fail", str(status), "stoker backup restore"))
+        hint = (server.get("store") or {}).get("hint")
+        found.append(fact("database", "fail", str(status), str(hint or "stoker backup restore")))
+    if unknown := server.get("unknown"):
+        running = sum(bool(run["tasks"]) for run in unknown)
+        text = f"does not know {len(unknown)} run(s) of this home, {running} of them with tasks: {unknown[0]['id']}, ..."
+        fix = "stoker server status names them; stoker backup forget RUN | --all lets go of them"
+        found.append(fact("database", "warn", text, fix))
     return found
 
 

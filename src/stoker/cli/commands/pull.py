@@ -7,11 +7,13 @@ from typing import Any
 
 from stoker.cli import human, term
 from stoker.cli.context import Context
-from stoker.cli.download import Download, Plan, target_of
+from stoker.cli.download import Download
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.errors import Conflict, NotFound
+from stoker.cli.plans import plan_all
+from stoker.errors import NotFound
+from stoker.spec import refusals
 
 WHAT = ("outputs", "checkpoints", "logs")
 
@@ -33,16 +35,16 @@ def pull(
     whole = on_run(ctx, run, ctx.client.run)
     run_id = str(whole["id"])
     chosen = _checkpoint(whole, checkpoint) if what == "checkpoints" else None
+    if what == "checkpoints" and (refused := refusals.of_run(whole).summary):
+        ctx.note(f"{term.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {term.safe(refused)}")
     files = ctx.client.files(run_id, what=what, checkpoint=chosen)["files"]
     folder = Path(output) if output is not None else Path(run_id) / what
     if not files:
         raise NotFound(f"{run_id} has no {what}", hint=_why_none(whole, what), details={"what": "files"})
-    plans = [_plan(folder, entry, force) for entry in files]
+    plans = plan_all(folder, files, force=force)
     total = sum(plan.size for plan in plans)
     download = Download(ctx, run_id, what, chosen, total)
-    for plan in plans:
-        download.file(plan)
-    download.finish()
+    download.bring(plans)
     if as_json:
         ctx.json([{"path": str(plan.target), "size": plan.size, "sha256": plan.sha256} for plan in plans])
         return 0
@@ -53,27 +55,17 @@ def pull(
     return 0
 
 
-def _plan(folder: Path, entry: dict[str, Any], force: bool) -> Plan:
-    plan = Plan(
-        str(entry["path"]), target_of(folder, str(entry["path"])), int(entry["size"]), entry.get("sha256")
-    )
-    if not force and plan.target.exists() and not plan.is_here():
-        raise Conflict(
-            f"{plan.target} is there already and differs from the run's",
-            hint="Use --force to replace it, or -o DIR.",
-        )
-    return plan
-
-
 def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     """The id of the checkpoint meant by an id, its beginning or a name; the newest kept one by default."""
     kept = [c for c in run.get("checkpoints") or [] if c.get("kept", True)]
     kept.sort(key=lambda c: c.get("created_at") or 0)
+    refused = refusals.of_run(run)
+    said = term.safe(refused.summary)
     if not kept:
         raise NotFound(
-            f"{run['id']} has no checkpoints",
-            hint="Write them to $STOKER_CHECKPOINT_DIR.",
-            details={"what": "checkpoint"},
+            f"{run['id']} has no checkpoints" + (f": {said}" if said else ""),
+            hint=term.safe(refused.hint) if said else "Write them to $STOKER_CHECKPOINT_DIR.",
+            details={"what": "checkpoint", "refused": refused.reasons},
         )
     if wanted is None:
         return str(kept[-1]["id"])
@@ -82,7 +74,7 @@ def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     if not found:
         names = ", ".join(term.safe(c["id"]) for c in kept[-5:])
         raise NotFound(
-            f"{run['id']} keeps no checkpoint {wanted!r}",
+            f"{run['id']} keeps no checkpoint {wanted!r}" + (f"; {said}" if said else ""),
             hint=f"Kept: {names}.",
             details={"what": "checkpoint"},
         )
@@ -103,7 +95,8 @@ COMMANDS = {
         pull,
         summary="bring outputs, checkpoints or logs to a folder",
         help="Bring a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
-        "against its SHA-256. An interrupted pull goes on where it was when it is repeated. Logs come as "
+        "against its SHA-256; those that are damaged or gone are named once the others have arrived. An interrupted "
+        "pull goes on where it was when it is repeated. Logs come as "
         "they are kept: stream (o, e, or s for Stoker's own; upper-case: the line goes on), milliseconds since the epoch, "
         "text; `stoker logs RUN > FILE` is for reading.",
         arguments=[Argument("run", complete="run")],

@@ -16,10 +16,12 @@ Json = dict[str, Any]
 STOP_LIMIT = 30.0
 
 
-def start(ctx: Context, *, as_json: bool) -> int:
+def start(ctx: Context, *, anew: bool = False, as_json: bool) -> int:
     _own_server_only()
     from stoker.client import local
 
+    if anew:
+        _put_aside(ctx)
     before = local.running(ctx.home)
     record = before or local.start(ctx.home)
     if as_json:
@@ -28,7 +30,21 @@ def start(ctx: Context, *, as_json: bool) -> int:
     ctx.note(
         f"the server {'already runs' if before else 'runs'}: pid {record['pid']}, {term.safe(record['url'])}"
     )
+    found = facts(ctx)
+    if serves_nobody(found):
+        ctx.note(f"but it serves nobody: {term.safe(found['store']['status'])}")
+        ctx.note(f"hint: {term.safe(found['store'].get('hint') or 'See stoker server logs.')}")
     return 0
+
+
+def _put_aside(ctx: Context) -> None:
+    from stoker.cli.anew import begin_anew  # lazy: rarely needed
+
+    if serves_nobody(facts(ctx)):
+        stop_server(ctx)
+    aside = begin_anew(ctx.home)
+    if aside is not None:
+        ctx.note(f"what was left of the lost database is in {term.safe(str(aside))}")
 
 
 def stop(ctx: Context, *, as_json: bool) -> int:
@@ -54,7 +70,8 @@ def stop_server(ctx: Context) -> bool:
         # It went away while it was asked to.
         pass
     until = time.monotonic() + STOP_LIMIT
-    while local.running(ctx.home) is not None:
+    # It holds the lock for a moment longer than it is to be found, and whoever stops it means to take its place.
+    while local.running(ctx.home) is not None or local.locked(ctx.home):
         if time.monotonic() > until:
             raise Conflict(
                 f"the server (pid {record['pid']}) has not stopped within {STOP_LIMIT:.0f} seconds",
@@ -85,13 +102,19 @@ def status(ctx: Context, *, as_json: bool) -> int:
 
 
 def facts(ctx: Context) -> Json:
-    """`{running, home, pid, url, version, started_at, leading, store, counts}`; never starts a server."""
+    """`{running, home, pid, url, version, started_at, leading, store, counts, unknown}`; never starts a server."""
     home = str(ctx.home.root)
     try:
         server: Json = ctx.connect(autostart=False).server()
     except ServerUnreachable as exc:
         return {"running": False, "home": home, "pid": None, "url": None, "reason": exc.message}
     return {"running": True, **server, "home": server.get("home") or home}
+
+
+def serves_nobody(found: Json) -> bool:
+    """Whether it is there only to say that its database is lost or damaged."""
+    store = found.get("store") or {}
+    return bool(found.get("leading")) and store.get("schema") is None and store.get("status") != "ok"
 
 
 def _lines(found: Json) -> list[tuple[str, str]]:
@@ -109,7 +132,23 @@ def _lines(found: Json) -> list[tuple[str, str]]:
             f"{term.safe(store.get('kind'))}, schema {store.get('schema')}, {term.safe(store.get('status'))}",
         ),
         ("runs", states or "none"),
+        *_unknown(found.get("unknown") or []),
     ]
+
+
+def _unknown(runs: list[Json]) -> list[tuple[str, str]]:
+    if not runs:
+        return []
+    names = ", ".join(f"{term.safe(run['id'])}{_tasks(run)}" for run in runs[:10])
+    more = f" and {len(runs) - 10} more" if len(runs) > 10 else ""
+    return [
+        ("unknown", f"to the database, but not to this home: {names}{more}"),
+        ("", "left alone; to end what runs and free their blobs: stoker backup forget RUN | --all"),
+    ]
+
+
+def _tasks(run: Json) -> str:
+    return f" ({human.plural(len(run['tasks']), 'task')} there)" if run["tasks"] else ""
 
 
 def logs(ctx: Context, *, follow: bool, tail: int) -> int:
@@ -193,7 +232,19 @@ def _own_server_only() -> None:
 
 _SUBS = (
     Command(
-        "start", start, summary="start it, if it does not run", options=[JSON], shapes="as `server status`"
+        "start",
+        start,
+        summary="start it, if it does not run",
+        options=[
+            Option(
+                "--anew",
+                flag=True,
+                help="Where the database is lost: move all that is left (runs, blobs, copies) into a folder of the home, "
+                "and begin with an empty one.",
+            ),
+            JSON,
+        ],
+        shapes="as `server status`",
     ),
     Command(
         "stop", stop, summary="end it; runs go on without it", options=[JSON], shapes="`{running, stopped}`"
@@ -210,7 +261,7 @@ _SUBS = (
         status,
         summary="whether it runs and where; exit code 4 when it does not",
         options=[JSON],
-        shapes="`{running, home, pid, url, version, started_at, leading, store, counts}`",
+        shapes="`{running, home, pid, url, version, started_at, leading, store, counts, unknown}`",
     ),
     Command(
         "logs",

@@ -10,6 +10,7 @@ from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.cli.showing import warnings
 from stoker.errors import ServerUnreachable
 
 TIMED_OUT = 124
@@ -36,6 +37,8 @@ def wait(ctx: Context, *, runs: tuple[str, ...], timeout: str | None, as_json: b
         ended.append(run)
         if not as_json:
             ctx.note(ending_line(run))
+            for warning in warnings(run):
+                ctx.note(f"{term.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {warning}")
     if as_json:
         ctx.json(ended)
     return next((code for code in map(render.exit_status, ended) if code), 0)

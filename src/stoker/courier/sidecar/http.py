@@ -71,12 +71,15 @@ class Channel:
         self._rest = data[end + 4 :]
         return _parse(data[:end])
 
-    def fill(self, view: memoryview) -> None:
-        """Read exactly as much."""
+    def fill(self, view: memoryview, seconds: Optional[float] = None) -> None:
+        """Read exactly as much. Raises OSError after so many seconds, whatever has come by then."""
+        end_of_time = None if seconds is None else time.monotonic() + seconds
         taken = min(len(self._rest), len(view))
         view[:taken] = self._rest[:taken]
         self._rest = self._rest[taken:]
         while taken < len(view):
+            if end_of_time is not None:
+                self.sock.settimeout(max(0.01, end_of_time - time.monotonic()))
             count = self.sock.recv_into(view[taken:])
             if count == 0:
                 raise BadRequest("half a body")

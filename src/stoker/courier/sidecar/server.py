@@ -1,7 +1,8 @@
 """Connections to the courier: who may speak, and how many at once.
 
 Anybody in the cluster may connect, and so may the training beside it. Who has not shown the key gets a few
-connections for a few seconds each and no memory; the oldest of those goes when another one comes.
+connections for a few seconds each and no memory; when another one comes the oldest goes, of the address that has
+most: so one that knocks without end is in nobody's way but its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter
 from typing import Callable, Dict, List, Optional
 
 from stoker.courier.sidecar.buffers import Buffers, Busy
@@ -33,8 +35,9 @@ TICK = 0.5
 class _Visit:
     """One connection and its thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, peer: str) -> None:
         self.channel = Channel(sock)
+        self.peer = peer
         self.trusted = False
         self.since = time.monotonic()
 
@@ -66,13 +69,13 @@ class Server:
         self._listener.settimeout(TICK)
         while not over():
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except socket.timeout:
                 continue
             except OSError:
                 time.sleep(TICK)  # out of descriptors, for now
                 continue
-            visit = _Visit(sock)
+            visit = _Visit(sock, str(address[0]))
             self._admit(visit)
             try:
                 threading.Thread(target=self._receive, args=(visit,), daemon=True).start()
@@ -89,7 +92,15 @@ class Server:
 
     def _surplus(self, *, trusted: bool, most: int) -> List[_Visit]:
         equals = sorted((one for one in self._visits if one.trusted is trusted), key=lambda one: one.since)
-        return equals[: max(0, len(equals) - most)]
+        leave: List[_Visit] = []
+        while len(equals) > most:
+            # Friends come from one server, by whatever address; among them the oldest goes.
+            count = Counter("" if trusted else one.peer for one in equals)
+            busiest = count.most_common(1)[0][0]
+            goes = next(one for one in equals if trusted or one.peer == busiest)
+            equals.remove(goes)
+            leave.append(goes)
+        return leave
 
     def _receive(self, visit: _Visit) -> None:
         try:
@@ -140,7 +151,9 @@ class Server:
         except Busy as exc:
             self._answer(channel, claim.nonce, Reply({"error": str(exc)}, status=503))
             return False
-        channel.fill(body)
+        # A head with a valid signature may be a copy: until the body is there too, it has no time without end.
+        channel.fill(body, None if visit.trusted else IDLE)
+        channel.sock.settimeout(IDLE)
         try:
             wire.check_body(claim, body)
             self._guard.admit(claim)

@@ -64,7 +64,7 @@ def vanished(name: str, last: Object | None, events: Sequence[Object] = (), *, o
 def refused(message: str, status: int) -> tuple[str, str]:
     """A pod the API server would not take: (in plain words, what to do)."""
     text = _cut(message)
-    if found := re.search(r"exceeded quota: ([^,]+), (.*)", text):
+    if found := re.search(r"exceeded quota: ([^,]{1,253}), (.*)", text):
         return f"the namespace's quota {found[1]} is used up: {found[2]}", QUOTA_HINT
     if found := re.search(r"status unknown for quota: ([^,]+)", text):
         return f"the namespace's quota {found[1]} is new, and not counted yet", QUOTA_HINT
@@ -142,7 +142,7 @@ def _evicted(name: str, message: str) -> Finding:
             f"pod {name} was evicted: its node ran short of {what}{_after(message)}", Cause.EVICTED
         )
     if "ephemeral" in message or "EmptyDir" in message:
-        limit = re.search(r"\"([0-9]+[0-9.]*\w*)\"|containers ([0-9]+\w*)", message)
+        limit = re.search(r"\"([0-9][\w.]*)\"|containers ([0-9]\w*)", message)
         words = f" ({show_size(size(limit[1] or limit[2]))})" if limit else ""
         return Finding(
             f"pod {name} was evicted: it used more disk than it may{words}; raise `resources.disk`{_after(message)}",

@@ -45,11 +45,14 @@ class Ender:
             self._awake[key].set()
 
     async def stop(self, key: tuple[str, int], grace: float, tasks: Sequence[str] = ()) -> None:
-        """Have every pod of the attempt end, or of these tasks, and wait for it. EngineError where one cannot be proven to have."""
+        """Have every pod of the attempt end, or those that these tasks have now, and wait for it. EngineError where one cannot be
+        proven to have."""
         asked: set[str] = set()
         released: set[str] = set()
         until = time.monotonic() + grace + MARGIN
-        while living := [pod for pod in self._living(key) if not tasks or _task(pod) in tasks]:
+        # A task that is replaced meanwhile has another pod, which nobody asked to end.
+        meant = {pod["metadata"]["uid"] for pod in self._living(key) if _task(pod) in tasks}
+        while living := [pod for pod in self._living(key) if not tasks or pod["metadata"]["uid"] in meant]:
             for pod in living:
                 uid, idle = pod["metadata"]["uid"], self._idle(pod)
                 if uid not in asked:

@@ -384,7 +384,7 @@ class _Parts:
         settings = engine.settings
         self.cluster = Cluster(engine.name, engine.config, home)
         self.cluster.listen(engine.heard)
-        self.links = Links(self.cluster, settings.home.root / "mirror" / engine.name, engine.hint)
+        self.links = Links(self.cluster, settings.home.mirrors / engine.name, engine.hint)
         self.plains = Plains(self.cluster, self.links.path, settings.logs, engine.hint)
         self.submitter = Submitter(self.cluster, settings.home)
         self.ender = Ender(self.cluster, self.links)

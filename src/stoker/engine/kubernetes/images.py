@@ -82,15 +82,17 @@ def cannot_run(image: str, code: int | None, reason: str, message: str) -> str |
         )
     if any(sign in message.lower() for sign in ("exec format error",)):
         return f"the image {image} is made for another kind of machine"
-    if re.search(r'exec:? "?/bin/sh"?.*(no such file|not found)', message):
+    if (found := re.search(r'exec:? "?/bin/sh"?', message)) and _is_missing(message[found.end() :]):
         return f"the image {image} has no shell; name its Python with `python:`"
-    if found := re.search(
-        r'exec:? "?([^":]+)"?: .*(?:no such file|executable file not found|not found)', message
-    ):
+    if (found := re.search(r'exec:? "?([^":]{1,255})"?: ', message)) and _is_missing(message[found.end() :]):
         return f"the image {image} has no {found[1]}"
     if "runAsNonRoot" in message or "non-numeric user" in message:
         return f"the image {image} would run as root or as a user without a number, which this cluster does not allow"
     return None
+
+
+def _is_missing(words: str) -> bool:
+    return "no such file" in words or "not found" in words
 
 
 def _said(message: str) -> str:

@@ -13,12 +13,15 @@ _SUFFIXES = {
     **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", 1)},
     **{f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", 1)},
 }
-_PATTERN = re.compile(r"([+-]?[0-9]*\.?[0-9]+)(?:[eE]([+-]?[0-9]{1,3})|([numkMGTPE]i?|Ki)?)")
+_PATTERN = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,3})|([numkMGTPE]i?|Ki)?)")
+
+_LONGEST = 64
 
 
 def number(text: object) -> Fraction:
     """`500m`, `8Gi`, `1e3`. What is none counts as nothing: it came from somebody else's object."""
-    found = _PATTERN.fullmatch(str(text).strip())
+    text = str(text)
+    found = _PATTERN.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None:
         return Fraction(0)
     digits, exponent, suffix = found.groups()

@@ -137,7 +137,7 @@ class Submitter:
 
         async def one(plan: TaskPlan, pod: Object) -> str | tuple[str, str]:
             async with places:
-                return await self._make_one(_owned(pod, secret), again=again)
+                return await self._make_one(_owned(pod, secret), again=again or plan.started)
 
         found = await asyncio.gather(*(one(*item) for item in wanted), return_exceptions=True)
         for result in found:

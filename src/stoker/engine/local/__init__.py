@@ -19,6 +19,7 @@ from __future__ import annotations
 from stoker.engine.local.doctor import Fact, doctor_facts
 from stoker.engine.local.engine import LocalEngine
 from stoker.engine.local.isolation import Isolation, probe
+from stoker.engine.local.records import end_holding, launchers
 from stoker.engine.local.render import render
 
-__all__ = ["Fact", "Isolation", "LocalEngine", "doctor_facts", "probe", "render"]
+__all__ = ["Fact", "Isolation", "LocalEngine", "doctor_facts", "end_holding", "launchers", "probe", "render"]

@@ -21,11 +21,11 @@ from stoker.engine.local import containers, directories, processes, runtimes
 from stoker.engine.local.containers import Box, Runtime
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.processes import Identity
+from stoker.engine.local.records import Records
 from stoker.engine.local.registry import Known
 from stoker.errors import EngineError, EngineUnavailable, Refused
 from stoker.settings import Settings
 from stoker.spec import Job
-from stoker.task import formats, layout
 from stoker.task.formats import TaskInfo
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,12 @@ class Boxes:
         gpus: Gpus,
         open_files: tuple[int, int],
         keep: Callable[[], set[str]],
+        records: Records,
     ) -> None:
         self._settings = settings
         self._home = home
         self._keep = keep
+        self._records = records
         self._gpus = gpus
         self._open_files = open_files
         self._runtime: Runtime | None = None
@@ -178,7 +180,9 @@ class Boxes:
             async with self._removing:  # one of that name that was left over is gone by now, or stays
                 pass
             await runtimes.create(runtime, box)
-            return await runtimes.finished(asyncio.to_thread(_start, runtime, box, known), final=True)
+            return await runtimes.finished(
+                asyncio.to_thread(_start, runtime, box, known, self._records), final=True
+            )
         except BaseException:  # given up or failed, and raised again
             self._tidy_late()  # whatever there is of it, or comes, is to go
             raise
@@ -190,7 +194,7 @@ class Boxes:
         anything of it runs, and nothing is concluded."""
         try:
             runtime = await self.runtime()
-            return await asyncio.to_thread(_settle, runtime, known)
+            return await asyncio.to_thread(_settle, runtime, known, self._records)
         except EngineError as exc:
             self._complain(known.container, f"its container {known.container} cannot be seen to: {exc}")
             self._tidy_late()
@@ -267,11 +271,11 @@ def _prepare(box: Box, known: Known) -> None:
             Path(outside).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
+def _start(runtime: Runtime, box: Box, known: Known, records: Records) -> Identity:
     try:
         runtimes.start(runtime, box.name)
         found = runtimes.state(runtime, box.name)
-        identity = _identity(found.pid) if found is not None and found.running else None
+        identity = processes.identity_of(found.pid) if found is not None and found.running else None
         if identity is None:
             said = runtimes.said(runtime, box.name).strip() or "it said nothing"
             code = f" (exit code {found.exit_code})" if found is not None else ""
@@ -279,7 +283,7 @@ def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
                 f"the launcher does not run in the image {box.image}{code}: {said.splitlines()[-1]}",
                 hint="The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`.",
             )
-        _record(known, identity)
+        records.write(known.place, identity, known.info, known.container)
     except (EngineError, OSError) as exc:
         log.info("%s: %s", box.name, exc)
         try:
@@ -290,15 +294,15 @@ def _start(runtime: Runtime, box: Box, known: Known) -> Identity:
     return identity
 
 
-def _settle(runtime: Runtime, known: Known) -> bool:
+def _settle(runtime: Runtime, known: Known, records: Records) -> bool:
     state = runtimes.state(runtime, known.container)
     if state is None:
         return True
     if known.identity is None and known.info.pid_namespace and state.running:
         # The server that started it died before it could write that down.
-        identity = _identity(state.pid)
+        identity = processes.identity_of(state.pid)
         if identity is not None:
-            _record(known, identity)
+            records.write(known.place, identity, known.info, known.container)
             known.identity, known.ended = identity, False
             return True
     until = time.monotonic() + ENDING
@@ -310,16 +314,6 @@ def _settle(runtime: Runtime, known: Known) -> bool:
         known.evidence = {"exit_code": state.exit_code, "out_of_memory": True, "limit": known.info.memory}
     runtimes.remove(runtime, known.container)
     return True
-
-
-def _identity(pid: int) -> Identity | None:
-    fields = processes.stat_fields(pid) if pid > 1 else []
-    return Identity(processes.boot_id(), pid, int(fields[19])) if fields and fields[0] != "Z" else None
-
-
-def _record(known: Known, identity: Identity) -> None:
-    record = {"boot_id": identity.boot_id, "pid": identity.pid, "start_time": identity.start_time}
-    formats.write_json(str(Path(known.path, layout.ENGINE)), {**record, "container": known.container})
 
 
 def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:

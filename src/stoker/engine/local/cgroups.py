@@ -1,7 +1,8 @@
 """Control groups, version 1 as root and version 2 delegated: one group per task, its limits set before it starts.
 
-A task's group is written into its task.json, because the server may be somewhere else in the tree when it is
-started again. User code owns that file, so what it says is used only if it lies in a group of this home.
+A task's group is in the engine's record of the task, because the server may be somewhere else in the tree when it is
+started again. A task of an earlier version has it only in task.json, which user code may change: what stands there is
+used only if it is the group of that very task.
 
     v1   <mount of each controller>/<own path>/stoker-<home>/RUN.ATTEMPT.TASK
     v2   <own path>/stoker-<home>/RUN.ATTEMPT.TASK, the server itself moved aside into <own path>/stoker-server
@@ -178,14 +179,18 @@ def kill(record: Mapping[str, Any]) -> None:
         for path in directories(record):
             _try(f"{path}/cgroup.freeze", "0")
             if not _try(f"{path}/cgroup.kill", "1"):
-                processes.kill(procs(record))
+                _kill_members(record)
         return
     freezer = record.get("freezer")
     if freezer:
         _try(f"{freezer}/freezer.state", "FROZEN")
-    processes.kill(procs(record))
+    _kill_members(record)
     if freezer:
         _try(f"{freezer}/freezer.state", "THAWED")
+
+
+def _kill_members(record: Mapping[str, Any]) -> None:
+    processes.kill(procs(record), lambda: procs(record))
 
 
 def remove(record: Mapping[str, Any]) -> None:
@@ -209,18 +214,17 @@ def directories(record: Mapping[str, Any]) -> list[str]:
     return [posixpath.dirname(path) for path in record.get("procs", [])]
 
 
-def trusted(record: Any, home: str, mounts: Iterable[str]) -> dict[str, Any] | None:
-    """A record from task.json, if it names groups of this home and nothing else; None otherwise."""
+def trusted(record: Any, group: str, mounts: Iterable[str]) -> dict[str, Any] | None:
+    """A record from task.json, if it names the task's own `group` (HOME/NAME) and nothing else; None otherwise."""
     if not isinstance(record, dict) or not isinstance(record.get("procs"), list):
         return None
     tops = tuple(f"{mount.rstrip('/')}/" for mount in mounts)
-    paths = list(record["procs"]) + [
-        value for key, value in record.items() if key not in ("procs", "version")
-    ]
-    for path in paths:
+    found = [(path, f"/{group}/cgroup.procs") for path in record["procs"]]
+    found += [(path, f"/{group}") for key, path in record.items() if key not in ("procs", "version")]
+    for path, end in found:
         if not isinstance(path, str) or posixpath.normpath(path) != path:
             return None
-        if f"/{home}/" not in path or not path.startswith(tops):
+        if not path.endswith(end) or not path.startswith(tops):
             return None
     return record
 

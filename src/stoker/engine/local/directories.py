@@ -2,6 +2,7 @@
 
     tasks/RUN/ATTEMPT/TASK      the task of that name, at its newest incarnation
     tasks/RUN/ATTEMPT/TASK.N    what is left of incarnation N, kept until the attempt is removed
+    tasks/RUN/ATTEMPT.kept      an attempt that has ended, set aside with its files for a while
 
 User code owns everything inside a task directory, so deleting trusts nothing in it: links are unlinked, never
 followed, and directories that were made unreadable are made readable first.
@@ -10,21 +11,22 @@ followed, and directories that were made unreadable are made readable first.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
+import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from stoker.engine.base import ASIDE_FOR
 from stoker.errors import EngineError
 from stoker.task import formats, layout, spare
 from stoker.task.near import NearTaskDir, UnsafePath
 
 _DEPTH = 64
 _DISCARDED = ".removed"
+_ASIDE = ".kept"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -74,13 +76,14 @@ def _take_turns(directory: Path) -> None:
 
 
 def archive(directory: Path, incarnation: int) -> Path:
-    """Move a dead incarnation aside. The caller has proof that nothing of it lives."""
+    """Move a dead incarnation aside. The caller has proof that nothing of it lives. Its directory may be gone."""
     target = directory.with_name(f"{directory.name}.{incarnation}")
     number = incarnation
     while target.exists():
         number += 1
         target = directory.with_name(f"{directory.name}.{number}")
-    directory.rename(target)
+    with contextlib.suppress(FileNotFoundError):
+        directory.rename(target)
     return target
 
 
@@ -110,16 +113,6 @@ def read_info(directory: Path) -> formats.TaskInfo | None:
         return None
 
 
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """engine.json: the launcher process this directory had. None: no launcher was ever started."""
-    try:
-        raw = NearTaskDir(str(directory)).read(layout.ENGINE)
-        value = json.loads(raw) if raw else None
-    except (UnsafePath, OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def remove_tree(path: Path) -> None:
     """Delete a directory whatever is in it, however deep. Absent is success.
 
@@ -146,6 +139,35 @@ def discard(attempt: Path) -> None:
         pass
     remove_tree(aside)
     remove_empty(attempt.parent)
+
+
+def aside(attempt: Path) -> Path:
+    return attempt.with_name(f"{attempt.name}{_ASIDE}")
+
+
+def set_aside(attempt: Path) -> None:
+    """Keep a whole attempt where it is no task of this home any more. May be repeated. What was set aside long ago goes."""
+    kept = aside(attempt)
+    for task in _directories(attempt):
+        remove_tree(task / layout.SECRETS)  # of earlier incarnations too, whatever it is by now
+    try:
+        attempt.rename(kept)
+        os.utime(kept)  # from now on
+    except FileNotFoundError:
+        pass
+    discard_old(attempt.parent.parent)
+
+
+def discard_old(tasks: Path) -> None:
+    """What was set aside long ago. A clock that jumped back keeps it longer."""
+    for run in _directories(tasks):
+        for attempt in _directories(run):
+            if attempt.name.endswith(_ASIDE):
+                # What cannot be removed (a container left files of another user) stays, and is in nobody's way.
+                with contextlib.suppress(OSError):
+                    if time.time() - attempt.stat().st_mtime > ASIDE_FOR:
+                        remove_tree(attempt)
+                        remove_empty(run)
 
 
 def discard_unfinished(tasks: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,8 @@ from stoker.engine.local.directories import Place
 from stoker.engine.local.following import Follower
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
-from stoker.engine.local.registry import Known, Registry
+from stoker.engine.local.records import Records
+from stoker.engine.local.registry import DIRECTORY_LOST, RECORD_LOST, Known, Registry
 from stoker.engine.local.render import group_name, render
 from stoker.engine.local.runtimes import ImageUnavailable
 from stoker.engine.local.starting import Starter
@@ -41,7 +42,7 @@ OPEN_FILES = 65_536
 class LocalEngine:
     """Implements Engine, Watches, Drills, Resizes and Shows. One per home and server; used from one event loop.
 
-    Nothing is kept in memory that the next server could not find again: directories, engine.json, /proc.
+    Nothing is kept in memory that the next server could not find again: directories, records, /proc.
     `close` ends the fork server and nothing else.
     """
 
@@ -51,10 +52,11 @@ class LocalEngine:
         self.settings = settings
         self.home = settings.home
         self._gpus = Gpus()
-        self._starter = Starter(settings, self._gpus, _raise_open_files())
+        records = Records(self.home.engine / "tasks")
+        self._starter = Starter(settings, self._gpus, _raise_open_files(), records)
         name = cgroups.home_name(self.home.root)
-        self._registry = Registry(self.home.tasks, name)
-        self._boxes = Boxes(settings, name, self._gpus, _raise_open_files(), self._containers)
+        self._registry = Registry(self.home.tasks, name, records)
+        self._boxes = Boxes(settings, name, self._gpus, _raise_open_files(), self._containers, records)
         self._follower = Follower(self._registry, self._boxes)
         self._starts: dict[Key, asyncio.Task[None]] = {}
         """Containers on their way."""
@@ -122,8 +124,10 @@ class LocalEngine:
                     for info, one in zip(infos, seen, strict=True)
                 ]
             await _all(
-                self._submit(place, path, info, one)
-                for place, path, info, one in zip(places, paths, infos, seen, strict=True)
+                self._submit(place, path, info, one, plan.started)
+                for place, path, info, one, plan in zip(
+                    places, paths, infos, seen, attempt.tasks, strict=True
+                )
             )
         return {"engine": self.name, "run": attempt.run, "attempt": attempt.number}
 
@@ -154,6 +158,19 @@ class LocalEngine:
         return NearTaskDir(str(directories.path_of(self.home.tasks, Place(*_parsed(handle), task))))
 
     async def remove(self, handle: Handle) -> None:
+        await self._clear(handle, directories.discard)
+
+    def aside(self, handle: Handle) -> str:
+        return str(directories.aside(self._path(handle)))
+
+    async def set_aside(self, handle: Handle) -> None:
+        await self._clear(handle, directories.set_aside)
+
+    def _path(self, handle: Handle) -> Path:
+        return directories.path_of(self.home.tasks, Place(*_parsed(handle), "any")).parent
+
+    async def _clear(self, handle: Handle, away: Callable[[Path], None]) -> None:
+        """Forget an attempt that has ended, and its directory with it."""
         run, attempt = _parsed(handle)
         await self._ready()
         async with self._lock(run, attempt):
@@ -162,11 +179,11 @@ class LocalEngine:
             await self._follower.settle([known for known in tasks if not self._registry.is_alive(known)])
             if alive := [known.place.task for known in tasks if not known.proof]:
                 raise Conflict(f"{run} attempt {attempt} still has {', '.join(alive)}", hint="Stop it first.")
-            path = directories.path_of(self.home.tasks, Place(run, attempt, "any")).parent
+            path = self._path(handle)
             try:
-                await asyncio.to_thread(directories.discard, path)
+                await asyncio.to_thread(away, path)
             except OSError as exc:
-                raise EngineError(f"cannot delete {exc.filename or path}: {exc.strerror}") from exc
+                raise EngineError(f"cannot remove {exc.filename or path}: {exc.strerror}") from exc
             for known in tasks:
                 self._forget(known)
 
@@ -203,7 +220,7 @@ class LocalEngine:
                 children  # its environment cannot be read; in a namespace a launcher has no other children
             )
         if bodies:
-            processes.kill(bodies[:1])
+            processes.kill(bodies[:1], lambda: processes.children(identity.pid))
             return f"killed process {bodies[0]}"
         raise NotFound(f"{task} of {known.place.run} has no training process")
 
@@ -280,6 +297,7 @@ class LocalEngine:
         keep = {group_name(*known.place.key()) for known in self._registry}
         try:
             directories.discard_unfinished(self.home.tasks)
+            directories.discard_old(self.home.tasks)
             cgroups.remember(self.home.engine / "cgroups.json", self._starter.isolation.tree, keep)
         except OSError as exc:
             log.warning("leftovers of earlier tasks could not be removed: %s", exc)
@@ -313,6 +331,7 @@ class LocalEngine:
             cause=known.cause if presence is Presence.GONE else "",
             evidence=known.evidence,
             waiting=known.waiting if known.starting else "",
+            gpus=tuple(known.info.gpus or ()) if known.recorded else (),
         )
 
     def _vanished(self, known: Known) -> bool:
@@ -330,16 +349,22 @@ class LocalEngine:
 
     # -- starting --------------------------------------------------------------------------------------------
 
-    async def _submit(self, place: Place, path: Path, info: TaskInfo, attempt: Attempt) -> None:
+    async def _submit(
+        self, place: Place, path: Path, info: TaskInfo, attempt: Attempt, started: bool
+    ) -> None:
         if (known := self._registry.get(place)) is not None:
             await self._follower.settled(known)  # nothing that follows is to be taken for what was before
             known = self._registry.get(place)
         if known is not None and (known.info.incarnation > info.incarnation or known.starting):
             return
-        if known is not None and known.identity is not None:
+        if known is not None and (known.identity is not None or known.unidentified):
             if known.info.incarnation == info.incarnation:
+                await self._end_without_directory(known)
                 return
             await self._put_aside(known, path)
+        elif started:
+            await self._find_lost(known, place, path, info)
+            return
         known = Known(place, str(path), info, group=info.cgroup, starting=True)
         self._registry.add(known)
         if info.container is not None:
@@ -353,6 +378,29 @@ class LocalEngine:
             known.starting = False
             raise
         self._follower.watch(known)
+
+    async def _end_without_directory(self, known: Known) -> None:
+        """A launcher whose directory was deleted can be told nothing, and what it writes is lost."""
+        if Path(known.path).is_dir() or known.cause:
+            return
+        if not known.proof:
+            log.warning("%s was deleted: what still runs of it is ended", known.path)
+            await self._follower.end(known, 0)
+        known.cause, known.proof = "lost", f"its task directory was deleted; {known.proof}"
+
+    async def _find_lost(self, known: Known | None, place: Place, path: Path, info: TaskInfo) -> None:
+        """It ran before, and there is no record of its launcher: what still runs of it is found and ended."""
+        if known is None:
+            known = Known(place, str(path), info, group=info.cgroup)
+            if info.container is not None:
+                known.container = self._boxes.name(place, info.incarnation)
+            self._registry.add(known)
+        known.recorded, known.unidentified, known.proof = False, not known.container, ""
+        await self._follower.settle([known])
+        if known.identity is not None:  # its container was found to run
+            await self._end_without_directory(known)
+        elif known.proof:
+            known.cause, known.proof = "lost", RECORD_LOST if path.is_dir() else DIRECTORY_LOST
 
     async def _start_box(self, known: Known, attempt: Attempt) -> None:
         """In the background: an image may take long to come. What goes wrong is the task's end."""

@@ -14,7 +14,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from stoker.errors import EngineError
 
 PATIENCE = 30.0
 """Seconds to wait for an answer before the fork server counts as dead. A start takes milliseconds."""
+BUNDLES = "bundle"
+"""The launcher's code is unpacked here, in one directory for each version of it."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "PYTHONPATH")
 """Of the server's environment; not even this reaches a task, whose environment stands in its order."""
 
@@ -38,10 +40,12 @@ class DirectoryTaken(Exception):
 class ForkServer:
     """Made inside the event loop that uses it. `close` ends the process; launchers stay."""
 
-    def __init__(self, directory: Path, *, open_files: tuple[int, int], hidden: Sequence[Path] = ()) -> None:
-        """`hidden`: what no task may see, where it has a mount namespace of its own."""
+    def __init__(
+        self, directory: Path, *, open_files: tuple[int, int], cover: Mapping[str, Any] | None = None
+    ) -> None:
+        """`cover`: what no task may see, where it has a mount namespace of its own (see `launcher/covering.py`)."""
         self._directory = directory
-        self._hidden = [str(path) for path in hidden]
+        self._cover = cover
         self._open_files = open_files
         self.bundle: str | None = None
         """The launcher's code, unpacked; made with the first fork server."""
@@ -65,8 +69,16 @@ class ForkServer:
             assert self._process is not None
             return self._process.pid
 
-    async def launch(self, directory: str, *, pid_namespace: bool, user_namespace: bool) -> Identity:
-        """Start a launcher. Raises ForkServerDied, DirectoryTaken, or EngineError with what the kernel said."""
+    async def launch(
+        self,
+        directory: str,
+        *,
+        record: Path,
+        task: Mapping[str, Any],
+        pid_namespace: bool,
+        user_namespace: bool,
+    ) -> Identity:
+        """Start a launcher, recorded in the file `record` with what is said of its `task`. Raises ForkServerDied, DirectoryTaken, or EngineError with what the kernel said."""
         if self._writer is None:
             raise ForkServerDied
         self._next += 1
@@ -78,7 +90,9 @@ class ForkServer:
             "directory": directory,
             "pid_namespace": pid_namespace,
             "user_namespace": user_namespace,
-            "hidden": self._hidden,
+            "cover": self._cover,
+            "record": str(record),
+            "task": task,
         }
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
@@ -149,7 +163,7 @@ class ForkServer:
     def _make_bundle(self) -> str:
         """Copy the launcher's code aside, for the Python of the tasks. Its path."""
         done = subprocess.run(
-            [sys.executable, "-m", "stoker.launcher.bundle", str(self._directory / "bundle")],
+            [sys.executable, "-m", "stoker.launcher.bundle", str(self._directory / BUNDLES)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -160,7 +174,7 @@ class ForkServer:
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise EngineError(
-                f"cannot prepare the launcher in {self._directory / 'bundle'}: {last}",
+                f"cannot prepare the launcher in {self._directory / BUNDLES}: {last}",
                 hint="Is the disk full or the home read-only?",
             )
         return done.stdout.strip()

@@ -6,8 +6,9 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 LINUX = sys.platform.startswith("linux")
 LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Why a file that is there may not be opened: descriptors or memory are short."""
+_BATCH = 256
+"""Processes that are opened at a time."""
+_DEAD = ("Z", "X", "x")
+"""States of a process that has ended, in /proc/PID/stat."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ class Identity:
         return cls(str(raw.get("boot_id", "")), pid, start) if pid > 1 else None
 
 
+def identity_of(pid: int) -> Identity | None:
+    """Of a process that lives; None: there is none."""
+    fields = stat_fields(pid) if pid > 1 else []
+    return Identity(boot_id(), pid, int(fields[19])) if fields and fields[0] not in _DEAD else None
+
+
 @cache
 def boot_id() -> str:
     """Another one after every restart of the machine; empty where the system has none."""
@@ -50,7 +61,7 @@ def is_alive(identity: Identity, lock: str) -> bool:
     if identity.boot_id != boot_id():
         return False
     fields = stat_fields(identity.pid, strict=True)
-    return bool(fields) and fields[0] not in ("Z", "X", "x") and int(fields[19]) == identity.start_time
+    return bool(fields) and fields[0] not in _DEAD and int(fields[19]) == identity.start_time
 
 
 def open_pidfd(identity: Identity) -> int | None:
@@ -90,13 +101,70 @@ def send(identity: Identity, number: int, pidfd: int | None = None) -> bool:
     return True
 
 
-def kill(pids: Iterable[int]) -> None:
-    for pid in pids:
+def kill(pids: Sequence[int], members: Callable[[], Container[int]]) -> None:
+    """SIGKILL to those of them that are among `members`, which is asked after each process was opened: from then on its
+    number cannot become another process's."""
+    for at in range(0, len(pids), _BATCH):
+        opened = {pid: _opened(pid) for pid in pids[at : at + _BATCH]}
         try:
+            current = members()
+            for pid, fd in opened.items():
+                if pid in current and fd is not None:
+                    _kill_one(pid, fd)
+        finally:
+            for fd in opened.values():
+                if fd is not None and fd >= 0:
+                    os.close(fd)
+
+
+def _opened(pid: int) -> int | None:
+    """None: it has ended. Negative: there are no pidfds here."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+    except OSError as exc:
+        return None if exc.errno == errno.ESRCH else -1
+
+
+def _kill_one(pid: int, fd: int) -> None:
+    try:
+        if fd >= 0:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        else:
             os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            # Gone already, or a set-uid program: what is left shows in the next look.
-            pass
+    except (ProcessLookupError, PermissionError):
+        # Gone already, or a set-uid program: what is left shows in the next look.
+        pass
+
+
+def holders(path: str) -> list[int]:
+    """Living processes that have this very file open. A file with a second name proves nothing: user code can give any
+    file of its owner's another name."""
+    try:
+        wanted = Path(path).lstat()
+    except OSError:
+        return []
+    if not LINUX or not stat.S_ISREG(wanted.st_mode) or wanted.st_nlink != 1:
+        return []
+    return [
+        int(name)
+        for name in os.listdir("/proc")
+        if name.isdigit() and int(name) != os.getpid() and _has_open(name, wanted)
+    ]
+
+
+def _has_open(pid: str, wanted: os.stat_result) -> bool:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False  # gone, or of another user
+    for name in names:
+        try:
+            found = Path(f"/proc/{pid}/fd/{name}").stat()
+        except OSError:
+            continue
+        if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+    return False
 
 
 def children(pid: int) -> list[int]:

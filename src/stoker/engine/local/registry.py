@@ -2,14 +2,19 @@
 
 A task counts as gone only when its launcher and everything beneath it are: a PID namespace ends with its init, a
 cgroup is empty or not, and without both every process says in its environment which task it belongs to. What is
-left of a dead launcher is killed before anybody may start it anew.
+left of a dead launcher is killed before the task may be started anew.
+
+Which process and which group a task has is in the engine's own records, where no run can write. A launcher whose record
+is lost is found by the lock that it holds in its directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +24,16 @@ from typing import Any
 from stoker.engine.local import cgroups, containers, directories, processes
 from stoker.engine.local.directories import Place
 from stoker.engine.local.processes import Identity
+from stoker.engine.local.records import Record, Records, of_earlier_version
+from stoker.engine.local.render import group_name
 from stoker.task import layout
 from stoker.task.formats import TaskInfo
 
 RESTARTED = "the machine was restarted"
 NEVER_STARTED = "its launcher was never started"
+UNRECORDED = "nothing of it runs, and the record of its launcher is lost"
+DIRECTORY_LOST = "its task directory was lost, and nothing of it runs"
+RECORD_LOST = "its launcher is gone, and so is the engine's record of it"
 _ROUNDS = 40
 _PAUSE = 0.025
 """A killed process is gone within this many looks, unless the kernel holds it (a dead network disk, a GPU)."""
@@ -37,8 +47,12 @@ class Known:
     path: str
     info: TaskInfo
     group: dict[str, Any] | None = None
+    recorded: bool = True
+    """`info` is what the engine wrote. Otherwise it is from task.json, which user code may have changed."""
     identity: Identity | None = None
-    """None: no launcher was started yet."""
+    """None: no launcher was started yet, or it is `unidentified`."""
+    unidentified: bool = False
+    """A launcher was started, and its record is lost or cannot be read."""
     pidfd: int | None = None
     starting: bool = False
     ended: bool = False
@@ -69,8 +83,9 @@ class Registry:
     somebody else did.
     """
 
-    def __init__(self, tasks: Path, home_group: str) -> None:
+    def __init__(self, tasks: Path, home_group: str, records: Records) -> None:
         self.tasks = tasks
+        self.records = records
         self._home_group = home_group
         self._mounts = cgroups.mounts(processes.read_text("/proc/self/mountinfo"))
         self._known: dict[Place, Known] = {}
@@ -100,6 +115,10 @@ class Registry:
             return []
         runs = {place.run for place in self._known}
         found = [self.adopt(place, path) for place, path in directories.scan(self.tasks, skip=runs)]
+        if self._scanned == -1:
+            # Only this engine writes records: those without a directory are of tasks whose directory was deleted.
+            lost = [place for place in self.records.places() if place not in self._known]
+            found += [self.adopt(place, directories.path_of(self.tasks, place)) for place in lost]
         self._scanned = changed
         return found
 
@@ -110,22 +129,39 @@ class Registry:
         return [self.adopt(place, path) for place, path in places if place not in self._known]
 
     def adopt(self, place: Place, path: Path) -> Known:
-        """Take up a directory as it lies there."""
-        info = directories.read_info(path) or TaskInfo(place.run, place.attempt, place.task)
-        known = Known(place, str(path), info)
-        known.group = cgroups.trusted(info.cgroup, self._home_group, self._mounts)
+        """Take up a task that an earlier server started."""
+        record = self.records.read(place)
+        if record is None or record.identity is None:
+            record = self._without_record(place, path) or record
+        if record is not None and record.info is not None:
+            info, recorded = record.info, True
+        else:
+            info, recorded = directories.read_info(path) or TaskInfo(*place.key()), False
+        known = Known(place, str(path), info, recorded=recorded)
+        group = f"{self._home_group}/{group_name(*place.key())}"
+        known.group = info.cgroup if recorded else cgroups.trusted(info.cgroup, group, self._mounts)
         if info.container is not None:
             known.container = containers.name_of(self._home_group, place, info.incarnation)
         self.add(known)
-        record = directories.read_record(path)
         if record is not None and not known.container:
             # Whoever removed task.json, the container is this task's.
-            name, mine = str(record.get("container", "")), containers.name_of(self._home_group, place, 0)
-            known.container = name if name.startswith(mine.removesuffix("0")) else ""
-        identity = Identity.from_json(record) if record is not None else None
-        if identity is not None:
-            self.started(known, identity)
+            mine = containers.name_of(self._home_group, place, 0).removesuffix("0")
+            known.container = record.container if record.container.startswith(mine) else ""
+        if record is not None and record.identity is not None:
+            self.started(known, record.identity)
+        known.unidentified = record is not None and record.identity is None
         return known
+
+    def _without_record(self, place: Place, path: Path) -> Record | None:
+        """What an earlier version started, or a launcher whose record is lost. One that lives is recorded now: what user code
+        writes later is not looked at again."""
+        found = of_earlier_version(path)
+        if found is not None and found.identity is not None and processes.is_alive(found.identity, ""):
+            with contextlib.suppress(
+                OSError
+            ):  # no room, or read-only: the next server finds it in the same way
+                self.records.write(place, found.identity, None, found.container)
+        return found
 
     def add(self, known: Known) -> None:
         place = known.place
@@ -158,7 +194,9 @@ class Registry:
         return not known.ended
 
     def forget(self, known: Known) -> None:
+        """The caller has proof that nothing of it lives."""
         place = known.place
+        self.records.remove(place)
         self._known.pop(place, None)
         tasks = self._attempts.get((place.run, place.attempt), {})
         tasks.pop(place.task, None)
@@ -191,7 +229,8 @@ def settle(dead: list[Known]) -> None:
     """
     for known in dead:
         if known.identity is None:
-            known.proof = NEVER_STARTED
+            if not known.unidentified:
+                known.proof = NEVER_STARTED
         elif known.identity.boot_id != processes.boot_id():
             _prove(known, RESTARTED)
     _kill_leftovers([known for known in dead if not known.proof])
@@ -213,13 +252,15 @@ def _kill_leftovers(waiting: list[Known]) -> None:
                 and known.identity is not None
                 and processes.is_alive(known.identity, known.lock)
             ):
-                pids = [known.identity.pid, *pids]  # it was killed and has not died yet
+                processes.send(known.identity, signal.SIGKILL)  # it was killed and has not died yet
+                pids = [known.identity.pid, *pids]
             known.stuck = tuple(pids)
             if pids:
                 _kill(known, pids)
-            else:
-                assert known.identity is not None
+            elif known.identity is not None:
                 _prove(known, f"launcher {known.identity.pid} is gone")
+            else:
+                _prove(known, UNRECORDED)
         waiting = [known for known in waiting if not known.proof]
         if not waiting:
             return
@@ -229,13 +270,16 @@ def _kill_leftovers(waiting: list[Known]) -> None:
 
 def _leftovers(waiting: list[Known]) -> dict[str, list[int]]:
     found = {known.path: cgroups.procs(known.group) for known in waiting if known.group is not None}
-    without = {known.path for known in waiting if not known.info.pid_namespace}
+    without = {known.path for known in waiting if not known.info.pid_namespace or not known.recorded}
     for path, pids in processes.of_tasks(without).items():
         found.setdefault(path, []).extend(pid for pid in pids if pid not in found[path])
+    for known in waiting:
+        if known.unidentified:
+            found.setdefault(known.path, []).extend(processes.holders(known.lock))
     return found
 
 
 def _kill(known: Known, pids: list[int]) -> None:
     if known.group is not None:
         cgroups.kill(known.group)
-    processes.kill(pids)
+    processes.kill(pids, lambda: _leftovers([known]).get(known.path, ()))

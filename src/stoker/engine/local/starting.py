@@ -6,16 +6,18 @@ import asyncio
 import errno
 import time
 from pathlib import Path
+from typing import Any
 
 from stoker.engine.local import cgroups, directories, isolation
-from stoker.engine.local.forkserver import DirectoryTaken, ForkServer, ForkServerDied
+from stoker.engine.local.forkserver import BUNDLES, DirectoryTaken, ForkServer, ForkServerDied
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
 from stoker.engine.local.processes import Identity
+from stoker.engine.local.records import Records
 from stoker.engine.local.registry import Known
 from stoker.engine.local.render import group_name
 from stoker.errors import EngineError, EngineUnavailable
-from stoker.settings import Settings
+from stoker.settings import Home, Settings
 from stoker.task.formats import TaskInfo
 
 TRIES = 3
@@ -28,13 +30,12 @@ by itself, and with it those it has not told to go."""
 class Starter:
     """Belongs to one event loop. `probe` comes first."""
 
-    def __init__(self, settings: Settings, gpus: Gpus, open_files: tuple[int, int]) -> None:
+    def __init__(self, settings: Settings, gpus: Gpus, open_files: tuple[int, int], records: Records) -> None:
         self._settings = settings
+        self._records = records
         self._home = settings.home
         self._gpus = gpus
-        # The key to the server, the password of its database, everybody's secrets, and what other tasks hold.
-        hidden = (self._home.token, self._home.config, self._home.secrets, self._home.tasks)
-        self._forks = ForkServer(self._home.engine, open_files=open_files, hidden=hidden)
+        self._forks = ForkServer(self._home.engine, open_files=open_files, cover=cover_of(self._home))
         self._scoped = 0
         self.isolation = Isolation()
 
@@ -70,6 +71,8 @@ class Starter:
 
     def _prepare(self, known: Known) -> None:
         try:
+            self._records.prepare()
+            self._home.setups.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is shown to the task
             directories.create(Path(known.path), known.info)
             if self.isolation.tree is not None and known.info.cgroup is not None:
                 cgroups.make(self.isolation.tree, group_name(*known.place.key()), self._limits(known.info))
@@ -90,15 +93,16 @@ class Starter:
             try:
                 return await self._forks.launch(
                     known.path,
+                    record=self._records.path(known.place),
+                    task=known.info.to_json(),
                     pid_namespace=known.info.pid_namespace,
                     user_namespace=known.info.pid_namespace and self.isolation.user_namespace,
                 )
             except (DirectoryTaken, ForkServerDied, EngineError) as exc:
-                # Its answer may be lost although the launcher runs, or an earlier server's does: the directory tells.
-                record = directories.read_record(Path(known.path))
-                identity = Identity.from_json(record) if record is not None else None
-                if identity is not None:
-                    return identity
+                # Its answer may be lost although the launcher runs, or an earlier server's does: the record tells.
+                record = self._records.read(known.place)
+                if record is not None and record.identity is not None:
+                    return record.identity
                 if isinstance(exc, EngineError):
                     raise
                 deaths += isinstance(exc, ForkServerDied)
@@ -112,3 +116,14 @@ class Starter:
             f"the fork server died {TRIES} times over one launcher",
             hint=f"Its last words are in {self._home.engine / 'forkserver.log'}.",
         )
+
+
+def cover_of(home: Home) -> dict[str, Any]:
+    """The home is out of a task's sight, with all that is in it or will be: keys, secrets, the database, what other tasks
+    hold, the records of launchers. A task needs environments made by `setup`, and the launcher's code in its PYTHONPATH."""
+    return {
+        "home": str(home.root),
+        "names": list(home.names),
+        "places": [str(home.root / name) for name in home.names if name != home.setups.name],
+        "shown": [(str(home.setups), True), (str(home.engine / BUNDLES), False)],
+    }

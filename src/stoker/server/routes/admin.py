@@ -7,20 +7,23 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from stoker.errors import StoreDamaged, StoreError
+from stoker.errors import StoreDamaged, StoreError, StoreLost
 from stoker.server import backup
 from stoker.server.answers import JsonAnswer, error
-from stoker.server.bodies import Backup, Nothing
+from stoker.server.bodies import Backup, Forget, Nothing
 from stoker.server.routes import services_of
 
 router = APIRouter()
+
+MOST_UNKNOWN = 1000
 
 
 @router.get("/healthz")
 async def health(request: Request) -> JsonAnswer:
     """Whether it lives. One that waits to lead does."""
     services = services_of(request)
-    status = "damaged" if services.damaged else "standby" if services.waits else "ok"
+    lost = isinstance(services.trouble, StoreLost)
+    status = "lost" if lost else "damaged" if services.damaged else "standby" if services.waits else "ok"
     return JsonAnswer({"status": status, "home_id": services.home_id})
 
 
@@ -31,7 +34,7 @@ async def ready(request: Request) -> JsonAnswer:
     if services.waits is not None:
         return error(services.waits)
     if services.damaged:
-        return error(StoreDamaged(services.damaged))
+        return error(services.trouble or StoreDamaged(services.damaged))
     return JsonAnswer({"status": "ready"})
 
 
@@ -41,13 +44,17 @@ def server(request: Request) -> JsonAnswer:
     kind = "sqlite" if services.leading is None else "postgresql"
     store: dict[str, Any] = {"kind": kind, "schema": None, "status": services.damaged or "ok"}
     counts: dict[str, int] = {}
+    unknown: list[dict[str, Any]] = []
     try:
         counts = services.store.counts()
+        unknown = services.controller.unknown()[:MOST_UNKNOWN]
         store = {"kind": services.store.kind, "schema": services.store.schema_version(), "status": "ok"}
     except StoreError as exc:
         # This route is how people find out what is wrong: it answers with whatever can be known.
         store["status"] = exc.message
     store["status"] = services.damaged or store["status"]
+    if services.trouble is not None:
+        store["hint"] = services.trouble.hint
     return JsonAnswer(
         {
             "version": services.version,
@@ -58,6 +65,7 @@ def server(request: Request) -> JsonAnswer:
             "leading": services.waits is None,
             "store": store,
             "counts": counts,
+            "unknown": unknown,
         }
     )
 
@@ -66,6 +74,12 @@ def server(request: Request) -> JsonAnswer:
 def backups(request: Request, body: Backup) -> JsonAnswer:
     services = services_of(request)
     return JsonAnswer(backup.create(services.settings.home, services.store, services.blobs, body.path))
+
+
+@router.post("/api/v1/forget")
+def forget(request: Request, body: Forget) -> JsonAnswer:
+    """Let go of runs that the database does not know; of all of them where none is named."""
+    return JsonAnswer({"forgotten": services_of(request).controller.forget(body.runs)})
 
 
 @router.post("/api/v1/shutdown")

@@ -18,10 +18,13 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from stoker.errors import BlobDamaged, NotFound, SpecError
+from stoker.blobs import Listing
+from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.server.answers import JsonAnswer, error
+from stoker.server.bodies import Contents
 from stoker.server.routes import run_of, services_of
 from stoker.server.services import Services
+from stoker.spec import refusals
 from stoker.spec.tree import check_path
 from stoker.store.rows import RunRow
 
@@ -30,6 +33,10 @@ router = APIRouter(prefix="/api/v1/runs/{run}/files")
 What = Literal["outputs", "checkpoints", "logs"]
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+
+
+CONTENTS_BYTES = 256 << 20
+"""Bytes one answer with many files may have; more is more requests."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,17 @@ class Stored:
     sha256: str | None
     where: Path
 
-    def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "size": self.size, "sha256": self.sha256}
-
 
 @router.get("")
 def files(request: Request, run: str, what: What = "outputs", checkpoint: str | None = None) -> JsonAnswer:
-    found = _stored(services_of(request), run_of(request, run), what, checkpoint)
-    return JsonAnswer({"files": [file.to_json() for file in found]})
+    services, row = services_of(request), run_of(request, run)
+    if what == "logs":
+        return JsonAnswer(
+            {"files": [_shown(name, _size(path), None) for name, path in services.archive.files(row.id)]}
+        )
+    listing = _listing(services, row, what, checkpoint)
+    found = listing.files.values() if listing else ()
+    return JsonAnswer({"files": [_shown(file.path, file.size, file.sha256) for file in found]})
 
 
 @router.get("/content")
@@ -59,10 +69,7 @@ def content(
         check_path(path)
     except SpecError as exc:
         return error(exc, 400)
-    found = {
-        file.path: file for file in _stored(services_of(request), run_of(request, run), what, checkpoint)
-    }
-    file = found.get(path)
+    file = _stored(services_of(request), run_of(request, run), what, checkpoint, path)
     if file is None:
         raise NotFound(f"no file {path[:200]!r} among the {what} of {run!r}")
     try:
@@ -72,18 +79,48 @@ def content(
     return _send(request, file, fd)
 
 
-def _stored(services: Services, run: RunRow, what: What, checkpoint: str | None) -> list[Stored]:
+@router.post("/contents")
+def contents(
+    request: Request, run: str, body: Contents, what: What = "outputs", checkpoint: str | None = None
+) -> Response:
+    """Many files in one answer, each named by its hash. What is not among this run's files is said to be missing,
+    whether or not another run has it."""
+    services, row = services_of(request), run_of(request, run)
+    listing = _listing(services, row, what, checkpoint)
+    sizes = listing.sizes if listing else {}
+    wanted = [(digest, sizes.get(digest)) for digest in dict.fromkeys(body.digests)]
+    total = sum(size or 0 for _, size in wanted)
+    if total > CONTENTS_BYTES:
+        raise TooLarge(
+            f"the files asked for hold {total} bytes, over the cap of {CONTENTS_BYTES} for one answer",
+            hint="Ask for fewer at a time.",
+        )
+    return StreamingResponse(
+        services.blobs.framed(wanted),
+        headers={"Content-Disposition": "attachment"},
+        media_type="application/octet-stream",
+    )
+
+
+def _shown(path: str, size: int, sha256: str | None) -> dict[str, Any]:
+    return {"path": path, "size": size, "sha256": sha256}
+
+
+def _stored(services: Services, run: RunRow, what: What, checkpoint: str | None, path: str) -> Stored | None:
     if what == "logs":
-        return [Stored(name, _size(path), None, path) for name, path in services.archive.files(run.id)]
+        where = services.archive.file(run.id, path)
+        return Stored(path, _size(where), None, where) if where else None
+    listing = _listing(services, run, what, checkpoint)
+    file = listing.files.get(path) if listing else None
+    return Stored(path, file.size, file.sha256, services.blobs.where(file.sha256)) if file else None
+
+
+def _listing(services: Services, run: RunRow, what: What, checkpoint: str | None) -> Listing | None:
+    """The tree asked for; None for the outputs of a run without any, and for logs, which are none."""
+    if what == "logs":
+        return None
     digest = _checkpoint(services, run, checkpoint) if what == "checkpoints" else _outputs(run)
-    if digest is None:
-        return []
-    blobs = services.blobs
-    return [
-        Stored(file.path, file.size, file.sha256, blobs.where(file.sha256))
-        for file in blobs.tree(digest).files
-        if file.link is None
-    ]
+    return services.listings.get(digest) if digest is not None else None
 
 
 def _outputs(run: RunRow) -> str | None:
@@ -95,7 +132,11 @@ def _checkpoint(services: Services, run: RunRow, checkpoint: str | None) -> str:
     kept = [row for row in services.store.checkpoints(run.id) if row.kept]
     if not checkpoint:
         if not kept:
-            raise NotFound(f"{run.id} has no stored checkpoint")
+            refused = refusals.read(run.warnings)
+            said = f": {refused.summary}" if refused.summary else ""
+            raise NotFound(
+                f"{run.id} has no stored checkpoint{said}", hint=refused.hint if refused.summary else None
+            )
         return kept[-1].digest
     for row in kept:
         if row.id == checkpoint:

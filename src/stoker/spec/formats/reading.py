@@ -71,7 +71,7 @@ _OTHER: dict[str, str] = {
     "PaddleJob": "Give its command to `stoker run --workers N`.",
 }
 _TEMPLATED = re.compile(r"\{\{[-\s]*[.\w$\"(]")
-_HEAD = re.compile(r"^\s*[{\[,]*\s*[\"']?(?:apiVersion|kind)[\"']?\s*:", re.MULTILINE)
+_HEAD = re.compile(r"^[ \t\r\f\v{\[,]*[\"']?(?:apiVersion|kind)[\"']?\s*:", re.MULTILINE)
 _TEXTS = ("command", "args", "labels", "annotations", "nodeSelector", "matchLabels")
 
 
@@ -107,7 +107,7 @@ class Document:
 
 def is_foreign(data: bytes) -> bool:
     """Whether it is somebody else's file: no job file has a key `kind` or `apiVersion`."""
-    text = _text(data)
+    text = _text(data) if len(data) <= yaml12.MAX_BYTES else None
     if text is None or not _HEAD.search(text):
         return False
     try:

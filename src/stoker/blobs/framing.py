@@ -1,0 +1,60 @@
+"""Many blobs as one stream: for each a line `SHA256 SIZE` and that many bytes.
+
+A blob that cannot be sent is said in its place, with a word instead of the size: it costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from stoker.blobs.files import CHUNK
+from stoker.blobs.place import OpenBlob
+from stoker.errors import BlobDamaged, NotFound
+
+MISSING = "missing"
+DAMAGED = "damaged"
+"""It is stored with another size. Whether the bytes have their hash, the receiver finds out."""
+
+
+def framed(wanted: Iterable[tuple[str, int | None]], open_blob: OpenBlob) -> Iterator[bytes]:
+    """Pieces of about CHUNK. `wanted`: digests with their sizes; None: it is not to be had. One blob is open at a
+    time. BlobDamaged where a blob becomes shorter while it is read: the stream cannot go on then."""
+    gathered = bytearray()
+    for digest, size in wanted:
+        for piece in _frame(digest, size, open_blob):
+            gathered += piece
+            if len(gathered) >= CHUNK:
+                yield bytes(gathered)
+                gathered.clear()
+    if gathered:
+        yield bytes(gathered)
+
+
+def _frame(digest: str, size: int | None, open_blob: OpenBlob) -> Iterator[bytes]:
+    if size is None:
+        yield _word(digest, MISSING)
+        return
+    try:
+        fd = open_blob(digest)
+    except NotFound:
+        yield _word(digest, MISSING)
+        return
+    try:
+        if os.fstat(fd).st_size != size:
+            yield _word(digest, DAMAGED)
+            return
+        yield _word(digest, str(size))
+        done = 0
+        while done < size:
+            data = os.pread(fd, min(CHUNK, size - done), done)
+            if not data:
+                raise BlobDamaged(f"the blob {digest} became shorter while it was read")
+            done += len(data)
+            yield data
+    finally:
+        os.close(fd)
+
+
+def _word(digest: str, word: str) -> bytes:
+    return f"{digest} {word}\n".encode("ascii")

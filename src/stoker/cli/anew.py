@@ -1,0 +1,73 @@
+"""Beginning with an empty database in a home that has lost the one it had. Nothing is deleted: all that the lost database
+knew of moves aside, and stays there until somebody removes it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from stoker.cli.restoring import server_kept_away
+from stoker.errors import Conflict, NotFound, StokerError, StoreDamaged
+from stoker.settings import Home, Settings
+
+_NAMED = 3
+
+
+def begin_anew(home: Home) -> Path | None:
+    """Where everything is now; None where there was nothing."""
+    from stoker.engine.local import end_holding  # lazy: the engine is large
+
+    with server_kept_away(home):
+        _refuse_a_sound_one(home)
+        _refuse_while_tasks_run(home)
+        state = _state(home)
+        if not state:
+            return None
+        end_holding(home)  # it could not see that its directory moves: the task sees the home as it was
+        aside = home.root / time.strftime("lost-%Y%m%d-%H%M%S", time.gmtime())
+        try:
+            aside.mkdir(mode=0o700)
+            for path in state:
+                path.rename(aside / path.name)
+        except OSError as exc:
+            raise StokerError(
+                f"cannot move {exc.filename} into {aside}: {(exc.strerror or str(exc)).lower()}",
+                hint="Do it again: what has moved is there already.",
+            ) from exc
+    return aside
+
+
+def _refuse_a_sound_one(home: Home) -> None:
+    from stoker.store import Store  # lazy: SQLAlchemy takes its time
+
+    try:
+        with Store.open(Settings.load(home).database, create=False) as store:
+            runs = sum(store.counts().values())
+    except (StoreDamaged, NotFound):
+        return
+    if runs:
+        raise Conflict(
+            f"the database {store.where} is there and sound, with {runs} run(s)",
+            hint="For an empty one beside it use another home: STOKER_HOME.",
+        )
+
+
+def _refuse_while_tasks_run(home: Home) -> None:
+    from stoker.engine.local import launchers  # lazy: the engine is large
+
+    running = [f"{living.run} (pid {living.identity.pid})" for living in launchers(home) if not living.holds]
+    if running:
+        more = ", ..." if len(running) > _NAMED else ""
+        raise Conflict(
+            f"{len(running)} task(s) of this home run: {', '.join(running[:_NAMED])}{more}",
+            hint="Restore a copy, which takes them over; or end them first: kill PID, which gives them time for a last "
+            "checkpoint.",
+            details={"tasks": running},
+        )
+
+
+def _state(home: Home) -> list[Path]:
+    """All that belongs to runs. Settings, token, locks, logs, environments and caches have no part in it."""
+    name = home.database.name
+    own = (home.ledger, home.tasks, home.runs, home.blobs, home.backups, home.engine, home.secrets)
+    return [path for path in (*home.root.glob(f"{name}*"), *own) if path.exists() or path.is_symlink()]

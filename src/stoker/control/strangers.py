@@ -1,0 +1,65 @@
+"""Tasks that the engines show and the database does not know: it was lost and an older copy was restored.
+
+They are of somebody's training, and nothing but the lost rows says that it is not wanted. So they run on, untouched: the
+directory keeps all they write. `stoker server status` and `stoker doctor` name them, and `stoker backup forget` ends them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stoker.engine.base import Observation, Presence
+from stoker.errors import EngineError
+
+if TYPE_CHECKING:
+    from stoker.control.fleet import Member
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_GRACE = timedelta(seconds=30)
+"""What a job's own grace is, only the lost rows know."""
+
+
+class Strangers:
+    """Belongs to the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._seen: dict[str, list[Observation]] = {}
+        """By engine: those that the last look at it showed."""
+        self._said: set[tuple[str, int]] = set()
+
+    def look(self, member: Member, seen: Sequence[Observation]) -> None:
+        self._seen[member.name] = [one for one in seen if one.presence is not Presence.GONE]
+        for one in self._seen[member.name]:
+            if (one.run, one.attempt) not in self._said:
+                self._said.add((one.run, one.attempt))
+                log.warning(
+                    "attempt %d of %s runs on %s and the database does not know it: it is left alone; "
+                    "stoker backup forget %s ends it",
+                    one.attempt, one.run, member.name, one.run,
+                )  # fmt: skip
+
+    def running(self) -> dict[str, list[dict[str, Any]]]:
+        """By run: its tasks."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for engine, seen in self._seen.items():
+            for one in seen:
+                task = {"attempt": one.attempt, "task": one.task, "engine": engine, "node": one.node}
+                found.setdefault(one.run, []).append(task)
+        return found
+
+    async def end(self, runs: Collection[str]) -> None:
+        """SIGTERM, a grace period, SIGKILL. Their directories stay."""
+        for engine, seen in self._seen.items():
+            handles = {(one.run, one.attempt): one.handle for one in seen if one.run in runs}
+            for (run, attempt), handle in handles.items():
+                log.info("attempt %d of %s, which the database does not know, is ended", attempt, run)
+                try:
+                    await self._loop.fleet.engine(engine).stop(handle, grace=_GRACE)
+                except EngineError as exc:
+                    log.warning("attempt %d of %s: %s", attempt, run, exc)

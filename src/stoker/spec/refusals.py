@@ -1,0 +1,96 @@
+"""How the warnings of a run speak of its checkpoints that are not offered: written by the server, read by the command line.
+
+One line per name, `checkpoint NAME is not offered: REASON`; one more where there are more names than it holds; and one
+that says what became of the files of a run that has no other checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MOST = 20
+"""Names that are in the warnings of a run; of more, the number has to do."""
+_NAMED = 3
+_SAID = re.compile(r"checkpoint (.*?) is not offered: (.*)", re.DOTALL)
+_MORE = re.compile(r"(\d+) more checkpoints? (?:is|are) not offered; the events of the run name them")
+_NONE = "no checkpoint of this run is kept: "
+
+
+@dataclass
+class Refusals:
+    """The warnings of a run, taken apart."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By name, the newest last."""
+    more: int = 0
+    """How many were left out."""
+    files: str = ""
+    """What became of the files, where no checkpoint is kept."""
+    others: list[str] = field(default_factory=list)
+    """Warnings about something else."""
+
+    def add(self, name: str, why: str) -> None:
+        self.reasons.pop(name, None)
+        self.reasons[name] = why
+        while len(self.reasons) > MOST:
+            del self.reasons[next(iter(self.reasons))]
+            self.more += 1
+
+    def keep(self, name: str) -> None:
+        """One of that name is kept after all."""
+        self.reasons.pop(name, None)
+        self.files = ""
+
+    @property
+    def summary(self) -> str:
+        """`2 checkpoints are not offered: step-1 (it ends early), step-2 (it ends early)`; empty: there are none."""
+        count = len(self.reasons) + self.more
+        if not count:
+            return ""
+        newest = list(self.reasons.items())[-_NAMED:]
+        named = ", ".join(f"{name} ({why})" for name, why in newest)
+        rest = f" and {count - len(newest)} more" if count > len(newest) else ""
+        return f"{count} {_noun(count)} not offered: {named}{rest}"
+
+    @property
+    def hint(self) -> str:
+        """Where to look."""
+        told = "the events of the run say when each was refused"
+        return f"{self.files or 'They lie in the checkpoint directory of the run'}; {told}."
+
+    def warnings(self) -> tuple[str, ...]:
+        files = [_NONE + self.files] if self.files else []
+        lines = [line_of(name, why) for name, why in self.reasons.items()]
+        if self.more:
+            lines.append(f"{self.more} more {_noun(self.more)} not offered; the events of the run name them")
+        return (*files, *self.others, *lines)
+
+
+def line_of(name: str, why: str) -> str:
+    return f"checkpoint {name} is not offered: {why}"
+
+
+def read(warnings: Sequence[str]) -> Refusals:
+    found = Refusals()
+    for line in warnings:
+        if known := _SAID.fullmatch(line):
+            found.reasons[known[1]] = known[2]
+        elif known := _MORE.fullmatch(line):
+            found.more += int(known[1])
+        elif line.startswith(_NONE):
+            found.files = line.removeprefix(_NONE)
+        else:
+            found.others.append(line)
+    return found
+
+
+def of_run(run: Mapping[str, object]) -> Refusals:
+    """Of a run as the server shows it."""
+    found = run.get("warnings")
+    return read([str(line) for line in found] if isinstance(found, list) else [])
+
+
+def _noun(count: int) -> str:
+    return "checkpoint is" if count == 1 else "checkpoints are"

@@ -1,0 +1,154 @@
+"""What a home holds beside its database: enough to tell a new home from one that has lost its database.
+
+    ledger.jsonl   {"id", "name", "t"} for each acknowledged run; {"id", "forgotten"} once it was let go of
+    tasks/RUN      of runs that are not cleaned up yet; the training in them may be running
+    blobs/         code, checkpoints, outputs
+    backups/       copies of the database
+
+A database that is made anew beside these knows of nothing: tasks would be strangers, blobs garbage, and its copies would
+push out the good ones. So none is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import StoreLost
+from stoker.settings import Home
+from stoker.store.sqlite_copies import Contents, beneath, best_first
+
+_NAMED = 3
+"""How many task directories a message names."""
+_BEFORE_MIGRATION = "before-migration-"
+"""How the file is called that a home had before its database moved to a server."""
+
+
+@dataclass(frozen=True)
+class Remains:
+    runs: int
+    """Acknowledged and not let go of."""
+    tasks: tuple[str, ...]
+    """Runs that have task directories."""
+    blobs: bool
+    copies: tuple[tuple[Path, Contents], ...]
+    """Those with runs in them, best first."""
+
+    @property
+    def of_runs(self) -> bool:
+        """Whether there is anything of which a database without runs cannot be the truth. Blobs alone can: code arrives
+        before the run that needs it."""
+        return bool(self.runs or self.tasks or self.copies)
+
+    @property
+    def anything(self) -> bool:
+        return self.of_runs or self.blobs
+
+
+def of_home(home: Home) -> Remains:
+    with_runs = [one for one in best_first(beneath(home.backups)) if one[1].runs]
+    tasks = tuple(_task_directories(home))
+    return Remains(len(acknowledged(ledger(home))), tasks, _any_blob(home.blobs), tuple(with_runs))
+
+
+def ledger(home: Home) -> list[bytes]:
+    try:
+        return home.ledger.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def acknowledged(lines: Iterable[str | bytes | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By id: the runs that were acknowledged and not let go of. Torn lines are passed over."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            entry = dict(line) if isinstance(line, Mapping) else json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+            continue
+        if "forgotten" in entry:
+            found.pop(entry["id"], None)
+        else:
+            found[entry["id"]] = entry
+    return found
+
+
+def claims(home: Home) -> list[dict[str, Any]]:
+    """`{"id", "name"?, "t"?}` of each run that this home has had, as far as it shows, but for those let go of."""
+    tasks = [{"id": name} for name in _task_directories(home)]
+    return list(acknowledged([*tasks, *ledger(home)]).values())
+
+
+def forget(home: Home, runs: Iterable[str], now: float) -> None:
+    """Let go of runs that the database does not know, for good."""
+    lines = "".join(json.dumps({"id": run, "forgotten": now}) + "\n" for run in runs)
+    fd = os.open(home.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def lost(home: Home, where: str, found: Remains, *, shared: bool, empty: bool) -> StoreLost:
+    """`empty`: there is a database, without a single run. `shared`: it is on a server."""
+    what = "has no runs in it" if empty else "is gone"
+    return StoreLost(
+        f"the database {where} {what}, but this home has had runs: {', '.join(_there(found))}; "
+        "nothing was ended or deleted",
+        hint=" ".join(_ways(home, found, shared)),
+        details={
+            "ledger": found.runs,
+            "tasks": list(found.tasks),
+            "copies": [{"path": str(path), "runs": inside.runs} for path, inside in found.copies],
+        },
+    )
+
+
+def _there(found: Remains) -> Iterator[str]:
+    if found.runs:
+        yield f"{found.runs} in its ledger"
+    if found.tasks:
+        more = ", ..." if len(found.tasks) > _NAMED else ""
+        yield f"task directories of {len(found.tasks)} ({', '.join(found.tasks[:_NAMED])}{more})"
+    if found.blobs:
+        yield "blobs"
+    if found.copies:
+        yield f"{len(found.copies)} {'copy' if len(found.copies) == 1 else 'copies'} of the database"
+
+
+def _ways(home: Home, found: Remains, shared: bool) -> Iterator[str]:
+    if shared and home.database.is_file():
+        yield f"To move the runs of {home.database} there: stoker server migrate."
+    elif not shared and any(name.startswith(_BEFORE_MIGRATION) for name in _names(home.backups)):
+        yield f"If the database is on a server, name it again: [server] database in {home.config}."
+    if found.copies:
+        path, inside = found.copies[0]
+        made = datetime.fromtimestamp(inside.made_at).isoformat(sep=" ", timespec="minutes")
+        runs = "1 run" if inside.runs == 1 else f"{inside.runs} runs"
+        yield f"The best copy ({path}) has {runs} and was made on {made}: stoker backup restore."
+    else:
+        yield "There is no copy in this home; with one from elsewhere: stoker backup restore PATH."
+    yield "To put all this aside and begin anew: stoker server start --anew."
+
+
+def _task_directories(home: Home) -> list[str]:
+    return sorted(name for name in _names(home.tasks) if not name.startswith("."))
+
+
+def _any_blob(blobs: Path) -> bool:
+    kinds = (blobs / "objects", blobs / "trees")
+    return any(_names(kind / shard) for kind in kinds for shard in _names(kind))
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,106 @@
+"""Copies of the database as files: what is in them, which one to go back to, which ones to let go of.
+
+Runs are never deleted from a database, so the copy with the most of them is of the longest history. A copy with fewer is
+of a home that has lost something, however new it is: it must not push the better one out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from stoker.store import sqlite_files as files
+
+AUTOMATIC = "stoker-*.db"
+KEPT = "kept-*.db"
+"""The one that holds runs which the newest does not."""
+_KEEP = 2
+
+
+@dataclass(frozen=True)
+class Contents:
+    runs: int
+    newest: float | None
+    """When the last of them was submitted."""
+    made_at: float = field(default=0.0, compare=False)
+
+
+def contents(path: Path) -> Contents | None:
+    """None: it cannot be read as a copy of a database."""
+    try:
+        with contextlib.closing(_open(path)) as connection:
+            runs, newest = connection.execute("SELECT count(*), max(created_at) FROM runs").fetchone()
+            made_at = path.stat().st_mtime
+            return Contents(int(runs), None if newest is None else float(newest), made_at)
+    except (sqlite3.Error, OSError, UnicodeDecodeError, ValueError, TypeError):
+        # Whatever is wrong with a file among the copies: it is none.
+        return None
+
+
+def beneath(backups: Path) -> list[Path]:
+    """Every copy there: files, automatic ones, and those within copies of a whole home."""
+    return [
+        path
+        for pattern in ("*.db", "auto/*.db", "*/stoker.db")
+        for path in backups.glob(pattern)
+        if path.is_file()
+    ]
+
+
+def name_of_new(now: float) -> str:
+    return time.strftime("stoker-%Y%m%d-%H%M%S.db", time.gmtime(now))
+
+
+def rotate(directory: Path) -> Path | None:
+    """Keep the newest automatic copies, and beside them one of those that hold runs which the newest does not: the one
+    with the most. Returns its path. A copy that cannot be read holds nothing."""
+    made = sorted(directory.glob(AUTOMATIC))
+    if not made:
+        return None
+    newest, older = made[-1], made[:-_KEEP]
+    fuller = [path for path in (*directory.glob(KEPT), *older) if holds_others(path, newest)]
+    best = max(fuller, key=_order, default=None)
+    if best is not None and best in older:
+        kept = directory / best.name.replace("stoker-", "kept-", 1)
+        best.replace(kept)
+        files.sync_name(kept)
+        best = kept
+    for path in (*directory.glob(KEPT), *older):
+        if path != best:
+            path.unlink(missing_ok=True)
+    return best
+
+
+def holds_others(copy: Path, than: Path) -> bool:
+    """Whether there are runs in it that the other one does not have."""
+    there, here = _ids(copy), _ids(than)
+    return bool(there) and not there <= here
+
+
+def best_first(paths: Sequence[Path]) -> list[tuple[Path, Contents]]:
+    """Those that can be read: the most runs first, then the newest."""
+    found = [(path, inside) for path in paths if (inside := contents(path)) is not None]
+    return sorted(found, key=lambda one: (one[1].runs, one[1].made_at), reverse=True)
+
+
+def _order(path: Path) -> tuple[int, str]:
+    inside = contents(path)
+    return (inside.runs if inside is not None else 0, path.name.partition("-")[2])
+
+
+def _ids(path: Path) -> set[str]:
+    try:
+        with contextlib.closing(_open(path)) as connection:
+            return {run for (run,) in connection.execute("SELECT id FROM runs")}
+    except (sqlite3.Error, OSError, UnicodeDecodeError):
+        return set()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # A copy is complete in itself; opened like this, nothing is made beside it and nothing in it changes.
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)

@@ -1,0 +1,102 @@
+"""A task is told to stop by an order; the engine ends it only where the run put something in the way of that."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.control.leaving import Leaving
+from stoker.spec import Job
+from stoker.spec.words import RunState
+from stoker.task.near import UnsafePath
+
+
+class Directory:
+    """One whose order cannot be written. `before`: what happens until that is known."""
+
+    root = "/nowhere"
+
+    def __init__(self, error: OSError, before: Any = None) -> None:
+        self.error, self.before = error, before
+
+    def order(self) -> None:
+        return None
+
+    def status(self) -> None:
+        if self.before is not None:
+            self.before()
+
+    def write_order(self, order: Any) -> None:
+        raise self.error
+
+
+def ended(directory: Directory, task: Any) -> list[str]:
+    """The tasks that the engine was asked to end."""
+    found: list[str] = []
+
+    async def stop(handle: Any, *, grace: Any, tasks: list[str]) -> None:
+        found.extend(tasks)
+
+    async def story() -> None:
+        spawned: list[asyncio.Task[None]] = []
+
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            spawned.append(asyncio.ensure_future(work))
+
+        loop = SimpleNamespace(
+            fleet=SimpleNamespace(engine=lambda name: SimpleNamespace(stop=stop)),
+            spawn=spawn,
+            observe_from_anywhere=lambda: None,
+        )
+        live = SimpleNamespace(
+            id="digits-7f3k",
+            row=SimpleNamespace(desired="run"),
+            job=Job.from_json({"run": "x"}),
+            state=RunState.RUNNING,
+            closing=None,
+            attempt=object(),
+            engine="lab",
+            handle={},
+        )
+        task.directory = directory
+        await Leaving(loop).stop(live, [task], brief=True)  # type: ignore[arg-type]
+        await asyncio.gather(*spawned)
+
+    asyncio.run(story())
+    return found
+
+
+@pytest.fixture
+def task() -> Any:
+    return SimpleNamespace(
+        name="worker-1", incarnation=1, generation=1, gone=None, over=False, ordered=True, stop_sent=None, told=False
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP])
+def test_where_something_is_in_the_way_the_engine_ends_it(task: Any, number: int) -> None:
+    assert ended(Directory(OSError(number, "no")), task) == ["worker-1"]
+
+
+def test_where_its_directory_leads_elsewhere_the_engine_ends_it(task: Any) -> None:
+    assert ended(Directory(UnsafePath("a link")), task) == ["worker-1"]
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTDOWN, errno.EIO, errno.ENOSPC])
+def test_one_that_is_out_of_reach_keeps_its_time(task: Any, number: int) -> None:
+    assert ended(Directory(OSError(number, "no")), task) == []
+    assert task.told and task.stop_deadline
+
+
+def test_one_that_was_replaced_meanwhile_is_left_alone(task: Any) -> None:
+    """The engine would end the new one: it knows them by their name."""
+
+    def replace() -> None:
+        task.incarnation = 2
+
+    assert ended(Directory(OSError(errno.EISDIR, "no"), replace), task) == []
