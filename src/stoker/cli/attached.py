@@ -171,7 +171,7 @@ class _Watch:
         while True:
             self.ctx.err.write("\ndetach, stop or continue? [d/s/c] ")
             self.ctx.err.flush()
-            line = self.ctx.stdin.readline()
+            line = term.read_line(self.ctx.stdin)
             word = line.strip().lower()
             if not line:
                 return "d"

@@ -123,6 +123,31 @@ def is_terminal(stream: IO[str]) -> bool:
         return False
 
 
+def read_line(stream: IO[str]) -> str:
+    """A line that a person types, '' at the end of the input. Ctrl-C always interrupts the waiting.
+
+    A plain `readline` can miss it: a signal that arrives just before the read blocks, or that the kernel gives to another
+    thread, sets a flag that is looked at only after the read. The wake-up descriptor is written by the signal itself."""
+    import select  # lazy, as the others: only for questions
+    import signal
+    import socket
+
+    try:
+        stream.fileno()
+    except (OSError, ValueError):  # not a file: nothing to wait for
+        return stream.readline()
+    asleep, awake = socket.socketpair()
+    with asleep, awake:
+        awake.setblocking(False)
+        previous = signal.set_wakeup_fd(awake.fileno(), warn_on_full_buffer=False)
+        try:
+            while asleep.fileno() in select.select([stream.fileno(), asleep.fileno()], [], [])[0]:
+                asleep.recv(4096)
+        finally:
+            signal.set_wakeup_fd(previous)
+    return stream.readline()
+
+
 def wants_color(stream: IO[str]) -> bool:
     """auto: a terminal that is not dumb, and NO_COLOR is not set (https://no-color.org)."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -89,6 +89,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
 
     async def story() -> None:
         _, lock = _taken(box)
+        box.record().parent.mkdir(parents=True)
         earlier = await asyncio.create_subprocess_exec("sleep", "600")
         try:
             submitting = asyncio.create_task(box.engine.submit(Attempt("run-1", 1, (TaskPlan("worker-0"),))))

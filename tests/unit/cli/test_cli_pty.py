@@ -54,8 +54,9 @@ class Screen:
         os.write(self.fd, text.encode())
 
     def exit_code(self) -> int:
+        deadline = time.monotonic() + 120
         while self._read():
-            pass
+            assert time.monotonic() < deadline, f"it does not end: {self.text!r}"
         return self.process.wait(timeout=30)
 
     def close(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -202,3 +205,26 @@ def test_a_c_locale_does_not_break_names(tmp_path: Any) -> None:
     env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "caf\\xe9 \\u2026\n"
+
+
+def test_ctrl_c_interrupts_a_question_whichever_thread_the_kernel_gives_it_to() -> None:
+    reading, writing = os.pipe()
+    done, rescued = threading.Event(), threading.Event()
+
+    def rescue() -> None:
+        """Without the wake-up descriptor the read would go on for ever."""
+        if not done.wait(20):
+            rescued.set()
+            os.write(writing, b"d\n")
+
+    other = threading.Thread(target=rescue)
+    other.start()
+    interrupt = threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGINT))
+    interrupt.start()
+    with open(reading) as stream, pytest.raises(KeyboardInterrupt):
+        term.read_line(stream)
+    done.set()
+    other.join()
+    interrupt.join()
+    os.close(writing)
+    assert not rescued.is_set()

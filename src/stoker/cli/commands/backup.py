@@ -145,7 +145,7 @@ def _server_away(ctx: Context, stop: bool) -> None:
         ctx.err.write(f"the server (pid {record['pid']}) runs; stop it? runs go on. [y/N] ")
         ctx.err.flush()
         assert ctx.stdin is not None
-        stop = ctx.stdin.readline().strip().lower() in ("y", "yes")
+        stop = term.read_line(ctx.stdin).strip().lower() in ("y", "yes")
     if not stop:
         raise Conflict(
             "the server runs, and its database cannot be replaced under it",
