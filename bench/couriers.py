@@ -31,9 +31,9 @@ from stoker.courier import carry_checkpoint, restore_checkpoint
 from stoker.engine.kubernetes import keys
 from stoker.engine.kubernetes.far import Courier, FarDirectory, Ferry, Mirror, Pace, direct
 from stoker.spec.tree import Tree, TreeFile
-from stoker.task import layout, wire
+from stoker.task import courier_protocol, layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 from stoker.testing.couriers import CourierProcess, far_directory
 
 STATUS_EVERY = 5.0
@@ -47,7 +47,7 @@ class Others:
     def __init__(self, key: bytes, lines: float) -> None:
         self._key = key
         self._lines = lines
-        self._guard = wire.Guard(most=1 << 30)
+        self._guard = courier_protocol.Guard(most=1 << 30)
         self._began = time.monotonic()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,27 +60,29 @@ class Others:
                     for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:])
                 }
                 body = await reader.readexactly(int(fields["content-length"]))
-                claim = wire.check_request(self._key, "POST", wire.SYNC, fields["stoker-session"])
-                wire.check_body(claim, body)
+                claim = courier_protocol.check_request(
+                    self._key, "POST", courier_protocol.SYNC, fields["stoker-session"]
+                )
+                courier_protocol.check_body(claim, body)
                 status, answer = await self._answer(claim, body, phase)
-                session = wire.sign_answer(self._key, claim.nonce, status, [answer])
-                lines = f"HTTP/1.1 {status} OK\r\n{wire.SESSION}: {session}\r\nContent-Length: {len(answer)}\r\n\r\n"
+                session = courier_protocol.sign_answer(self._key, claim.nonce, status, [answer])
+                lines = f"HTTP/1.1 {status} OK\r\n{courier_protocol.SESSION}: {session}\r\nContent-Length: {len(answer)}\r\n\r\n"
                 writer.write(lines.encode() + answer)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    async def _answer(self, claim: wire.Claim, body: bytes, phase: float) -> tuple[int, bytes]:
+    async def _answer(self, claim: courier_protocol.Claim, body: bytes, phase: float) -> tuple[int, bytes]:
         try:
             self._guard.admit(claim)
-        except wire.WrongBoot:
-            return 409, wire.pack({"boot": self._guard.boot})
-        asked, _ = wire.unpack(body)
+        except courier_protocol.WrongBoot:
+            return 409, courier_protocol.pack({"boot": self._guard.boot})
+        asked, _ = courier_protocol.unpack(body)
         end = time.monotonic() + asked["wait"]
         while True:
             header, data = self._news(asked, phase)
             now = time.monotonic()
             if data or now >= end:
-                return 200, wire.pack(header, data)
+                return 200, courier_protocol.pack(header, data)
             pause = STATUS_EVERY - (now - self._began + phase) % STATUS_EVERY + 0.001
             if self._lines:
                 pause = min(pause, 1 / self._lines)
@@ -97,8 +99,8 @@ class Others:
         if size > held:
             data += LINE * ((size - held) // len(LINE))
             deltas.append([layout.segment(0), held, len(data)])
-        if asked["records"].get(layout.STATUS) != wire.tag(status.encode()):
-            records.append([layout.STATUS, wire.tag(status.encode()), len(status)])
+        if asked["records"].get(layout.STATUS) != courier_protocol.tag(status.encode()):
+            records.append([layout.STATUS, courier_protocol.tag(status.encode()), len(status)])
             data += status.encode()
         return {"deltas": deltas, "records": records, "resets": [], "gone": [], "mark": None}, data
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from box import Box, wait
 
-from stoker.task.direct import LARGE
+from stoker.linux.direct_io import LARGE
 
 
 def begin(box: Box, steps: int, pause: float = 0.5, size: int = 0) -> str:
@@ -68,7 +68,7 @@ def test_outputs_logs_and_metrics(box: Box) -> None:
 
 
 def test_tasks_that_see_nothing_of_each_other_take_turns_by_the_same_lock(box: Box) -> None:
-    """See stoker.task.spare: launchers and the server agree who may take CPU time from the training."""
+    """See stoker.linux.idle_throttle: launchers and the server agree who may take CPU time from the training."""
     look = "import os; held = os.stat(os.environ['STOKER_TASK_DIR'] + '/.turns'); print(held.st_dev, held.st_ino)"
     run = box.submit("--workers", "2", "--framework", "none", "--", "python", "-c", look)
     assert box.ended(run)["state"] == "succeeded"

@@ -21,7 +21,7 @@ from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import EngineError
 from stoker.settings import Home, Settings
 from stoker.spec import Job
-from stoker.task.access import FarTaskDir, TaskDir
+from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import Order, Status
 
 AnyCluster = Cluster | ForeignCluster

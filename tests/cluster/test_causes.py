@@ -29,7 +29,7 @@ from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.links import Nowhere
 from stoker.errors import EngineError
 from stoker.settings import Home
-from stoker.task.access import TaskDir
+from stoker.task.directory import TaskDir
 
 pytestmark = pytest.mark.timeout(600)
 

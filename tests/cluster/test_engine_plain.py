@@ -24,7 +24,7 @@ from engine_parts import (
 
 from stoker.engine.base import Attempt, Handle, Presence, TaskPlan
 from stoker.engine.kubernetes.engine import KubernetesEngine
-from stoker.task.access import FarTaskDir, TaskDir
+from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import Order
 
 pytestmark = pytest.mark.timeout(600)

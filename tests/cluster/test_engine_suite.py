@@ -12,7 +12,7 @@ from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.settings import Home
 from stoker.spec import Job
 from stoker.task import formats
-from stoker.task.container import TASK
+from stoker.task.container_layout import TASK
 from stoker.testing.engine_suite import EngineSuite
 
 pytestmark = pytest.mark.timeout(600)

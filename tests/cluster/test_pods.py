@@ -20,7 +20,7 @@ from stoker.engine.kubernetes import render
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import NotFound
-from stoker.task.access import FarTaskDir
+from stoker.task.directory import FarTaskDir
 from stoker.task.formats import Order
 
 pytestmark = pytest.mark.timeout(600)

@@ -26,7 +26,7 @@ from stoker.engine.kubernetes.far import Courier, CourierLost, FarDirectory, Fer
 from stoker.engine.kubernetes.keys import make
 from stoker.launcher import bundle
 from stoker.launcher.journal import Journal
-from stoker.task import formats, layout, wire
+from stoker.task import courier_protocol, formats, layout
 from stoker.testing.couriers import BOOT, CourierProcess, LoopThread, far_directory
 from stoker.testing.taskdir_suite import contents, tree_of
 
@@ -299,7 +299,7 @@ def test_a_courier_with_another_certificate_or_key_is_nobody(courier: CourierPro
         async def call(key: bytes = key, certificate: str = certificate) -> None:
             line = direct("127.0.0.1", courier.port, certificate)
             try:
-                await Courier(key, line).call(wire.DISCARD, {"path": "x"})
+                await Courier(key, line).call(courier_protocol.DISCARD, {"path": "x"})
             finally:
                 await line.close()
 
@@ -392,7 +392,7 @@ def test_it_goes_at_once_when_nothing_was_ever_ordered(courier: CourierProcess) 
 
 
 def test_a_launcher_that_lives_is_not_settled(courier: CourierProcess, root: Path, tmp_path: Path) -> None:
-    from stoker.launcher.files import take_lock
+    from stoker.launcher.task_files import take_lock
 
     journal = Journal(str(root))
     journal.append({"k": "starting", "seq": 1, "generation": 1})

@@ -17,9 +17,9 @@ from stoker.control.salvaging import staged_of
 from stoker.courier import carry_checkpoint
 from stoker.engine.kubernetes.far import FarDirectory
 from stoker.errors import BlobDamaged
-from stoker.launcher.checkpoints import Scanner
+from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.task import layout
-from stoker.task.access import SharingTaskDir
+from stoker.task.directory import SharingTaskDir
 from stoker.task.layout import Part
 from stoker.testing.couriers import CourierProcess, far_directory
 

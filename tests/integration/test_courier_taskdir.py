@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.task.access import TaskDir
-from stoker.task.near import NearTaskDir
+from stoker.task.directory import TaskDir
+from stoker.task.local_directory import NearTaskDir
 from stoker.testing.couriers import CourierProcess, far_directory
 from stoker.testing.taskdir_suite import TaskDirSuite
 

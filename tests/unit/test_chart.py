@@ -17,7 +17,7 @@ from stoker.control.clusters import _NAME as CLUSTER_NAME
 from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.config import ClusterConfig, Pool
 from stoker.settings import Settings
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 CHART = Path(__file__).parents[2] / "deploy/chart"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -96,7 +96,7 @@ def template(name: str) -> str:
 
 def test_the_policies_speak_of_the_labels_and_ports_that_pods_have():
     policies = template("networkpolicy.yaml")
-    assert f"ports: [{{port: {wire.PORT}}}]" in policies
+    assert f"ports: [{{port: {courier_protocol.PORT}}}]" in policies
     assert f"key: {names.RUN}," in policies
     assert f"{names.PREFIX}project:" in policies
     assert f"key: {names.RUN}," in template("pdb.yaml")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stoker import disks
 from stoker.errors import TooLarge
-from stoker.task import direct, spare
+from stoker.linux import direct_io, idle_throttle
 
 CHUNK = 1 << 20
 SMALL = 1 << 20
@@ -81,11 +81,13 @@ class Copier:
         return done
 
 
-def hash_fd(fd: int, *, limit: int | None = None, pause: spare.Pause = spare.none) -> tuple[str, int]:
+def hash_fd(
+    fd: int, *, limit: int | None = None, pause: idle_throttle.Pause = idle_throttle.none
+) -> tuple[str, int]:
     """SHA-256 and size of a file, read from its start without moving its offset. `pause`: called between two pieces."""
     digest = hashlib.sha256()
     done = 0
-    for piece in direct.pieces(fd, os.fstat(fd).st_size):
+    for piece in direct_io.pieces(fd, os.fstat(fd).st_size):
         done += len(piece)
         if limit is not None and done > limit:
             raise TooLarge(f"a file has more than {limit} bytes")

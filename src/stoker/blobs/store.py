@@ -35,8 +35,8 @@ from stoker.blobs.files import (
 from stoker.blobs.framing import framed
 from stoker.blobs.place import missing_blob, place_at
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, check_digest
-from stoker.task.spare import Pause, none
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 MAX_TREE = 256 << 20

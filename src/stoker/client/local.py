@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stoker.client.api import Client
-from stoker.client.process import boot_id, start_time
 from stoker.errors import ServerUnreachable, SpecError, StokerError
+from stoker.linux.process import boot_id, start_time
 
 if TYPE_CHECKING:
     from pathlib import Path

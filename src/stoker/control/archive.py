@@ -29,7 +29,7 @@ from stoker.control.log_lines import (
 )
 from stoker.settings import Home, LogSettings
 from stoker.task import layout
-from stoker.task.access import TaskDir
+from stoker.task.directory import TaskDir
 
 LOOK = 64 << 20
 """Bytes taken over at a time: a log that grows as fast as it is read must not hold up everything else."""

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
 from stoker.courier import carry_checkpoint
+from stoker.linux.idle_throttle import Pause, Spare
 from stoker.task import layout
-from stoker.task.access import FarTaskDir, TaskDir
+from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.spare import Pause, Spare
 
 _AT_ONCE = 32
 """Most of them rest most of the time, or wait for a network."""

@@ -21,7 +21,7 @@ from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.parts import Part
 from stoker.store.rows import RunRow
-from stoker.task.fence import Sight, Vigil
+from stoker.task.fencing import Sight, Vigil
 
 if TYPE_CHECKING:
     from stoker.control.live import LiveTask

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stoker.launcher import scan
+from stoker.launcher.checkpoints import snapshot
 from stoker.store.rows import PartRow
 
 OPEN = 4
@@ -432,7 +432,7 @@ def family_of(name: str) -> str:
 def step_of(part: Part) -> int | None:
     """A number in a name with a rank in it may be the rank."""
     group = group_of(part.row.name)
-    return part.row.step if part.row.how == "sdk" or group == part.row.name else scan.step_of(group)
+    return part.row.step if part.row.how == "sdk" or group == part.row.name else snapshot.step_of(group)
 
 
 def lacking(paths: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from stoker.control import orders
 from stoker.control.live import LiveRun, LiveTask
 from stoker.spec.words import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
-from stoker.task.near import UnsafePath
+from stoker.task.local_directory import UnsafePath
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop

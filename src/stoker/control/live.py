@@ -19,7 +19,7 @@ from stoker.spec import Job
 from stoker.spec.parts import Part
 from stoker.spec.words import RunState
 from stoker.store.rows import AttemptRow, RunRow
-from stoker.task.access import TaskDir
+from stoker.task.directory import TaskDir
 
 
 @dataclass

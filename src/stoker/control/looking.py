@@ -13,9 +13,9 @@ from stoker.control import ending
 from stoker.control.live import LiveRun, LiveTask
 from stoker.control.pump import OURS, Intake
 from stoker.engine.base import Presence
-from stoker.launcher.collect import StillHeld, collect
+from stoker.launcher.recovery import StillHeld, collect
 from stoker.spec.words import Cause
-from stoker.task.access import FarTaskDir, TaskDir
+from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import Ending, Status
 
 if TYPE_CHECKING:

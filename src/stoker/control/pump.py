@@ -24,6 +24,7 @@ from stoker.control.pace import Pace
 from stoker.control.redaction import NOTHING, Redaction
 from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, StokerError
+from stoker.linux.direct_io import LARGE
 from stoker.settings import Home, LogSettings
 from stoker.store.rows import (
     AddCheckpoint,
@@ -36,11 +37,10 @@ from stoker.store.rows import (
     PartRow,
     Point,
 )
-from stoker.task import fence, layout
-from stoker.task.access import FarTaskDir, TaskDir
-from stoker.task.direct import LARGE
+from stoker.task import fencing, layout
+from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_lines, split_lines
-from stoker.task.near import UnsafePath
+from stoker.task.local_directory import UnsafePath
 
 Scored = TypeVar("Scored", CheckpointRow, PartRow)
 LOOK_BYTES = 4 << 20
@@ -302,7 +302,7 @@ class Pump:
 
     def _is_of_now(self, entry: Mapping[str, Any]) -> bool:
         generation = entry.get("generation", self.generation)
-        return type(generation) is int and fence.accept(generation, self.generation, ended=False)
+        return type(generation) is int and fencing.accept(generation, self.generation, ended=False)
 
     def _goes_aside(self, entry: Mapping[str, Any], found: Intake) -> bool:
         """A large checkpoint takes its time, from a pod minutes: logs, metrics and those who want to stop the run do not

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from stoker.launcher.framing import SHORTEST_SECRET
+from stoker.launcher.telemetry.framing import SHORTEST_SECRET
 from stoker.spec.tree import MAX_COMPONENT
 from stoker.store.rows import AddEvent, Change, UpdateRun
 

@@ -29,7 +29,7 @@ from stoker.spec.words import RunState
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow
 from stoker.task import layout
-from stoker.task.access import SharingTaskDir
+from stoker.task.directory import SharingTaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.layout import Part
 

@@ -23,7 +23,7 @@ from stoker.errors import NotFound, StokerError, StoreError
 from stoker.spec.parts import WORKER
 from stoker.spec.words import Cause, RunState
 from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
-from stoker.task.access import TaskDir
+from stoker.task.directory import TaskDir
 from stoker.task.layout import Part
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from stoker.control.fleet import Member, Wait, sight
 from stoker.engine.base import Observation, Presence, Watches
 from stoker.errors import EngineUnavailable
-from stoker.task import fence
-from stoker.task.access import FarTaskDir
+from stoker.task import fencing
+from stoker.task.directory import FarTaskDir
 
 if TYPE_CHECKING:
     from stoker.control.live import LiveRun, LiveTask
@@ -188,10 +188,10 @@ class Attendant:
         if seen.presence is Presence.GONE:
             task.gone = seen.proof or "its launcher is gone"
             self._loop.kick(live, task.name)
-        elif verdict == fence.REPLACE:
+        elif verdict == fencing.REPLACE:
             self._loop.spawn(self._give_up(live, task, seen))
         elif (
-            verdict == fence.END
+            verdict == fencing.END
             and (one := (live.id, seen.attempt, task.name, seen.incarnation)) not in self._ended
         ):
             self._ended.add(one)

@@ -3,7 +3,7 @@
 Each may be cut short anywhere and started again. What is carried away is hashed on the way: a checkpoint must
 have the hashes its launcher journalled, or it is refused; where it journalled none, ours is noted before the file is
 taken out of the directory, for whoever has to start again. The directory may be near or far (see
-stoker.task.access); to and from a far one every byte is verified at its end, and what has arrived is not sent again.
+stoker.task.directory); to and from a far one every byte is verified at its end, and what has arrived is not sent again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from stoker.courier.fetching import Fetcher, Taken, store
 from stoker.courier.merging import for_task, merge
 from stoker.courier.outputs import check_room, plain_mode
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
+from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, TreeFile, check_digest
 from stoker.task import layout
-from stoker.task.access import FarTaskDir, TaskDir
-from stoker.task.beneath import open_beneath
+from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.near import NearTaskDir
-from stoker.task.spare import Pause, none
+from stoker.task.local_directory import NearTaskDir
+from stoker.task.safe_open import open_beneath
 
 CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000
@@ -68,8 +68,8 @@ def carry_checkpoint(
     """Take a staged checkpoint into the blobs: (digest of its tree, bytes).
 
     Files already taken by an earlier try count. The staging directory is removed at the end. `part`: it is in another
-    task's part of the volume that this one shares (see `stoker.task.access.SharingTaskDir`), and stays until that goes.
-    `pause`: see `stoker.task.spare`. `rename`: what its files are called in the tree.
+    task's part of the volume that this one shares (see `stoker.task.directory.SharingTaskDir`), and stays until that goes.
+    `pause`: see `stoker.linux.idle_throttle`. `rename`: what its files are called in the tree.
     """
     tree = _manifest(staged, far=isinstance(task_dir, FarTaskDir))
     directory = layout.staged(_number(staged))

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, TooLarge
-from stoker.task.access import FarTaskDir
-from stoker.task.spare import Pause, none
+from stoker.linux.idle_throttle import Pause, none
+from stoker.task.directory import FarTaskDir
 
 RANGE = 4 << 20
 """Bytes that are asked for at a time."""

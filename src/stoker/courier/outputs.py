@@ -15,9 +15,9 @@ from stoker.courier.walk import too_many, walk
 from stoker.errors import BlobDamaged, DiskFull, SpecError, TooLarge
 from stoker.spec.tree import TreeFile, check_link, check_path
 from stoker.task import layout
-from stoker.task.access import FarTaskDir
-from stoker.task.beneath import Found, open_beneath
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.directory import FarTaskDir
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import Found, open_beneath
 
 MARGIN = 1 << 30
 """Bytes of the disk (or a twentieth of it, if that is less) that are left free."""

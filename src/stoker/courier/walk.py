@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 
 from stoker.errors import TooLarge
-from stoker.task.beneath import Found, TooMany, check_depth, look, reopen
+from stoker.task.safe_open import Found, TooMany, check_depth, look, reopen
 
 
 def walk(root: int, *, max_entries: int) -> Iterator[Found]:

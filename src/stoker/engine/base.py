@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from stoker.spec import Job
-from stoker.task.access import TaskDir
+from stoker.task.directory import TaskDir
 from stoker.task.formats import TaskInfo
 
 __all__ = [

@@ -11,8 +11,9 @@ import os
 import sys
 from typing import List
 
-from stoker.launcher import bundle, linux
+from stoker.launcher import bundle
 from stoker.launcher.launcher import launch
+from stoker.linux import syscalls
 
 USAGE = "usage: python -m stoker.launcher DIRECTORY [--bundle PATH] [--container]"
 
@@ -36,8 +37,8 @@ def main(argv: List[str]) -> int:
     if not os.path.isdir(words[0]):
         print(f"stoker launcher: no such directory: {words[0]!r}", file=sys.stderr)
         return 66
-    linux.close_fds()
-    linux.set_name("stoker-launcher")
+    syscalls.close_fds()
+    syscalls.set_name("stoker-launcher")
     return launch(words[0], path, contained=contained)
 
 

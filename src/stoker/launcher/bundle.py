@@ -4,7 +4,7 @@
     python -m stoker.launcher.bundle --zip PATH    one file, which Python runs as it is
 
 The body's Python is often not the one Stoker is installed in, and a container has none of Stoker at all. The
-bundle is the package's `__init__`, `task`, `launcher` and `sdk`, and aside, where training code does not find
+bundle is the package's `__init__`, `linux`, `task`, `launcher` and `sdk`, and aside, where training code does not find
 it, the courier's sidecar; standard library only. Whatever form it has, it can be copied on from there, and its
 digest is that of its content: making it again costs nothing and a new version never disturbs processes that
 still use an old one.
@@ -21,10 +21,10 @@ import zipfile
 from functools import lru_cache
 from typing import Dict, List, Optional
 
-from stoker.launcher import files
+from stoker.launcher import task_files
 from stoker.task import formats
 
-PACKAGES = ("task", "launcher", "sdk")
+PACKAGES = ("linux", "task", "launcher", "sdk")
 MARKER = "bundle.txt"
 MAIN = "__main__.py"
 ASIDE = "more/stoker"
@@ -34,7 +34,7 @@ from training code that runs where Stoker is installed."""
 _MAIN = """\
 import sys
 
-from stoker.launcher.verbs import main
+from stoker.launcher.entrypoints import main
 
 sys.exit(main(sys.argv[1:]))
 """
@@ -146,7 +146,7 @@ def _gathered(source: str) -> Dict[str, bytes]:
     sidecar = os.path.join(source, "courier", "sidecar")
     for name in _modules(sidecar):
         content[f"{ASIDE}/courier/sidecar/{name}"] = _read(os.path.join(sidecar, name))
-    content[MARKER] = f"stoker {files.version()}: for processes whose Python has no Stoker\n".encode()
+    content[MARKER] = f"stoker {task_files.version()}: for processes whose Python has no Stoker\n".encode()
     return content
 
 

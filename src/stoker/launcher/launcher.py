@@ -13,18 +13,20 @@ import time
 import traceback
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from stoker.launcher import container, endings, files, lease, linux
-from stoker.launcher.body import has_code, read_secrets, working_directory
-from stoker.launcher.checkpoints import Scanner
+from stoker.launcher import lease, task_files
+from stoker.launcher.checkpoints.scanner import Scanner
+from stoker.launcher.event_loop import Loop
 from stoker.launcher.lease import Lease
-from stoker.launcher.limits import Cgroup
-from stoker.launcher.logs import Log
-from stoker.launcher.loop import Loop
-from stoker.launcher.recording import Records
-from stoker.launcher.running import Running
-from stoker.launcher.spares import Spares
-from stoker.launcher.tree import Tree
-from stoker.task import fence, layout
+from stoker.launcher.process import container_env, exit_reason
+from stoker.launcher.process.execution import Running
+from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.spawn import has_code, read_secrets, working_directory
+from stoker.launcher.records import Records
+from stoker.launcher.telemetry.cgroup_usage import Cgroup
+from stoker.launcher.telemetry.output_log import Log
+from stoker.launcher.warm_start.pool import Spares
+from stoker.linux import syscalls
+from stoker.task import fencing, layout
 from stoker.task.formats import Ending, Order, TaskInfo
 
 RETRY = 1.0
@@ -55,7 +57,7 @@ def launch(
     container this runs in is the task's.
     """
     directory = os.path.abspath(directory)
-    lock = files.take_lock(directory) if lock is None else lock
+    lock = task_files.take_lock(directory) if lock is None else lock
     if lock is None:
         print(f"stoker launcher: another launcher works on {directory}", file=sys.stderr)
         return EXIT_TAKEN
@@ -63,7 +65,7 @@ def launch(
     try:
         launcher = Launcher(directory, bundle, contained=contained)
         return launcher.run()
-    except files.DirectoryGone:
+    except task_files.DirectoryGone:
         return EXIT_GONE
     except Exception:  # noqa: BLE001 - whatever it is: say it, leave no process behind, let the engine see the end
         traceback.print_exc()
@@ -81,19 +83,19 @@ class Launcher:
         self.directory = directory
         self.contained = contained
         self.bundle = bundle
-        raw = files.read_json(os.path.join(directory, layout.TASK))
+        raw = task_files.read_json(os.path.join(directory, layout.TASK))
         if raw is None:
             raise FileNotFoundError(
                 f"no task.json in {directory}: the engine writes it before it starts a launcher"
             )
         info = TaskInfo.from_json(raw)
-        self.info = container.adapted(info) if contained else info
+        self.info = container_env.adapted(info) if contained else info
         for name in layout.DIRECTORIES:
             os.makedirs(os.path.join(directory, name), exist_ok=True)
         self.log = Log(directory, self.info.log_budget, self.info.log_segment)
         self.records = Records(directory, self.log)
         self.journal, self.status = self.records.journal, self.records.status
-        linux.subreaper()
+        syscalls.subreaper()
         self.tree = Tree(self.info.cgroup, contained)
         self._lease: Optional[Lease] = None
         if self.info.lease is not None:
@@ -252,19 +254,19 @@ class Launcher:
         if unfinished is not None:
             self._scanner.begin(int(unfinished.get("generation", 0)))
             self._finish_scan(True)
-            memory = self._memory(files.read_json(os.path.join(self.directory, layout.STATUS)) or {})
-            self._record(endings.lost(unfinished, time.time(), memory))
+            memory = self._memory(task_files.read_json(os.path.join(self.directory, layout.STATUS)) or {})
+            self._record(exit_reason.lost(unfinished, time.time(), memory))
         elif self.journal.ended is not None:
             self.records.show(Ending.from_json(self.journal.ended))
         else:
             self._write_status()
 
-    def _memory(self, status: Mapping[str, Any]) -> endings.Memory:
+    def _memory(self, status: Mapping[str, Any]) -> exit_reason.Memory:
         """The group as it is now, and the most that a launcher before us saw used."""
         group = Cgroup(self.info.cgroup)
         usage = status.get("usage")
         peak = usage.get("memory_peak") if isinstance(usage, dict) else None
-        return endings.Memory(
+        return exit_reason.Memory(
             group=group.identity(),
             kills=group.oom_kills() or 0,
             limit=group.memory_limit() or self.info.memory,
@@ -282,7 +284,7 @@ class Launcher:
         if seen == self._order_seen:
             return
         self._order_seen = seen
-        raw = files.read_json(path)
+        raw = task_files.read_json(path)
         if raw is None:
             self._order_seen = None
             return
@@ -310,7 +312,7 @@ class Launcher:
             self._order_seen = None
             return
         self._last_order = order
-        if not fence.may_start(
+        if not fencing.may_start(
             [entry for entry in (self.journal.started, self.journal.ended) if entry], order
         ):
             return  # This generation has been started here before, under whatever number.
@@ -332,7 +334,7 @@ class Launcher:
             self._loop.look_again(RETRY)
             return
         self.seq = order.seq
-        files.unlink(os.path.join(self.directory, layout.STOP))
+        task_files.unlink(os.path.join(self.directory, layout.STOP))
         self._begin(order)
 
     def _begin(self, order: Order) -> None:

@@ -17,9 +17,10 @@ import signal
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from stoker.linux import direct_io
 from stoker.sdk import archive, checkpoint, running
 from stoker.sdk.atomic import swap, sync
-from stoker.task import direct, formats
+from stoker.task import formats
 
 NICE = 15
 """Beside a training that wants every CPU, about 3% of one; at the lowest there is (19) it would take minutes."""
@@ -106,7 +107,7 @@ def _write_part(
 def _write(path: str, items: Sequence[Any], memory: memoryview) -> None:
     """A file is a row of items: stretches of the memory as they are, and archives."""
     with open(path, "wb", buffering=0) as file:
-        writer = direct.Writer(file.fileno(), sum(describe(items)))
+        writer = direct_io.Writer(file.fileno(), sum(describe(items)))
         for kind, what in items:
             if kind == "zip":
                 archive.write(writer, [(name, offset, size) for name, offset, size in what], memory)

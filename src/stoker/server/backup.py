@@ -25,8 +25,8 @@ from typing import Any
 from stoker import __version__
 from stoker.blobs import BlobStore
 from stoker.blobs.files import Copier, naming_full_disks, sync_file_system
-from stoker.client.process import start_time
 from stoker.errors import Refused
+from stoker.linux.process import start_time
 from stoker.server.config_file import with_database
 from stoker.settings import Home
 from stoker.store import Store

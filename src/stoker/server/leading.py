@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker.client.process import boot_id
 from stoker.errors import NotLeading, StokerError, StoreError
+from stoker.linux.process import boot_id
 from stoker.store.seat import Leader, Seat
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker import __version__, disks
-from stoker.client.process import boot_id, start_time
 from stoker.errors import Refused, StokerError
+from stoker.linux.process import boot_id, start_time
 from stoker.server.redact import RedactingFormatter
 from stoker.server.security import is_loopback
 from stoker.settings import Home

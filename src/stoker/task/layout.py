@@ -20,7 +20,7 @@ staged/scan.jsonl launcher    what its scanner has seen, for the scanner after i
 staged/.sums.jsonl server     hashes of what it took out of here and the launcher had not hashed
 output/           training    STOKER_OUTPUT_DIR
 stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
-.turns            engine      its lock has whoever may take CPU time from the training now (stoker.task.spare): launcher or
+.turns            engine      its lock has whoever may take CPU time from the training now (stoker.linux.idle_throttle): launcher or
                               server; one file with a name in each task of an attempt, where they are on one machine
 .courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
                               are volumes of their own, also in these

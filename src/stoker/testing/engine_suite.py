@@ -28,7 +28,7 @@ from stoker.engine.base import Attempt, Drills, Engine, Handle, Observation, Pre
 from stoker.errors import StokerError
 from stoker.settings import Home
 from stoker.task import formats, layout
-from stoker.task.access import FarTaskDir
+from stoker.task.directory import FarTaskDir
 from stoker.testing.fake_machine import Behaviour
 
 T = TypeVar("T")

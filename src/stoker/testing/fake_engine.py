@@ -25,7 +25,7 @@ from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Home
 from stoker.spec import Job, refuse_unsupported
 from stoker.task import formats, layout
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 from stoker.testing.fake_machine import Behaviour, FakeMachine, Script, Simulated, at_once, ended
 
 __all__ = ["Behaviour", "FakeEngine", "FakeTaskDir", "Script", "at_once"]

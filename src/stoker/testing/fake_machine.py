@@ -20,7 +20,7 @@ from stoker.engine.local.directories import Place
 from stoker.errors import Conflict
 from stoker.settings import Home
 from stoker.task import formats, layout
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.courier import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
-from stoker.launcher.collect import collect
 from stoker.launcher.journal import Journal
+from stoker.launcher.recovery import collect
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import formats, layout
-from stoker.task.access import FarTaskDir, TaskDir
-from stoker.task.near import UnsafePath
+from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.local_directory import UnsafePath
 
 WAIT = 60.0
 """Generous: a limit for broken directories, not a measure of good ones."""

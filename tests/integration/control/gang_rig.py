@@ -19,7 +19,7 @@ from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 from stoker.testing.fake_engine import Behaviour, FakeEngine
 
 LONG = Behaviour(hang=True)

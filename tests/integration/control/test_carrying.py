@@ -19,7 +19,7 @@ from test_control_loop import Rig, rig  # noqa: F401 - a fixture
 from stoker.control import carrying, pump
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 DATA = b"weights" * 10
 

@@ -18,7 +18,7 @@ from rigs import Rig, scripted
 from stoker.engine.base import Node, Presence
 from stoker.errors import NotFound
 from stoker.task import layout
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from stoker.engine.base import Attempt, Handle, Observation, Presence, TaskPlan 
 from stoker.engine.local import LocalEngine  # noqa: E402
 from stoker.settings import Home, LocalSettings, Settings  # noqa: E402
 from stoker.task import formats, layout  # noqa: E402
-from stoker.task.near import NearTaskDir  # noqa: E402
+from stoker.task.local_directory import NearTaskDir  # noqa: E402
 
 T = TypeVar("T")
 WAIT = 60.0

@@ -15,8 +15,8 @@ from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.local import directories, processes
 from stoker.engine.local.directories import Place
 from stoker.errors import EngineUnavailable
-from stoker.launcher import starting
-from stoker.launcher.files import take_lock
+from stoker.launcher.forkserver import child
+from stoker.launcher.task_files import take_lock
 from stoker.task.formats import TaskInfo
 
 SLEEP = "import time; print('up'); time.sleep(600)"
@@ -95,7 +95,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
             submitting = asyncio.create_task(box.engine.submit(Attempt("run-1", 1, (TaskPlan("worker-0"),))))
             await asyncio.wait([submitting], timeout=0.5)
             assert not submitting.done() and not box.record().exists()
-            recorded = starting.record(str(box.record()), processes.boot_id(), earlier.pid)
+            recorded = child.record(str(box.record()), processes.boot_id(), earlier.pid)
             handle = await submitting
             (seen,) = await box.engine.observe()
             assert seen.presence is Presence.ALIVE

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import container_box
 from container_box import Pod, Shape
 
-from stoker.launcher.files import take_lock
-from stoker.task import container, formats, layout
-from stoker.task.near import NearTaskDir
+from stoker.launcher.task_files import take_lock
+from stoker.task import container_layout, formats, layout
+from stoker.task.local_directory import NearTaskDir
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -188,7 +188,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self.process = subprocess.Popen(
-            [python, "-m", "stoker.launcher.forkserver", "--fd", str(theirs.fileno()), *options],
+            [python, "-m", "stoker.launcher.forkserver.server", "--fd", str(theirs.fileno()), *options],
             pass_fds=[theirs.fileno()],
             env={"PATH": PATH, "PYTHONPATH": SOURCE, "PYTHONDONTWRITEBYTECODE": "1", "OF_THE_SERVER": "yes"},
             cwd="/",
@@ -346,10 +346,16 @@ def pod(place: Path) -> Iterator[Callable[..., InPod]]:
     made: list[Pod] = []
 
     def make(shape: Shape | None = None, **info: Any) -> InPod:
-        known = {**KNOWN, "gpus": None, "workdir": ".", "home": container.HOME, "setups": container.SETUPS}
+        known = {
+            **KNOWN,
+            "gpus": None,
+            "workdir": ".",
+            "home": container_layout.HOME,
+            "setups": container_layout.SETUPS,
+        }
         folder = place / f"pod-{len(made)}"
         folder.mkdir()
-        made.append(Pod(folder, shape or Shape(), {**known, "secrets_dir": container.SECRETS, **info}))
+        made.append(Pod(folder, shape or Shape(), {**known, "secrets_dir": container_layout.SECRETS, **info}))
         made[-1].init()
         return InPod(made[-1])
 

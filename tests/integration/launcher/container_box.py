@@ -22,7 +22,7 @@ from typing import Any
 from busybox import APPLETS
 
 from stoker.launcher import bundle
-from stoker.task import container
+from stoker.task import container_layout
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 NAME = "stoker-test-"
@@ -105,15 +105,22 @@ class Pod:
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def init(self) -> None:
-        argv = container.command(
-            "/stoker/init/bundle.zip", "init", "/stoker/init/task.json", container.TASK, container.BIN
+        argv = container_layout.command(
+            "/stoker/init/bundle.zip",
+            "init",
+            "/stoker/init/task.json",
+            container_layout.TASK,
+            container_layout.BIN,
         )
         done = self.start("init", argv)
         assert done.wait(60) == 0, self.said("init")
 
     def main(self, argv: list[str] | None = None) -> subprocess.Popen[bytes]:
         """The launcher (or whatever is to run instead of it)."""
-        return self.start("main", argv or container.command(container.CURRENT, "launch", container.TASK))
+        return self.start(
+            "main",
+            argv or container_layout.command(container_layout.CURRENT, "launch", container_layout.TASK),
+        )
 
     def start(self, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
         ident = f"{NAME}{os.getpid()}-{uuid.uuid4().hex[:12]}"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from container_box import MEMORY, Shape
 
-from stoker.task import container, layout
+from stoker.task import container_layout, layout
 
 Make = Callable[..., Any]
 
@@ -48,7 +48,7 @@ def test_a_body_in_every_shape_of_container(pod: Make, shape: Shape) -> None:
     prefix = shape.python
     assert {key: shown["env"].pop(key) for key in list(shown["env"]) if key != "LC_CTYPE"} == {
         "PATH": ("" if prefix == "/usr/local" else f"{prefix}/bin:") + "/usr/local/bin:/usr/bin:/bin",
-        "HOME": container.HOME,
+        "HOME": container_layout.HOME,
         "USER": "stoker" if shape.uid else "root",
         "LOGNAME": "stoker" if shape.uid else "root",
         "OF_THE_IMAGE": "yes",
@@ -56,15 +56,15 @@ def test_a_body_in_every_shape_of_container(pod: Make, shape: Shape) -> None:
         "OMP_NUM_THREADS": "1",
         "HF_TOKEN": "hf_very_secret",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": container.CURRENT,
+        "PYTHONPATH": container_layout.CURRENT,
         "STOKER_RUN": "digits-7f3k",
         "STOKER_ATTEMPT": "1",
         "STOKER_GENERATION": "1",
         "STOKER_ROLE": "worker",
         "STOKER_TASK_INDEX": "0",
-        "STOKER_TASK_DIR": container.TASK,
-        "STOKER_CHECKPOINT_DIR": f"{container.TASK}/checkpoints/1",
-        "STOKER_OUTPUT_DIR": f"{container.TASK}/output",
+        "STOKER_TASK_DIR": container_layout.TASK,
+        "STOKER_CHECKPOINT_DIR": f"{container_layout.TASK}/checkpoints/1",
+        "STOKER_OUTPUT_DIR": f"{container_layout.TASK}/output",
     }
     assert (shown["cwd"], shown["uid"], shown["python"]) == ("/workdir", shape.uid, f"{prefix}/bin/python3")
     assert (shown["parent"] == 1) == shape.own_processes
@@ -80,7 +80,7 @@ def test_code_that_was_brought_is_where_the_body_runs(pod: Make) -> None:
     it.pod.main()
     it.run("python3", "train.py")
     assert it.ending().code == 0, it.text("e")
-    assert it.text() == f"{container.CURRENT}/stoker/__init__.py\n"
+    assert it.text() == f"{container_layout.CURRENT}/stoker/__init__.py\n"
 
 
 def test_the_image_s_own_command(pod: Make) -> None:
@@ -93,7 +93,7 @@ def test_the_image_s_own_command(pod: Make) -> None:
     it.run("cat", "mark", generation=2)
     assert it.ending().code == 0
     it.run("sh", "-c", "pwd", generation=3)
-    assert it.ending().code == 0 and it.text().endswith(f"{container.TASK}/code\n")
+    assert it.ending().code == 0 and it.text().endswith(f"{container_layout.TASK}/code\n")
 
 
 def test_a_setup_is_made_in_the_pod(pod: Make) -> None:
@@ -103,7 +103,7 @@ def test_a_setup_is_made_in_the_pod(pod: Make) -> None:
     setup = {"command": "echo made > made.txt", "directory": "/of/the/server/abc123", "key": "abc123"}
     it.run("sh", "-c", "echo $VIRTUAL_ENV; cat made.txt", setup=setup)
     assert it.ending().code == 0, (it.ending(), it.text("e"))
-    assert it.text() == f"{container.SETUPS}/abc123/env\nmade\n"
+    assert it.text() == f"{container_layout.SETUPS}/abc123/env\nmade\n"
 
 
 def test_an_image_without_a_shell_names_its_python(pod: Make) -> None:
@@ -111,7 +111,9 @@ def test_an_image_without_a_shell_names_its_python(pod: Make) -> None:
     it = pod(Shape(uid=54321))
     for path in (it.pod.rootfs / "bin").iterdir():
         path.unlink()
-    argv = container.command(container.CURRENT, "launch", container.TASK, python="/usr/local/bin/python3")
+    argv = container_layout.command(
+        container_layout.CURRENT, "launch", container_layout.TASK, python="/usr/local/bin/python3"
+    )
     main = it.pod.main(argv)
     it.run("/usr/local/bin/python3", "-c", "print('no shell')")
     assert it.ending().code == 0 and it.text() == "no shell\n"
@@ -125,9 +127,14 @@ def test_an_image_without_python_says_so(pod: Make) -> None:
     (it.pod.rootfs / "usr/local/bin/python3").unlink()  # where it was mounted for init
     note = 'touch /dev/termination-log; /bin/sh -c "$@"; rc=$?; echo; cat /dev/termination-log; exit $rc'
     main = it.pod.main(
-        ["sh", "-c", note, *container.command(container.CURRENT, "launch", container.TASK)[1:]]
+        [
+            "sh",
+            "-c",
+            note,
+            *container_layout.command(container_layout.CURRENT, "launch", container_layout.TASK)[1:],
+        ]
     )
-    assert main.wait(30) == container.NO_PYTHON
+    assert main.wait(30) == container_layout.NO_PYTHON
     said = it.pod.said().splitlines()
     message = "no Python 3.9 or newer in this image (PATH is /usr/local/bin:/usr/bin:/bin)"
     assert f"stoker: {message}" in said and message in said, said
@@ -266,7 +273,9 @@ def test_a_shell_in_the_body_s_place(pod: Make) -> None:
     it.pod.main()
     it.run("sh", "-c", "env; exit 1", env={"LR": "0.1"})
     assert it.ending().code == 1
-    command = container.command(container.CURRENT, "shell", container.TASK, "sh", "-c", "env; pwd")
+    command = container_layout.command(
+        container_layout.CURRENT, "shell", container_layout.TASK, "sh", "-c", "env; pwd"
+    )
     done = it.pod.exec(*command)
     assert done.returncode == 0, done.stderr
     *found, where = done.stdout.splitlines()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.launcher.collect import StillHeld, collect
+from stoker.launcher.recovery import StillHeld, collect
 from stoker.task import layout
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")

@@ -14,7 +14,7 @@ from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.local_directory import NearTaskDir, UnsafePath
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.launcher.checkpoints import Scanner
+from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.task import layout
 
 

@@ -24,7 +24,7 @@ from stoker.store import Store
 from stoker.store.rows import CheckpointRow, NewRun
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 SIZE = 2000
 

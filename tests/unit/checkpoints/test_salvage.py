@@ -11,9 +11,10 @@ import pytest
 from checkpoint_scanning import Task
 from test_scanner import archive
 
-from stoker.launcher import scan_facts, staging
-from stoker.launcher.collect import salvage
-from stoker.task import layout, spare
+from stoker.launcher.checkpoints import scan_state, stager
+from stoker.launcher.recovery import salvage
+from stoker.linux import idle_throttle
+from stoker.task import layout
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def taken(part: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def another_machine(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks at a part does so elsewhere; `task` has begun here."""
-    monkeypatch.setattr(scan_facts, "boot_id", lambda: "another machine")
+    monkeypatch.setattr(scan_state, "boot_id", lambda: "another machine")
 
 
 def test_a_copy_that_was_finished_counts_whatever_its_format(task: Task, tmp_path: Path) -> None:
@@ -95,15 +96,15 @@ def test_one_that_was_given_up_and_lives_is_not_in_the_way(
     (mine,) = task.entries("checkpoint")
     task.write("b.pt", archive("two"))
     part = lost(task, tmp_path)
-    really = staging.stage
+    really = stager.stage
 
-    def beside(job: staging.Job, pause: spare.Pause) -> staging.Outcome:
+    def beside(job: stager.Job, pause: idle_throttle.Pause) -> stager.Outcome:
         theirs = part / layout.staged(mine["number"] + 1)
         theirs.mkdir()
         (theirs / "b.pt").write_bytes(b"theirs")
         return really(job, pause)
 
-    monkeypatch.setattr(staging, "stage", beside)
+    monkeypatch.setattr(stager, "stage", beside)
     salvage(str(part), 1, [])
     assert list(taken(part)) == ["a.bin", "b.pt"]
     (_, found) = entries(part, "checkpoint")

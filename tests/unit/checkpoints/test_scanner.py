@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from checkpoint_scanning import Task
 
-from stoker.launcher import scan, scan_facts, scan_open, scan_watch, staging
+from stoker.launcher.checkpoints import directory_watch, open_files, scan_state, snapshot, stager
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ class TestWhatCounts:
          ("global_step12", 12), ("best-model.keras", None)],
     )  # fmt: skip
     def test_the_step_in_a_name(self, name: str, step: int | None) -> None:
-        assert scan.step_of(name) == step
+        assert snapshot.step_of(name) == step
 
 
 class TestVersions:
@@ -307,7 +307,7 @@ class TestVersions:
 
     def test_written_to_while_it_is_copied(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
         path = task.write("last.bin", b"one")
-        real = staging._copy
+        real = stager._copy
 
         def interfering(*args: Any) -> str:
             result = real(*args)
@@ -316,14 +316,14 @@ class TestVersions:
             return result
 
         with monkeypatch.context() as patch:
-            patch.setattr(staging, "_copy", interfering)
+            patch.setattr(stager, "_copy", interfering)
             task.poll(0.1)
             task.poll(3.1)
         assert task.offered == []
         patience: list[bool] = []
-        stage = staging.stage
+        stage = stager.stage
         monkeypatch.setattr(
-            staging, "stage", lambda job, pause: patience.append(job.patient) or stage(job, pause)
+            stager, "stage", lambda job, pause: patience.append(job.patient) or stage(job, pause)
         )
         task.pass_time(6)
         assert [task.staged(record, "last.bin") for record in task.offered] == [b"torn"]
@@ -335,14 +335,14 @@ class TestVersions:
     def test_replaced_or_deleted_while_it_is_copied_is_kept(
         self, task: Task, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = staging._copy
+        real = stager._copy
 
         def rotating(source: int, target: str, *rest: Any) -> str:
             if target.endswith("step-1.bin"):
                 os.unlink(task.dir / "step-1.bin")
             return real(source, target, *rest)
 
-        monkeypatch.setattr(staging, "_copy", rotating)
+        monkeypatch.setattr(stager, "_copy", rotating)
         task.rename("step-1.bin", b"one")
         task.poll()
         task.poll(0.3)
@@ -484,7 +484,7 @@ class TestScannerKilled:
         task.rename("a.bin", b"\0\0\0")
         task.rename("b.pt", archive())
         task.poll()
-        monkeypatch.setattr(scan_facts, "boot_id", lambda: "another boot")
+        monkeypatch.setattr(scan_state, "boot_id", lambda: "another boot")
         task.restart()
         task.scanner.finish(violent=True)
         assert task.hows == {"b.pt": "verified"}
@@ -495,7 +495,7 @@ class TestDisk:
         task.write("old.bin", b"old")
         task.pass_time(5)
         with monkeypatch.context() as patch:
-            patch.setattr(staging, "HEADROOM", 1 << 62)
+            patch.setattr(stager, "HEADROOM", 1 << 62)
             task.write("new.bin", b"new")
             task.pass_time(40, step=5)
             assert task.names == ["old.bin"]
@@ -513,7 +513,7 @@ class TestDisk:
             pytest.skip("only root may mount a small disk")
         try:
             task = Task(tmp_path / "task").begin()
-            staging_headroom, staging.HEADROOM = staging.HEADROOM, 0
+            staging_headroom, stager.HEADROOM = stager.HEADROOM, 0
             try:
                 task.write("a.bin", bytes(300 << 10))
                 task.pass_time(5)
@@ -525,7 +525,7 @@ class TestDisk:
                 task.pass_time(40, step=5)
                 assert task.names == ["a.bin", "b.bin"]
             finally:
-                staging.HEADROOM = staging_headroom
+                stager.HEADROOM = staging_headroom
                 task.close()
         finally:
             subprocess.run(["umount", str(tmp_path)], check=True)
@@ -551,7 +551,7 @@ class TestWithoutInotify:
         def refuse() -> None:
             raise OSError(errno.EMFILE, "the limit on inotify instances is reached")
 
-        monkeypatch.setattr(scan_watch.inotify, "Inotify", refuse)
+        monkeypatch.setattr(directory_watch.inotify, "Inotify", refuse)
         task = Task(tmp_path / "task", blind=True).begin()
         yield task
         task.close()
@@ -580,7 +580,7 @@ class TestWithoutInotify:
     def test_sees_again_as_soon_as_it_may(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(
-                scan_watch.inotify, "Inotify", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, ""))
+                directory_watch.inotify, "Inotify", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, ""))
             )
             task = Task(tmp_path, blind=True).begin()
             task.write("a.bin", b"raw")
@@ -619,7 +619,7 @@ def test_the_directory_is_deleted_and_made_again(task: Task) -> None:
 
 
 def test_a_directory_of_too_many_files(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "MAX_FILES", 10)
+    monkeypatch.setattr(snapshot, "MAX_FILES", 10)
     for number in range(11):
         task.write(f"dataset/{number}.bin", b"x")
     task.rename("last.bin", b"one")
@@ -676,15 +676,15 @@ def test_open_files_are_seen_without_leases_too(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         info = os.fstat(file.fileno())
         wanted = {(info.st_dev, info.st_ino)}
-        assert scan_open.seen_in_processes(wanted) == wanted
+        assert open_files.seen_in_processes(wanted) == wanted
         file.truncate(4096)
-    assert scan_open.seen_in_processes(wanted) == set()
+    assert open_files.seen_in_processes(wanted) == set()
     with open(path, "r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
-    assert scan_open.seen_in_processes(wanted) == wanted
+    assert open_files.seen_in_processes(wanted) == wanted
     mapped.close()
     with open(path, "rb"):
-        assert scan_open.seen_in_processes(wanted) == set()
+        assert open_files.seen_in_processes(wanted) == set()
 
 
 def test_nothing_is_left_open(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from checkpoint_scanning import Task
 
-from stoker.launcher import scan
-from stoker.launcher.checkpoints import PENDING, UNREADY
+from stoker.launcher.checkpoints import snapshot
+from stoker.launcher.checkpoints.scanner import PENDING, UNREADY
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_blind_looks_count_when_they_look(tmp_path: Path, monkeypatch: pytest.Mo
     def none(*_: object) -> None:
         raise OSError("no inotify here")
 
-    monkeypatch.setattr("stoker.task.inotify.Inotify.__init__", none)
+    monkeypatch.setattr("stoker.linux.inotify.Inotify.__init__", none)
     task = Task(tmp_path / "task", blind=True).begin()
     task.poll()
     before = task.scanner.scans
@@ -88,4 +88,4 @@ def test_blind_looks_count_when_they_look(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_what_a_temporary_name_means(name: str, meant: str) -> None:
-    assert scan.meant(name) == meant
+    assert snapshot.meant(name) == meant

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from checkpoint_replaying import Trace
 
-from stoker.launcher.verify import verify
-from stoker.launcher.verify_arrays import _lookup3
-from stoker.launcher.verify_bundle import crc32c
+from stoker.launcher.verify.arrays import _lookup3
+from stoker.launcher.verify.tf_bundle import crc32c
+from stoker.launcher.verify.verify import verify
 
 RANDOM = random.Random(20)
 

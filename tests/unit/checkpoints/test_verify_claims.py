@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from checkpoint_replaying import NAMES, Trace
 
-from stoker.launcher.verify import Verdict, verify
-from stoker.launcher.verify_arrays import _lookup3
+from stoker.launcher.verify.arrays import _lookup3
+from stoker.launcher.verify.verify import Verdict, verify
 
 RANDOM = random.Random(7)
 TEXTS = {

@@ -11,7 +11,7 @@ from stoker.control.archive import LogArchive, LogWriter
 from stoker.settings import Home
 from stoker.task import layout
 from stoker.task.formats import LogLine
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 
 class Task:

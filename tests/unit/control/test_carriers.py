@@ -9,11 +9,12 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.carrying import Abandoned, Carriers
-from stoker.task import direct, layout, spare
+from stoker.linux import direct_io, idle_throttle
+from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
-DATA = bytes(3 * direct.PIECE)
+DATA = bytes(3 * direct_io.PIECE)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_rests_between_two_pieces_unless_it_is_hurried(
     task: NearTaskDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rested: list[bool] = []
-    monkeypatch.setattr(spare.Spare, "pause", lambda self: rested.append(self._hurried()))
+    monkeypatch.setattr(idle_throttle.Spare, "pause", lambda self: rested.append(self._hurried()))
     hurry = iter([False, False, True])
     carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
     digest, size = carriers.carry(task, staged(), blobs, lambda: next(hurry)).result(60)
@@ -46,11 +47,11 @@ def test_a_server_that_ends_breaks_it_off_and_the_next_one_does_it_again(
 ) -> None:
     begun, closed = threading.Event(), threading.Event()
 
-    def rest(self: spare.Spare) -> None:
+    def rest(self: idle_throttle.Spare) -> None:
         begun.set()
         assert closed.wait(60)
 
-    monkeypatch.setattr(spare.Spare, "pause", rest)
+    monkeypatch.setattr(idle_throttle.Spare, "pause", rest)
     carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
     carrying = carriers.carry(task, staged(), blobs, lambda: False)
     assert begun.wait(60)

@@ -13,7 +13,7 @@ import pytest
 from stoker.control.leaving import Leaving
 from stoker.spec import Job
 from stoker.spec.words import RunState
-from stoker.task.near import UnsafePath
+from stoker.task.local_directory import UnsafePath
 
 
 class Directory:

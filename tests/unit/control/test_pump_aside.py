@@ -22,7 +22,7 @@ from stoker.settings import Home
 from stoker.store.rows import AddEvent
 from stoker.task import layout
 from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 
 class Carriers(carrying.Carriers):

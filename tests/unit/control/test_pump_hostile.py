@@ -19,7 +19,7 @@ from stoker.settings import Home, LogSettings
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
 from stoker.task import layout
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
 

@@ -15,7 +15,7 @@ from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 OTHERS = {"loss@worker-1", "acc@worker-1"}
 

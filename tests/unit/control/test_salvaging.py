@@ -18,10 +18,10 @@ from stoker.control.salvaging import Salvage, carried, over, remove, staged_of
 from stoker.errors import NotFound
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, CheckpointRow
 from stoker.task import layout
-from stoker.task.access import SharingTaskDir
+from stoker.task.directory import SharingTaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.layout import Part
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 LOST = Part("digits-7f3k", 1, "worker-0", 1)
 

@@ -12,10 +12,11 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.control.carrying import Carriers
 from stoker.engine.local import directories
-from stoker.launcher.checkpoints import Scanner
-from stoker.task import direct, layout, spare
+from stoker.launcher.checkpoints.scanner import Scanner
+from stoker.linux import direct_io, idle_throttle
+from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint, TaskInfo
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 DATA = b"x" * 1000
 
@@ -23,26 +24,26 @@ DATA = b"x" * 1000
 @pytest.fixture(autouse=True)
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No CPU is free, and every file is large."""
-    monkeypatch.setattr(spare, "_idle", lambda: 0.0)
-    monkeypatch.setattr(spare, "_group", lambda: (None, None))
-    monkeypatch.setattr(spare, "LOOK", 0.001)
-    monkeypatch.setattr(spare, "PATIENCE", 1e9)
-    monkeypatch.setattr(direct, "LARGE", 1)
+    monkeypatch.setattr(idle_throttle, "_idle", lambda: 0.0)
+    monkeypatch.setattr(idle_throttle, "_group", lambda: (None, None))
+    monkeypatch.setattr(idle_throttle, "LOOK", 0.001)
+    monkeypatch.setattr(idle_throttle, "PATIENCE", 1e9)
+    monkeypatch.setattr(direct_io, "LARGE", 1)
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Threads that asked for the turn while another had it."""
     told: set[int] = set()
-    take = spare._Turn.take
+    take = idle_throttle._Turn.take
 
-    def asked(self: spare._Turn, now: float) -> bool:
+    def asked(self: idle_throttle._Turn, now: float) -> bool:
         taken = take(self, now)
         if not taken:
             told.add(threading.get_ident())
         return taken
 
-    monkeypatch.setattr(spare._Turn, "take", asked)
+    monkeypatch.setattr(idle_throttle._Turn, "take", asked)
     return told
 
 
@@ -72,7 +73,7 @@ def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: s
     journal: list[dict[str, Any]] = []
     scanner = Scanner(str(first), journal.append, quiet=0.0, near=True)
     scanner.begin(1)
-    holder = spare._Turn(str(first / layout.TURNS))
+    holder = idle_throttle._Turn(str(first / layout.TURNS))
     assert holder.take(0.0)
     (first / layout.checkpoints(1) / "last.bin").write_bytes(DATA)
     deadline = time.monotonic() + 60
@@ -94,7 +95,7 @@ def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: s
 
 
 def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
-    holder = spare._Turn(str(make(tmp_path / "1", 0) / layout.TURNS))
+    holder = idle_throttle._Turn(str(make(tmp_path / "1", 0) / layout.TURNS))
     assert holder.take(0.0)
     other = make(tmp_path / "2", 0)
     carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")

@@ -18,8 +18,8 @@ from stoker.courier.sidecar.trash import Trash
 from stoker.errors import SpecError
 from stoker.spec.tree import check_link, check_path
 from stoker.task import formats, layout
-from stoker.task.beneath import TooMany
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import TooMany
 
 ODD = [
     "a",

@@ -15,8 +15,8 @@ from stoker.courier.sidecar import server as server_module
 from stoker.courier.sidecar.server import STRANGERS, Server, listen
 from stoker.courier.sidecar.verbs import Verbs
 from stoker.engine.kubernetes import keys
-from stoker.task import formats, layout, wire
-from stoker.task.near import NearTaskDir
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.local_directory import NearTaskDir
 
 MADE = keys.make()
 KEY = MADE.courier
@@ -63,7 +63,7 @@ class Talk:
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self.sock = sock
-        self.boot = wire.UNKNOWN_BOOT
+        self.boot = courier_protocol.UNKNOWN_BOOT
 
     def __enter__(self) -> Talk:
         return self
@@ -90,7 +90,9 @@ class Talk:
         return head + b"\r\n\r\n" + body
 
     def request(self, path: str, body: bytes, *, key: bytes = KEY, nonce: str | None = None) -> bytes:
-        header = wire.sign_request(key, "POST", path, nonce or wire.new_nonce(), self.boot, body)
+        header = courier_protocol.sign_request(
+            key, "POST", path, nonce or courier_protocol.new_nonce(), self.boot, body
+        )
         return post(path, body, header)
 
     def ask(
@@ -98,11 +100,11 @@ class Talk:
     ) -> tuple[int, dict[str, object], bytes]:
         """As a server would: the answer is checked, another boot is learned."""
         for _ in range(2):
-            nonce = wire.new_nonce()
-            answer = self.raw(self.request(path, wire.pack(header, data), nonce=nonce))
+            nonce = courier_protocol.new_nonce()
+            answer = self.raw(self.request(path, courier_protocol.pack(header, data), nonce=nonce))
             status, session, body = parse(answer)
-            wire.check_answer(KEY, nonce, status, session, body)
-            found, rest = wire.unpack(body)
+            courier_protocol.check_answer(KEY, nonce, status, session, body)
+            found, rest = courier_protocol.unpack(body)
             if status != 409:
                 return status, found, bytes(rest)
             self.boot = found["boot"]
@@ -141,7 +143,7 @@ def test_health_needs_no_key_and_says_nothing(door: Door) -> None:
 def test_an_order_arrives(door: Door) -> None:
     order = formats.Order(seq=1, generation=1, verb="run")
     with door.connect() as talk:
-        assert talk.ask(wire.ORDER, {"order": order.to_json()})[0] == 200
+        assert talk.ask(courier_protocol.ORDER, {"order": order.to_json()})[0] == 200
     assert NearTaskDir(str(door.root)).order() == order
     assert door.touched == 1
 
@@ -150,22 +152,33 @@ def test_an_order_that_was_held_up_does_not_undo_a_later_one(door: Door) -> None
     near = NearTaskDir(str(door.root))
     with door.connect() as talk:
         for seq in (2, 1, 2):
-            talk.ask(wire.ORDER, {"order": formats.Order(seq=seq, generation=1, verb="stop").to_json()})
+            talk.ask(
+                courier_protocol.ORDER, {"order": formats.Order(seq=seq, generation=1, verb="stop").to_json()}
+            )
             order = near.order()
             assert order is not None and order.seq == 2
-        assert talk.ask(wire.ORDER, {"order": {"seq": "x"}})[0] == 400
+        assert talk.ask(courier_protocol.ORDER, {"order": {"seq": "x"}})[0] == 400
 
 
 @pytest.mark.parametrize(
-    "path", [wire.SYNC, wire.ORDER, wire.READ, wire.PLACE, "/", "/v1/unknown", "/healthz"]
+    "path",
+    [
+        courier_protocol.SYNC,
+        courier_protocol.ORDER,
+        courier_protocol.READ,
+        courier_protocol.PLACE,
+        "/",
+        "/v1/unknown",
+        "/healthz",
+    ],
 )
 def test_nobody_without_the_key_hears_anything(door: Door, path: str) -> None:
-    body = wire.pack({})
+    body = courier_protocol.pack({})
     other = bytes(32)
     for session in (
         "",
         "1 2 3 4 5",
-        wire.sign_request(other, "POST", path, "a" * 32, door.server._guard.boot, body),
+        courier_protocol.sign_request(other, "POST", path, "a" * 32, door.server._guard.boot, body),
     ):
         with door.connect() as talk:
             status, signed, said = parse(talk.raw(post(path, body, session)))
@@ -177,8 +190,8 @@ def test_nobody_without_the_key_hears_anything(door: Door, path: str) -> None:
 def test_a_repeated_request_is_not_obeyed_again(door: Door) -> None:
     order = formats.Order(seq=5, generation=1, verb="stop").to_json()
     with door.connect() as talk:
-        talk.ask(wire.DISCARD, {"path": "nothing"})
-        recorded = talk.request(wire.ORDER, wire.pack({"order": order}))
+        talk.ask(courier_protocol.DISCARD, {"path": "nothing"})
+        recorded = talk.request(courier_protocol.ORDER, courier_protocol.pack({"order": order}))
         assert parse(talk.raw(recorded))[0] == 200
         (door.root / layout.ORDER).unlink()
         assert parse(talk.raw(recorded))[0] == 409
@@ -189,8 +202,8 @@ def test_a_repeated_request_is_not_obeyed_again(door: Door) -> None:
 
 def test_a_changed_body_is_refused(door: Door) -> None:
     with door.connect() as talk:
-        talk.ask(wire.DISCARD, {"path": "nothing"})
-        request = talk.request(wire.DISCARD, wire.pack({"path": "precious"}))
+        talk.ask(courier_protocol.DISCARD, {"path": "nothing"})
+        request = talk.request(courier_protocol.DISCARD, courier_protocol.pack({"path": "precious"}))
         (door.root / "precious").write_bytes(b"")
         (door.root / "precioux").write_bytes(b"")
         assert parse(talk.raw(request.replace(b"precious", b"precioux")))[0] == 403
@@ -216,13 +229,15 @@ def test_what_is_not_http_is_hung_up_on(door: Door, data: bytes) -> None:
         except OSError:
             pass  # hung up before everything was sent
     with door.connect() as talk:
-        assert talk.ask(wire.DISCARD, {"path": "x"})[0] == 200
+        assert talk.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
 
 
-@pytest.mark.parametrize("length", ["-1", "9" * 12, "9" * 30, "1e3", "", str(wire.MAX_BODY + 1)])
+@pytest.mark.parametrize("length", ["-1", "9" * 12, "9" * 30, "1e3", "", str(courier_protocol.MAX_BODY + 1)])
 def test_bodies_have_a_length_and_a_limit(door: Door, length: str) -> None:
-    session = wire.sign_request(KEY, "POST", wire.SYNC, "a" * 32, door.server._guard.boot, b"")
-    head = f"POST {wire.SYNC} HTTP/1.1\r\nContent-Length: {length}\r\nStoker-Session: {session}\r\n\r\n"
+    session = courier_protocol.sign_request(
+        KEY, "POST", courier_protocol.SYNC, "a" * 32, door.server._guard.boot, b""
+    )
+    head = f"POST {courier_protocol.SYNC} HTTP/1.1\r\nContent-Length: {length}\r\nStoker-Session: {session}\r\n\r\n"
     with door.connect() as talk:
         answer = talk.raw(head.encode())
         assert not answer or parse(answer)[0] in (400, 403, 413)
@@ -231,8 +246,8 @@ def test_bodies_have_a_length_and_a_limit(door: Door, length: str) -> None:
 
 def test_half_a_body_is_no_request(door: Door) -> None:
     with door.connect() as talk:
-        talk.ask(wire.DISCARD, {"path": "nothing"})
-        request = talk.request(wire.DISCARD, wire.pack({"path": "x"}))
+        talk.ask(courier_protocol.DISCARD, {"path": "nothing"})
+        request = talk.request(courier_protocol.DISCARD, courier_protocol.pack({"path": "x"}))
         talk.sock.sendall(request[:-3])
     while door.server._visits:
         time.sleep(0.01)
@@ -241,12 +256,12 @@ def test_half_a_body_is_no_request(door: Door) -> None:
 
 def test_strangers_do_not_keep_friends_out(door: Door) -> None:
     with door.connect() as friend:
-        assert friend.ask(wire.DISCARD, {"path": "x"})[0] == 200
+        assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
         strangers = [door.plain() for _ in range(3 * STRANGERS)]
         try:
-            assert friend.ask(wire.DISCARD, {"path": "x"})[0] == 200
+            assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
             with door.connect() as another:
-                assert another.ask(wire.DISCARD, {"path": "x"})[0] == 200
+                assert another.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
             # The oldest strangers were sent away.
             strangers[0].settimeout(20)
             assert strangers[0].recv(1) == b""
@@ -265,7 +280,7 @@ def test_one_that_knocks_without_end_is_in_its_own_way(door: Door) -> None:
             stranger.settimeout(20)
             assert stranger.recv(1) == b""
         with door.introduce(raw) as friend:
-            assert friend.ask(wire.DISCARD, {"path": "x"})[0] == 200
+            assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
     finally:
         for stranger in strangers:
             stranger.close()
@@ -277,7 +292,7 @@ def test_a_copied_head_is_no_way_to_stay(tmp_path: Path, monkeypatch: pytest.Mon
     door = Door(tmp_path)
     try:
         with door.connect() as talk:
-            head = talk.request(wire.DISCARD, b"x" * 1_000_000).partition(b"\r\n\r\n")[0]
+            head = talk.request(courier_protocol.DISCARD, b"x" * 1_000_000).partition(b"\r\n\r\n")[0]
             talk.sock.sendall(head + b"\r\n\r\n")
             with pytest.raises(OSError):
                 while True:
@@ -310,36 +325,40 @@ def test_a_pod_without_room_for_a_thread(door: Door, monkeypatch: pytest.MonkeyP
         raise RuntimeError("can't start new thread")
 
     with door.connect() as friend:
-        friend.ask(wire.DISCARD, {"path": "x"})
+        friend.ask(courier_protocol.DISCARD, {"path": "x"})
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", full)
             with door.plain() as stranger:
                 stranger.settimeout(20)
                 assert stranger.recv(1) == b""
             walk = {"path": "output", "after": "", "max_entries": 10, "job": "j"}
-            assert friend.ask(wire.WALK, walk)[0] == 503
-        assert friend.ask(wire.WALK, walk)[0] == 200
+            assert friend.ask(courier_protocol.WALK, walk)[0] == 503
+        assert friend.ask(courier_protocol.WALK, walk)[0] == 200
 
 
 def test_errors_are_told_and_signed(door: Door) -> None:
     (door.root / "link").symlink_to("/etc/passwd")
     with door.connect() as talk:
-        status, said, _ = talk.ask(wire.READ, {"path": "nothing", "offset": 0, "limit": 10})
+        status, said, _ = talk.ask(courier_protocol.READ, {"path": "nothing", "offset": 0, "limit": 10})
         assert (status, said["errno"]) == (422, 2)
-        status, said, _ = talk.ask(wire.READ, {"path": "link", "offset": 0, "limit": 10})
+        status, said, _ = talk.ask(courier_protocol.READ, {"path": "link", "offset": 0, "limit": 10})
         assert (status, said["unsafe"]) == (422, True)
-        assert talk.ask(wire.READ, {"path": 7})[0] == 400
-        assert talk.ask(wire.READ, {"path": "x", "offset": -1, "limit": 1})[0] == 400
+        assert talk.ask(courier_protocol.READ, {"path": 7})[0] == 400
+        assert talk.ask(courier_protocol.READ, {"path": "x", "offset": -1, "limit": 1})[0] == 400
         assert talk.ask("/v1/unknown", {})[0] == 404
-        assert talk.ask(wire.MISSING, {"path": "code", "manifest": "short", "digests": []})[0] == 400
+        assert (
+            talk.ask(courier_protocol.MISSING, {"path": "code", "manifest": "short", "digests": []})[0] == 400
+        )
         assert (
             talk.ask(
-                wire.BLOB, {"path": "code", "manifest": "0" * 64, "pieces": [["0" * 64, 1, 0, 2]]}, b"xx"
+                courier_protocol.BLOB,
+                {"path": "code", "manifest": "0" * 64, "pieces": [["0" * 64, 1, 0, 2]]},
+                b"xx",
             )[0]
             == 400
         )
-        assert talk.ask(wire.DISCARD, {"path": ".."})[0] == 422
-        assert talk.ask(wire.DISCARD, {"path": ".courier"})[0] == 422
+        assert talk.ask(courier_protocol.DISCARD, {"path": ".."})[0] == 422
+        assert talk.ask(courier_protocol.DISCARD, {"path": ".courier"})[0] == 422
 
 
 def test_ranges_of_a_file(door: Door) -> None:
@@ -353,6 +372,8 @@ def test_ranges_of_a_file(door: Door) -> None:
             (len(data), 5),
             (len(data) + 10, 5),
         ):
-            status, header, got = talk.ask(wire.READ, {"path": "file", "offset": offset, "limit": limit})
+            status, header, got = talk.ask(
+                courier_protocol.READ, {"path": "file", "offset": offset, "limit": limit}
+            )
             assert status == 200 and header["size"] == len(data)
-            assert got == data[offset : offset + min(limit, wire.RANGE)]
+            assert got == data[offset : offset + min(limit, courier_protocol.RANGE)]

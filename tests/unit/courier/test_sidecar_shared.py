@@ -9,7 +9,7 @@ import pytest
 
 from stoker.courier.sidecar.shared import Shared
 from stoker.task import layout
-from stoker.task.near import UnsafePath
+from stoker.task.local_directory import UnsafePath
 
 MINE = "digits-7f3k/1.worker-0.1"
 OTHER = "digits-7f3k/12.my_role-3.2"

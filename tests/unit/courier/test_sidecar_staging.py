@@ -19,9 +19,9 @@ from stoker.courier.sidecar.placing import Incomplete, Placing
 from stoker.courier.sidecar.staging import HOME, Damaged, Piece, Staging, slot_name, stage_of
 from stoker.courier.sidecar.verbs import Call, Verbs
 from stoker.spec.tree import Tree, TreeFile
-from stoker.task import formats, layout, wire
-from stoker.task.near import NearTaskDir, UnsafePath
-from stoker.task.wire import Malformed
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.courier_protocol import Malformed
+from stoker.task.local_directory import NearTaskDir, UnsafePath
 from stoker.testing.taskdir_suite import contents
 
 
@@ -293,7 +293,7 @@ def test_checkpoints_may_be_a_volume_of_their_own(here: Place, monkeypatch: pyte
     for path in ("staged/000001", "checkpoints/1"):
         (here.root / path).mkdir(parents=True, exist_ok=True)
         reply = Verbs(str(here.root), shared=str(here.root / "volume")).obey(
-            wire.DISCARD, Call({"path": path}, memoryview(b""), lambda _: memoryview(b""))
+            courier_protocol.DISCARD, Call({"path": path}, memoryview(b""), lambda _: memoryview(b""))
         )
         assert reply.status == 200 and not (here.root / path).exists()
     left = [path for home in here.staging.homes for path in (here.root / home).rglob("*") if path.is_file()]

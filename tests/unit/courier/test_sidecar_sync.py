@@ -13,8 +13,9 @@ import pytest
 
 from stoker.courier.sidecar import sync
 from stoker.courier.sidecar.sync import Asked, Gone, News, Sync
-from stoker.task import inotify, layout, wire
-from stoker.task.wire import Malformed
+from stoker.linux import inotify
+from stoker.task import courier_protocol, layout
+from stoker.task.courier_protocol import Malformed
 
 
 @pytest.fixture
@@ -33,8 +34,11 @@ class Asker:
         self.records: dict[str, bytes] = {}
 
     def question(self, **more: Any) -> Asked:
-        have = {path: [len(data), wire.tag(data[-wire.TAIL :])] for path, data in self.files.items()}
-        records = {path: wire.tag(data) for path, data in self.records.items()}
+        have = {
+            path: [len(data), courier_protocol.tag(data[-courier_protocol.TAIL :])]
+            for path, data in self.files.items()
+        }
+        records = {path: courier_protocol.tag(data) for path, data in self.records.items()}
         return Asked.parse({"have": have, "records": records, "wait": 0, **more})
 
     def take(self, news: News) -> dict[str, Any]:
@@ -47,7 +51,7 @@ class Asker:
             self.files[path] = self.files.get(path, b"") + piece
         for path, tag, length in header["records"]:
             self.records[path] = bytes(data.pop(0))
-            assert wire.tag(self.records[path]) == tag and len(self.records[path]) == length
+            assert courier_protocol.tag(self.records[path]) == tag and len(self.records[path]) == length
         for path in header["gone"]:
             self.files.pop(path, None)
             self.records.pop(path, None)

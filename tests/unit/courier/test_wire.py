@@ -8,30 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.task import layout, wire
+from stoker.task import courier_protocol, layout
 
 KEY = bytes(range(32))
 OTHER = bytes(range(1, 33))
 BOOT = "b" * 32
 
 
-def signed(body: bytes = b"body", *, path: str = wire.SYNC, key: bytes = KEY, nonce: str = "a" * 32) -> str:
-    return wire.sign_request(key, "POST", path, nonce, BOOT, body)
+def signed(
+    body: bytes = b"body", *, path: str = courier_protocol.SYNC, key: bytes = KEY, nonce: str = "a" * 32
+) -> str:
+    return courier_protocol.sign_request(key, "POST", path, nonce, BOOT, body)
 
 
 def test_a_request_says_what_it_is() -> None:
-    claim = wire.check_request(KEY, "POST", wire.SYNC, signed())
+    claim = courier_protocol.check_request(KEY, "POST", courier_protocol.SYNC, signed())
     assert (claim.nonce, claim.boot) == ("a" * 32, BOOT)
-    wire.check_body(claim, b"body")
+    courier_protocol.check_body(claim, b"body")
 
 
 @pytest.mark.parametrize(
     ("key", "method", "path"),
-    [(OTHER, "POST", wire.SYNC), (KEY, "GET", wire.SYNC), (KEY, "POST", wire.ORDER)],
+    [
+        (OTHER, "POST", courier_protocol.SYNC),
+        (KEY, "GET", courier_protocol.SYNC),
+        (KEY, "POST", courier_protocol.ORDER),
+    ],
 )
 def test_a_request_counts_for_one_key_method_and_path(key: bytes, method: str, path: str) -> None:
-    with pytest.raises(wire.Forged):
-        wire.check_request(key, method, path, signed())
+    with pytest.raises(courier_protocol.Forged):
+        courier_protocol.check_request(key, method, path, signed())
 
 
 @pytest.mark.parametrize("field", range(5))
@@ -41,29 +47,29 @@ def test_no_field_of_a_request_can_be_changed(field: int) -> None:
         changed = list(fields)
         old = fields[field][at]
         changed[field] = fields[field][:at] + ("0" if old != "0" else "1") + fields[field][at + 1 :]
-        with pytest.raises(wire.Forged):
-            wire.check_request(KEY, "POST", wire.SYNC, " ".join(changed))
+        with pytest.raises(courier_protocol.Forged):
+            courier_protocol.check_request(KEY, "POST", courier_protocol.SYNC, " ".join(changed))
 
 
 @given(st.text(max_size=300))
 def test_nonsense_is_not_a_request(header: str) -> None:
-    with pytest.raises(wire.Forged):
-        wire.check_request(KEY, "POST", wire.SYNC, header)
+    with pytest.raises(courier_protocol.Forged):
+        courier_protocol.check_request(KEY, "POST", courier_protocol.SYNC, header)
 
 
 @given(st.binary(max_size=200), st.data())
 def test_no_body_but_the_signed_one_is_taken(body: bytes, data: st.DataObject) -> None:
-    claim = wire.check_request(KEY, "POST", wire.SYNC, signed(body))
+    claim = courier_protocol.check_request(KEY, "POST", courier_protocol.SYNC, signed(body))
     other = data.draw(st.binary(max_size=200).filter(lambda other: other != body))
     for wrong in (other, body + b"\0", body[:-1] if body else b"x"):
-        with pytest.raises(wire.Forged):
-            wire.check_body(claim, wrong)
-    wire.check_body(claim, memoryview(body))
+        with pytest.raises(courier_protocol.Forged):
+            courier_protocol.check_body(claim, wrong)
+    courier_protocol.check_body(claim, memoryview(body))
 
 
 def test_an_answer_is_to_one_request() -> None:
-    header = wire.sign_answer(KEY, "a" * 32, 200, [b"an", b"swer"])
-    wire.check_answer(KEY, "a" * 32, 200, header, b"answer")
+    header = courier_protocol.sign_answer(KEY, "a" * 32, 200, [b"an", b"swer"])
+    courier_protocol.check_answer(KEY, "a" * 32, 200, header, b"answer")
     for nonce, status, key, body in [
         ("c" * 32, 200, KEY, b"answer"),
         ("a" * 32, 404, KEY, b"answer"),
@@ -71,65 +77,65 @@ def test_an_answer_is_to_one_request() -> None:
         ("a" * 32, 200, KEY, b"answe"),
         ("a" * 32, 200, KEY, b"answer!"),
     ]:
-        with pytest.raises(wire.Forged):
-            wire.check_answer(key, nonce, status, header, body)
+        with pytest.raises(courier_protocol.Forged):
+            courier_protocol.check_answer(key, nonce, status, header, body)
 
 
 def test_answers_cannot_be_exchanged_or_made_of_requests() -> None:
-    first = wire.sign_answer(KEY, "1" * 32, 200, [b"one"])
-    with pytest.raises(wire.Forged):
-        wire.check_answer(KEY, "2" * 32, 200, first, b"one")
+    first = courier_protocol.sign_answer(KEY, "1" * 32, 200, [b"one"])
+    with pytest.raises(courier_protocol.Forged):
+        courier_protocol.check_answer(KEY, "2" * 32, 200, first, b"one")
     request = signed(b"one", nonce="1" * 32).split(" ")
     reused = " ".join(("1", hashlib.sha256(b"one").hexdigest(), request[-1]))
-    with pytest.raises(wire.Forged):
-        wire.check_answer(KEY, "1" * 32, 200, reused, b"one")
+    with pytest.raises(courier_protocol.Forged):
+        courier_protocol.check_answer(KEY, "1" * 32, 200, reused, b"one")
 
 
 @given(st.text(max_size=300))
 def test_nonsense_is_not_an_answer(header: str) -> None:
-    with pytest.raises(wire.Forged):
-        wire.check_answer(KEY, "a" * 32, 200, header, b"")
+    with pytest.raises(courier_protocol.Forged):
+        courier_protocol.check_answer(KEY, "a" * 32, 200, header, b"")
 
 
-def claim(nonce: str, boot: str) -> wire.Claim:
-    return wire.Claim(nonce, boot, "0" * 64)
+def claim(nonce: str, boot: str) -> courier_protocol.Claim:
+    return courier_protocol.Claim(nonce, boot, "0" * 64)
 
 
 def test_nothing_is_obeyed_twice() -> None:
-    guard = wire.Guard()
+    guard = courier_protocol.Guard()
     guard.admit(claim("a" * 32, guard.boot))
-    with pytest.raises(wire.WrongBoot):
+    with pytest.raises(courier_protocol.WrongBoot):
         guard.admit(claim("a" * 32, guard.boot))
     guard.admit(claim("c" * 32, guard.boot))
 
 
 def test_nothing_of_another_boot_is_obeyed() -> None:
-    before, guard = wire.Guard(), wire.Guard()
-    for boot in (before.boot, wire.UNKNOWN_BOOT):
-        with pytest.raises(wire.WrongBoot):
-            guard.admit(claim(wire.new_nonce(), boot))
+    before, guard = courier_protocol.Guard(), courier_protocol.Guard()
+    for boot in (before.boot, courier_protocol.UNKNOWN_BOOT):
+        with pytest.raises(courier_protocol.WrongBoot):
+            guard.admit(claim(courier_protocol.new_nonce(), boot))
 
 
 def test_a_full_memory_begins_a_new_boot() -> None:
-    guard = wire.Guard(most=10)
+    guard = courier_protocol.Guard(most=10)
     first = guard.boot
-    nonces = [wire.new_nonce() for _ in range(10)]
+    nonces = [courier_protocol.new_nonce() for _ in range(10)]
     for nonce in nonces:
         guard.admit(claim(nonce, first))
     assert guard.boot != first
     for nonce in nonces:
-        with pytest.raises(wire.WrongBoot):
+        with pytest.raises(courier_protocol.WrongBoot):
             guard.admit(claim(nonce, first))
 
 
 @given(st.dictionaries(st.text(max_size=10), st.integers() | st.text(max_size=10)), st.binary(max_size=100))
 def test_framing_round_trip(header: dict[str, object], data: bytes) -> None:
-    found, rest = wire.unpack(wire.pack(header, data))
+    found, rest = courier_protocol.unpack(courier_protocol.pack(header, data))
     assert found == header and bytes(rest) == data
 
 
 def test_names_that_are_not_utf8_survive() -> None:
-    assert wire.unpack(wire.pack({"path": "na\udcffme"}))[0] == {"path": "na\udcffme"}
+    assert courier_protocol.unpack(courier_protocol.pack({"path": "na\udcffme"}))[0] == {"path": "na\udcffme"}
 
 
 @pytest.mark.parametrize(
@@ -146,23 +152,23 @@ def test_names_that_are_not_utf8_survive() -> None:
     ],
 )
 def test_what_is_not_a_message(body: bytes) -> None:
-    with pytest.raises(wire.Malformed):
-        wire.unpack(body)
+    with pytest.raises(courier_protocol.Malformed):
+        courier_protocol.unpack(body)
 
 
 def test_a_message_cut_short_is_not_one() -> None:
-    whole = wire.pack({"a": 1, "b": "two"}, b"data")
+    whole = courier_protocol.pack({"a": 1, "b": "two"}, b"data")
     for end in range(len(whole) - len(b"data")):
-        with pytest.raises(wire.Malformed):
-            wire.unpack(whole[:end])
+        with pytest.raises(courier_protocol.Malformed):
+            courier_protocol.unpack(whole[:end])
 
 
 def test_too_much_json_is_neither_sent_nor_read() -> None:
-    with pytest.raises(wire.Malformed):
-        wire.pack({"a": "x" * wire.MAX_JSON})
-    length = wire.MAX_JSON + 1
-    with pytest.raises(wire.Malformed):
-        wire.unpack(length.to_bytes(4, "big") + b" " * length)
+    with pytest.raises(courier_protocol.Malformed):
+        courier_protocol.pack({"a": "x" * courier_protocol.MAX_JSON})
+    length = courier_protocol.MAX_JSON + 1
+    with pytest.raises(courier_protocol.Malformed):
+        courier_protocol.unpack(length.to_bytes(4, "big") + b" " * length)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,7 @@ def test_too_much_json_is_neither_sent_nor_read() -> None:
     [layout.JOURNAL, layout.SAMPLES, "log/000000.log", "log/1234567.log", "metrics/1-22-ab.jsonl"],
 )
 def test_what_is_mirrored(path: str) -> None:
-    assert wire.grows(path)
+    assert courier_protocol.grows(path)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +199,10 @@ def test_what_is_mirrored(path: str) -> None:
     ],
 )
 def test_what_is_not_mirrored(path: str) -> None:
-    assert not wire.grows(path)
+    assert not courier_protocol.grows(path)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "1", None, True, [], 11])
 def test_numbers(value: object) -> None:
-    with pytest.raises(wire.Malformed):
-        wire.number(value, 10)
+    with pytest.raises(courier_protocol.Malformed):
+        courier_protocol.number(value, 10)

@@ -97,7 +97,7 @@ def test_an_order_written_just_before_a_crash_is_acted_on_once(home: Home) -> No
         engine = FakeEngine(home, lambda info, order: Behaviour(hang=True))
         handle = await engine.submit(one())
         root = Path((await engine.reach(handle, "worker-0")).root)
-        from stoker.task.near import NearTaskDir
+        from stoker.task.local_directory import NearTaskDir
 
         NearTaskDir(str(root)).write_order(Order(seq=1, generation=1, verb="run", argv=["x"]))
         for _ in range(3):

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.engine.local import cgroups, isolation
 from stoker.engine.local.cgroups import Limits, Tree
-from stoker.task import groups
+from stoker.linux import cgroup_paths
 
 V1_MOUNTS = """\
 24 1 0:20 / /proc rw - proc proc rw
@@ -23,7 +23,7 @@ V2_MOUNTS = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
 
 
 def test_own_directories_of_version_1() -> None:
-    assert groups.find(V1_MOUNTS, V1_OWN) == (
+    assert cgroup_paths.find(V1_MOUNTS, V1_OWN) == (
         {
             "cpu": "/sys/fs/cgroup/cpu,cpuacct/user",
             "cpuacct": "/sys/fs/cgroup/cpu,cpuacct/user",
@@ -37,7 +37,7 @@ def test_own_directories_of_version_1() -> None:
 
 def test_own_directory_of_version_2() -> None:
     own = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/stoker.service\n"
-    first, second = groups.find(V2_MOUNTS, own)
+    first, second = cgroup_paths.find(V2_MOUNTS, own)
     assert (first, second) == (
         {},
         "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice/stoker.service",
@@ -46,21 +46,23 @@ def test_own_directory_of_version_2() -> None:
 
 def test_a_container_sees_only_its_part_of_the_hierarchy() -> None:
     mounts = "32 24 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
-    assert groups.find(mounts, "4:memory:/docker/abc\n")[0] == {"memory": "/sys/fs/cgroup/memory"}
-    assert groups.find(mounts, "4:memory:/docker/abc/inner\n")[0] == {"memory": "/sys/fs/cgroup/memory/inner"}
-    assert groups.find(mounts, "4:memory:/\n")[0] == {"memory": "/sys/fs/cgroup/memory"}
+    assert cgroup_paths.find(mounts, "4:memory:/docker/abc\n")[0] == {"memory": "/sys/fs/cgroup/memory"}
+    assert cgroup_paths.find(mounts, "4:memory:/docker/abc/inner\n")[0] == {
+        "memory": "/sys/fs/cgroup/memory/inner"
+    }
+    assert cgroup_paths.find(mounts, "4:memory:/\n")[0] == {"memory": "/sys/fs/cgroup/memory"}
 
 
 def test_blanks_in_mount_points() -> None:
     mounts = "32 24 0:27 / /mnt/c\\040groups rw - cgroup cgroup rw,pids\n"
-    assert groups.find(mounts, "4:pids:/\n")[0] == {"pids": "/mnt/c groups"}
+    assert cgroup_paths.find(mounts, "4:pids:/\n")[0] == {"pids": "/mnt/c groups"}
 
 
 ALL = Limits(cpu=1.5, memory=1 << 30, pids=100, denied_devices=((195, 1),))
 
 
 def test_what_is_written_in_version_1() -> None:
-    assert cgroups.settings(1, groups.V1_CONTROLLERS, ALL) == [
+    assert cgroups.settings(1, cgroup_paths.V1_CONTROLLERS, ALL) == [
         ("memory", "memory.limit_in_bytes", "1073741824"),
         ("memory", "memory.memsw.limit_in_bytes", "1073741824"),
         ("cpu", "cpu.cfs_period_us", "100000"),
@@ -83,7 +85,9 @@ def test_what_is_written_in_version_2() -> None:
 
 
 def test_no_request_is_no_limit_and_missing_controllers_are_left_out() -> None:
-    assert cgroups.settings(1, groups.V1_CONTROLLERS, Limits(pids=4096)) == [("pids", "pids.max", "4096")]
+    assert cgroups.settings(1, cgroup_paths.V1_CONTROLLERS, Limits(pids=4096)) == [
+        ("pids", "pids.max", "4096")
+    ]
     assert cgroups.settings(2, ["pids"], ALL) == [("pids", "pids.max", "100")]
 
 

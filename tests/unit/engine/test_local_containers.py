@@ -24,7 +24,7 @@ from stoker.engine.local.render import render
 from stoker.errors import EngineUnavailable, Refused
 from stoker.settings import Home, Settings
 from stoker.spec import Job
-from stoker.task import container
+from stoker.task import container_layout
 from stoker.task.formats import TaskInfo
 
 PODMAN = Runtime("podman", "/usr/bin/podman", "4.3.1")
@@ -346,7 +346,7 @@ def test_ways_in() -> None:
     known = Known(PLACE, "/home/ada/tasks/t", TaskInfo("digits-7f3k", 2, "worker-0"), container="n")
     argv = entering.container_argv(DOCKER, known, "/bundle")
     assert argv[:5] == ["/usr/bin/docker", "exec", "--interactive", "--tty", "n"]
-    assert argv[5:] == container.command("/bundle", "shell", "/home/ada/tasks/t")
+    assert argv[5:] == container_layout.command("/bundle", "shell", "/home/ada/tasks/t")
 
 
 @pytest.mark.parametrize(

@@ -300,14 +300,14 @@ def test_a_changed_status_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(24, "Too many open files")
 
     async def story() -> None:
-        watcher = watch.Watcher(lambda key: None)
-        hints = watcher.subscribe()
-        watcher.add(("r", 1, "worker-0"), str(tmp_path / "worker-0"), None)
+        tasks = watch.Watcher(lambda key: None)
+        hints = tasks.subscribe()
+        tasks.add(("r", 1, "worker-0"), str(tmp_path / "worker-0"), None)
         (tmp_path / "worker-0" / "code" / "noise").touch()
         formats.write_json(str(tmp_path / "worker-0" / "status.json"), {"phase": "ready"})
         assert await asyncio.wait_for(anext(hints), 30) == ("r", 1, "worker-0")
-        assert bool(watcher.problem) is refused
-        watcher.close()
+        assert bool(tasks.problem) is refused
+        tasks.close()
         assert [key async for key in hints] == []
 
     if refused:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.task import fence, formats
+from stoker.task import fencing, formats
 
 SLOTS = ("worker-0", "worker-1", "worker-2")
 LOST_AFTER, LEASE = 8.0, 40.0
@@ -34,9 +34,9 @@ LOST_AFTER, LEASE = 8.0, 40.0
 class Rules:
     """What the parties go by. The mutants change one each."""
 
-    may_start: Callable[..., bool] = fence.may_start
-    accept: Callable[..., bool] = fence.accept
-    vigil: Callable[[], Any] = fence.Vigil
+    may_start: Callable[..., bool] = fencing.may_start
+    accept: Callable[..., bool] = fencing.accept
+    vigil: Callable[[], Any] = fencing.Vigil
     journals_first: bool = True
     commits_first: bool = True
     sees_exclusive: bool = True
@@ -142,12 +142,12 @@ class Fencing(RuleBasedStateMachine):
         lost = [
             self.tasks[name]
             for name, what in decisions.items()
-            if what == fence.REPLACE and self._is_current(name)
+            if what == fencing.REPLACE and self._is_current(name)
         ]
         for task in lost:
             self._check_really_lost(task)
         for name, what in decisions.items():
-            if what == fence.END:
+            if what == fencing.END:
                 self._engine_ends(self.tasks[name])
         if lost and crash == "before":
             return self.server_crashes()
@@ -244,9 +244,9 @@ class Fencing(RuleBasedStateMachine):
             return "silent"
         return "alive" if task.alive else "gone"
 
-    def _sights(self) -> list[fence.Sight]:
+    def _sights(self) -> list[fencing.Sight]:
         return [
-            fence.Sight(
+            fencing.Sight(
                 task.name,
                 self._presence(task),
                 task.node,
@@ -494,14 +494,14 @@ TestFencing.settings = QUICK
 # -- the model notices broken rules ----------------------------------------------------------------------------
 
 
-class Hasty(fence.Vigil):
+class Hasty(fencing.Vigil):
     """Replaces on the first silent look."""
 
     def look(self, now: float, sights: Any) -> dict[str, str]:
-        return {s.task: fence.REPLACE for s in sights or () if s.presence in ("silent", "gone")}
+        return {s.task: fencing.REPLACE for s in sights or () if s.presence in ("silent", "gone")}
 
 
-class Unbounded(fence.Vigil):
+class Unbounded(fencing.Vigil):
     """Believes that one long pause of its own was silence watched all along."""
 
     def _longer(self, before: dict[str, float], sights: Any, passed: float) -> dict[str, float]:

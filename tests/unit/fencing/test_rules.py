@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.task import fence
-from stoker.task.fence import END, KEEP, REPLACE, Sight, Vigil
+from stoker.task import fencing
+from stoker.task.fencing import END, KEEP, REPLACE, Sight, Vigil
 from stoker.task.formats import Order
 
 JOURNAL = [
@@ -26,18 +26,18 @@ JOURNAL = [
     ],
 )
 def test_what_may_start(seq, generation, verb, starts):
-    assert fence.may_start(JOURNAL, Order(seq, generation, verb)) is starts
+    assert fencing.may_start(JOURNAL, Order(seq, generation, verb)) is starts
 
 
 def test_the_first_order_starts():
-    assert fence.may_start([], Order(1, 1, "run"))
+    assert fencing.may_start([], Order(1, 1, "run"))
 
 
 def test_only_the_newest_generation_of_a_live_attempt_counts():
-    assert fence.accept(2, 2, ended=False)
-    assert not fence.accept(1, 2, ended=False)
-    assert not fence.accept(3, 2, ended=False)
-    assert not fence.accept(2, 2, ended=True)
+    assert fencing.accept(2, 2, ended=False)
+    assert not fencing.accept(1, 2, ended=False)
+    assert not fencing.accept(3, 2, ended=False)
+    assert not fencing.accept(2, 2, ended=True)
 
 
 def watch(sights, seconds=200.0, every=2.0, vigil=None):

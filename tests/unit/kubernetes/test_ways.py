@@ -12,9 +12,9 @@ import pytest
 from stoker.engine.kubernetes import ways
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.errors import EngineUnavailable
-from stoker.task import wire
+from stoker.task import courier_protocol
 
-SIGNED = {wire.SESSION.lower(): "1 x y"}
+SIGNED = {courier_protocol.SESSION.lower(): "1 x y"}
 
 
 class Road:

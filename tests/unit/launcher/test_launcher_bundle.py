@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launcher import bundle, preparing
-from stoker.task import container, formats, layout
+from stoker.launcher import bundle, task_init
+from stoker.task import container_layout, formats, layout
 
 TASK = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0"}
 BARE = [sys.executable, "-I", "-S"]
@@ -92,11 +92,11 @@ def test_wrong_words(argv: list[str], zipped: Path) -> None:
 def test_init_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = tmp_path / "task.json"
     task.write_text('{"run": "r", "attempt": "one", "task": "worker-0"}')
-    assert preparing.main(str(task), str(tmp_path / "t"), str(tmp_path / "b")) == preparing.BAD_INPUT
+    assert task_init.main(str(task), str(tmp_path / "t"), str(tmp_path / "b")) == task_init.BAD_INPUT
     assert "TaskInfo.attempt cannot be 'one'" in capsys.readouterr().err
     task.write_text('{"run": "r", "attempt": 1, "task": "worker-0"}')
     (tmp_path / "t").write_text("a file")
-    assert preparing.main(str(task), str(tmp_path / "t"), str(tmp_path / "b")) == 73
+    assert task_init.main(str(task), str(tmp_path / "t"), str(tmp_path / "b")) == 73
     assert str(tmp_path / "t") in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_init_finishes_what_was_cut_short(tmp_path: Path) -> None:
     (place / "current").symlink_to("another")
     (root / layout.LOG).mkdir(parents=True)
     for _ in range(2):
-        assert preparing.main(str(task), str(root), str(place)) == 0
+        assert task_init.main(str(task), str(root), str(place)) == 0
         assert (place / "current").resolve() == place / bundle.digest()
         assert (root / layout.TASK).read_bytes() == task.read_bytes()
         assert root.stat().st_mode & 0o777 == 0o700
@@ -126,7 +126,7 @@ def test_init_makes_the_tasks_part_of_a_shared_volume(tmp_path: Path) -> None:
     volume.chmod(0o777)
     for name in ("1.worker-0.1", "1.worker-1.1", "1.worker-0.1"):
         part = volume / "digits-7f3k" / name
-        assert preparing.main(str(task), str(tmp_path / "task"), str(tmp_path / "bin"), str(part)) == 0
+        assert task_init.main(str(task), str(tmp_path / "task"), str(tmp_path / "bin"), str(part)) == 0
         assert {entry.name: entry.stat().st_mode & 0o777 for entry in part.iterdir()} == {
             "checkpoints": 0o700,
             "staged": 0o700,
@@ -145,10 +145,10 @@ def test_the_command_finds_a_python_that_is_new_enough(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     program = tmp_path / "program.py"
     program.write_text("import sys; print(sys.argv[1:], sys.flags.isolated, sys.flags.no_site)")
-    command = container.command(str(program), "launch", "/a b", "$HOME")
+    command = container_layout.command(str(program), "launch", "/a b", "$HOME")
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": str(tmp_path)})
     assert done.stdout == "['launch', '/a b', '$HOME'] 1 1\n", done.stderr
-    named = container.command(str(program), "launch", python=sys.executable)
+    named = container_layout.command(str(program), "launch", python=sys.executable)
     assert subprocess.run(named, capture_output=True, text=True).stdout == "['launch'] 1 1\n"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launcher import body, container, endings
-from stoker.launcher.limits import Cgroup
+from stoker.launcher.process import container_env, exit_reason, spawn
+from stoker.launcher.telemetry.cgroup_usage import Cgroup
 from stoker.task.formats import Order, TaskInfo
 
 STARTED = {"seq": 4, "generation": 2, "memory": {"group": "boot 1 77", "kills": 3}}
@@ -34,7 +34,7 @@ def test_own_group_of_version_2_in_its_namespace(tmp_path: Path) -> None:
         pids__current="7\n",
     )
     mountinfo = f"600 500 0:28 / {where} ro,nosuid - cgroup2 cgroup rw\n"
-    found = container.own_group(mountinfo, "0::/\n")
+    found = container_env.own_group(mountinfo, "0::/\n")
     assert found == {"version": 2, "memory": where, "cpu": where, "pids": where}
     group = Cgroup(found)
     assert (group.oom_kills(), group.memory_limit(), group.memory_peak()) == (1, 9000, 7000)
@@ -56,7 +56,7 @@ def test_own_group_of_version_1(tmp_path: Path) -> None:
         f"32 24 0:27 {path} {memory} ro - cgroup cgroup rw,memory\n"
         f"33 24 0:29 / {tmp_path}/unified ro - cgroup2 cgroup2 rw\n"
     )
-    found = container.own_group(mountinfo, f"4:memory:{path}\n2:cpu,cpuacct:{path}\n0::/\n")
+    found = container_env.own_group(mountinfo, f"4:memory:{path}\n2:cpu,cpuacct:{path}\n0::/\n")
     assert found == {"version": 1, "memory": memory, "cpuacct": cpu}
     group = Cgroup(found)
     assert (group.oom_kills(), group.memory_limit(), group.cpu_seconds()) == (2, None, 1.5)
@@ -65,14 +65,14 @@ def test_own_group_of_version_1(tmp_path: Path) -> None:
 
 
 def test_no_group_to_be_seen() -> None:
-    assert container.own_group("", "0::/\n") is None
-    assert container.own_group("600 500 0:28 / /nowhere ro - cgroup2 cgroup rw\n", "0::/\n") is None
+    assert container_env.own_group("", "0::/\n") is None
+    assert container_env.own_group("600 500 0:28 / /nowhere ro - cgroup2 cgroup rw\n", "0::/\n") is None
 
 
 def test_a_container_s_limits_are_not_ours_to_set() -> None:
-    info = container.adapted(TaskInfo("r", 1, "worker-0", cpu=1.0, memory=5, pid_namespace=True))
+    info = container_env.adapted(TaskInfo("r", 1, "worker-0", cpu=1.0, memory=5, pid_namespace=True))
     assert (info.cpu, info.memory, info.pid_namespace) == (None, 5, False)
-    assert body.affinity(info) is None
+    assert spawn.affinity(info) is None
     assert "procs" not in (info.cgroup or {})
 
 
@@ -82,7 +82,7 @@ def test_a_container_s_limits_are_not_ours_to_set() -> None:
         ({"HOME": "{ok}", "USER": "ada"}, None, {"HOME": "{ok}", "USER": "ada", "LOGNAME": "ada"}),
         ({"HOME": "{ok}/not/there"}, "{ok}", {"HOME": "{ok}"}),
         ({"HOME": "/", "PATH": "/opt/bin"}, "{ok}", {"HOME": "{ok}", "PATH": "/opt/bin"}),
-        ({}, "{ok}", {"PATH": container.DEFAULT_PATH}),
+        ({}, "{ok}", {"PATH": container_env.DEFAULT_PATH}),
         ({"STOKER_KEY": "x", "PWD": "/x", "SHLVL": "1", "LANG": "C"}, "{ok}", {"LANG": "C"}),
     ],
 )
@@ -93,12 +93,12 @@ def test_what_a_body_inherits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(container, "_user", lambda: ("nobody", "/nonexistent"))
+    monkeypatch.setattr(container_env, "_user", lambda: ("nobody", "/nonexistent"))
 
     def here(text: str) -> str:
         return text.replace("{ok}", str(tmp_path))
 
-    found = container.inherited({k: here(v) for k, v in environ.items()}, here(home) if home else None)
+    found = container_env.inherited({k: here(v) for k, v in environ.items()}, here(home) if home else None)
     assert {**found, **{k: here(v) for k, v in expected.items()}} == found
     assert {"PATH", "HOME", "USER", "LOGNAME"} <= set(found)
     assert not {"STOKER_KEY", "PWD", "SHLVL"} & set(found)
@@ -108,14 +108,14 @@ def test_the_image_s_environment_lies_under_the_job_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        container, "environ", lambda: {"A": "image", "B": "image", "CUDA_VISIBLE_DEVICES": "3"}
+        container_env, "environ", lambda: {"A": "image", "B": "image", "CUDA_VISIBLE_DEVICES": "3"}
     )
     order = Order(1, 1, "run", env={"B": "job"}, inherit=True)
-    env = body.environment(
+    env = spawn.environment(
         str(tmp_path), TaskInfo("r", 1, "worker-0", gpus=None), order, {"S": "secret"}, None
     )
     assert (env["A"], env["B"], env["S"], env["CUDA_VISIBLE_DEVICES"]) == ("image", "job", "secret", "3")
-    env = body.environment(str(tmp_path), TaskInfo("r", 1, "worker-0"), order, {}, None)
+    env = spawn.environment(str(tmp_path), TaskInfo("r", 1, "worker-0"), order, {}, None)
     assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 
@@ -127,33 +127,33 @@ def test_secrets_from_files(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to(version.name)
     (tmp_path / "TOKEN").symlink_to("..data/TOKEN")
     info = TaskInfo("r", 1, "worker-0", secrets_dir=str(tmp_path))
-    assert body.read_secrets("/nowhere", info) == {"TOKEN": "one\r\ntwo\n"}
+    assert spawn.read_secrets("/nowhere", info) == {"TOKEN": "one\r\ntwo\n"}
     info.secrets_dir = str(tmp_path / "none")
-    assert body.read_secrets("/nowhere", info) == {}
+    assert spawn.read_secrets("/nowhere", info) == {}
     if os.geteuid() != 0:
         (version / "TOKEN").chmod(0)
         info.secrets_dir = str(tmp_path)
         with pytest.raises(PermissionError):
-            body.read_secrets("/nowhere", info)
+            spawn.read_secrets("/nowhere", info)
 
 
 @pytest.mark.parametrize(
     ("memory", "kind"),
     [
-        (endings.Memory("boot 1 77", 4, limit=64 << 20), "oom"),
-        (endings.Memory("boot 1 77", 3, limit=64 << 20), "lost"),
-        (endings.Memory("boot 1 78", 9, limit=64 << 20), "lost"),
+        (exit_reason.Memory("boot 1 77", 4, limit=64 << 20), "oom"),
+        (exit_reason.Memory("boot 1 77", 3, limit=64 << 20), "lost"),
+        (exit_reason.Memory("boot 1 78", 9, limit=64 << 20), "lost"),
     ],
 )
-def test_a_body_nobody_saw_the_end_of(memory: endings.Memory, kind: str) -> None:
+def test_a_body_nobody_saw_the_end_of(memory: exit_reason.Memory, kind: str) -> None:
     """The count of the same group proves it; that of another one, of a container started anew, proves nothing."""
-    found = endings.lost(STARTED, 5.0, memory)
+    found = exit_reason.lost(STARTED, 5.0, memory)
     assert (found.kind, found.seq, found.generation, found.limit) == (kind, 4, 2, 64 << 20)
-    assert endings.lost({**STARTED, "memory": "x"}, 5.0, memory).kind == "lost"
+    assert exit_reason.lost({**STARTED, "memory": "x"}, 5.0, memory).kind == "lost"
 
 
 def test_killed_at_the_limit_by_a_kernel_that_does_not_count() -> None:
-    facts = endings.Facts(status=9, squeezed=True, limit=64 << 20)
-    assert endings.ending(Order(1, 1, "run"), facts).kind == "oom"
+    facts = exit_reason.Facts(status=9, squeezed=True, limit=64 << 20)
+    assert exit_reason.ending(Order(1, 1, "run"), facts).kind == "oom"
     facts.status = 1 << 8
-    assert endings.ending(Order(1, 1, "run"), facts).kind == "exit"
+    assert exit_reason.ending(Order(1, 1, "run"), facts).kind == "exit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.launcher.covering import Mounted, elsewhere, foreign, is_own, mounts
+from stoker.launcher.forkserver.home_cover import Mounted, elsewhere, foreign, is_own, mounts
 from stoker.settings import Home
 
 HOME = Home(Path("/home/ada/stoker"))

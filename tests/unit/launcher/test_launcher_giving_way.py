@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launcher import staging
-from stoker.launcher.staging import Job, Outcome, Stager
-from stoker.task import direct, spare
+from stoker.launcher.checkpoints import stager
+from stoker.launcher.checkpoints.stager import Job, Outcome, Stager
+from stoker.linux import direct_io, idle_throttle
 
 
 @pytest.fixture
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of every pause: whether somebody waited for the copy."""
     told: list[bool] = []
-    monkeypatch.setattr(spare.Spare, "pause", lambda self: told.append(self._hurried()))
-    monkeypatch.setattr(direct, "LARGE", 100_000)
+    monkeypatch.setattr(idle_throttle.Spare, "pause", lambda self: told.append(self._hurried()))
+    monkeypatch.setattr(direct_io, "LARGE", 100_000)
     return told
 
 
@@ -81,15 +81,15 @@ def test_a_copy_under_way_hurries_from_then_on(tmp_path: Path, monkeypatch: pyte
     seen: list[bool] = []
     begun, told = threading.Event(), threading.Event()
 
-    def pause(self: spare.Spare) -> None:
+    def pause(self: idle_throttle.Spare) -> None:
         seen.append(self._hurried())
         begun.set()
         told.wait(60)
 
-    monkeypatch.setattr(spare.Spare, "pause", pause)
-    monkeypatch.setattr(direct, "LARGE", 1)
+    monkeypatch.setattr(idle_throttle.Spare, "pause", pause)
+    monkeypatch.setattr(direct_io, "LARGE", 1)
     stager = Stager(lambda: None)
-    stager.submit(job(tmp_path, bytes(2 * direct.PIECE)))
+    stager.submit(job(tmp_path, bytes(2 * direct_io.PIECE)))
     assert begun.wait(60)
     stager.hurry(True)
     told.set()
@@ -104,16 +104,16 @@ def test_large_files_are_hashed_where_somebody_needs_it(
     tmp_path: Path, paused: list[bool], size: int, hashed: bool
 ) -> None:
     data = b"x" * size
-    first = staging.stage(job(tmp_path, data, hashed=hashed))
-    expected = hashlib.sha256(data).hexdigest() if hashed or size < direct.LARGE else ""
+    first = stager.stage(job(tmp_path, data, hashed=hashed))
+    expected = hashlib.sha256(data).hexdigest() if hashed or size < direct_io.LARGE else ""
     assert [file["sha256"] for file in first.files] == [expected]
     assert (tmp_path / "000001.tmp" / "last.bin").read_bytes() == data
     again = job(tmp_path, data, hashed=hashed)
     again.known = first.content
-    assert staging.stage(again).status == ("same" if expected else "staged"), "what was not read is not known"
+    assert stager.stage(again).status == ("same" if expected else "staged"), "what was not read is not known"
     second = job(tmp_path, b"y" * size, hashed=hashed)
     second.known = first.content
-    assert staging.stage(second).status == "staged"
+    assert stager.stage(second).status == "staged"
 
 
 def test_one_that_was_written_to_before_hurries(tmp_path: Path, paused: list[bool]) -> None:
@@ -127,13 +127,13 @@ def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.Mo
     seen: list[bool] = []
     begun, another = threading.Event(), threading.Event()
 
-    def pause(self: spare.Spare) -> None:
+    def pause(self: idle_throttle.Spare) -> None:
         begun.set()
         assert another.wait(60)
         seen.append(self._hurried())
 
-    monkeypatch.setattr(spare.Spare, "pause", pause)
-    monkeypatch.setattr(direct, "LARGE", 1)
+    monkeypatch.setattr(idle_throttle.Spare, "pause", pause)
+    monkeypatch.setattr(direct_io, "LARGE", 1)
     stager = Stager(lambda: None)
     stager.submit(job(tmp_path, b"x" * 1000))
     assert begun.wait(60)
@@ -146,11 +146,11 @@ def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_rests_are_not_part_of_what_a_copy_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pause(self: spare.Spare) -> None:
+    def pause(self: idle_throttle.Spare) -> None:
         self.rested += 1000.0
 
-    monkeypatch.setattr(spare.Spare, "pause", pause)
-    monkeypatch.setattr(direct, "LARGE", 1)
+    monkeypatch.setattr(idle_throttle.Spare, "pause", pause)
+    monkeypatch.setattr(direct_io, "LARGE", 1)
     stager = Stager(lambda: None)
     assert copied(stager, job(tmp_path, b"x" * 1000)).seconds < 0
     stager.close()
@@ -162,11 +162,11 @@ def test_whatever_goes_wrong_with_a_copy_is_said_and_the_next_one_is_made(
     def broken(*args: object) -> None:
         raise IndexError("no such member")
 
-    stager = Stager(lambda: None)
+    copies = Stager(lambda: None)
     with monkeypatch.context() as patch:
-        patch.setattr(staging.verify, "verify_unit", broken)
-        outcome = copied(stager, job(tmp_path, b"x"))
+        patch.setattr(stager.verify, "verify_unit", broken)
+        outcome = copied(copies, job(tmp_path, b"x"))
     assert (outcome.status, outcome.reason) == ("failed", "cannot copy last.bin: IndexError: no such member")
     assert not (tmp_path / "000001.tmp").exists()
-    assert copied(stager, job(tmp_path, b"x")).status == "staged"
-    stager.close()
+    assert copied(copies, job(tmp_path, b"x")).status == "staged"
+    copies.close()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from stoker.launcher import helpers
-from stoker.launcher.helpers import horovod, mpirun, remote_wire
-from stoker.launcher.helpers.remote_agent import Host, ask, parse, read_hosts
-from stoker.launcher.helpers.remote_shell import Shell, own_place
+from stoker.launcher.helpers import horovod, mpirun, rsh_protocol
+from stoker.launcher.helpers.rsh_client import Host, ask, parse, read_hosts
+from stoker.launcher.helpers.rsh_server import Shell, own_place
 
 KEY = "sesame-sesame"
 
@@ -74,7 +74,7 @@ class TestRemoteShell:
         assert capfdbinary.readouterr().out == b"yes::\n"
 
     def test_another_key_is_refused_and_nothing_runs(self, shell: Shell, tmp_path: Path) -> None:
-        with pytest.raises(remote_wire.Refused):
+        with pytest.raises(rsh_protocol.Refused):
             ask(at(shell), f"touch {tmp_path}/ran", "another-key")
         assert ask(at(shell), "true", KEY) == 0
         assert not (tmp_path / "ran").exists()
@@ -82,28 +82,28 @@ class TestRemoteShell:
     def test_who_repeats_what_it_heard_is_refused(self, shell: Shell) -> None:
         """The proof holds for one connection only."""
         with socket.create_connection(("127.0.0.1", shell.port)) as sock:
-            first = remote_wire.receive(sock)["nonce"]
-            second = remote_wire.nonce()
+            first = rsh_protocol.receive(sock)["nonce"]
+            second = rsh_protocol.nonce()
             heard = {
                 "nonce": second,
                 "command": "true",
-                "mac": remote_wire.proof(KEY, "agent", first, second, "true"),
+                "mac": rsh_protocol.proof(KEY, "agent", first, second, "true"),
             }
-            remote_wire.send(sock, heard)
-            assert "mac" in remote_wire.receive(sock)
+            rsh_protocol.send(sock, heard)
+            assert "mac" in rsh_protocol.receive(sock)
         with socket.create_connection(("127.0.0.1", shell.port)) as sock:
-            remote_wire.receive(sock)
-            remote_wire.send(sock, heard)
-            with pytest.raises(remote_wire.Refused):
-                remote_wire.receive(sock)
+            rsh_protocol.receive(sock)
+            rsh_protocol.send(sock, heard)
+            with pytest.raises(rsh_protocol.Refused):
+                rsh_protocol.receive(sock)
 
     def test_a_command_changed_on_the_way_is_refused(self, shell: Shell) -> None:
         with socket.create_connection(("127.0.0.1", shell.port)) as sock:
-            first, second = remote_wire.receive(sock)["nonce"], remote_wire.nonce()
-            mac = remote_wire.proof(KEY, "agent", first, second, "true")
-            remote_wire.send(sock, {"nonce": second, "command": "false", "mac": mac})
-            with pytest.raises(remote_wire.Refused):
-                remote_wire.receive(sock)
+            first, second = rsh_protocol.receive(sock)["nonce"], rsh_protocol.nonce()
+            mac = rsh_protocol.proof(KEY, "agent", first, second, "true")
+            rsh_protocol.send(sock, {"nonce": second, "command": "false", "mac": mac})
+            with pytest.raises(rsh_protocol.Refused):
+                rsh_protocol.receive(sock)
 
     def test_a_shell_without_the_key_is_not_believed(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -111,20 +111,20 @@ class TestRemoteShell:
             def pretend() -> None:
                 sock, _ = server.accept()
                 with sock:
-                    remote_wire.send(sock, {"nonce": remote_wire.nonce()})
-                    remote_wire.receive(sock)
-                    remote_wire.send(sock, {"mac": "0" * 64})
+                    rsh_protocol.send(sock, {"nonce": rsh_protocol.nonce()})
+                    rsh_protocol.receive(sock)
+                    rsh_protocol.send(sock, {"mac": "0" * 64})
 
             thread = threading.Thread(target=pretend)
             thread.start()
-            with pytest.raises(remote_wire.Refused, match="has not the key"):
+            with pytest.raises(rsh_protocol.Refused, match="has not the key"):
                 ask(Host("worker-0", "127.0.0.1", server.getsockname()[1], 1), "true", KEY)
             thread.join()
 
     @pytest.mark.parametrize("what", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b'{"mac": 3}\n'])
     def test_who_says_something_else_is_refused(self, shell: Shell, what: bytes) -> None:
         with socket.create_connection(("127.0.0.1", shell.port)) as sock:
-            remote_wire.receive(sock)
+            rsh_protocol.receive(sock)
             # It may be refused before all of this is said.
             with contextlib.suppress(OSError):
                 sock.sendall(what)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.launcher.lease import AWAY, REPRIEVE, Lease
-from stoker.task.fence import LEASE_MARGIN
+from stoker.task.fencing import LEASE_MARGIN
 
 LEASE = 1000.0
 EVERY = 5.0

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from stoker.launcher import body, bundle, endings, files, sample
-from stoker.launcher.body import CannotStart
-from stoker.launcher.framing import Stream
+from stoker.launcher import bundle, task_files
 from stoker.launcher.journal import Journal
-from stoker.launcher.limits import Cgroup
-from stoker.launcher.logs import Log, Segments, clean
-from stoker.launcher.tree import Tree
+from stoker.launcher.process import exit_reason, spawn
+from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.spawn import CannotStart
+from stoker.launcher.telemetry import sampler
+from stoker.launcher.telemetry.cgroup_usage import Cgroup
+from stoker.launcher.telemetry.framing import Stream
+from stoker.launcher.telemetry.output_log import Log, Segments, clean
 from stoker.task.formats import LogLine, Order, TaskInfo
 
 
@@ -93,7 +95,7 @@ def test_last_lines_are_whole_clean_and_few(directory: str) -> None:
 
 
 def body_redactor() -> Any:
-    from stoker.launcher.framing import Redactor
+    from stoker.launcher.telemetry.framing import Redactor
 
     return Redactor()
 
@@ -165,7 +167,7 @@ class TestEndings:
     def test_kinds(
         self, facts: dict[str, Any], kind: str, code: int | None, number: int | None, words: str
     ) -> None:
-        found = endings.ending(order(), endings.Facts(**facts))
+        found = exit_reason.ending(order(), exit_reason.Facts(**facts))
         assert (found.kind, found.code, found.signal) == (kind, code, number)
         assert words in found.message and (words or not found.message)
         assert (found.seq, found.generation) == (4, 2)
@@ -174,7 +176,7 @@ class TestEndings:
 class TestEnvironment:
     def test_what_the_launcher_knows_wins(self) -> None:
         asked = order(env={"STOKER_RUN": "forged", "STOKER_RESUME_FROM": "/old", "PYTHONUNBUFFERED": "0"})
-        env = body.environment("/d", info(), asked, {"S": "x"}, "/bundle")
+        env = spawn.environment("/d", info(), asked, {"S": "x"}, "/bundle")
         assert env["STOKER_RUN"] == "r" and "STOKER_RESUME_FROM" not in env
         assert env["PYTHONUNBUFFERED"] == "0" and env["S"] == "x"
         assert env["PYTHONPATH"] == "/bundle" and env["CUDA_VISIBLE_DEVICES"] == ""
@@ -182,11 +184,11 @@ class TestEnvironment:
     @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
     def test_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-        assert body.affinity(info()) is None
-        assert body.affinity(info(cpu=0.5)) is None and body.affinity(info(cpu=1.5)) is None
-        assert body.affinity(info(cpu=8)) is None and body.affinity(info(cpu=99)) is None
-        assert body.affinity(info(cpu=2, cgroup={"cpu": "/c"})) is None
-        chosen = [body.affinity(info(cpu=2.0, task=f"worker-{n}")) for n in range(20)]
+        assert spawn.affinity(info()) is None
+        assert spawn.affinity(info(cpu=0.5)) is None and spawn.affinity(info(cpu=1.5)) is None
+        assert spawn.affinity(info(cpu=8)) is None and spawn.affinity(info(cpu=99)) is None
+        assert spawn.affinity(info(cpu=2, cgroup={"cpu": "/c"})) is None
+        chosen = [spawn.affinity(info(cpu=2.0, task=f"worker-{n}")) for n in range(20)]
         assert all(cores is not None and len(cores) == 2 for cores in chosen)
         assert len({tuple(sorted(cores or ())) for cores in chosen}) > 3
 
@@ -216,36 +218,36 @@ class TestCgroup:
 
 
 def test_samples_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "FULL_RATE", 1000)
-    monkeypatch.setattr(sample, "MEBIBYTE", 1000)
-    sampler = sample.Sampler(str(tmp_path), info(), Tree())
+    monkeypatch.setattr(sampler, "FULL_RATE", 1000)
+    monkeypatch.setattr(sampler, "MEBIBYTE", 1000)
+    taken = sampler.Sampler(str(tmp_path), info(), Tree())
     for number in range(5000):
-        sampler._append({"n": number})
+        taken._append({"n": number})
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert (tmp_path / "samples.jsonl").stat().st_size < 12_000
     assert lines[0] == '{"n":0}' and int(lines[-1][5:-1]) > 2000
 
 
 def test_use_is_told_as_it_is_now_and_at_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = sample.Sampler(str(tmp_path), info(), Tree())
-    begun = sampler._next_sample
+    taken = sampler.Sampler(str(tmp_path), info(), Tree())
+    begun = taken._next_sample
     spent = iter((1.5, 2.0))
-    monkeypatch.setattr(sampler, "_cpu_seconds", lambda: next(spent, 2.0))
-    sampler._last_cpu = (begun, 0.0)
-    sampler.gpus.latest = [{"id": "a", "use": 90, "memory": 5}, {"id": "b", "use": 70, "memory": 9}]
-    sampler.poll(begun + 1.0)
-    sampler.poll(begun + 100.0)
-    assert (sampler.usage["cpu"], sampler.usage["cpu_peak"]) == (0.01, 1.5)
-    assert (sampler.usage["gpu"], sampler.usage["gpu_peak"]) == (80.0, 90)
-    sampler.finish(100.0, None)
-    assert not {"cpu", "gpu"} & set(sampler.usage) and sampler.usage["cpu_peak"] == 1.5
+    monkeypatch.setattr(taken, "_cpu_seconds", lambda: next(spent, 2.0))
+    taken._last_cpu = (begun, 0.0)
+    taken.gpus.latest = [{"id": "a", "use": 90, "memory": 5}, {"id": "b", "use": 70, "memory": 9}]
+    taken.poll(begun + 1.0)
+    taken.poll(begun + 100.0)
+    assert (taken.usage["cpu"], taken.usage["cpu_peak"]) == (0.01, 1.5)
+    assert (taken.usage["gpu"], taken.usage["gpu_peak"]) == (80.0, 90)
+    taken.finish(100.0, None)
+    assert not {"cpu", "gpu"} & set(taken.usage) and taken.usage["cpu_peak"] == 1.5
 
 
 def test_bundle_is_complete_and_finds_what_is_installed_as_well(tmp_path: Path) -> None:
     """Modules of the bundle import without the rest of Stoker; with it, the rest is found too."""
     path = bundle.write(str(tmp_path))
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import stoker, stoker.launcher.forkserver, stoker.task.near\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); import stoker, stoker.launcher.forkserver.server, stoker.task.local_directory\n"
         "print(stoker.__file__)\ntry:\n    import stoker.errors; print('more')\nexcept ImportError: print('alone')"
     )
     source = str(Path(__file__).parents[3] / "src")
@@ -276,11 +278,11 @@ def test_json_that_user_code_replaced_is_none_and_is_not_waited_for(tmp_path: Pa
         path.symlink_to(tmp_path / "other")
     elif what == "nested":
         path.write_text("[" * 100_000)
-    assert files.read_json(str(path)) is None
+    assert task_files.read_json(str(path)) is None
 
 
 def test_a_directory_in_the_place_of_the_status_is_moved_aside(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     (path / "x").mkdir(parents=True)
-    files.write_json(str(path), {"phase": "ended"})
-    assert files.read_json(str(path)) == {"phase": "ended"}
+    task_files.write_json(str(path), {"phase": "ended"})
+    assert task_files.read_json(str(path)) == {"phase": "ended"}

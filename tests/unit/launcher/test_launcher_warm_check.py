@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launcher.warm_check import SCRIPTS, sets_environment
+from stoker.launcher.warm_start.env_check import SCRIPTS, sets_environment
 
 
 @pytest.mark.parametrize(

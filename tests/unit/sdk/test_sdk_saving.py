@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.launcher import verify
+from stoker.launcher.verify import verify
 from stoker.sdk import archive, checkpoint, running, saving, writing
 from stoker.sdk.saving import Memory, Saver
 

@@ -11,20 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from stoker.task import direct
+from stoker.linux import direct_io
 
-SIZES = (0, 1, 4095, 4096, 4097, direct.PIECE - 1, direct.PIECE, direct.PIECE + 1, 2 * direct.PIECE + 5000)
+SIZES = (
+    0,
+    1,
+    4095,
+    4096,
+    4097,
+    direct_io.PIECE - 1,
+    direct_io.PIECE,
+    direct_io.PIECE + 1,
+    2 * direct_io.PIECE + 5000,
+)
 
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "LARGE", 1)
+    monkeypatch.setattr(direct_io, "LARGE", 1)
 
 
 @pytest.fixture(params=["direct", "as usual", "agreed to and then refused"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "as usual":
-        monkeypatch.setattr(direct, "_switch", lambda fd, on: False)
+        monkeypatch.setattr(direct_io, "_switch", lambda fd, on: False)
     if request.param == "agreed to and then refused":
         switched: dict[int, bool] = {}
         write, read = os.write, os.preadv
@@ -33,7 +43,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             if switched.get(fd):
                 raise OSError(errno.EINVAL, "Invalid argument")
 
-        monkeypatch.setattr(direct, "_switch", lambda fd, on: switched.update({fd: on}) or True)
+        monkeypatch.setattr(direct_io, "_switch", lambda fd, on: switched.update({fd: on}) or True)
         monkeypatch.setattr(os, "write", lambda fd, data: refuse(fd) or write(fd, data))
         monkeypatch.setattr(os, "preadv", lambda fd, *rest: refuse(fd) or read(fd, *rest))
     yield request.param
@@ -41,10 +51,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def written(path: Path, data: bytes, chance: random.Random) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    writer = direct.Writer(fd, len(data))
+    writer = direct_io.Writer(fd, len(data))
     at = 0
     while at < len(data):
-        count = chance.choice([1, 63, 4096, 100_000, direct.PIECE, 2 * direct.PIECE])
+        count = chance.choice([1, 63, 4096, 100_000, direct_io.PIECE, 2 * direct_io.PIECE])
         assert writer.write(data[at : at + count]) == len(data[at : at + count])
         at += count
     writer.finish()
@@ -76,8 +86,8 @@ def test_what_is_there_is_read(tmp_path: Path, way: str, size: int, cached: bool
     if not cached:
         forget(path)
     fd = os.open(path, os.O_RDONLY)
-    assert b"".join(bytes(piece) for piece in direct.pieces(fd, size)) == data
-    assert not direct._DIRECT & fcntl_flags(fd)
+    assert b"".join(bytes(piece) for piece in direct_io.pieces(fd, size)) == data
+    assert not direct_io._DIRECT & fcntl_flags(fd)
     os.close(fd)
 
 
@@ -89,23 +99,23 @@ def fcntl_flags(fd: int) -> int:
 
 def test_a_file_that_grew_and_one_that_shrank(tmp_path: Path, way: str) -> None:
     path = tmp_path / "file"
-    data = random.Random(1).randbytes(direct.PIECE + 10)
+    data = random.Random(1).randbytes(direct_io.PIECE + 10)
     path.write_bytes(data)
-    for believed in (10, 10 * direct.PIECE):
+    for believed in (10, 10 * direct_io.PIECE):
         forget(path)
         fd = os.open(path, os.O_RDONLY)
-        assert b"".join(bytes(piece) for piece in direct.pieces(fd, believed)) == data
+        assert b"".join(bytes(piece) for piece in direct_io.pieces(fd, believed)) == data
         os.close(fd)
 
 
 def test_a_copy_is_not_made_twice_in_memory(tmp_path: Path, way: str) -> None:
-    data = random.Random(2).randbytes(3 * direct.PIECE + 4096 + 7)
+    data = random.Random(2).randbytes(3 * direct_io.PIECE + 4096 + 7)
     (tmp_path / "source").write_bytes(data)
     forget(tmp_path / "source")
     source = os.open(tmp_path / "source", os.O_RDONLY)
     target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT, 0o600)
-    writer = direct.Writer(target, len(data))
-    for piece in direct.pieces(source, len(data)):
+    writer = direct_io.Writer(target, len(data))
+    for piece in direct_io.pieces(source, len(data)):
         writer.write_piece(piece)
     writer.finish()
     os.close(source)
@@ -116,13 +126,13 @@ def test_a_copy_is_not_made_twice_in_memory(tmp_path: Path, way: str) -> None:
 @pytest.mark.parametrize("cached", [True, False])
 def test_here_and_there_in_a_file(tmp_path: Path, way: str, cached: bool) -> None:
     path = tmp_path / "file"
-    data = random.Random(3).randbytes(5 * direct._WINDOW + 123)
+    data = random.Random(3).randbytes(5 * direct_io._WINDOW + 123)
     path.write_bytes(data)
     if not cached:
         forget(path)
     fd = os.open(path, os.O_RDONLY)
     chance = random.Random(4)
-    with direct.open_file(fd, len(data)) as file:
+    with direct_io.open_file(fd, len(data)) as file:
         assert stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         for _ in range(300):
             at, count = chance.randrange(len(data) + 100), chance.choice([1, 100, 5000, 3 << 20])
@@ -140,17 +150,17 @@ def test_here_and_there_in_a_file(tmp_path: Path, way: str, cached: bool) -> Non
 def test_the_cache_is_left_alone(tmp_path: Path) -> None:
     """What this is for. Only where the file system under the tests can do it."""
     path = tmp_path / "file"
-    data = random.Random(5).randbytes(4 * direct.PIECE)
+    data = random.Random(5).randbytes(4 * direct_io.PIECE)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if not direct._switch(fd, True):
+    if not direct_io._switch(fd, True):
         pytest.skip("this file system has no way past the cache")
-    direct._switch(fd, False)
-    writer = direct.Writer(fd, len(data))
+    direct_io._switch(fd, False)
+    writer = direct_io.Writer(fd, len(data))
     writer.write(data)
     writer.finish()
-    assert b"".join(bytes(piece) for piece in direct.pieces(fd, len(data))) == data
-    with direct.open_file(os.dup(fd), len(data)) as file:
+    assert b"".join(bytes(piece) for piece in direct_io.pieces(fd, len(data))) == data
+    with direct_io.open_file(os.dup(fd), len(data)) as file:
         assert file.read() == data
     # Where nobody has asked before: to ask makes the kernel read ahead a little.
-    assert not direct._is_cached(fd, 3 * direct.PIECE - direct._WINDOW)
+    assert not direct_io._is_cached(fd, 3 * direct_io.PIECE - direct_io._WINDOW)
     os.close(fd)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.task import spare
-from stoker.task.spare import Spare
+from stoker.linux import idle_throttle
+from stoker.linux.idle_throttle import Spare
 
 
 class Machine:
@@ -21,9 +21,9 @@ class Machine:
         self.idle = idle
         """CPUs that have nothing to do while we do nothing."""
         self.counted = 0.0
-        monkeypatch.setattr(spare, "time", self)
-        monkeypatch.setattr(spare, "_idle", lambda: self.counted)
-        monkeypatch.setattr(spare, "_group", lambda: (None, None))
+        monkeypatch.setattr(idle_throttle, "time", self)
+        monkeypatch.setattr(idle_throttle, "_idle", lambda: self.counted)
+        monkeypatch.setattr(idle_throttle, "_group", lambda: (None, None))
 
     def monotonic(self) -> float:
         return self.now
@@ -52,13 +52,13 @@ def took(machine: Machine, seconds: float, hurried: Callable[[], bool] = bool, p
 def test_beside_a_training_that_uses_everything_it_takes_a_small_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for idle in (0.0, 0.3, spare.ENOUGH - 0.05):
+    for idle in (0.0, 0.3, idle_throttle.ENOUGH - 0.05):
         taken = took(Machine(monkeypatch, idle), 2.0)
-        assert 0.85 * spare.SHARE < 2.0 / taken <= 1.05 * spare.SHARE
+        assert 0.85 * idle_throttle.SHARE < 2.0 / taken <= 1.05 * idle_throttle.SHARE
 
 
 def test_a_cpu_that_nobody_uses_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for idle in (spare.ENOUGH + 0.05, 1.0, 60.0):
+    for idle in (idle_throttle.ENOUGH + 0.05, 1.0, 60.0):
         assert took(Machine(monkeypatch, idle), 8.0) < 8.0 * 1.15
 
 
@@ -75,10 +75,10 @@ def test_it_notices_that_a_training_begins_and_ends(monkeypatch: pytest.MonkeyPa
 
     assert share(20) > 0.9
     machine.idle = 0.0
-    share(1.4 * spare.PERIOD + 1)
+    share(1.4 * idle_throttle.PERIOD + 1)
     assert share(20) < 0.04
     machine.idle = 1.0
-    share(1.4 * spare.PERIOD + 1)
+    share(1.4 * idle_throttle.PERIOD + 1)
     assert share(20) > 0.9
 
 
@@ -92,29 +92,29 @@ def test_who_is_waited_for_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_container_has_no_more_to_spare_than_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 30.0)
     training = 3.9
-    monkeypatch.setattr(spare, "_group", lambda: (4.0, machine.worked + training * machine.now))
-    assert 2.0 / took(machine, 2.0) < 1.05 * spare.SHARE
+    monkeypatch.setattr(idle_throttle, "_group", lambda: (4.0, machine.worked + training * machine.now))
+    assert 2.0 / took(machine, 2.0) < 1.05 * idle_throttle.SHARE
     training = 2.0
     assert took(machine, 2.0) < 2.0 * 1.4
 
 
 def test_where_nobody_can_say_it_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 0.0)
-    monkeypatch.setattr(spare, "_idle", lambda: None)
+    monkeypatch.setattr(idle_throttle, "_idle", lambda: None)
     assert took(machine, 8.0) < 8.0 * 1.15
 
 
 def test_the_kernel_is_understood() -> None:
     """Of this very machine: what is counted grows, and no faster than the time times the CPUs."""
-    before, began = spare._idle(), time.monotonic()
+    before, began = idle_throttle._idle(), time.monotonic()
     time.sleep(0.3)
-    after, took = spare._idle(), time.monotonic() - began
+    after, took = idle_throttle._idle(), time.monotonic() - began
     assert before is not None and after is not None
     assert before <= after <= before + (took + 0.1) * (os.cpu_count() or 1) + 0.1
 
 
 def files(monkeypatch: pytest.MonkeyPatch, content: dict[str, str]) -> None:
-    monkeypatch.setattr(spare, "_read", lambda path: content.get(path, ""))
+    monkeypatch.setattr(idle_throttle, "_read", lambda path: content.get(path, ""))
 
 
 def test_only_those_cpus_count_that_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +122,11 @@ def test_only_those_cpus_count_that_it_may_run_on(monkeypatch: pytest.MonkeyPatc
     stat = "cpu 9 9 9 999999 9\ncpu0 1 2 3 400 50 6\ncpu1 1 2 3 100 20 6\ncpu10 1 2 3 7000 0 6\nintr 7\n"
     files(monkeypatch, {"/proc/stat": stat})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 10}, raising=False)
-    assert spare._idle() == 7450 / tick
+    assert idle_throttle._idle() == 7450 / tick
     files(monkeypatch, {"/proc/stat": "cpu 0 0 0 0 0\ncpu0 0 0 0 0 0\ncpu10 0 0 0 0 0\n"})
-    assert spare._idle() is None, "a kernel that counts nothing"
+    assert idle_throttle._idle() is None, "a kernel that counts nothing"
     files(monkeypatch, {})
-    assert spare._idle() is None
+    assert idle_throttle._idle() is None
 
 
 SECOND = {
@@ -148,7 +148,7 @@ FIRST = {
 )
 def test_the_limit_of_a_group(monkeypatch: pytest.MonkeyPatch, text: str, limit: float | None) -> None:
     files(monkeypatch, {**SECOND, "/sys/fs/cgroup/box/cpu.max": text})
-    assert spare._group() == ((None, None) if limit is None else (limit, 2.5))
+    assert idle_throttle._group() == ((None, None) if limit is None else (limit, 2.5))
 
 
 @pytest.mark.parametrize(("text", "limit"), [("-1\n", None), ("150000\n", 1.5), ("", None)])
@@ -156,12 +156,12 @@ def test_the_limit_of_a_group_of_the_first_version(
     monkeypatch: pytest.MonkeyPatch, text: str, limit: float | None
 ) -> None:
     files(monkeypatch, {**FIRST, "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": text})
-    assert spare._group() == ((None, None) if limit is None else (limit, 2.5))
+    assert idle_throttle._group() == ((None, None) if limit is None else (limit, 2.5))
 
 
 def test_no_groups_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     files(monkeypatch, {})
-    assert spare._group() == (None, None)
+    assert idle_throttle._group() == (None, None)
 
 
 def test_rests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.task import spare
-from stoker.task.spare import Spare
+from stoker.linux import idle_throttle
+from stoker.linux.idle_throttle import Spare
 
 PIECE = 0.004
 
@@ -30,10 +30,10 @@ class Machine:
         self._order = itertools.count()
         """Of those that are due at the same time."""
         self._idle = threading.Semaphore(0)
-        monkeypatch.setattr(spare, "time", self)
-        monkeypatch.setattr(spare, "_idle", lambda: 0.0)
-        monkeypatch.setattr(spare, "_group", lambda: (None, None))
-        monkeypatch.setattr(spare, "random", random.Random(7))
+        monkeypatch.setattr(idle_throttle, "time", self)
+        monkeypatch.setattr(idle_throttle, "_idle", lambda: 0.0)
+        monkeypatch.setattr(idle_throttle, "_group", lambda: (None, None))
+        monkeypatch.setattr(idle_throttle, "random", random.Random(7))
 
     def monotonic(self) -> float:
         return self.now
@@ -100,7 +100,7 @@ def test_together_they_take_one_share_and_each_its_part(
     began = machine.now
     ran = machine.run(*[until(machine, began + 500, turns) for _ in range(workers)])
     taken = [machine.worked[number] for number in ran]
-    assert 0.8 * spare.SHARE < sum(taken) / 500 < 1.2 * spare.SHARE
+    assert 0.8 * idle_throttle.SHARE < sum(taken) / 500 < 1.2 * idle_throttle.SHARE
     # Who gets the next turn is a matter of luck.
     assert min(taken) > 0.2 * sum(taken) / workers
 
@@ -109,7 +109,7 @@ def test_those_of_another_training_have_their_own(tmp_path: Path, monkeypatch: p
     machine = Machine(monkeypatch)
     began = machine.now
     ran = machine.run(*[until(machine, began + 500, str(tmp_path / name)) for name in ("one", "another")])
-    assert min(machine.worked[number] for number in ran) / 500 > 0.8 * spare.SHARE
+    assert min(machine.worked[number] for number in ran) / 500 > 0.8 * idle_throttle.SHARE
 
 
 def test_who_has_done_his_work_leaves_the_turn_to_others(
@@ -118,7 +118,7 @@ def test_who_has_done_his_work_leaves_the_turn_to_others(
     machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
     began = machine.now
     _, longer = machine.run(until(machine, began + 20, turns), until(machine, began + 520, turns))
-    assert machine.worked[longer] / 510 > 0.8 * spare.SHARE
+    assert machine.worked[longer] / 510 > 0.8 * idle_throttle.SHARE
 
 
 def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
@@ -129,8 +129,8 @@ def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
     holder = Spare(turns=turns)
     assert holder._turn.take(machine.now)
     began = machine.now
-    (other,) = machine.run(until(machine, began + 10 * spare.PATIENCE, turns))
-    assert machine.worked[other] > 5 * spare.SHARE * spare.PERIOD
+    (other,) = machine.run(until(machine, began + 10 * idle_throttle.PATIENCE, turns))
+    assert machine.worked[other] > 5 * idle_throttle.SHARE * idle_throttle.PERIOD
     holder._turn.give_back()
 
 
@@ -147,11 +147,11 @@ def test_who_is_waited_for_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch:
 
 def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     turns = str(tmp_path / "turns")
-    code = f"import time; from stoker.task.spare import _Turn; t = _Turn({turns!r}); print(t.take(0), flush=True); time.sleep(600)"
+    code = f"import time; from stoker.linux.idle_throttle import _Turn; t = _Turn({turns!r}); print(t.take(0), flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"True\n"
-    ours = spare._Turn(turns)
+    ours = idle_throttle._Turn(turns)
     assert not ours.take(0.0)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -169,7 +169,7 @@ def test_where_there_can_be_no_lock_everybody_takes_his_own_share(tmp_path: Path
         place.mkdir()
     else:
         place.symlink_to(tmp_path / "elsewhere")
-    one, other = (spare._Turn(str(place)) for _ in range(2))
+    one, other = (idle_throttle._Turn(str(place)) for _ in range(2))
     assert one.take(0.0) and other.take(0.0)
     one.give_back()
     other.give_back()

@@ -18,9 +18,9 @@ from typing import List
 
 from stoker.courier.sidecar import server
 from stoker.courier.sidecar.verbs import Verbs
-from stoker.task import formats, layout, wire
-from stoker.task.beneath import open_beneath
-from stoker.task.near import NearTaskDir
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.local_directory import NearTaskDir
+from stoker.task.safe_open import open_beneath
 
 TOUCH = 10.0
 """Seconds between two touches of the contact file."""
@@ -65,7 +65,7 @@ class Contact:
 def main(argv: List[str]) -> int:
     parser = argparse.ArgumentParser(prog="courier")
     parser.add_argument("--directory", required=True)
-    parser.add_argument("--port", type=int, default=wire.PORT, help="0: a free one, printed")
+    parser.add_argument("--port", type=int, default=courier_protocol.PORT, help="0: a free one, printed")
     parser.add_argument("--key-dir", required=True, help="holds courier.key, tls.crt, tls.key")
     parser.add_argument("--shared", help="the volume for checkpoints that the tasks of one server share")
     parser.add_argument("--host", help="default: every address")
@@ -98,9 +98,9 @@ def released(near: NearTaskDir) -> bool:
 
 def _key(path: str) -> bytes:
     with open(path, "rb") as file:
-        key = file.read(wire.KEY_BYTES + 1)
-    if len(key) != wire.KEY_BYTES:
-        raise SystemExit(f"courier: {path} must hold {wire.KEY_BYTES} bytes")
+        key = file.read(courier_protocol.KEY_BYTES + 1)
+    if len(key) != courier_protocol.KEY_BYTES:
+        raise SystemExit(f"courier: {path} must hold {courier_protocol.KEY_BYTES} bytes")
     return key
 
 

@@ -7,7 +7,7 @@ import mmap
 import queue
 from typing import Iterator
 
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 SMALL = 64 << 10
 COUNT = 3
@@ -21,7 +21,9 @@ class Busy(Exception):
 class Buffers:
     """May be used from any thread. A page of a buffer that was never needed takes no memory."""
 
-    def __init__(self, count: int = COUNT, size: int = wire.MAX_BODY, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, count: int = COUNT, size: int = courier_protocol.MAX_BODY, patience: float = PATIENCE
+    ) -> None:
         self._size = size
         self._patience = patience
         self._free: queue.LifoQueue[mmap.mmap] = queue.LifoQueue()

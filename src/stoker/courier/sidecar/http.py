@@ -8,7 +8,7 @@ import ssl
 import time
 from typing import Dict, Iterable, NamedTuple, Optional
 
-from stoker.task.wire import Bytes
+from stoker.task.courier_protocol import Bytes
 
 HEAD = 16 << 10
 """Bytes of a request's head."""

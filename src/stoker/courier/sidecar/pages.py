@@ -11,8 +11,8 @@ import os
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from stoker.task.beneath import Found, TooMany, check_depth, look, open_beneath, reopen
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import Found, TooMany, check_depth, look, open_beneath, reopen
 
 PAGE = 512 << 10
 """Bytes of JSON, about."""

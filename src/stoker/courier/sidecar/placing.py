@@ -17,8 +17,8 @@ from typing import Any, Dict, Iterator, Tuple
 from stoker.courier.sidecar import trees
 from stoker.courier.sidecar.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
 from stoker.task import formats
-from stoker.task.beneath import OPEN_DIRECTORY, occupied
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import OPEN_DIRECTORY, occupied
 
 _PLACED = f"{HOME}/placed"
 _BLOCK = 1 << 20

@@ -20,8 +20,8 @@ from stoker.courier.sidecar.buffers import Buffers, Busy
 from stoker.courier.sidecar.http import BadRequest, Channel, Head
 from stoker.courier.sidecar.sync import Gone
 from stoker.courier.sidecar.verbs import Call, Reply, Verbs
-from stoker.task import wire
-from stoker.task.wire import Forged, Guard, Malformed, WrongBoot
+from stoker.task import courier_protocol
+from stoker.task.courier_protocol import Forged, Guard, Malformed, WrongBoot
 
 STRANGERS = 8
 FRIENDS = 24
@@ -127,24 +127,26 @@ class Server:
         )
         if head is None:
             return False
-        if head.method == "GET" and head.path == wire.HEALTH:
+        if head.method == "GET" and head.path == courier_protocol.HEALTH:
             channel.answer(200, [b"ok"], {})
             return True
         try:
-            claim = wire.check_request(
+            claim = courier_protocol.check_request(
                 self._key, head.method, head.path, head.headers.get("stoker-session", "")
             )
         except Forged:
             channel.answer(403, [], {}, close=True)
             return False
-        if head.method != "POST" or head.length > wire.MAX_BODY:
+        if head.method != "POST" or head.length > courier_protocol.MAX_BODY:
             self._answer(channel, claim.nonce, Reply({"error": "not a POST, or too large"}, status=413))
             return False
         channel.sock.settimeout(IDLE)
         with contextlib.ExitStack() as lent:
             return self._obey(visit, head, claim, lent)
 
-    def _obey(self, visit: _Visit, head: Head, claim: wire.Claim, lent: contextlib.ExitStack) -> bool:
+    def _obey(
+        self, visit: _Visit, head: Head, claim: courier_protocol.Claim, lent: contextlib.ExitStack
+    ) -> bool:
         channel = visit.channel
         try:
             body = lent.enter_context(self._buffers.lend(head.length))
@@ -155,7 +157,7 @@ class Server:
         channel.fill(body, None if visit.trusted else IDLE)
         channel.sock.settimeout(IDLE)
         try:
-            wire.check_body(claim, body)
+            courier_protocol.check_body(claim, body)
             self._guard.admit(claim)
         except Forged:
             channel.answer(403, [], {}, close=True)
@@ -166,7 +168,7 @@ class Server:
         self._trust(visit)
         self._touch()
         try:
-            header, data = wire.unpack(body)
+            header, data = courier_protocol.unpack(body)
         except Malformed as exc:
             reply = Reply({"error": str(exc)}, status=400)
         else:
@@ -185,8 +187,10 @@ class Server:
                 one.channel.cut()
 
     def _answer(self, channel: Channel, nonce: str, reply: Reply) -> None:
-        body = [wire.head(reply.header), *reply.data]
-        headers: Dict[str, str] = {wire.SESSION: wire.sign_answer(self._key, nonce, reply.status, body)}
+        body = [courier_protocol.head(reply.header), *reply.data]
+        headers: Dict[str, str] = {
+            courier_protocol.SESSION: courier_protocol.sign_answer(self._key, nonce, reply.status, body)
+        }
         channel.answer(reply.status, body, headers)
 
 

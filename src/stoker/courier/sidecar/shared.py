@@ -14,8 +14,8 @@ from typing import Iterator, List
 
 from stoker.courier.sidecar.trash import Trash
 from stoker.task import layout
-from stoker.task.beneath import open_beneath
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import open_beneath
 
 MOST = 10_000
 """Names that are told of."""

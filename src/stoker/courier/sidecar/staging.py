@@ -23,7 +23,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from stoker.courier.sidecar.trash import Trash
 from stoker.task import layout
-from stoker.task.beneath import OPEN_DIRECTORY, open_beneath
+from stoker.task.safe_open import OPEN_DIRECTORY, open_beneath
 
 HOME = ".courier"
 TREE = "tree"

@@ -18,9 +18,10 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from stoker.task import inotify, layout, wire
-from stoker.task.beneath import open_beneath
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.linux import inotify
+from stoker.task import courier_protocol, layout
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import open_beneath
 
 ANSWER = 4 << 20
 """Bytes of deltas in one answer."""
@@ -72,10 +73,10 @@ class Asked(NamedTuple):
         have, records, mark = raw.get("have"), raw.get("records"), raw.get("mark")
         wait = raw.get("wait")
         if not isinstance(have, dict) or not isinstance(records, dict) or type(wait) not in (int, float):
-            raise wire.Malformed("a sync without have, records and wait")
+            raise courier_protocol.Malformed("a sync without have, records and wait")
         return cls(
             {path: _held(value) for path, value in have.items()},
-            {path: wire.text(value) for path, value in records.items()},
+            {path: courier_protocol.text(value) for path, value in records.items()},
             min(max(float(wait or 0), 0.0), LONGEST_WAIT),
             raw.get("final") is True,
             _mark(mark) if mark is not None else None,
@@ -90,7 +91,7 @@ class News:
         self.resets: List[str] = []
         self.records: List[Tuple[str, str, int]] = []
         self.gone: List[str] = []
-        self.data: List[wire.Bytes] = []
+        self.data: List[courier_protocol.Bytes] = []
         self.left = ANSWER
         self.behind: Dict[str, int] = {}
         """Files that go on after this answer, and up to where."""
@@ -99,7 +100,7 @@ class News:
     def __bool__(self) -> bool:
         return bool(self.deltas or self.resets or self.records or self.gone)
 
-    def add(self, path: str, offset: int, data: wire.Bytes) -> None:
+    def add(self, path: str, offset: int, data: courier_protocol.Bytes) -> None:
         self.deltas.append((path, offset, len(data)))
         self.data.append(data)
         self.left -= len(data)
@@ -172,7 +173,7 @@ class Sync:
         except (FileNotFoundError, UnsafePath):
             return {}
         try:
-            names = [name for name in _names(fd) if wire.grows(f"{folder}/{name}")]
+            names = [name for name in _names(fd) if courier_protocol.grows(f"{folder}/{name}")]
             found = {}
             for name in sorted(names, key=_newest, reverse=True)[:FILES]:
                 with contextlib.suppress(FileNotFoundError):
@@ -219,17 +220,17 @@ class Sync:
             news.behind[path] = size
 
     def _records(self, news: News, asked: Asked) -> None:
-        for path in wire.RECORDS:
+        for path in courier_protocol.RECORDS:
             try:
-                data = self._near.read(path, 0, wire.LARGEST_RECORD)
+                data = self._near.read(path, 0, courier_protocol.LARGEST_RECORD)
             except OSError:
                 data = b""  # user code put something else in its place
             known = asked.records.get(path)
             if not data:
                 if known is not None:
                     news.gone.append(path)
-            elif wire.tag(data) != known:
-                news.records.append((path, wire.tag(data), len(data)))
+            elif courier_protocol.tag(data) != known:
+                news.records.append((path, courier_protocol.tag(data), len(data)))
                 news.data.append(data)
 
     def _size(self, path: str) -> int:
@@ -285,15 +286,18 @@ class _Watch:
 
 def _held(value: Any) -> Tuple[int, str]:
     if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int:
-        raise wire.Malformed("a sync that does not say how much it has")
-    return value[0], wire.text(value[1])
+        raise courier_protocol.Malformed("a sync that does not say how much it has")
+    return value[0], courier_protocol.text(value[1])
 
 
 def _mark(value: Any) -> Mark:
     files = value.get("files") if isinstance(value, dict) else None
-    if not isinstance(files, dict) or not all(wire.grows(path) for path in files):
-        raise wire.Malformed("a mark that is not one")
-    return Mark(wire.number(value.get("journal")), {path: wire.number(size) for path, size in files.items()})
+    if not isinstance(files, dict) or not all(courier_protocol.grows(path) for path in files):
+        raise courier_protocol.Malformed("a mark that is not one")
+    return Mark(
+        courier_protocol.number(value.get("journal")),
+        {path: courier_protocol.number(size) for path, size in files.items()},
+    )
 
 
 def _names(fd: int) -> Iterator[str]:
@@ -317,11 +321,11 @@ def _first(path: str) -> Tuple[bool, str]:
 
 def _continues(fd: int, held: int, tail: str) -> bool:
     """Whether what the other side has is still the beginning of this file."""
-    begin = max(0, held - wire.TAIL)
+    begin = max(0, held - courier_protocol.TAIL)
     try:
         data = os.pread(fd, held - begin, begin)
     except OSError as exc:
         if exc.errno in (errno.EINVAL, errno.EOVERFLOW):
             return False
         raise
-    return len(data) == held - begin and wire.tag(data) == tail
+    return len(data) == held - begin and courier_protocol.tag(data) == tail

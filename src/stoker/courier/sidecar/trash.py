@@ -13,7 +13,7 @@ import stat
 import threading
 from typing import Iterator
 
-from stoker.task.beneath import OPEN_DIRECTORY, open_beneath
+from stoker.task.safe_open import OPEN_DIRECTORY, open_beneath
 
 
 class Trash:

@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any, Iterator, NamedTuple, Optional
 
-from stoker.task.wire import Malformed
+from stoker.task.courier_protocol import Malformed
 
 BEGIN = '{"files":['
 LONGEST = 256 << 10

@@ -15,10 +15,10 @@ from stoker.courier.sidecar.placing import Incomplete, Placing, split
 from stoker.courier.sidecar.shared import Shared
 from stoker.courier.sidecar.staging import Damaged, Piece, Staging
 from stoker.courier.sidecar.sync import Asked, Gone, Sync
-from stoker.task import formats, layout, wire
-from stoker.task.beneath import TooMany, open_beneath
-from stoker.task.near import NearTaskDir, UnsafePath
-from stoker.task.wire import Bytes, Malformed
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.courier_protocol import Bytes, Malformed
+from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.safe_open import TooMany, open_beneath
 
 MOST_PIECES = 10_000
 MOST_DIGESTS = 10_000
@@ -58,17 +58,17 @@ class Verbs:
         self._newest = -1
         """The newest order given to this courier. One that was held up on the way does not undo a later one."""
         self._verbs: Dict[str, Callable[[Call], Reply]] = {
-            wire.SYNC: self._news,
-            wire.ORDER: self._order,
-            wire.READ: self._read,
-            wire.MISSING: self._missing,
-            wire.BLOB: self._blob,
-            wire.PLACE: self._place,
-            wire.WALK: self._walk,
-            wire.DISCARD: self._discard,
-            wire.SETTLE: self._settle,
-            wire.PARTS: self._parts,
-            wire.SALVAGE: self._salvage,
+            courier_protocol.SYNC: self._news,
+            courier_protocol.ORDER: self._order,
+            courier_protocol.READ: self._read,
+            courier_protocol.MISSING: self._missing,
+            courier_protocol.BLOB: self._blob,
+            courier_protocol.PLACE: self._place,
+            courier_protocol.WALK: self._walk,
+            courier_protocol.DISCARD: self._discard,
+            courier_protocol.SETTLE: self._settle,
+            courier_protocol.PARTS: self._parts,
+            courier_protocol.SALVAGE: self._salvage,
         }
 
     def recover(self) -> None:
@@ -120,12 +120,18 @@ class Verbs:
         return Reply({})
 
     def _read(self, call: Call) -> Reply:
-        path = wire.text(call.header.get("path"))
-        offset = wire.number(call.header.get("offset"))
+        path = courier_protocol.text(call.header.get("path"))
+        offset = courier_protocol.number(call.header.get("offset"))
         fd = self._open(path)
         try:
             size = os.fstat(fd).st_size
-            view = call.lend(min(wire.number(call.header.get("limit")), wire.RANGE, max(0, size - offset)))
+            view = call.lend(
+                min(
+                    courier_protocol.number(call.header.get("limit")),
+                    courier_protocol.RANGE,
+                    max(0, size - offset),
+                )
+            )
             done = 0
             while done < len(view):
                 count = os.preadv(fd, [view[done:]], offset + done)
@@ -142,7 +148,7 @@ class Verbs:
         return self._near.open(path)
 
     def _discard(self, call: Call) -> Reply:
-        path = wire.text(call.header.get("path"))
+        path = courier_protocol.text(call.header.get("path"))
         folder, name = split(path)
         if self._shared is not None and path.startswith(f"{layout.SHARED}/"):
             self._shared.discard(path[len(layout.SHARED) + 1 :])
@@ -167,7 +173,7 @@ class Verbs:
         replace = call.header.get("replace") is True
         if self._placing.settled(path, manifest, replace=replace):
             return Reply({"settled": True})
-        digests = [_digest(raw) for raw in wire.strings(call.header.get("digests"), MOST_DIGESTS)]
+        digests = [_digest(raw) for raw in courier_protocol.strings(call.header.get("digests"), MOST_DIGESTS)]
         complete, begun = self._staging.here(path, manifest, digests)
         return Reply({"settled": False, "complete": complete, "begun": begun})
 
@@ -175,7 +181,7 @@ class Verbs:
         path, manifest = _target(call)
         split(path)
         if "verify" in call.header:
-            digest, size = _digest(call.header["verify"]), wire.number(call.header.get("size"))
+            digest, size = _digest(call.header["verify"]), courier_protocol.number(call.header.get("size"))
             return self._job(call, lambda: self._verified(path, manifest, digest, size))
         pieces = _pieces(call.header.get("pieces"))
         if sum(piece.length for piece in pieces) != len(call.data):
@@ -200,32 +206,38 @@ class Verbs:
     # -- what takes long -------------------------------------------------------------------------------------
 
     def _walk(self, call: Call) -> Reply:
-        path, after = wire.text(call.header.get("path")), wire.text(call.header.get("after"))
-        most = wire.number(call.header.get("max_entries"), MOST_ENTRIES)
+        path, after = (
+            courier_protocol.text(call.header.get("path")),
+            courier_protocol.text(call.header.get("after")),
+        )
+        most = courier_protocol.number(call.header.get("max_entries"), MOST_ENTRIES)
         return self._job(call, lambda: pages.page(self._directory, path, after, most))
 
     def _settle(self, call: Call) -> Reply:
-        generation = wire.number(call.header.get("generation"))
+        generation = courier_protocol.number(call.header.get("generation"))
         return self._job(call, lambda: settle.settle(self._directory, generation))
 
     def _salvage(self, call: Call) -> Reply:
-        generation, name = wire.number(call.header.get("generation")), wire.text(call.header.get("part"))
+        generation, name = (
+            courier_protocol.number(call.header.get("generation")),
+            courier_protocol.text(call.header.get("part")),
+        )
         carried = call.header.get("carried")
         if not isinstance(carried, list) or len(carried) > MOST_ENTRIES:
             raise Malformed("not a list of numbers, or too long a one")
-        numbers = [wire.number(number, 10**9) for number in carried]
+        numbers = [courier_protocol.number(number, 10**9) for number in carried]
         if self._shared is None:
             raise FileNotFoundError(errno.ENOENT, "there is no shared volume here", name)
         directory = self._shared.path(name)
         return self._job(call, lambda: settle.salvage(directory, generation, numbers))
 
     def _job(self, call: Call, work: Callable[[], Dict[str, Any]]) -> Reply:
-        result = self._jobs.result(wire.text(call.header.get("job"), 64), work)
+        result = self._jobs.result(courier_protocol.text(call.header.get("job"), 64), work)
         return Reply({"running": True}) if result is None else Reply({"running": False, **result})
 
 
 def _target(call: Call) -> Tuple[str, str]:
-    return wire.text(call.header.get("path")), _digest(call.header.get("manifest"))
+    return courier_protocol.text(call.header.get("path")), _digest(call.header.get("manifest"))
 
 
 def _digest(value: Any) -> str:
@@ -241,7 +253,12 @@ def _pieces(value: Any) -> List[Piece]:
     for raw in value:
         if not isinstance(raw, list) or len(raw) != 4:
             raise Malformed("a piece is a digest, a size, an offset and a length")
-        piece = Piece(_digest(raw[0]), wire.number(raw[1]), wire.number(raw[2]), wire.number(raw[3]))
+        piece = Piece(
+            _digest(raw[0]),
+            courier_protocol.number(raw[1]),
+            courier_protocol.number(raw[2]),
+            courier_protocol.number(raw[3]),
+        )
         if piece.offset + piece.length > piece.size:
             raise Malformed("a piece that goes beyond its end")
         found.append(piece)

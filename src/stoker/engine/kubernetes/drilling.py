@@ -12,8 +12,8 @@ from stoker.engine.kubernetes.config import IN_CLUSTER, ClusterConfig
 from stoker.engine.kubernetes.kube import KubeError
 from stoker.engine.kubernetes.template import MAIN
 from stoker.errors import EngineError, NotFound
-from stoker.task import container
-from stoker.task.access import TaskDir
+from stoker.task import container_layout
+from stoker.task.directory import TaskDir
 from stoker.task.formats import Order
 
 Object = Mapping[str, Any]
@@ -58,4 +58,4 @@ def shell(config: ClusterConfig, pod: Object) -> dict[str, Any]:
     if config.context:
         argv += ["--context", config.context]
     argv += ["--namespace", metadata["namespace"], "exec", "-it", metadata["name"], "--container", MAIN, "--"]
-    return {"argv": argv + container.command(container.CURRENT, "shell", container.TASK)}
+    return {"argv": argv + container_layout.command(container_layout.CURRENT, "shell", container_layout.TASK)}

@@ -35,7 +35,7 @@ from stoker.engine.kubernetes.submitting import Submitter, marks
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
 from stoker.spec import Job
-from stoker.task import container
+from stoker.task import container_layout
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class KubernetesEngine:
     def surroundings(self, job: Job) -> Surroundings:
         image = job.image or self.config.default_image
         return Surroundings(
-            inherit=True, setups=container.SETUPS, inputs=volumes.INPUTS, image=image, port=_PORT
+            inherit=True, setups=container_layout.SETUPS, inputs=volumes.INPUTS, image=image, port=_PORT
         )
 
     def manifest(self, attempt: Attempt) -> str:

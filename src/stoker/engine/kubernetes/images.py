@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from stoker.task import container
+from stoker.task import container_layout
 
 PULLING = frozenset(
     {
@@ -74,7 +74,7 @@ def cannot_run(image: str, code: int | None, reason: str, message: str) -> str |
             f"the image {image} needs {found[1]}, and the NVIDIA driver of the node is too old for it;"
             " use an image for an older CUDA or a node with a newer driver"
         )
-    if code == container.NO_PYTHON and ("no Python" in message or not message):
+    if code == container_layout.NO_PYTHON and ("no Python" in message or not message):
         said = message.removeprefix("stoker: ")
         return (
             f"the image {image} has no Python the launcher can run with ({said or 'none on its PATH'});"

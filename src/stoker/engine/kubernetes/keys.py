@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.engine.kubernetes.render import Keys
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 _BACK = datetime.timedelta(days=1)
 _YEARS = datetime.timedelta(days=20 * 365)
@@ -39,7 +39,7 @@ def make() -> Keys:
         .sign(private, hashes.SHA256())
     )
     return Keys(
-        courier=os.urandom(wire.KEY_BYTES),
+        courier=os.urandom(courier_protocol.KEY_BYTES),
         cert=certificate.public_bytes(serialization.Encoding.PEM),
         private=private.private_bytes(
             serialization.Encoding.PEM,
@@ -57,4 +57,4 @@ def read(secret: Mapping[str, Any]) -> tuple[bytes, str] | None:
         certificate = base64.b64decode(data["tls.crt"], validate=True).decode()
     except (KeyError, ValueError):
         return None
-    return (key, certificate) if len(key) == wire.KEY_BYTES else None
+    return (key, certificate) if len(key) == courier_protocol.KEY_BYTES else None

@@ -18,7 +18,7 @@ from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.far import Courier, FarDirectory, Ferry, Mirror, Pace
 from stoker.engine.kubernetes.ways import Ways
 from stoker.task.formats import Order
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 Object = Mapping[str, Any]
 

@@ -30,7 +30,7 @@ from stoker.settings import LogSettings
 from stoker.spec.words import Cause
 from stoker.task import formats, layout
 from stoker.task.formats import Ending, Order, Status
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ server that does not answer at all is waited for."""
 
 
 class PlainDirectory(NearTaskDir):
-    """Implements stoker.task.access.FarTaskDir for a pod without a courier. Reading is from what the server wrote."""
+    """Implements stoker.task.directory.FarTaskDir for a pod without a courier. Reading is from what the server wrote."""
 
     def __init__(self, task: PlainTask, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(str(task.root))

@@ -25,10 +25,10 @@ from stoker.engine.kubernetes import names, placing, security, template, volumes
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.errors import Refused
 from stoker.spec import Job
-from stoker.task import container
+from stoker.task import container_layout
+from stoker.task.courier_protocol import PORT
 from stoker.task.formats import TaskInfo
 from stoker.task.layout import Part
-from stoker.task.wire import PORT
 
 Object = dict[str, Any]
 
@@ -262,9 +262,11 @@ def _metadata(
 
 def _init(task: _Task) -> Object:
     """It has main's resources: it runs before main, so that they cost nothing, and as fast."""
-    program = container.IMAGE_BUNDLE if task.config.stoker_image else container.BUNDLE
+    program = container_layout.IMAGE_BUNDLE if task.config.stoker_image else container_layout.BUNDLE
     part = [task.shared.where] if task.shared else []
-    found = _ours(task, program, "init", volumes.TASK_JSON, container.TASK, container.BIN, *part)
+    found = _ours(
+        task, program, "init", volumes.TASK_JSON, container_layout.TASK, container_layout.BIN, *part
+    )
     found["resources"] = placing.resources(task.plan, task.job, task.config, with_devices=False)
     found["volumeMounts"] = volumes.of_init(task.config, task.shared)
     return found
@@ -272,11 +274,11 @@ def _init(task: _Task) -> Object:
 
 def _courier(task: _Task) -> Object:
     size = task.config.sidecar
-    places = ["--directory", container.TASK, "--key-dir", container.KEY]
+    places = ["--directory", container_layout.TASK, "--key-dir", container_layout.KEY]
     if task.shared:
-        places += ["--shared", container.SHARED]
+        places += ["--shared", container_layout.SHARED]
     return {
-        **_ours(task, container.CURRENT, "courier", *places),
+        **_ours(task, container_layout.CURRENT, "courier", *places),
         "restartPolicy": "Always",
         "ports": [{"name": "courier", "containerPort": PORT, "protocol": "TCP"}],
         "livenessProbe": {
@@ -302,7 +304,7 @@ def _ours(task: _Task, program: str, verb: str, *arguments: str) -> Object:
     return {
         "name": verb,
         "image": ours or task.image,
-        "command": container.command(program, verb, *arguments, python=python),
+        "command": container_layout.command(program, verb, *arguments, python=python),
         "env": [_NO_GPUS],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": security.of_ours(task.config),
@@ -313,7 +315,9 @@ def _main(task: _Task) -> Object:
     job, config, many = task.job, task.config, len(task.attempt.tasks)
     found: Object = {"name": template.MAIN, "image": task.image}
     if not task.plain:
-        found["command"] = container.command(container.CURRENT, "launch", container.TASK, python=task.python)
+        found["command"] = container_layout.command(
+            container_layout.CURRENT, "launch", container_layout.TASK, python=task.python
+        )
     elif job.argv():
         found["command"] = [_literal(word) for word in job.argv()]
     elif job.args:
@@ -339,7 +343,7 @@ def _environment(task: _Task) -> list[Object]:
         for name in task.job.inputs
     }
     whole = {
-        "HOME": container.HOME,
+        "HOME": container_layout.HOME,
         **({"STOKER_INPUTS": volumes.INPUTS, **inputs} if inputs else {}),
         **task.job.env,
         "STOKER_RUN": attempt.run,
@@ -365,10 +369,10 @@ def _info(attempt: Attempt, plan: TaskPlan) -> TaskInfo:
     return replace(
         attempt.info(plan),
         gpus=None if placing.gpus(plan, job) else [],
-        secrets_dir=container.SECRETS if attempt.secrets else None,
-        setups=container.SETUPS,
+        secrets_dir=container_layout.SECRETS if attempt.secrets else None,
+        setups=container_layout.SETUPS,
         workdir=".",
-        home=container.HOME,
+        home=container_layout.HOME,
         command=[
             str(part) for part in [*(image.get("entrypoint") or ()), *(job.args or image.get("cmd") or ())]
         ],

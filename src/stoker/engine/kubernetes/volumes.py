@@ -12,7 +12,7 @@ from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes import names, placing, security
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.spec import Job
-from stoker.task import container, layout
+from stoker.task import container_layout, layout
 from stoker.task.layout import Part
 
 Object = dict[str, Any]
@@ -36,14 +36,14 @@ class Shared:
     @property
     def where(self) -> str:
         """This pod's part, for init and courier."""
-        return f"{container.SHARED}/{self.part.name}"
+        return f"{container_layout.SHARED}/{self.part.name}"
 
     def own(self) -> list[Object]:
         """What it writes, in its task directory."""
         return [
             {
                 "name": "checkpoints",
-                "mountPath": f"{container.TASK}/{name}",
+                "mountPath": f"{container_layout.TASK}/{name}",
                 "subPath": f"stoker/{self.home}/{self.part.name}/{name}",
             }
             for name in layout.LASTING
@@ -54,7 +54,7 @@ class Shared:
         below = "" if self.wide else f"/{self.part.run}"
         return {
             "name": "checkpoints",
-            "mountPath": f"{container.SHARED}{below}",
+            "mountPath": f"{container_layout.SHARED}{below}",
             "subPath": f"stoker/{self.home}{below}",
         }
 
@@ -98,8 +98,8 @@ def of_pod(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig, bu
 
 def of_init(config: ClusterConfig, shared: Shared | None) -> list[Object]:
     found = [
-        _mount("task", container.TASK),
-        _mount("bin", container.BIN),
+        _mount("task", container_layout.TASK),
+        _mount("bin", container_layout.BIN),
         _mount("order", ORDER, write=False),
     ]
     if not config.stoker_image:
@@ -109,25 +109,25 @@ def of_init(config: ClusterConfig, shared: Shared | None) -> list[Object]:
 
 def of_courier(shared: Shared | None) -> list[Object]:
     found = [
-        _mount("task", container.TASK),
-        _mount("bin", container.BIN, write=False),
-        _mount("key", container.KEY, write=False),
+        _mount("task", container_layout.TASK),
+        _mount("bin", container_layout.BIN, write=False),
+        _mount("key", container_layout.KEY, write=False),
     ]
     return [*found, *shared.own(), shared.around()] if shared else found
 
 
 def of_main(attempt: Attempt, job: Job, config: ClusterConfig, shared: Shared | None) -> list[Object]:
-    found = [_mount("home", container.HOME), _mount("shm", "/dev/shm")]
+    found = [_mount("home", container_layout.HOME), _mount("shm", "/dev/shm")]
     if config.read_only_root:
         found.append(_mount("tmp", "/tmp"))
     if job.launcher != "none":
         found += [
-            _mount("task", container.TASK),
-            _mount("bin", container.BIN, write=False),
-            _mount("setup", container.SETUPS),
+            _mount("task", container_layout.TASK),
+            _mount("bin", container_layout.BIN, write=False),
+            _mount("setup", container_layout.SETUPS),
         ]
         if attempt.secrets:
-            found.append(_mount("secrets", container.SECRETS, write=False))
+            found.append(_mount("secrets", container_layout.SECRETS, write=False))
         found += shared.own() if shared else []
     for number, (name, uri) in enumerate(_claims(job)):
         mount = _mount(f"input-{number}", f"{INPUTS}/{name}", write=False)

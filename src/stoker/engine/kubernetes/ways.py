@@ -20,7 +20,7 @@ from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.far import StreamTransport, Transport, direct
 from stoker.engine.kubernetes.far.transport import tls
 from stoker.errors import EngineUnavailable, StokerError
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Ways:
             return False
         try:
             async with asyncio.timeout(_KNOCK):
-                _, writer = await asyncio.open_connection(address, wire.PORT)
+                _, writer = await asyncio.open_connection(address, courier_protocol.PORT)
         except ConnectionRefusedError:
             return True  # somebody is there, if not the courier yet
         except OSError:
@@ -94,7 +94,7 @@ class _Chosen:
         except (OSError, StokerError):
             self._next()
             raise
-        if wire.SESSION.lower() not in answer[1]:
+        if courier_protocol.SESSION.lower() not in answer[1]:
             # Not the courier's: the API server's own words, or those of something in between.
             self._next()
         else:
@@ -129,7 +129,7 @@ class _Chosen:
 
     def _make(self, name: str, address: str) -> Transport:
         if name == "direct":
-            return direct(address, wire.PORT, self._certificate)
+            return direct(address, courier_protocol.PORT, self._certificate)
         if name == "proxy":
             return _Proxy(self._cluster, self._pod)
         context = tls()
@@ -137,7 +137,11 @@ class _Chosen:
         async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             kube = self._cluster.kube
             return await kube.forward(
-                kube.namespace, self._pod, wire.PORT, ssl=context, server_hostname="stoker-courier"
+                kube.namespace,
+                self._pod,
+                courier_protocol.PORT,
+                ssl=context,
+                server_hostname="stoker-courier",
             )
 
         return StreamTransport(connect, certificate=self._certificate)
@@ -159,8 +163,10 @@ class _Proxy:
 
     async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
         kube = self._cluster.kube
-        where = f"/api/v1/namespaces/{kube.namespace}/pods/https:{self._pod}:{wire.PORT}/proxy{path}"
+        where = (
+            f"/api/v1/namespaces/{kube.namespace}/pods/https:{self._pod}:{courier_protocol.PORT}/proxy{path}"
+        )
         answer = await kube.request(
-            "POST", where, body=body, headers=headers, timeout=timeout, max_bytes=wire.MAX_BODY
+            "POST", where, body=body, headers=headers, timeout=timeout, max_bytes=courier_protocol.MAX_BODY
         )
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, answer.body

@@ -21,8 +21,8 @@ from typing import Any
 
 from stoker.engine.local import processes
 from stoker.engine.local.directories import make_directory
+from stoker.linux.cgroup_paths import unescape
 from stoker.task import formats
-from stoker.task.groups import unescape
 
 V2_CONTROLLERS = ("cpu", "memory", "pids")
 PERIOD = 100_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.engine.local.directories import Place
-from stoker.task import container
+from stoker.task import container_layout
 
 LABEL = "stoker"
 MOST_PROCESSES = 32_768
@@ -76,7 +76,7 @@ def labels_of(home: str, place: Place, more: Mapping[str, str]) -> dict[str, str
 
 
 def launcher(bundle: str, directory: str, python: str | None) -> list[str]:
-    return container.command(bundle, "launch", directory, python=python)
+    return container_layout.command(bundle, "launch", directory, python=python)
 
 
 def create(runtime: Runtime, box: Box) -> list[str]:

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from stoker.engine.base import ASIDE_FOR
 from stoker.errors import EngineError
-from stoker.task import formats, layout, spare
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.linux import idle_throttle
+from stoker.task import formats, layout
+from stoker.task.local_directory import NearTaskDir, UnsafePath
 
 _DEPTH = 64
 _DISCARDED = ".removed"
@@ -71,7 +72,7 @@ def _take_turns(directory: Path) -> None:
         return
     theirs = next((path for path in others if path.exists()), others[0])
     with contextlib.suppress(OSError):
-        os.close(spare.open_turns(str(theirs)))
+        os.close(idle_throttle.open_turns(str(theirs)))
         os.link(theirs, own, follow_symlinks=False)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from stoker.engine.local import containers, isolation, machine, processes, runtimes
 from stoker.engine.local.gpus import Gpus
 from stoker.engine.local.isolation import Isolation
+from stoker.linux.inotify import Inotify
 from stoker.settings import Settings
-from stoker.task.inotify import Inotify
 
 LITTLE_DISK = 5 << 30
 LITTLE_SHM = 1 << 30

@@ -30,7 +30,7 @@ from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound, Re
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported
 from stoker.task.formats import TaskInfo
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ import sys
 from stoker.engine.local import containers
 from stoker.engine.local.containers import Runtime
 from stoker.engine.local.registry import Known
-from stoker.task import container
+from stoker.task import container_layout
 
 
 def argv(launcher: int, directory: str, bundle: str) -> list[str]:
     """Into the namespaces of the launcher where it has its own; the launcher's code does the rest: environment,
     directory, limits."""
-    inside = container.command(bundle, "shell", directory, python=sys.executable)
+    inside = container_layout.command(bundle, "shell", directory, python=sys.executable)
     program = shutil.which("nsenter")
     kinds = [kind for kind in ("user", "mnt", "pid") if _differs(launcher, kind)]
     if not kinds or program is None:
@@ -26,7 +26,7 @@ def argv(launcher: int, directory: str, bundle: str) -> list[str]:
 
 
 def container_argv(runtime: Runtime, known: Known, bundle: str) -> list[str]:
-    return containers.enter(runtime, known.container, container.command(bundle, "shell", known.path))
+    return containers.enter(runtime, known.container, container_layout.command(bundle, "shell", known.path))
 
 
 def _differs(launcher: int, kind: str) -> bool:

@@ -13,7 +13,7 @@ from stoker.engine.local.directories import Place
 from stoker.engine.local.registry import Known, Registry
 from stoker.engine.local.watch import Watcher
 from stoker.errors import EngineError, EngineUnavailable
-from stoker.task.near import NearTaskDir
+from stoker.task.local_directory import NearTaskDir
 
 log = logging.getLogger(__name__)
 

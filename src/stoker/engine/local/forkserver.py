@@ -43,7 +43,7 @@ class ForkServer:
     def __init__(
         self, directory: Path, *, open_files: tuple[int, int], cover: Mapping[str, Any] | None = None
     ) -> None:
-        """`cover`: what no task may see, where it has a mount namespace of its own (see `launcher/covering.py`)."""
+        """`cover`: what no task may see, where it has a mount namespace of its own (see `launcher/forkserver/home_cover.py`)."""
         self._directory = directory
         self._cover = cover
         self._open_files = open_files
@@ -128,7 +128,7 @@ class ForkServer:
                 *wrap,
                 sys.executable,
                 "-m",
-                "stoker.launcher.forkserver",
+                "stoker.launcher.forkserver.server",
                 "--fd",
                 str(theirs.fileno()),
             ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.engine.local import cgroups, processes
-from stoker.task import groups
+from stoker.linux import cgroup_paths
 
 PID_NAMESPACE = "pid namespace"
 USER_NAMESPACE = "user + pid namespace"
@@ -106,7 +106,7 @@ def _assembled(
 
 def in_scope(found: Isolation, pid: int, name: str) -> Isolation:
     """The same once the fork server runs in its scope: groups are made beneath it, where tasks are born."""
-    _, own = groups.find(
+    _, own = cgroup_paths.find(
         processes.read_text("/proc/self/mountinfo"), processes.read_text(f"/proc/{pid}/cgroup")
     )
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}") if own is not None else None
@@ -194,7 +194,7 @@ def _namespace_fix() -> str:
 
 
 def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.Tree | None, tuple[str, ...]]:
-    first, second = groups.find(
+    first, second = cgroup_paths.find(
         processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup")
     )
     name = cgroups.home_name(home)

@@ -7,8 +7,8 @@ import posixpath
 from collections.abc import Iterator
 
 from stoker.engine.local import processes
+from stoker.linux import cgroup_paths
 from stoker.settings import LocalSettings
-from stoker.task import groups
 
 
 def cpus(settings: LocalSettings) -> float:
@@ -62,7 +62,9 @@ def own_quota() -> float | None:
 
 
 def _own() -> tuple[dict[str, str], str | None]:
-    return groups.find(processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup"))
+    return cgroup_paths.find(
+        processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup")
+    )
 
 
 def _upwards(directory: str | None) -> Iterator[str]:

@@ -25,7 +25,7 @@ from stoker.engine.local.processes import Identity
 from stoker.settings import Home
 from stoker.task import formats, layout
 from stoker.task.formats import TaskInfo
-from stoker.task.near import NearTaskDir, UnsafePath
+from stoker.task.local_directory import NearTaskDir, UnsafePath
 
 _SUFFIX = ".json"
 _LAUNCHER = "stoker-launcher"

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.engine.local import cgroups, processes
 from stoker.engine.local.isolation import Isolation
-from stoker.task import groups
+from stoker.linux import cgroup_paths
 
 ROOM = 0.95
 """The largest share of its new limit that a task may already use: it goes on allocating meanwhile."""
@@ -46,7 +46,7 @@ def refuse_container(launcher: int, memory: int | None) -> str | None:
     if memory is None:
         return None
     own = processes.read_text(f"/proc/{launcher}/cgroup")
-    first, second = groups.find(processes.read_text("/proc/self/mountinfo"), own)
+    first, second = cgroup_paths.find(processes.read_text("/proc/self/mountinfo"), own)
     if "memory" in first:
         return _too_small(1, first["memory"], memory)
     return _too_small(2, second, memory) if second is not None else None

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.engine.hints import Hints, Key
-from stoker.task import layout
-from stoker.task.inotify import (
+from stoker.linux.inotify import (
     IN_DONT_FOLLOW,
     IN_IGNORED,
     IN_MODIFY,
@@ -22,6 +21,7 @@ from stoker.task.inotify import (
     IN_Q_OVERFLOW,
     Inotify,
 )
+from stoker.task import layout
 
 log = logging.getLogger(__name__)
 

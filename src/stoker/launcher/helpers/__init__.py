@@ -60,15 +60,15 @@ def main(argv: List[str]) -> int:
 
 
 def _remote_shell(argv: List[str]) -> int:
-    from stoker.launcher.helpers import remote_shell
+    from stoker.launcher.helpers import rsh_server
 
-    return remote_shell.main(argv)
+    return rsh_server.main(argv)
 
 
 def _mpi_agent(argv: List[str]) -> int:
-    from stoker.launcher.helpers import remote_agent
+    from stoker.launcher.helpers import rsh_client
 
-    return remote_agent.main(argv)
+    return rsh_client.main(argv)
 
 
 def _mpirun(argv: List[str]) -> int:

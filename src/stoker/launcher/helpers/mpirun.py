@@ -16,7 +16,7 @@ import tempfile
 from typing import Dict, List, Sequence
 
 from stoker.launcher.helpers import CANNOT, again, become
-from stoker.launcher.helpers.remote_agent import HOSTS, Host, read_hosts
+from stoker.launcher.helpers.rsh_client import HOSTS, Host, read_hosts
 
 RUNNERS = (
     "mpirun",

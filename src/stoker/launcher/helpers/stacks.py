@@ -15,7 +15,7 @@ import sys
 import time
 from typing import List, Optional
 
-from stoker.launcher import linux
+from stoker.linux import syscalls
 from stoker.task import formats, layout
 
 MOST = 64
@@ -51,7 +51,7 @@ def main(argv: List[str]) -> int:
 class Process:
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.command = linux.read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+        self.command = syscalls.read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
         self.python = "python" in self._program()
 
     def _program(self) -> str:
@@ -61,9 +61,9 @@ class Process:
             return self.command.split(" ")[0]
 
     def describe(self) -> str:
-        waits = linux.read_text(f"/proc/{self.pid}/wchan").strip().strip("0")
+        waits = syscalls.read_text(f"/proc/{self.pid}/wchan").strip().strip("0")
         state = ""
-        for line in linux.read_text(f"/proc/{self.pid}/status").splitlines():
+        for line in syscalls.read_text(f"/proc/{self.pid}/status").splitlines():
             if line.startswith("State:"):
                 state = line.split(None, 1)[1]
         where = f", in {waits}" if waits else ""
@@ -109,7 +109,7 @@ class Process:
         return text or None
 
     def _listens(self) -> bool:
-        for line in linux.read_text(f"/proc/{self.pid}/status").splitlines():
+        for line in syscalls.read_text(f"/proc/{self.pid}/status").splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) & (1 << (signal.SIGUSR2 - 1)))
         return False

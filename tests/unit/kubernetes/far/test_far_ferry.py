@@ -16,8 +16,8 @@ from stoker.engine.kubernetes.far import ferry as ferry_module
 from stoker.engine.kubernetes.far.courier import Incomplete
 from stoker.engine.kubernetes.far.transport import StreamTransport
 from stoker.errors import BlobDamaged, EngineUnavailable
-from stoker.task import formats, layout, wire
-from stoker.task.near import UnsafePath
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.local_directory import UnsafePath
 from stoker.testing.couriers import LoopThread
 
 KEY = bytes(32)
@@ -30,7 +30,7 @@ class Wire:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.guard = wire.Guard()
+        self.guard = courier_protocol.Guard()
         self.calls: list[str] = []
         self.fail: Exception | None = None
         self.spoil: Callable[[int, str, bytes], tuple[int, str, bytes]] = lambda *answer: answer
@@ -44,18 +44,18 @@ class Wire:
             await self.before()
         if self.fail is not None:
             raise self.fail
-        claim = wire.check_request(KEY, "POST", path, headers[wire.SESSION])
-        wire.check_body(claim, body)
+        claim = courier_protocol.check_request(KEY, "POST", path, headers[courier_protocol.SESSION])
+        courier_protocol.check_body(claim, body)
         try:
             self.guard.admit(claim)
-            status, header, data = self.handler(path, *wire.unpack(body))
-        except wire.WrongBoot:
+            status, header, data = self.handler(path, *courier_protocol.unpack(body))
+        except courier_protocol.WrongBoot:
             status, header, data = 409, {"boot": self.guard.boot}, b""
-        answer = wire.pack(header, data)
+        answer = courier_protocol.pack(header, data)
         status, session, answer = self.spoil(
-            status, wire.sign_answer(KEY, claim.nonce, status, [answer]), answer
+            status, courier_protocol.sign_answer(KEY, claim.nonce, status, [answer]), answer
         )
-        return status, {wire.SESSION.lower(): session}, answer
+        return status, {courier_protocol.SESSION.lower(): session}, answer
 
 
 def quiet(path: str, header: dict[str, Any], data: memoryview) -> tuple[int, dict[str, Any], bytes]:
@@ -68,10 +68,10 @@ def test_a_call_learns_the_boot_id_and_again_after_a_restart() -> None:
     async def calls() -> None:
         courier = Courier(KEY, line)
         for _ in range(2):
-            header, data = await courier.call(wire.READ, {})
+            header, data = await courier.call(courier_protocol.READ, {})
             assert header == {"hello": 1} and bytes(data) == b"data"
-        line.guard = wire.Guard()
-        assert (await courier.call(wire.READ, {}))[0] == {"hello": 1}
+        line.guard = courier_protocol.Guard()
+        assert (await courier.call(courier_protocol.READ, {}))[0] == {"hello": 1}
 
     asyncio.run(calls())
     assert len(line.calls) == 5
@@ -85,8 +85,8 @@ def test_a_call_learns_the_boot_id_and_again_after_a_restart() -> None:
         lambda status, session, body: (status, session, body[:-1]),
         lambda status, session, body: (404, session, body),
         lambda status, session, body: (502, "", b"<html>bad gateway</html>"),
-        lambda status, session, body: (200, wire.sign_answer(KEY, "f" * 32, 200, [body]), body),
-        lambda status, session, body: (409, "", wire.pack({"boot": "f" * 32})),
+        lambda status, session, body: (200, courier_protocol.sign_answer(KEY, "f" * 32, 200, [body]), body),
+        lambda status, session, body: (409, "", courier_protocol.pack({"boot": "f" * 32})),
     ],
 )
 def test_an_answer_that_is_not_the_couriers_is_no_answer(
@@ -95,7 +95,7 @@ def test_an_answer_that_is_not_the_couriers_is_no_answer(
     line = Wire(lambda *_: (200, {}, b"data"))
     line.spoil = spoil
     with pytest.raises(CourierLost) as caught:
-        asyncio.run(Courier(KEY, line).call(wire.READ, {}))
+        asyncio.run(Courier(KEY, line).call(courier_protocol.READ, {}))
     assert caught.value.errno == errno.EIO
 
 
@@ -106,27 +106,27 @@ def test_whatever_is_in_the_way_is_one_error(fail: Exception) -> None:
     line = Wire(quiet)
     line.fail = fail
     with pytest.raises(CourierLost):
-        asyncio.run(Courier(KEY, line).call(wire.READ, {}))
+        asyncio.run(Courier(KEY, line).call(courier_protocol.READ, {}))
 
 
 @pytest.mark.parametrize(
     ("verb", "status", "header", "kind"),
     [
-        (wire.READ, 422, {"errno": 2, "error": "gone"}, FileNotFoundError),
-        (wire.READ, 422, {"errno": 13, "error": "no"}, PermissionError),
-        (wire.READ, 422, {"errno": 1, "error": "a link", "unsafe": True}, UnsafePath),
-        (wire.BLOB, 422, {"error": "hash", "damaged": True}, BlobDamaged),
-        (wire.PLACE, 422, {"error": "not all there", "incomplete": True}, Incomplete),
-        (wire.WALK, 413, {"error": "too many"}, ValueError),
-        (wire.READ, 503, {"error": "busy"}, CourierLost),
+        (courier_protocol.READ, 422, {"errno": 2, "error": "gone"}, FileNotFoundError),
+        (courier_protocol.READ, 422, {"errno": 13, "error": "no"}, PermissionError),
+        (courier_protocol.READ, 422, {"errno": 1, "error": "a link", "unsafe": True}, UnsafePath),
+        (courier_protocol.BLOB, 422, {"error": "hash", "damaged": True}, BlobDamaged),
+        (courier_protocol.PLACE, 422, {"error": "not all there", "incomplete": True}, Incomplete),
+        (courier_protocol.WALK, 413, {"error": "too many"}, ValueError),
+        (courier_protocol.READ, 503, {"error": "busy"}, CourierLost),
         # What its verb cannot meet is an error of the courier's own.
-        (wire.SYNC, 422, {"error": "hash", "damaged": True}, OSError),
-        (wire.ORDER, 422, {"error": "hash", "incomplete": True}, OSError),
-        (wire.ORDER, 413, {"error": "too many"}, OSError),
-        (wire.READ, 500, {"error": "oops"}, OSError),
-        (wire.READ, 400, {}, OSError),
-        (wire.READ, 422, {"errno": "2"}, OSError),
-        (wire.READ, 422, {"errno": -5}, OSError),
+        (courier_protocol.SYNC, 422, {"error": "hash", "damaged": True}, OSError),
+        (courier_protocol.ORDER, 422, {"error": "hash", "incomplete": True}, OSError),
+        (courier_protocol.ORDER, 413, {"error": "too many"}, OSError),
+        (courier_protocol.READ, 500, {"error": "oops"}, OSError),
+        (courier_protocol.READ, 400, {}, OSError),
+        (courier_protocol.READ, 422, {"errno": "2"}, OSError),
+        (courier_protocol.READ, 422, {"errno": -5}, OSError),
     ],
 )
 def test_what_a_courier_met_is_raised_here(
@@ -140,11 +140,11 @@ def test_a_courier_that_begins_anew_all_the_time_is_given_up() -> None:
     line = Wire(quiet)
 
     async def restart() -> None:
-        line.guard = wire.Guard()
+        line.guard = courier_protocol.Guard()
 
     line.before = restart
     with pytest.raises(CourierLost):
-        asyncio.run(Courier(KEY, line).call(wire.READ, {}))
+        asyncio.run(Courier(KEY, line).call(courier_protocol.READ, {}))
 
 
 def test_a_key_has_its_length() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from stoker.engine.kubernetes.far import mirror as mirror_module
 from stoker.engine.kubernetes.far.mirror import Mirror
-from stoker.task import layout, wire
-from stoker.task.wire import Malformed
+from stoker.task import courier_protocol, layout
+from stoker.task.courier_protocol import Malformed
 
 LOG = layout.segment(0)
 
@@ -28,7 +28,7 @@ def answer(
 ) -> tuple[dict[str, Any], memoryview]:
     header = {
         "deltas": [[path, offset, len(data)] for path, offset, data in deltas],
-        "records": [[path, wire.tag(data), len(data)] for path, data in records.items()],
+        "records": [[path, courier_protocol.tag(data), len(data)] for path, data in records.items()],
         "resets": [],
         "gone": [],
         "mark": None,
@@ -46,10 +46,10 @@ def test_what_arrives_is_appended(tmp_path: Path) -> None:
     assert not mirror.apply(*answer())
     assert (mirror.root / LOG).read_bytes() == b"one\ntwo\n"
     assert mirror.question(wait=1)["have"] == {
-        LOG: [8, wire.tag(b"one\ntwo\n")],
-        layout.JOURNAL: [3, wire.tag(b"{}\n")],
+        LOG: [8, courier_protocol.tag(b"one\ntwo\n")],
+        layout.JOURNAL: [3, courier_protocol.tag(b"{}\n")],
     }
-    assert mirror.question(wait=1)["records"] == {layout.STATUS: wire.tag(b"{}")}
+    assert mirror.question(wait=1)["records"] == {layout.STATUS: courier_protocol.tag(b"{}")}
 
 
 def test_answers_to_older_questions_do_no_harm(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_another_server_goes_on_where_this_one_was(tmp_path: Path) -> None:
     (mirror.root / f"{layout.STATUS}.tmp").write_bytes(b'{"pha')
     again = make(tmp_path)
     assert not again.synced
-    assert again.question(wait=0)["have"] == {LOG: [1010, wire.tag(b"x" * 246 + b"y" * 10)]}
+    assert again.question(wait=0)["have"] == {LOG: [1010, courier_protocol.tag(b"x" * 246 + b"y" * 10)]}
     again.apply(*answer([(LOG, 1010, b"z")], {layout.STATUS: b"{}"}))
     assert (again.root / LOG).read_bytes() == b"x" * 1000 + b"y" * 10 + b"z"
     assert (again.root / layout.STATUS).read_bytes() == b"{}"
@@ -148,7 +148,7 @@ def test_no_room_is_said_and_made_good(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError):
             mirror.apply(*answer([(LOG, 4, b"two\n")]))
-    assert mirror.question(wait=0)["have"] == {LOG: [6, wire.tag(b"one\ntw")]}
+    assert mirror.question(wait=0)["have"] == {LOG: [6, courier_protocol.tag(b"one\ntw")]}
     mirror.apply(*answer([(LOG, 6, b"o\n")]))
     assert (mirror.root / LOG).read_bytes() == b"one\ntwo\n"
 
@@ -174,7 +174,10 @@ HOSTILE: list[tuple[dict[str, Any], bytes]] = [
     ({"records": [["../evil", "", 1]]}, b"x"),
     ({"records": [[LOG, "", 1]]}, b"x"),
     ({"records": [["secrets.json", "", 1]]}, b"x"),
-    ({"records": [[layout.STATUS, "", wire.LARGEST_RECORD + 1]]}, b"x" * (wire.LARGEST_RECORD + 1)),
+    (
+        {"records": [[layout.STATUS, "", courier_protocol.LARGEST_RECORD + 1]]},
+        b"x" * (courier_protocol.LARGEST_RECORD + 1),
+    ),
     ({"gone": ["../evil"]}, b""),
     ({"gone": [".mirror"]}, b""),
     ({"gone": [7]}, b""),

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stoker.courier.sidecar import sync
 from stoker.courier.sidecar.sync import Asked, Sync
 from stoker.engine.kubernetes.far.mirror import Mirror
-from stoker.task import layout, wire
-from stoker.task.near import NearTaskDir
+from stoker.task import courier_protocol, layout
+from stoker.task.local_directory import NearTaskDir
 
 GROWING = st.sampled_from(
     [layout.segment(0), layout.segment(1), "metrics/1-1-a.jsonl", "metrics/2-1-b.jsonl"]
@@ -155,15 +155,15 @@ class Mirroring(RuleBasedStateMachine):
     def _answer(self, mark: Any, *, final: bool) -> tuple[dict[str, Any], bytes]:
         question = json.loads(json.dumps(self.mirror.question(wait=0.0, final=final, mark=mark)))
         news = self.sync.wait(Asked.parse(question))
-        header, data = wire.unpack(wire.pack(news.header(), b"".join(news.data)))
+        header, data = courier_protocol.unpack(courier_protocol.pack(news.header(), b"".join(news.data)))
         return header, bytes(data)
 
     def _files(self, root: Path) -> dict[str, bytes]:
         """Empty files are not worth a message."""
         found = {}
         for path in [
-            *wire.GROWING,
-            *wire.RECORDS,
+            *courier_protocol.GROWING,
+            *courier_protocol.RECORDS,
             *self._names(root, layout.LOG),
             *self._names(root, layout.METRICS),
         ]:

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from stoker.engine.kubernetes.far.courier import Answer, Courier, CourierGone, CourierLost, SignAnew, Signed
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Calls:
         self, verb: str, header: Mapping[str, Any], data: bytes = b""
     ) -> tuple[dict[str, Any], memoryview]:
         """One call, tried again while nobody answers."""
-        body = wire.pack(header, data)
+        body = courier_protocol.pack(header, data)
         pauses = Pauses(self.patience)
         anew = 0
         while True:
@@ -105,7 +105,7 @@ class Calls:
 
     def start(self, verb: str, header: Mapping[str, Any], data: bytes) -> Pending:
         """A call that others may overtake; never tried again."""
-        request = self._courier.sign(verb, wire.pack(header, data))
+        request = self._courier.sign(verb, courier_protocol.pack(header, data))
         return Pending(self._courier, request, self._submit(self._courier.send(request, TIMEOUT)))
 
     def wait(self, work: Coroutine[Any, Any, T], seconds: float) -> T:

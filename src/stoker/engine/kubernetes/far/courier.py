@@ -13,8 +13,8 @@ from typing import Any
 
 from stoker.engine.kubernetes.far.transport import Transport
 from stoker.errors import BlobDamaged, StokerError
-from stoker.task import wire
-from stoker.task.near import UnsafePath
+from stoker.task import courier_protocol
+from stoker.task.local_directory import UnsafePath
 
 Answer = tuple[int, Mapping[str, str], bytes]
 
@@ -60,17 +60,17 @@ class Courier:
     """The client of one courier. `call` is used from one event loop, `sign` and `check` from any thread."""
 
     def __init__(self, key: bytes, transport: Transport) -> None:
-        if len(key) != wire.KEY_BYTES:
-            raise ValueError(f"a courier's key has {wire.KEY_BYTES} bytes, not {len(key)}")
+        if len(key) != courier_protocol.KEY_BYTES:
+            raise ValueError(f"a courier's key has {courier_protocol.KEY_BYTES} bytes, not {len(key)}")
         self._key = key
         self._transport = transport
-        self._boot = wire.UNKNOWN_BOOT
+        self._boot = courier_protocol.UNKNOWN_BOOT
 
     async def call(
         self, verb: str, header: Mapping[str, Any], data: bytes = b"", *, timeout: float = 30.0
     ) -> tuple[dict[str, Any], memoryview]:
         """What the courier answers. Raises CourierLost, or the OSError the courier met (FileNotFoundError, ...)."""
-        body = wire.pack(header, data)
+        body = courier_protocol.pack(header, data)
         for _ in range(3):
             request = self.sign(verb, body)
             try:
@@ -80,9 +80,11 @@ class Courier:
         raise CourierLost("it begins anew all the time")
 
     def sign(self, verb: str, body: bytes) -> Signed:
-        nonce = wire.new_nonce()
-        session = wire.sign_request(self._key, "POST", verb, nonce, self._boot, body)
-        return Signed(verb, nonce, {wire.SESSION: session, "Content-Type": "application/octet-stream"}, body)
+        nonce = courier_protocol.new_nonce()
+        session = courier_protocol.sign_request(self._key, "POST", verb, nonce, self._boot, body)
+        return Signed(
+            verb, nonce, {courier_protocol.SESSION: session, "Content-Type": "application/octet-stream"}, body
+        )
 
     async def send(self, request: Signed, timeout: float) -> Answer:
         """Raises CourierLost."""
@@ -97,12 +99,14 @@ class Courier:
         """What an answer says, once it is known to be the courier's. Raises what `call` raises, and SignAnew."""
         status, headers, body = answer
         try:
-            wire.check_answer(self._key, request.nonce, status, headers.get(wire.SESSION.lower(), ""), body)
-            header, data = wire.unpack(body)
-        except wire.Forged as exc:
+            courier_protocol.check_answer(
+                self._key, request.nonce, status, headers.get(courier_protocol.SESSION.lower(), ""), body
+            )
+            header, data = courier_protocol.unpack(body)
+        except courier_protocol.Forged as exc:
             said = bytes(body[:200]).decode("utf-8", "replace").strip()
             raise CourierLost(f"{exc} (HTTP {status}{': ' if said else ''}{said})") from exc
-        except wire.Malformed as exc:
+        except courier_protocol.Malformed as exc:
             raise CourierLost(f"it talks nonsense: {exc}") from exc
         if status == 409 and isinstance(header.get("boot"), str):
             self._boot = header["boot"]
@@ -116,11 +120,11 @@ def _error(verb: str, status: int, header: Mapping[str, Any]) -> Exception:
     """What a courier met. A pod may say anything: it gets only those errors that its verb can meet."""
     text = str(header.get("error"))[:1000]
     code = header.get("errno")
-    if verb == wire.WALK and status == 413:
+    if verb == courier_protocol.WALK and status == 413:
         return ValueError(text)
-    if verb in (wire.BLOB, wire.PLACE) and header.get("damaged") is True:
+    if verb in (courier_protocol.BLOB, courier_protocol.PLACE) and header.get("damaged") is True:
         return BlobDamaged(text)
-    if verb == wire.PLACE and header.get("incomplete") is True:
+    if verb == courier_protocol.PLACE and header.get("incomplete") is True:
         return Incomplete(errno.EIO, text)
     if status == 503:
         return CourierBusy(text)

@@ -15,8 +15,8 @@ from stoker.engine.kubernetes.far.calling import Calls, Pauses
 from stoker.engine.kubernetes.far.courier import Courier, CourierGone, CourierLost
 from stoker.engine.kubernetes.far.mirror import Mirror
 from stoker.engine.kubernetes.far.sending import Sender
-from stoker.task import formats, layout, wire
-from stoker.task.near import NearTaskDir
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.local_directory import NearTaskDir
 
 SMALL = 64 << 10
 """Bytes of news that are written to the mirror without leaving the event loop's thread."""
@@ -29,7 +29,7 @@ _JOURNAL = 1 << 30
 
 
 class FarDirectory:
-    """Implements stoker.task.access.SharingTaskDir. One per task and server: keep it, do not make it anew per call.
+    """Implements stoker.task.directory.SharingTaskDir. One per task and server: keep it, do not make it anew per call.
 
     Reading is from the mirror and may be done anywhere; everything else blocks and is called from worker threads,
     never from the loop's. A courier that does not answer is tried again for `patience` seconds, then CourierLost.
@@ -92,7 +92,7 @@ class FarDirectory:
 
     def write_order(self, order: formats.Order) -> None:
         value = order.to_json()
-        answer, _ = self._calls.ask(wire.ORDER, {"order": value})
+        answer, _ = self._calls.ask(courier_protocol.ORDER, {"order": value})
         if "stale" in answer:
             raise OSError(
                 errno.ESTALE, f"order {order.seq} comes after {str(answer['stale'])[:20]}", self.root
@@ -115,7 +115,7 @@ class FarDirectory:
         after, seen = "", 0
         while True:
             page = self._calls.job(
-                wire.WALK, {"path": path, "after": after, "max_entries": max_entries - seen}
+                courier_protocol.WALK, {"path": path, "after": after, "max_entries": max_entries - seen}
             )
             entries = page.get("entries")
             seen += _number(page.get("seen"))
@@ -131,8 +131,10 @@ class FarDirectory:
     def fetch(self, path: str, offset: int, limit: int) -> bytes:
         pieces: list[bytes] = []
         while limit > 0:
-            wanted = min(limit, wire.RANGE)
-            _, data = self._calls.ask(wire.READ, {"path": path, "offset": offset, "limit": wanted})
+            wanted = min(limit, courier_protocol.RANGE)
+            _, data = self._calls.ask(
+                courier_protocol.READ, {"path": path, "offset": offset, "limit": wanted}
+            )
             if len(data) > wanted:
                 raise CourierLost(f"it sent {len(data)} bytes instead of {wanted}")
             pieces.append(bytes(data))
@@ -142,20 +144,20 @@ class FarDirectory:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def discard(self, path: str) -> None:
-        self._calls.ask(wire.DISCARD, {"path": path})
+        self._calls.ask(courier_protocol.DISCARD, {"path": path})
 
     def settle(self, generation: int) -> None:
-        self._calls.job(wire.SETTLE, {"generation": generation})
+        self._calls.job(courier_protocol.SETTLE, {"generation": generation})
         if not self.catch_up(self._calls.patience):
             raise CourierLost("what it settled has not arrived")
 
     def parts(self) -> tuple[list[layout.Part], list[str]]:
         if not self.shares:
             return [], []
-        answer, _ = self._calls.ask(wire.PARTS, {})
+        answer, _ = self._calls.ask(courier_protocol.PARTS, {})
         try:
-            names = wire.strings(answer.get("names"), _PARTS)
-        except wire.Malformed as exc:
+            names = courier_protocol.strings(answer.get("names"), _PARTS)
+        except courier_protocol.Malformed as exc:
             raise CourierLost(f"it talks nonsense: {exc}") from exc
         parts = [part for part in map(layout.part_of, names) if part is not None]
         return parts, [name for name in names if layout.is_run(name)]
@@ -163,7 +165,7 @@ class FarDirectory:
     def salvage(self, part: layout.Part, generation: int, carried: Sequence[int]) -> list[dict[str, Any]]:
         asked = {"part": part.name, "generation": generation, "carried": sorted(carried)}
         try:
-            self._calls.job(wire.SALVAGE, asked)
+            self._calls.job(courier_protocol.SALVAGE, asked)
         except (CourierLost, CourierGone, FileNotFoundError):
             raise
         except OSError as exc:
@@ -173,7 +175,7 @@ class FarDirectory:
 
     def _journal_of(self, part: layout.Part) -> Iterator[dict[str, Any]]:
         rest, at = b"", 0
-        while data := self.fetch(f"{part.path}/{layout.JOURNAL}", at, wire.RANGE):
+        while data := self.fetch(f"{part.path}/{layout.JOURNAL}", at, courier_protocol.RANGE):
             at += len(data)
             lines, used = formats.split_lines(rest + data)
             yield from formats.parse_lines(lines)
@@ -207,7 +209,7 @@ class FarDirectory:
         """Bring what is new into the mirror: whether there was anything, and the mark to go on with (None: that was
         all). From the loop. Raises CourierLost, Malformed, OSError."""
         question = self._mirror.question(wait=wait, final=final, mark=mark)
-        header, data = await self._courier.call(wire.SYNC, question, timeout=wait + timeout)
+        header, data = await self._courier.call(courier_protocol.SYNC, question, timeout=wait + timeout)
         if len(data) <= SMALL:
             changed = self._mirror.apply(header, data)
         else:
@@ -221,8 +223,8 @@ class FarDirectory:
 
 def _number(value: Any) -> int:
     try:
-        return wire.number(value)
-    except wire.Malformed as exc:
+        return courier_protocol.number(value)
+    except courier_protocol.Malformed as exc:
         raise CourierLost(f"it talks nonsense: {exc}") from exc
 
 
@@ -231,12 +233,15 @@ def _entry(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise CourierLost("it lists something that is not a file")
     try:
-        path = wire.text(raw.get("path"))
+        path = courier_protocol.text(raw.get("path"))
         if "link" in raw:
-            return {"path": path, "link": wire.text(raw["link"])}
-        size, mode = wire.number(raw.get("size")), wire.number(raw.get("mode"), 0o177777)
-        digest = wire.text(raw.get("sha256"), 64)
-    except wire.Malformed as exc:
+            return {"path": path, "link": courier_protocol.text(raw["link"])}
+        size, mode = (
+            courier_protocol.number(raw.get("size")),
+            courier_protocol.number(raw.get("mode"), 0o177777),
+        )
+        digest = courier_protocol.text(raw.get("sha256"), 64)
+    except courier_protocol.Malformed as exc:
         raise CourierLost(f"it lists something that is not a file: {exc}") from exc
     if _DIGEST.fullmatch(digest) is None:
         raise CourierLost("it lists a file without a hash")

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.task import formats, layout, wire
-from stoker.task.wire import Malformed
+from stoker.task import courier_protocol, formats, layout
+from stoker.task.courier_protocol import Malformed
 
 LARGEST_FILE = 1 << 30
 MOST_FILES = 3000
@@ -73,13 +73,13 @@ class Mirror:
         """The header of a sync."""
         with self._lock:
             have: dict[str, list[Any]] = {
-                path: [held.size, wire.tag(held.tail)] for path, held in self._held.items()
+                path: [held.size, courier_protocol.tag(held.tail)] for path, held in self._held.items()
             }
             have.update({path: [-1, ""] for path in self._refused})
         records = {}
-        for path in wire.RECORDS:
+        for path in courier_protocol.RECORDS:
             with contextlib.suppress(OSError):
-                records[path] = wire.tag((self._root / path).read_bytes())
+                records[path] = courier_protocol.tag((self._root / path).read_bytes())
         return {"have": have, "records": records, "wait": wait, "final": final, "mark": mark}
 
     # -- what came -------------------------------------------------------------------------------------------
@@ -123,11 +123,11 @@ class Mirror:
             formats.write_json(str(marker), identity, mode=0o600)
         for folder in (layout.LOG, layout.METRICS):
             (self._root / folder).mkdir(exist_ok=True, mode=0o700)
-        found = [*wire.GROWING]
+        found = [*courier_protocol.GROWING]
         for folder in (layout.LOG, layout.METRICS):
             found += [f"{folder}/{name}" for name in os.listdir(self._root / folder)]
         for path in found:
-            if wire.grows(path):
+            if courier_protocol.grows(path):
                 self._look(path)
 
     def _look(self, path: str) -> None:
@@ -140,8 +140,8 @@ class Mirror:
         try:
             info = os.fstat(fd)
             if stat.S_ISREG(info.st_mode) and info.st_size:
-                begin = max(0, info.st_size - wire.TAIL)
-                self._hold(path, _Held(info.st_size, os.pread(fd, wire.TAIL, begin)))
+                begin = max(0, info.st_size - courier_protocol.TAIL)
+                self._hold(path, _Held(info.st_size, os.pread(fd, courier_protocol.TAIL, begin)))
         finally:
             os.close(fd)
 
@@ -165,8 +165,8 @@ class Mirror:
             raise
         finally:
             os.close(fd)
-        tail = held.tail + bytes(piece[-wire.TAIL :])
-        self._hold(path, _Held(at, tail[-wire.TAIL :]))
+        tail = held.tail + bytes(piece[-courier_protocol.TAIL :])
+        self._hold(path, _Held(at, tail[-courier_protocol.TAIL :]))
 
     def _hold(self, path: str, held: _Held | None) -> None:
         before = self._held.pop(path, None)
@@ -215,25 +215,29 @@ class _News:
 
 
 def _parse(header: Mapping[str, Any], data: memoryview) -> _News:
-    resets = wire.strings(header.get("resets"), MOST_FILES)
-    gone = wire.strings(header.get("gone"), MOST_FILES)
+    resets = courier_protocol.strings(header.get("resets"), MOST_FILES)
+    gone = courier_protocol.strings(header.get("gone"), MOST_FILES)
     deltas: list[tuple[str, int, memoryview]] = []
     records: list[tuple[str, memoryview]] = []
     at = 0
     for path, offset, length in _triples(header.get("deltas")):
-        size = wire.number(length, len(data))
-        deltas.append((wire.text(path), wire.number(offset, LARGEST_FILE), data[at : at + size]))
+        size = courier_protocol.number(length, len(data))
+        deltas.append(
+            (courier_protocol.text(path), courier_protocol.number(offset, LARGEST_FILE), data[at : at + size])
+        )
         at += size
     for path, _, length in _triples(header.get("records")):
-        size = wire.number(length, wire.LARGEST_RECORD)
-        records.append((wire.text(path), data[at : at + size]))
+        size = courier_protocol.number(length, courier_protocol.LARGEST_RECORD)
+        records.append((courier_protocol.text(path), data[at : at + size]))
         at += size
     if at != len(data):
         raise Malformed("an answer whose parts are not as long as its bytes")
     growing = [*resets, *(path for path, _, _ in deltas)]
-    if not all(wire.grows(path) for path in growing) or not all(path in wire.RECORDS for path, _ in records):
+    if not all(courier_protocol.grows(path) for path in growing) or not all(
+        path in courier_protocol.RECORDS for path, _ in records
+    ):
         raise Malformed("an answer with files that are not mirrored")
-    if not all(wire.grows(path) or path in wire.RECORDS for path in gone):
+    if not all(courier_protocol.grows(path) or path in courier_protocol.RECORDS for path in gone):
         raise Malformed("an answer about files that are not mirrored")
     return _News(resets, deltas, records, gone, header.get("mark") is None)
 

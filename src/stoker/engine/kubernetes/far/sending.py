@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from stoker.engine.kubernetes.far.calling import Calls, Pauses, Pending
 from stoker.engine.kubernetes.far.courier import CourierLost, Incomplete
 from stoker.errors import BlobDamaged
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 AT_ONCE = 2
 """Messages on their way: one is read and signed here while another is verified there."""
@@ -49,7 +49,7 @@ class Sender:
                 if missing is None:
                     return
                 self._send(missing)
-                self._calls.job(wire.PLACE, self._target)
+                self._calls.job(courier_protocol.PLACE, self._target)
                 return
             except Incomplete as exc:
                 tries += 1
@@ -65,7 +65,7 @@ class Sender:
         missing: dict[str, tuple[int, int]] = {}
         for at in range(0, len(names), DIGESTS):
             asked = names[at : at + DIGESTS]
-            answer, _ = self._calls.ask(wire.MISSING, {**self._target, "digests": asked})
+            answer, _ = self._calls.ask(courier_protocol.MISSING, {**self._target, "digests": asked})
             if answer.get("settled") is True:
                 return None
             complete, begun = answer.get("complete"), answer.get("begun")
@@ -86,14 +86,16 @@ class Sender:
             for pieces, data in self._batches(missing):
                 if len(on_their_way) >= AT_ONCE:
                     self._arrived(on_their_way.popleft(), missing, unverified)
-                on_their_way.append(self._calls.start(wire.BLOB, {**self._target, "pieces": pieces}, data))
+                on_their_way.append(
+                    self._calls.start(courier_protocol.BLOB, {**self._target, "pieces": pieces}, data)
+                )
             while on_their_way:
                 self._arrived(on_their_way.popleft(), missing, unverified)
         finally:
             for pending in on_their_way:
                 pending.cancel()
         for name, size in unverified.items():
-            self._calls.job(wire.BLOB, {**self._target, "verify": name, "size": size})
+            self._calls.job(courier_protocol.BLOB, {**self._target, "verify": name, "size": size})
             self._pauses.progress()
 
     def _arrived(
@@ -109,12 +111,12 @@ class Sender:
     def _batches(self, missing: dict[str, tuple[int, int]]) -> Iterator[Batch]:
         pieces: list[list[Any]] = []
         gathered: list[bytes] = []
-        room = wire.RANGE
+        room = courier_protocol.RANGE
         for name, (size, begun) in missing.items():
             for offset, data in self._ranges(name, size, begun):
                 if pieces and (len(data) > room or len(pieces) >= DIGESTS):
                     yield pieces, b"".join(gathered)
-                    pieces, gathered, room = [], [], wire.RANGE
+                    pieces, gathered, room = [], [], courier_protocol.RANGE
                 pieces.append([name, size, offset, len(data)])
                 gathered.append(data)
                 room -= len(data)
@@ -128,7 +130,7 @@ class Sender:
             source.seek(begun)
             offset = begun
             while True:
-                data = source.read(min(wire.RANGE, size - offset))
+                data = source.read(min(courier_protocol.RANGE, size - offset))
                 if not data and offset < size:
                     raise BlobDamaged(f"the stored content {name} has {offset} bytes instead of {size}")
                 yield offset, data

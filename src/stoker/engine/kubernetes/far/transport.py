@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from stoker.task import wire
+from stoker.task import courier_protocol
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 """Makes a new connection to a courier, with TLS as `tls` makes it."""
@@ -136,6 +136,11 @@ async def _receive(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], b
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
     length = headers.get("content-length", "")
-    if not length.isascii() or not length.isdigit() or len(length) > 12 or int(length) > wire.MAX_BODY:
+    if (
+        not length.isascii()
+        or not length.isdigit()
+        or len(length) > 12
+        or int(length) > courier_protocol.MAX_BODY
+    ):
         raise ValueError(f"an answer of {length[:20] or 'unknown'} bytes")
     return int(status[:3]), headers, await reader.readexactly(int(length))

@@ -1,0 +1,189 @@
+"""What a scanner has seen, kept so that the next one knows it: `scan.jsonl` among the staged copies.
+
+That a file was renamed into place, or was quiet while its writer lived, cannot be seen afterwards. After the
+launcher was killed, a new scanner on the same directory reads here what its predecessor saw. It lies beside the
+copies because they may outlive the rest of the directory. Only what it says of copies is forced to disk: after a power
+cut they count, and everything else has to be verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from itertools import chain
+from typing import Any, Dict, Iterator, List, Optional, Set
+
+from stoker.launcher.checkpoints import snapshot, stager
+from stoker.task import formats, layout
+
+_BEFORE = "scan.jsonl"
+"""Where launchers of earlier versions wrote it."""
+_NUMBER = re.compile(r"^\d{6,}$")
+CARRIED = "carried"
+"""Kind of a journal's entry that only says which copy was carried away (see stoker.launcher.recovery)."""
+
+
+def key_of(signature: snapshot.Signature) -> str:
+    """A short name for the state that a checkpoint's files are in. Modes do not matter."""
+    text = "\n".join(f"{m.ino} {m.size} {m.mtime_ns} {m.path}" for m in signature)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+class Facts:
+    """Facts about one generation, and the numbers used in this task directory. One writer, the scanner."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._fd: Optional[int] = None
+        self.forget()
+
+    def forget(self) -> None:
+        self.generation = -1
+        self.resumed = False
+        """An earlier scanner has begun this generation."""
+        self.rebooted = False
+        self.commits_offset = 0
+        self.settled: Dict[str, str] = {}
+        """By name: the state that was there at the start, or has been dealt with."""
+        self.contents: Dict[str, str] = {}
+        """By name: what was last staged."""
+        self.refused: Set[str] = set()
+        """Contents that were rejected."""
+        self.complete: Dict[str, Dict[str, str]] = {"renamed": {}, "quiet": {}}
+        """By kind and name: the state in which it was seen complete."""
+        self.number = 0
+        """The largest number used so far."""
+        self.unjournaled: List[Dict[str, Any]] = []
+        """Staged copies that were never announced, oldest first."""
+
+    def load(self, generation: int) -> None:
+        """Read what is known about a generation and put the staging area in order."""
+        self.forget()
+        self.generation = generation
+        journaled = self._load_journal()
+        there = set(self._staged_numbers())
+        waiting: Dict[int, Dict[str, Any]] = {}
+        for fact in chain(self._lines(_BEFORE), self._lines(layout.SCAN)):
+            if fact.get("k") == "staged":
+                record = fact.get("record") or {}
+                number = int(record.get("number", 0))
+                if number not in journaled:
+                    if number not in there or not self._whole(record):
+                        continue  # Its copy never got its name: it is as if it had not been made.
+                    waiting[number] = record
+            if fact.get("generation") == generation:
+                self._learn(fact)
+        for number in there - journaled - set(waiting):
+            stager.remove(os.path.join(self._directory, layout.staged(number)))
+        self.unjournaled = [waiting[number] for number in sorted(waiting)]
+        self.number = max([self.number, *there])
+
+    def begin(self, settled: Dict[str, str], commits_offset: int) -> None:
+        """This generation starts with these files already there."""
+        self.settled.update(settled)
+        self.commits_offset = commits_offset
+        self._write("begin", settled=settled, commits=commits_offset, boot=boot_id())
+
+    def seen(self, kind: str, name: str, key: str) -> None:
+        """`renamed` or `quiet`: complete in this state."""
+        if self.complete[kind].get(name) != key:
+            self.complete[kind][name] = key
+            self._write(kind, name=name, key=key)
+
+    def staged(self, record: Dict[str, Any], key: str, content: str) -> None:
+        self.settled[record["name"]] = key
+        self.contents[record["name"]] = content
+        self._write("staged", name=record["name"], key=key, content=content, record=record)
+
+    def refuse(self, name: str, key: str, content: str) -> None:
+        self.settled[name] = key
+        self.refused.add(f"{name} {content}")
+        self._write("refused", name=name, key=key, content=content)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _learn(self, fact: Dict[str, Any]) -> None:
+        kind, name, key = fact.get("k"), str(fact.get("name")), str(fact.get("key"))
+        if kind == "begin":
+            self.resumed = True
+            self.rebooted = self.rebooted or fact.get("boot") != boot_id()
+            self.settled.update(fact.get("settled") or {})
+            self.commits_offset = int(fact.get("commits") or 0)
+        elif kind in self.complete:
+            self.complete[kind][name] = key
+        elif kind == "staged":
+            self.settled[name] = key
+            self.contents[name] = str(fact.get("content"))
+        elif kind == "refused":
+            self.settled[name] = key
+            self.refused.add(f"{name} {fact.get('content')}")
+
+    def _load_journal(self) -> Set[int]:
+        numbers: Set[int] = set()
+        for entry in self._lines(layout.JOURNAL):
+            if entry.get("k") not in ("checkpoint", CARRIED) or not isinstance(entry.get("number"), int):
+                continue
+            numbers.add(entry["number"])
+            if entry.get("generation") == self.generation:
+                files = [
+                    file for file in entry.get("files") or [] if file.get("path") not in snapshot.POINTERS
+                ]
+                self.contents[str(entry.get("name"))] = stager.digest(files)
+        self.number = max(numbers, default=0)
+        return numbers
+
+    def _staged_numbers(self) -> List[int]:
+        area = os.path.join(self._directory, layout.STAGED)
+        os.makedirs(area, exist_ok=True)
+        found = []
+        for name in os.listdir(area):
+            if _NUMBER.match(name):
+                found.append(int(name))
+            elif not name.startswith(".") and f"{layout.STAGED}/{name}" != layout.SCAN:
+                # A copy that its scanner did not finish.
+                stager.remove(os.path.join(area, name))
+        return found
+
+    def _whole(self, record: Dict[str, Any]) -> bool:
+        root = os.path.join(self._directory, layout.staged(record["number"]))
+        try:
+            return all(os.path.getsize(os.path.join(root, f["path"])) == f["size"] for f in record["files"])
+        except (OSError, KeyError, TypeError):
+            return False
+
+    def _lines(self, name: str) -> Iterator[Dict[str, Any]]:
+        try:
+            fd = os.open(os.path.join(self._directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        with open(fd, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield from formats.parse_lines([line])
+
+    def _write(self, kind: str, **fact: Any) -> None:
+        """A full disk loses a fact, not a checkpoint: what is not known has to be verified later."""
+        try:
+            if self._fd is None:
+                path = os.path.join(self._directory, layout.SCAN)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._fd = os.open(path, flags, 0o600)
+            formats.append_line(self._fd, {"k": kind, "generation": self.generation, **fact})
+            if kind == "staged":
+                os.fsync(self._fd)
+        except OSError:
+            return
+
+
+def boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

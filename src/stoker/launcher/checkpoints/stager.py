@@ -1,0 +1,346 @@
+"""Copying a checkpoint aside: the copy is what is verified, hashed and carried away.
+
+Training code goes on writing while we copy. So every file is looked at before and after (inode, size,
+modification time); a copy of something that changed meanwhile is thrown away. Where the filesystem can, the
+copy shares its blocks with the source (reflink); it is never a hard link, because a file overwritten in place
+would change the copy too.
+
+    Job       what to copy, and why it is thought to be complete
+    Outcome   what became of it
+    Stager    one thread of low priority that does one job after another
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import hashlib
+import os
+import platform
+import queue
+import shutil
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from stoker.launcher.checkpoints import snapshot
+from stoker.launcher.verify import verify
+from stoker.linux import direct_io, idle_throttle
+from stoker.task import formats
+
+HEADROOM = 16 << 20
+"""Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
+
+NICE = 15
+"""For all that a copy does between two pauses, and for small ones, which make none. At the lowest there is (19) a copy
+would get nowhere on a machine that is busy with more than one training."""
+
+_FICLONE = 0x40049409
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class Job:
+    """One checkpoint to copy. `stale` is set by the owner when the source was written to meanwhile."""
+
+    name: str
+    members: List[str]
+    """Top-level entries."""
+    how: str
+    source: str
+    """The checkpoint directory."""
+    target: str
+    """Where to copy to: `.../staged/NNNNNN.tmp`."""
+    number: int
+    must_verify: bool = False
+    """Offered only if the format proves that it is complete; what fails is no news."""
+    suspect: bool = False
+    """The writer died violently: what the format cannot prove is rejected."""
+    pointer: Optional[Tuple[str, bytes]] = None
+    """A small file to add that names this checkpoint: (name, content)."""
+    known: str = ""
+    """Content of the last staged version."""
+    hashed: bool = True
+    """Whether large files get a hash too. The server hashes what it takes in; where it takes the very files, that is enough."""
+    patient: bool = True
+    """Whether it may give way to the training. One that was written to before its copy was made had better hurry."""
+    stale: bool = False
+    version: int = 0
+    """For the owner: which state of the source this is about."""
+
+
+@dataclass
+class Outcome:
+    job: Job
+    status: str
+    """staged | same | changed | rejected | unproven | absent | disk-full | failed"""
+    reason: str = ""
+    signature: snapshot.Signature = ()
+    content: str = ""
+    files: List[Dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    """That it took, without those in which it gave way."""
+
+
+class Stager:
+    """Runs jobs on one thread. `submit` from the owner's thread only; `done` is read by the owner.
+
+    `wake` is called on the stager's thread after each job, to wake the owner; it must not block. `turns`: see
+    `stoker.linux.idle_throttle`.
+    """
+
+    def __init__(self, wake: Callable[[], None], turns: str = "") -> None:
+        self._jobs: "queue.SimpleQueue[Optional[Job]]" = queue.SimpleQueue()
+        self.done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
+        self._wake = wake
+        self._turns = turns
+        self._thread: Optional[threading.Thread] = None
+        self.waiting = 0
+        self._patient = True
+
+    def submit(self, job: Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="stoker-stager", daemon=True)
+            self._thread.start()
+        self.waiting += 1
+        self._jobs.put(job)
+
+    def hurry(self, hurry: bool) -> None:
+        """Whether somebody waits for the copies now: the training is over, nobody has to be given way to."""
+        self._patient = not hurry
+
+    def _is_hurried(self, job: Job) -> bool:
+        """Others wait for their turn, or there will be nothing in the end: neither makes a long copy worth its rests."""
+        return not self._patient or not job.patient or job.stale or self.waiting > 1
+
+    def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[Outcome]:
+        """A finished job, or None when there is none (within `timeout`; None: for as long as it takes)."""
+        if not self.waiting:
+            return None
+        try:
+            outcome = self.done.get(block=timeout != 0.0, timeout=timeout)
+        except queue.Empty:
+            return None
+        self.waiting -= 1
+        return outcome
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        if self._patient:
+            lower_priority()
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            started = time.monotonic()
+            with idle_throttle.Spare(functools.partial(self._is_hurried, job), self._turns) as rests:
+                outcome = stage(job, rests.pause)
+            outcome.seconds = time.monotonic() - started - rests.rested
+            self.done.put(outcome)
+            self._wake()
+
+
+def stage(job: Job, pause: idle_throttle.Pause = idle_throttle.none) -> Outcome:
+    """Copy, hash and verify. Whatever is not `staged` leaves no copy behind; the source is only read. `pause`: called
+    between two pieces of what is large."""
+    try:
+        outcome = _stage(job, pause)
+    except OSError as exc:
+        if exc.errno in _DISK_FULL:
+            outcome = Outcome(job, "disk-full", str(exc))
+        elif exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            outcome = Outcome(job, "changed", str(exc))
+        else:
+            outcome = Outcome(job, "failed", f"cannot copy {job.name}: {exc}")
+    except Exception as exc:  # noqa: BLE001 - whatever a strange file leads to: the owner waits for an answer
+        outcome = Outcome(job, "failed", f"cannot copy {job.name}: {type(exc).__name__}: {exc}")
+    if outcome.status != "staged":
+        remove(job.target)
+    return outcome
+
+
+def _stage(job: Job, pause: idle_throttle.Pause) -> Outcome:
+    before = snapshot.snapshot(job.source, job.members)
+    if not snapshot.counts(before):
+        return Outcome(job, "absent", signature=before)
+    if job.must_verify and not job.suspect and not _could_prove(job, before):
+        return Outcome(job, "unproven", "its format is not known", before)
+    _check_room(job, before)
+    remove(job.target)
+    os.mkdir(job.target, 0o700)
+    files = _copy_all(job, before, pause)
+    if files is None or (snapshot.snapshot(job.source, job.members) != before and len(before) > 1):
+        return Outcome(job, "changed", signature=before)
+    members = {member.path: member for member in before}
+    content = digest([_identified(file, members[file["path"]]) for file in files])
+    if content == job.known:
+        return Outcome(job, "same", signature=before, content=content)
+    verdict = verify.verify_unit(job.target, job.name, [member.path for member in before], pause)
+    if verdict.ok is False and not (job.must_verify and not job.suspect):
+        return Outcome(job, "rejected", verdict.reason, before, content)
+    if verdict.ok is not True and job.must_verify:
+        reason = verdict.reason or "its format cannot prove that it is complete"
+        return Outcome(job, "rejected" if job.suspect else "unproven", reason, before, content)
+    if job.pointer is not None:
+        files.append(_write_pointer(job.target, *job.pointer))
+    sync_tree(job.target)
+    return Outcome(job, "staged", signature=before, content=content, files=files)
+
+
+def _could_prove(job: Job, signature: snapshot.Signature) -> bool:
+    """Do not copy what could not be verified anyway."""
+    return len(signature) == 1 and verify.recognised(os.path.join(job.source, signature[0].path))
+
+
+def _check_room(job: Job, signature: snapshot.Signature) -> None:
+    """Refuse a copy that would not leave room. A reflink would, but whether it will work is not known before."""
+    room = os.statvfs(os.path.dirname(job.target))
+    free = room.f_bavail * room.f_frsize
+    need = sum(member.size for member in signature)
+    if free < need + HEADROOM and not _can_reflink(job, signature):
+        raise OSError(errno.ENOSPC, f"{need} bytes are needed and {free} are free", job.target)
+
+
+def _can_reflink(job: Job, signature: snapshot.Signature) -> bool:
+    probe = job.target + ".probe"
+    root = snapshot.open_directory(job.source)
+    try:
+        source = snapshot.open_file(root, max(signature, key=lambda member: member.size).path)
+        try:
+            target = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                return _reflink(source, target)
+            finally:
+                os.close(target)
+                os.unlink(probe)
+        finally:
+            os.close(source)
+    except OSError:
+        return False
+    finally:
+        os.close(root)
+
+
+def _copy_all(
+    job: Job, signature: snapshot.Signature, pause: idle_throttle.Pause
+) -> Optional[List[Dict[str, Any]]]:
+    """Files as in `StagedCheckpoint.files`; None when one of them changed meanwhile."""
+    root = snapshot.open_directory(job.source)
+    try:
+        files: List[Dict[str, Any]] = []
+        for member in signature:
+            if job.stale:
+                return None
+            target = os.path.join(job.target, member.path)
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            source = snapshot.open_file(root, member.path)
+            try:
+                if not _unchanged(source, member):
+                    return None
+                sha256 = _copy(
+                    source,
+                    target,
+                    member,
+                    job,
+                    pause if member.size >= direct_io.LARGE else idle_throttle.none,
+                )
+                if not _unchanged(source, member):
+                    return None
+            finally:
+                os.close(source)
+            files.append(formats.CheckpointFile(member.path, member.size, sha256, member.mode).to_json())
+        return files
+    finally:
+        os.close(root)
+
+
+def _unchanged(fd: int, member: snapshot.Member) -> bool:
+    info = os.fstat(fd)
+    return (info.st_ino, info.st_size, info.st_mtime_ns) == (member.ino, member.size, member.mtime_ns)
+
+
+def _copy(source: int, target: str, member: snapshot.Member, job: Job, pause: idle_throttle.Pause) -> str:
+    """Returns the SHA-256 of what was copied; empty where nobody needs it."""
+    sha256 = hashlib.sha256() if job.hashed or member.size < direct_io.LARGE else None
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        cloned = _reflink(source, fd)
+        if sha256 is not None or not cloned:
+            writer = None if cloned else direct_io.Writer(fd, member.size)
+            for piece in direct_io.pieces(fd if cloned else source, member.size):
+                if job.stale:
+                    break
+                if sha256 is not None:
+                    sha256.update(piece)
+                if writer is not None:
+                    writer.write_piece(piece)
+                pause()
+            if writer is not None:
+                writer.finish()
+        os.fchmod(fd, member.mode & 0o777 | 0o400)
+    finally:
+        os.close(fd)
+    return "" if sha256 is None else sha256.hexdigest()
+
+
+def _reflink(source: int, target: int) -> bool:
+    try:
+        import fcntl
+
+        fcntl.ioctl(target, _FICLONE, source)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _write_pointer(target: str, name: str, content: bytes) -> Dict[str, Any]:
+    with open(os.path.join(target, name), "xb") as file:
+        file.write(content)
+    return formats.CheckpointFile(name, len(content), hashlib.sha256(content).hexdigest()).to_json()
+
+
+def digest(files: List[Dict[str, Any]]) -> str:
+    """One value for the bytes and names of a checkpoint; modes and times do not make another checkpoint."""
+    lines = sorted(f"{file['sha256']} {file['size']} {file['path']}" for file in files)
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _identified(file: Dict[str, Any], member: snapshot.Member) -> Dict[str, Any]:
+    """A file whose bytes were not hashed is another one as soon as it was written again."""
+    return file if file["sha256"] else {**file, "sha256": f"{member.ino}-{member.mtime_ns}"}
+
+
+def sync_tree(path: str) -> None:
+    for directory, _, names in os.walk(path):
+        for name in names:
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        formats.sync_directory(directory)
+
+
+def remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def lower_priority() -> None:
+    """This thread gives way to the training: in CPU time, and where the kernel knows how, in disk time."""
+    if sys.platform != "linux":
+        return  # Elsewhere priority belongs to the whole process.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    number = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
+    if number is not None:
+        # ioprio_set(IOPRIO_WHO_PROCESS, this thread, best effort class, lowest level)
+        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, (2 << 13) | 7)

@@ -1,0 +1,198 @@
+"""Covering the server's home in the mount namespace of a launcher.
+
+An empty, read-only mount lies over the home, and only what the task needs is brought back. So it makes no difference
+whether a file was there when the launcher started, came later, or is replaced: nothing of the home is in sight. What lies
+elsewhere behind a link, and what is seen of the home through another mount of its file system, is covered too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+
+from stoker.linux import syscalls
+
+_EMPTY = "size=256k,mode=700"
+_PARTS = (".", "-", "~")
+"""What follows a name of the server's in the names of copies: stoker.db-wal, secrets.old, config.toml~."""
+
+
+class Mounted(NamedTuple):
+    """One line of mountinfo."""
+
+    device: str
+    root: str
+    """The directory of the file system that is mounted."""
+    point: str
+
+
+def cover(what: Mapping[str, Any], directory: str) -> None:
+    """Nothing that runs here sees what is in the home, but for the task's own `directory` and what is `shown`.
+
+    `what`: {"home": path, "names": [what belongs to the server in it], "places": [paths of what may lie elsewhere],
+    "shown": [[path, whether it may be written]]}. A home may be a person's own directory: other directories and links
+    in it are that person's and stay; other files do not. For a process with a mount namespace of its own. Where the
+    kernel refuses, the task runs all the same, and the launcher's error log says what it sees.
+    """
+    home = str(what["home"])
+    directories, links = foreign(home, [str(name) for name in what["names"]])
+    keep = [(directory, True), *((str(path), bool(write)) for path, write in what["shown"])]
+    keep += [(path, True) for path in directories]
+    found = []
+    for path, write in _outermost(keep):
+        try:
+            found.append((path, write, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
+        except OSError:
+            pass  # not there, or closed to this user: the task could do nothing with it
+    try:
+        # All of it is looked for before anything is covered: then links lead nowhere, and mounts are our own.
+        for place, others in _seen([home, *map(str, what["places"])]):
+            if _cover(place, found, links):
+                for path in others:
+                    _cover(path, (), ())
+    finally:
+        for _, _, fd in found:
+            os.close(fd)
+
+
+def foreign(home: str, names: Sequence[str]) -> Tuple[List[str], List[Tuple[str, str]]]:
+    """The directories in the home that do not belong to the server, and the links: (path, where it leads)."""
+    directories, links = [], []
+    try:
+        with os.scandir(home) as entries:
+            for entry in entries:
+                if is_own(entry.name, names):
+                    continue
+                if entry.is_symlink():
+                    links.append((entry.path, os.readlink(entry.path)))
+                elif entry.is_dir():
+                    directories.append(entry.path)
+    except OSError:
+        pass  # what cannot be read now the task cannot read either
+    return directories, links
+
+
+def is_own(entry: str, names: Sequence[str]) -> bool:
+    """Whether an entry of the home is the server's, or by its name a copy or an earlier version of such a one."""
+    return any(entry == name or entry.startswith(tuple(name + part for part in _PARTS)) for name in names)
+
+
+def beneath(path: str, place: str) -> bool:
+    """Whether `path` is `place` or lies in it. Names only."""
+    return path == place or path.startswith(place.rstrip("/") + "/")
+
+
+def elsewhere(place: str, mounts: Sequence[Mounted]) -> List[Tuple[str, str]]:
+    """Where the directory `place`, or a part of it, is seen through other mounts: (path there, path in the place). Pure;
+    `place` has no links in it."""
+    around = [one for one in mounts if beneath(place, one.point)]
+    if not around:
+        return []
+    # Of several mounted at one point the last one is in sight.
+    home = max(reversed(around), key=lambda one: len(one.point))
+    inside = _join(home.root, place, home.point)
+    found = []
+    for one in mounts:
+        if one.device != home.device or beneath(one.point, place):
+            continue
+        if beneath(inside, one.root):
+            found.append((_join(one.point, inside, one.root), place))
+        elif beneath(one.root, inside):
+            found.append((one.point, _join(place, one.root, inside)))
+    return [pair for pair in dict.fromkeys(found) if pair[0] != place]
+
+
+def mounts(mountinfo: str) -> List[Mounted]:
+    found = []
+    for line in mountinfo.splitlines():
+        words = line.split(" ")
+        if len(words) > 4:
+            found.append(Mounted(words[2], _plain(words[3]), _plain(words[4])))
+    return found
+
+
+def _seen(places: Iterable[str]) -> List[Tuple[str, List[str]]]:
+    """Where these really are, and where else the same is in sight."""
+    known = mounts(syscalls.read_text("/proc/self/mountinfo"))
+    found: List[Tuple[str, List[str]]] = []
+    for place in places:
+        real = os.path.realpath(place)
+        if os.path.exists(real) and not any(beneath(real, other) for other, _ in found):
+            pairs = elsewhere(real, known) if os.path.isdir(real) else []
+            found.append((real, [path for path, original in pairs if _is_same(path, original)]))
+    return found
+
+
+def _cover(place: str, kept: Sequence[Tuple[str, bool, int]], links: Sequence[Tuple[str, str]]) -> bool:
+    try:
+        if not os.path.isdir(place):
+            syscalls.mount(os.devnull, place, None, syscalls.MS_BIND)
+            return True
+        syscalls.mount("none", place, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, _EMPTY)
+    except OSError as exc:
+        _complain(place, exc)
+        return False
+    try:
+        for path, write, fd in kept:
+            _bring(path, write, fd)
+        for path, target in links:
+            if not os.path.lexists(path):
+                os.symlink(target, path)
+        _read_only(place)
+    except OSError as exc:
+        # The task cannot do without its directory: better that it sees too much than that it does not run.
+        syscalls.unmount(place)
+        _complain(place, exc)
+        return False
+    return True
+
+
+def _is_same(path: str, other: str) -> bool:
+    """False where something else is mounted over it."""
+    try:
+        return os.path.samestat(os.stat(path), os.stat(other))
+    except OSError:
+        return False
+
+
+def _bring(path: str, write: bool, fd: int) -> None:
+    try:
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            return  # it does not lie in what is covered
+    except FileNotFoundError:
+        os.makedirs(path, mode=0o700)
+    syscalls.mount(f"/proc/self/fd/{fd}", path, None, syscalls.MS_BIND | syscalls.MS_REC)
+    if not write:
+        _read_only(path)
+
+
+def _read_only(path: str) -> None:
+    """What else the mount forbids stays forbidden: in a user namespace the kernel wants it so."""
+    forbids = os.statvfs(path).f_flag & (syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    syscalls.mount(None, path, None, syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | forbids)
+
+
+def _outermost(paths: Iterable[Tuple[str, bool]]) -> List[Tuple[str, bool]]:
+    """Without those that lie in another one."""
+    found: List[Tuple[str, bool]] = []
+    for path, write in sorted(paths):
+        if not any(beneath(path, other) for other, _ in found):
+            found.append((path, write))
+    return found
+
+
+def _join(start: str, path: str, without: str) -> str:
+    """`path` as it is called where `without` is called `start`."""
+    rest = path[len(without.rstrip("/")) :].lstrip("/")
+    return os.path.join(start, rest) if rest else start
+
+
+def _plain(text: str) -> str:
+    """A path as mountinfo writes it: blanks and backslashes stand there as octal numbers."""
+    head, *rest = text.split("\\")
+    return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
+
+
+def _complain(place: str, exc: OSError) -> None:
+    print(f"stoker launcher: {place} is not hidden from the task: {exc}", file=sys.stderr)

@@ -1,0 +1,186 @@
+"""Pickles are walked, opcode by opcode, never loaded: loading one runs whatever its writer put in."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
+
+from stoker.launcher.verify.verdict import Verdict
+
+MAX_OPCODES = 20_000_000
+"""About ten seconds of walking; what is longer is not judged."""
+
+_LENGTH = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4}
+_LENGTH[pickletools.TAKEN_FROM_ARGUMENT4U] = 4
+_LENGTH[pickletools.TAKEN_FROM_ARGUMENT8U] = 8
+_FRAME = b"\x95"
+_TORCH_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+_JOBLIB = b"joblib.numpy_pickle"
+_PROTOCOLS = b"\x02\x03\x04\x05"
+_CERTAIN = 16
+"""Opcodes in a row after which it is a pickle: of other bytes, three in four are none."""
+
+
+class _Torn(Exception):
+    """The pickle ends early."""
+
+
+class _Strange(Exception):
+    """It holds what no pickle holds: it is none, or others wrote between its opcodes."""
+
+
+class _Endless(Exception):
+    """Too many opcodes to be walked."""
+
+
+class _Seen:
+    """What a walk met, however it ended."""
+
+    def __init__(self) -> None:
+        self.certain = False
+        """It is a pickle: it announced a frame, or many opcodes made sense."""
+        self.joblib = False
+        """joblib wrote it, and puts the bytes of arrays between the opcodes."""
+
+
+def _arguments() -> Dict[int, int]:
+    """By opcode: bytes of its argument, or -1 a line, -2 two lines, -11/-14/-18 a length of 1, 4, 8 bytes and so much."""
+    table: Dict[int, int] = {}
+    for op in pickletools.opcodes:
+        if op.arg is None:
+            width = 0
+        elif op.arg.name == "stringnl_noescape_pair":
+            width = -2
+        elif op.arg.n == pickletools.UP_TO_NEWLINE:
+            width = -1
+        elif op.arg.n in _LENGTH:
+            width = -10 - _LENGTH[op.arg.n]
+        else:
+            width = op.arg.n
+        table[ord(op.code)] = width
+    return table
+
+
+_ARGUMENTS = _arguments()
+
+
+def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
+    """One pickle, or several one after the other, up to the last byte. Two bytes begin a pickle, and may begin anything:
+    without the name (`named`), only what is a pickle beyond doubt can be an unfinished one."""
+    start = file.tell()
+    if file.read(len(_TORCH_LEGACY)) == _TORCH_LEGACY:
+        return Verdict(None, "torch (legacy)", "the old torch format does not say where it ends")
+    file.seek(start)
+    first, seen = b"", _Seen()
+    try:
+        while file.tell() < size or not first:
+            head = file.read(2)
+            file.seek(-len(head), 1)
+            if first and (head[:1] != b"\x80" or head[1:] not in _PROTOCOLS):
+                return Verdict(None, "pickle", "something other than a pickle follows the pickle")
+            named = named or head == first
+            first = first or head
+            _walk(file, size, seen)
+    except _Endless:
+        return Verdict(None, "pickle", "too long to be walked through")
+    except _Strange as exc:
+        return Verdict(None, "joblib" if seen.joblib else "pickle", str(exc))
+    except _Torn as exc:
+        if seen.joblib:
+            return Verdict(None, "joblib", "arrays follow")
+        return Verdict(False if named or seen.certain else None, "pickle", str(exc))
+    return Verdict(True, "pickle")
+
+
+def _walk(file: BinaryIO, size: int, seen: _Seen) -> None:
+    """Leave the file just after the STOP of the pickle that begins here."""
+    arguments, read, seek, tell = _ARGUMENTS, file.read, file.seek, file.tell
+    seen.certain, count, joblib, frame = False, 0, len(_JOBLIB), _FRAME
+    try:
+        for count in range(MAX_OPCODES):
+            code = read(1)
+            if not code:
+                raise _Torn("the pickle is unfinished")
+            if code == b".":
+                return
+            width = arguments.get(code[0])
+            if width is None:
+                raise _Strange(f"the pickle holds an unknown opcode at byte {tell() - 1}")
+            if width == 0:
+                continue
+            if width in (-1, -2):
+                _pass_lines(file, -width, seen)
+                continue
+            if width < 0:
+                raw = read(-width - 10)
+                if len(raw) < -width - 10:
+                    raise _Torn("the pickle is unfinished")
+                width = int.from_bytes(raw, "little")
+            if tell() + width > size:
+                raise _Torn("the pickle is unfinished")
+            if width == joblib:
+                seen.joblib = read(width) == _JOBLIB or seen.joblib
+            elif count == 1 and code == frame:
+                # The first of protocol 4 and later. No frame has terabytes.
+                seen.certain = read(width)[5:] == b"\0\0\0"
+            else:
+                seek(width, 1)
+        raise _Endless
+    finally:
+        seen.certain = seen.certain or count >= _CERTAIN
+
+
+def _pass_lines(file: BinaryIO, lines: int, seen: _Seen) -> None:
+    for _ in range(lines):
+        line = file.readline(1 << 20)
+        if not line.endswith(b"\n"):
+            raise _Torn("the pickle is unfinished")
+        seen.joblib = seen.joblib or line[:-1] == _JOBLIB
+
+
+def strings_and_numbers(data: bytes) -> Iterator[Any]:
+    """The strings and integers of a pickle in the order in which they are used, memo resolved; nothing is built."""
+    memo: Dict[int, Any] = {}
+    last: Any = None
+    for op, argument, _ in pickletools.genops(io.BytesIO(data)):
+        if op.name in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):
+            memo[len(memo) if op.name == "MEMOIZE" else int(argument or 0)] = last
+        elif op.name in ("BINGET", "LONG_BINGET", "GET"):
+            last = memo.get(int(argument or 0))
+            if isinstance(last, (str, int)):
+                yield last
+        else:
+            last = (
+                argument
+                if isinstance(argument, (str, int)) and op.name not in ("PROTO", "FRAME", "GLOBAL")
+                else None
+            )
+            if last is not None:
+                yield last
+
+
+def storage_extents(data: bytes) -> Optional[Dict[str, int]]:
+    """From the `.metadata` of a torch distributed checkpoint: each file, and how long it must be."""
+    extents: Dict[str, int] = {}
+    recent: List[Any] = []
+    try:
+        for value in strings_and_numbers(data):
+            recent = (recent + [value])[-6:]
+            found = _storage_info(recent)
+            if found is not None:
+                extents[found[0]] = max(extents.get(found[0], 0), found[1])
+    except (ValueError, IndexError, KeyError, OverflowError):
+        return None
+    return extents or None
+
+
+def _storage_info(recent: List[Any]) -> Optional[Tuple[str, int]]:
+    if len(recent) < 6 or recent[0] != "relative_path" or recent[2] != "offset" or recent[4] != "length":
+        return None
+    path, offset, length = recent[1], recent[3], recent[5]
+    if isinstance(path, str) and isinstance(offset, int) and isinstance(length, int):
+        return path, offset + length
+    return None

@@ -1,0 +1,119 @@
+"""Looking into a directory that belongs to somebody else.
+
+It may hold links, devices, a million entries, or directories nested until the stack ends. So everything is opened
+component by component from a descriptor, and links are reported but never followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import NamedTuple, Optional
+
+from stoker.task.local_directory import UnsafePath
+
+MAX_DEPTH = 100
+MAX_PATH = 4096
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TooMany(ValueError):
+    """More entries, or deeper ones, than anybody wants to hear of."""
+
+
+class Found(NamedTuple):
+    path: str
+    """Relative, with undecodable bytes as surrogates."""
+    size: int
+    mode: int
+    link: Optional[str] = None
+
+
+def open_beneath(root: str, path: str, *, create: bool = False, mode: int = 0o755) -> int:
+    """A descriptor of a directory beneath `root`, through real directories only. The caller closes it."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in path.split("/") if path else ():
+        if part in ("", ".", "..") or "\0" in part:
+            os.close(fd)
+            raise UnsafePath(errno.EPERM, "not a path beneath the task directory", path)
+        try:
+            child = _open_child(fd, part, path, create, mode)
+        finally:
+            os.close(fd)
+        fd = child
+    return fd
+
+
+def check_depth(path: str) -> None:
+    if path.count("/") >= MAX_DEPTH or len(path) > MAX_PATH:
+        raise TooMany(f"directories are nested deeper than {MAX_DEPTH}: {path[:80]!r}...")
+
+
+def reopen(root: int, prefix: str) -> Optional[int]:
+    """A directory seen before, opened anew; None when it vanished or was swapped for a link meanwhile."""
+    fd = os.dup(root)
+    for part in prefix.split("/") if prefix else ():
+        try:
+            child = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                return None
+            raise
+        finally:
+            os.close(fd)
+        fd = child
+    return fd
+
+
+def look(fd: int, name: str, path: str) -> Optional[Found]:
+    """What an entry is, if it is a regular file or a link."""
+    try:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if stat.S_ISREG(info.st_mode):
+            return Found(path, info.st_size, info.st_mode)
+        if stat.S_ISLNK(info.st_mode):
+            return Found(path, 0, 0, os.readlink(name, dir_fd=fd))
+    except OSError as exc:
+        # Gone, or not a link any more.
+        if exc.errno not in (errno.ENOENT, errno.EINVAL):
+            raise
+    return None
+
+
+def occupied(parent: int, name: str) -> bool:
+    """Whether the directory `name` is there and not empty. UnsafePath when it is something else."""
+    try:
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise _unsafe(exc, name) from exc
+    try:
+        with os.scandir(fd) as entries:
+            return next(entries, None) is not None
+    finally:
+        os.close(fd)
+
+
+def _open_child(fd: int, name: str, path: str, create: bool, mode: int) -> int:
+    try:
+        return os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+    except FileNotFoundError:
+        if not create:
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=fd)
+    except OSError as exc:
+        raise _unsafe(exc, path) from exc
+    try:
+        return os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+    except OSError as exc:
+        raise _unsafe(exc, path) from exc
+
+
+def _unsafe(exc: OSError, path: str) -> OSError:
+    if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+        return UnsafePath(errno.EPERM, "not a directory", path)
+    return exc
