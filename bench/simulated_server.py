@@ -13,8 +13,8 @@ from pathlib import Path
 
 from stoker import __version__
 from stoker.blobs import BlobStore
-from stoker.control.archive import LogArchive
 from stoker.control.controller import Controller
+from stoker.control.logs.reader import LogArchive
 from stoker.engine.base import Node
 from stoker.server import startup
 from stoker.server.services import Services

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.salvaging import staged_of
+from stoker.control.checkpoints.salvage import staged_of
 from stoker.courier import carry_checkpoint
 from stoker.engine.kubernetes.far import FarDirectory
 from stoker.errors import BlobDamaged

@@ -34,7 +34,7 @@ EXCEPTIONS = {
         r"[-_=](\d+)(?:\.[A-Za-z]\w*)*$",
     ): "a name in a directory, of at most 255 bytes",
     (
-        "control/redaction.py",
+        "control/ingest/redaction.py",
         "dynamic",
     ): "secrets, escaped, and marks, each of which ends before the next begins",
     ("spec/formats/expanding.py", "dynamic"): "a literal, escaped",

@@ -11,18 +11,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control import housing, keeping, planning, resizing, secrets, sizing, telling, why
+from stoker.control import run_secrets
 from stoker.control.clusters import Backend, Clusters
+from stoker.control.diagnosis import dry_run, readiness, why
 from stoker.control.fleet import Fleet, Wait, attempt_of, plan_of
-from stoker.control.hub import Hub
-from stoker.control.imaging import Imaging
-from stoker.control.live import LiveTask
+from stoker.control.image_metadata import Imaging
 from stoker.control.loop import Loop
-from stoker.control.parting import parts_of
-from stoker.control.resizing import impossible
-from stoker.control.secrets import check as check_secrets
+from stoker.control.notifier import Hub
+from stoker.control.placement import elastic, node_report
+from stoker.control.run_secrets import check as check_secrets
+from stoker.control.runs import debug_hold
+from stoker.control.runs import resize as resizing
+from stoker.control.runs.resize import impossible
+from stoker.control.state import LiveTask
 from stoker.engine.base import Drills, Engine, Shows
 from stoker.errors import Conflict, NotFound, Refused, StokerError
+from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
 from stoker.spec import Job, override_job, quantities
@@ -113,12 +117,12 @@ class Controller:
         self._check_secrets(understood, secrets)
         asks = self._fleet.asks(understood)
         members = self._fleet.candidates(understood)
-        notes = planning.notes(understood, parts_of(understood))
+        notes = dry_run.notes(understood, parts_of(understood))
         environment = {**(record.get("environment") or {}), **understood.env}
         plan = {
             "engine": members[0].name,
             "command": understood.argv(),
-            "tasks": planning.tasks(understood, parts_of(understood), asks),
+            "tasks": dry_run.tasks(understood, parts_of(understood), asks),
             "environment": sorted(environment),
             "secrets": list(understood.secrets),
             "code": code,
@@ -164,7 +168,7 @@ class Controller:
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
         row = self._want(run_id, "kill" if kill else "stop", by)
         if RunState(row.state).terminal:
-            self._loop.ask(lambda: keeping.let_go(self._loop, run_id))
+            self._loop.ask(lambda: debug_hold.let_go(self._loop, run_id))
         return row
 
     def suspend(self, run_id: str, *, by: str) -> RunRow:
@@ -235,12 +239,12 @@ class Controller:
 
         return self._loop.ask(ask)
 
-    def musters(self, run_ids: Sequence[str]) -> dict[str, telling.Muster]:
+    def musters(self, run_ids: Sequence[str]) -> dict[str, readiness.Muster]:
         """Who is there of those of them that have several tasks: one visit to the loop for a whole page."""
 
-        async def ask() -> dict[str, telling.Muster]:
+        async def ask() -> dict[str, readiness.Muster]:
             lives = [live for run_id in run_ids if (live := self._loop.runs.get(run_id)) is not None]
-            found = ((live.id, telling.muster(live)) for live in lives)
+            found = ((live.id, readiness.muster(live)) for live in lives)
             return {run_id: one for run_id, one in found if one is not None}
 
         try:
@@ -256,11 +260,11 @@ class Controller:
 
     def scale(self, run_id: str, workers: int) -> dict[str, Any]:
         """Another number of workers for an elastic run."""
-        return self._loop.ask(lambda: sizing.scale(self._loop, run_id, workers), timeout=60.0)
+        return self._loop.ask(lambda: elastic.scale(self._loop, run_id, workers), timeout=60.0)
 
     def shell(self, run_id: str, task: str | None = None) -> dict[str, Any]:
         """How a person on the server's machine gets into one of the run's tasks, where there still is one."""
-        return self._loop.ask(lambda: keeping.shell(self._loop, run_id, task), timeout=60.0)
+        return self._loop.ask(lambda: debug_hold.shell(self._loop, run_id, task), timeout=60.0)
 
     def unknown(self) -> list[dict[str, Any]]:
         """Runs that this home has had, or that run, and the database does not know: `{id, name, t, tasks}`."""
@@ -329,7 +333,7 @@ class Controller:
         return self._loop.ask(self._nodes)
 
     async def _nodes(self) -> list[dict[str, Any]]:
-        return housing.nodes(self._loop)
+        return node_report.nodes(self._loop)
 
     # -- how -------------------------------------------------------------------------------------------------
 
@@ -374,21 +378,21 @@ class Controller:
         """Secrets are on the disk before the run is. A key that was used before brings no other values into the
         run it gave, and leaves none behind where that run is over."""
         home = self._settings.home
-        fresh = bool(values) and not secrets.exist(home, new.key)
+        fresh = bool(values) and not run_secrets.exist(home, new.key)
         if fresh:
             self._keep_secrets(new.key, values)
         try:
             row, created = self._store.submit(new, now=time.time())
         except Conflict:
             if fresh:
-                secrets.forget(home, new.key)
+                run_secrets.forget(home, new.key)
             raise
         if fresh and not created and RunState(row.state).terminal:
-            secrets.forget(home, new.key)
+            run_secrets.forget(home, new.key)
         return row, created
 
     def _keep_secrets(self, key: str, values: Mapping[str, str]) -> None:
-        secrets.save(self._settings.home, key, dict(values))
+        run_secrets.save(self._settings.home, key, dict(values))
 
     def _note_in_ledger(self, row: RunRow) -> None:
         """Best effort: lets a restore name what a lost database knew."""
@@ -424,7 +428,7 @@ class Controller:
             live.preempt = True
             self._loop.kick(live)
             return "preempted: asked to checkpoint and let go"
-        chosen = keeping.one_of(live.tasks, task, run_id)
+        chosen = debug_hold.one_of(live.tasks, task, run_id)
         engine = self._fleet.engine(live.engine)
         if not isinstance(engine, Drills):
             raise Refused(f"the {engine.name} engine has no drill {how!r}")

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.orders import image_of
-from stoker.control.parting import parts_of
+from stoker.control.startup.orders import image_of
 from stoker.engine.base import Attempt, Engine, Needs, Node, Observation, Presence, TaskPlan
 from stoker.errors import EngineUnavailable, NotFound, Refused
+from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Ask, NodeShape, Place, Request
 from stoker.settings import Settings
 from stoker.spec import Job
@@ -24,7 +24,7 @@ from stoker.store.rows import RunRow
 from stoker.task.fencing import Sight, Vigil
 
 if TYPE_CHECKING:
-    from stoker.control.live import LiveTask
+    from stoker.control.state import LiveTask
 
 LOCAL = "local"
 ANY = "any"

@@ -17,23 +17,24 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control import adoption, chores, keeping
-from stoker.control.archive import LogArchive
-from stoker.control.carrying import Abandoned, Carriers
-from stoker.control.commits import Committer
+from stoker.control import maintenance
+from stoker.control.committer import Committer
 from stoker.control.fleet import Fleet
-from stoker.control.hub import Hub
-from stoker.control.launch import Launcher
-from stoker.control.live import LiveRun, LiveTask, numbers_of
-from stoker.control.packages import Packages
-from stoker.control.parting import parts_of
-from stoker.control.seating import Seating
-from stoker.control.steps import Steps
-from stoker.control.strangers import Strangers
-from stoker.control.suspects import Suspects
-from stoker.control.watching import Attendant
+from stoker.control.ingest.checkpoint_transfer import Abandoned, Carriers
+from stoker.control.ingest.installed_packages import Packages
+from stoker.control.logs.reader import LogArchive
+from stoker.control.notifier import Hub
+from stoker.control.placement.admission import Seating
+from stoker.control.placement.engine_watcher import Attendant
+from stoker.control.placement.node_health import Suspects
+from stoker.control.runs import adoption, debug_hold
+from stoker.control.runs.reconcile import Steps
+from stoker.control.runs.unknown_tasks import Strangers
+from stoker.control.startup.attempt_launcher import Launcher
+from stoker.control.state import LiveRun, LiveTask, numbers_of
 from stoker.engine.base import Engine, Observation
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
+from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Scheduler
 from stoker.settings import Settings
 from stoker.spec import Job
@@ -101,8 +102,8 @@ class Loop:
         self.archive = LogArchive(settings.home)
         self.packages = Packages(store)
         self.carriers = Carriers()
-        self.backups = chores.Backups(settings, store)
-        self.sweeper = chores.Sweeper(store, blobs, settings.home)
+        self.backups = maintenance.Backups(settings, store)
+        self.sweeper = maintenance.Sweeper(store, blobs, settings.home)
         self.strangers = Strangers(self)
 
     # -- from any thread -------------------------------------------------------------------------------------
@@ -258,9 +259,9 @@ class Loop:
 
     async def _left(self, attempt: AttemptRow) -> None:
         """An ended attempt whose tasks are still there."""
-        if keeping.is_kept(attempt):
+        if debug_hold.is_kept(attempt):
             row = await asyncio.to_thread(self.store.run, attempt.run)
-            keeping.keep(self, row, Job.from_json(row.job), attempt)
+            debug_hold.keep(self, row, Job.from_json(row.job), attempt)
         else:
             self.clean(attempt)
 

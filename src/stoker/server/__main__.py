@@ -14,9 +14,9 @@ from pathlib import Path
 
 from stoker import __version__
 from stoker.blobs import BlobStore
-from stoker.control import secrets
-from stoker.control.archive import LogArchive
+from stoker.control import run_secrets
 from stoker.control.controller import Controller
+from stoker.control.logs.reader import LogArchive
 from stoker.engine.local import LocalEngine
 from stoker.errors import StokerError, StoreDamaged, StoreLost
 from stoker.server import startup
@@ -134,7 +134,7 @@ def _take_up(services: Services, epoch: int | None = None) -> None:
         log.error("%s. %s", exc, exc.hint)
         services.trouble = exc
     else:
-        redactor.hide(secrets.every(settings.home))  # those that came to a server before this one
+        redactor.hide(run_secrets.every(settings.home))  # those that came to a server before this one
         if services.leading is not None:
             store.when_fenced(services.leading.fenced)
         controller = Controller(settings, store, services.blobs, LocalEngine(settings), Kubernetes(settings))

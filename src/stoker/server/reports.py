@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.control.archive import LogArchive
-from stoker.control.scaling import Speed, compare, speed, useful
-from stoker.control.straggling import Signs, straggler
+from stoker.control.diagnosis.speedup import Speed, compare, speed, useful
+from stoker.control.diagnosis.straggler import Signs, straggler
+from stoker.control.logs.reader import LogArchive
 from stoker.spec.words import RunState
 from stoker.store import Store
 from stoker.store.metrics import MetricPoint

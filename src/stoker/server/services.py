@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.blobs import BlobStore, Listings
-from stoker.control.archive import LogArchive
 from stoker.control.controller import Controller
+from stoker.control.logs.reader import LogArchive
 from stoker.errors import NotLeading, StoreError
 from stoker.server.leading import Leading
 from stoker.settings import Settings

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_control_loop import Rig, rig  # noqa: F401 - a fixture
 
-from stoker.control import carrying, pump
+from stoker.control.ingest import checkpoint_transfer, journal_reader
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import NearTaskDir
@@ -38,8 +38,8 @@ def stage(directory: Path) -> None:
 
 
 def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(pump, "LARGE", len(DATA))
-    real = carrying.carry_checkpoint
+    monkeypatch.setattr(journal_reader, "LARGE", len(DATA))
+    real = checkpoint_transfer.carry_checkpoint
     begun, may_end = threading.Event(), threading.Event()
 
     def slowly(*args: Any, **named: Any) -> tuple[str, int]:
@@ -47,7 +47,7 @@ def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.Monke
         assert may_end.wait(120)
         return real(*args, **named)
 
-    monkeypatch.setattr(carrying, "carry_checkpoint", slowly)
+    monkeypatch.setattr(checkpoint_transfer, "carry_checkpoint", slowly)
     run = rig.submit("hang").id
     rig.until(run, "running")
     directory = rig.settings.home.tasks / run / "1" / "worker-0"

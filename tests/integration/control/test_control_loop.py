@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rigs import Rig, scripted
 
-from stoker.control.archive import LogArchive
+from stoker.control.logs.reader import LogArchive
 from stoker.engine.base import Gpu, Node
 from stoker.errors import Conflict, Refused, StoreBusy
 from stoker.store.rows import AddAttempt, Change, RunRow
@@ -262,7 +262,7 @@ def test_what_an_earlier_session_still_has_to_say_is_nothing_to_this_one(rig: Ri
 def test_an_attempt_that_cannot_be_removed_yet_stops_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.control.steps._CLEAN_AGAIN", 0.1)
+    monkeypatch.setattr("stoker.control.runs.reconcile._CLEAN_AGAIN", 0.1)
     remove, refused = rig.engine.remove, []
 
     async def late(handle: Any) -> None:

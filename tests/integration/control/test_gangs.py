@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 
-from stoker.control import leaving, looking
+from stoker.control.runs import shutdown, task_reader
 from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gangs
 from stoker.spec.words import Cause
@@ -131,7 +131,7 @@ def test_one_that_cannot_be_told_to_stop_does_not_cost_the_others_their_place(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its courier hangs. That the others have stopped is seen all the same, and only that one is ended."""
-    monkeypatch.setattr(leaving, "_STOP_MARGIN", 0.5)
+    monkeypatch.setattr(shutdown, "_STOP_MARGIN", 0.5)
     real, answers = gang.engine.reach, threading.Event()
 
     async def reach(handle: Any, task: str) -> Any:
@@ -284,7 +284,7 @@ def test_a_server_that_dies_between_generations_goes_on_with_the_same_one(gang: 
 def test_an_end_that_a_server_read_before_it_died_is_known_to_the_next(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "_JOURNAL_WAIT", 1e9)
+    monkeypatch.setattr(task_reader, "_JOURNAL_WAIT", 1e9)
     gang.bodies = {("worker-0", 1): LONG}
     run = gang.submit(workers=2).id
     gang.end(run, lambda _: phases(gang, run).get("worker-1") == "ended")

@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gang_rig import LONG, Gang, gang
 
-from stoker.control import looking, watching
-from stoker.control.steps import Steps
+from stoker.control.placement import engine_watcher
+from stoker.control.runs import task_reader
+from stoker.control.runs.reconcile import Steps
 from stoker.engine.base import Node, Observation
 from stoker.errors import EngineError, Refused
 from stoker.spec.words import Cause
@@ -168,7 +169,7 @@ def test_a_server_that_dies_while_a_run_shrinks_goes_on_shrinking(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All were told to stop, and what follows was not recorded."""
-    monkeypatch.setattr(looking, "_JOURNAL_WAIT", 0.1)  # that they ended was read, and is not read again
+    monkeypatch.setattr(task_reader, "_JOURNAL_WAIT", 0.1)  # that they ended was read, and is not read again
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)
@@ -207,7 +208,7 @@ def test_whom_a_server_let_go_before_it_died_the_next_one_ends(gang: Gang) -> No
 def test_a_lost_node_shrinks_a_run_and_it_grows_again_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_CAPACITY_EVERY", 0.05)
+    monkeypatch.setattr(engine_watcher, "_CAPACITY_EVERY", 0.05)
     here, there = Node("local", cpu=2, memory=8 << 30), Node("there", cpu=1, memory=8 << 30)
     gang = Gang(tmp_path, here, there)
     gang.otherwise = LONG

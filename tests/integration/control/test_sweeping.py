@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control import chores
+from stoker.control import maintenance
 from stoker.settings import Home
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store import Store, remains
@@ -31,8 +31,8 @@ def test_what_retention_dropped_is_freed(tmp_path: Path, monkeypatch: pytest.Mon
     for path in (tmp_path / "blobs").rglob("*"):
         os.utime(path, (0, 0))
     store.apply([UpdateCheckpoint("ck-0", {"kept": False})])
-    monkeypatch.setattr(chores, "_FREE_EVERY", 0.01)
-    sweeper = chores.Sweeper(store, blobs, Home(tmp_path))
+    monkeypatch.setattr(maintenance, "_FREE_EVERY", 0.01)
+    sweeper = maintenance.Sweeper(store, blobs, Home(tmp_path))
     # The second is in the list although the store keeps it: the store decides.
     sweeper.dropped.update({trees[0][0], trees[1][0]})
 
@@ -55,7 +55,7 @@ def test_nothing_is_swept_that_a_lost_run_may_need(tmp_path: Path) -> None:
         weights = _old(blobs, b"weights of the lost run")
         home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n{"torn')
         (home.tasks / "older-1").mkdir(parents=True)  # its line in the ledger is the torn one
-        sweeper = chores.Sweeper(store, blobs, home)
+        sweeper = maintenance.Sweeper(store, blobs, home)
         assert sweeper.sweep() is None and blobs.has(weights)
         assert [entry["id"] for entry in sweeper.unknown] == ["older-1", "lost-1"]
         home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n')
@@ -70,7 +70,7 @@ def test_a_database_without_runs_sweeps_nothing(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
     weights = _old(blobs, b"weights")
     with Store.open(tmp_path / "stoker.db") as store:
-        assert chores.Sweeper(store, blobs, Home(tmp_path)).sweep() is None and blobs.has(weights)
+        assert maintenance.Sweeper(store, blobs, Home(tmp_path)).sweep() is None and blobs.has(weights)
 
 
 def _old(blobs: BlobStore, content: bytes) -> str:

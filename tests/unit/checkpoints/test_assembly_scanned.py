@@ -14,10 +14,10 @@ import pytest
 from checkpoint_scanning import Clock, Task
 
 from stoker.blobs import BlobStore
-from stoker.control import pump as pumps
-from stoker.control.assembly import Assembly
-from stoker.control.carrying import Carriers
-from stoker.control.pump import Intake, Pump
+from stoker.control.checkpoints.assembly import Assembly
+from stoker.control.ingest import journal_reader as pumps
+from stoker.control.ingest.checkpoint_transfer import Carriers
+from stoker.control.ingest.journal_reader import Intake, Pump
 from stoker.courier import carry_checkpoint
 from stoker.settings import Home
 from stoker.store import Store

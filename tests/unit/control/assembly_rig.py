@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control.assembly import Assembled, Assembly
-from stoker.control.pump import Intake
+from stoker.control.checkpoints.assembly import Assembled, Assembly
+from stoker.control.ingest.journal_reader import Intake
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store import Store
 from stoker.store.rows import CheckpointRow, NewRun, PartRow

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.control.archive import LogArchive, LogWriter
+from stoker.control.logs.reader import LogArchive, LogWriter
 from stoker.settings import Home
 from stoker.task import layout
 from stoker.task.formats import LogLine

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.control.archive import LogArchive
+from stoker.control.logs.reader import LogArchive
 from stoker.settings import Home
 from stoker.task.formats import LogLine
 

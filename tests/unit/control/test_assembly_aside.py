@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from assembly_rig import Rig
 
-from stoker.control.pump import Behind, Intake
+from stoker.control.ingest.journal_reader import Behind, Intake
 from stoker.store.rows import PartRow, Point
 from stoker.task.formats import Status
 

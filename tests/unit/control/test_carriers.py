@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.carrying import Abandoned, Carriers
+from stoker.control.ingest.checkpoint_transfer import Abandoned, Carriers
 from stoker.linux import direct_io, idle_throttle
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint

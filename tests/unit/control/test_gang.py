@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.control.ending import Verdict
-from stoker.control.gang import Decision, Seat, decide
+from stoker.control.policy.failure_policy import Decision, Seat, decide
+from stoker.control.policy.outcome import Verdict
 from stoker.spec.words import Cause
 
 DONE = Verdict(Cause.COMPLETED, 0, "completed", {})

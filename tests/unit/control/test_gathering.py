@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.control.gathering import OPEN, ROOM, Gathering, Part, Settled, family_of, group_of, lacking
+from stoker.control.checkpoints.completion import (
+    OPEN,
+    ROOM,
+    Gathering,
+    Part,
+    Settled,
+    family_of,
+    group_of,
+    lacking,
+)
 from stoker.store.rows import PartRow
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from stoker.control import hanging
-from stoker.control.pump import Intake
+from stoker.control.ingest.journal_reader import Intake
+from stoker.control.runs import hang
 from stoker.spec import Job
 from stoker.spec.words import Cause
 
@@ -31,7 +31,7 @@ def run(then: str = "report", **roles: str) -> Any:
 
 def said(live: Any, **what: dict[str, Any]) -> list[str]:
     found = {name.replace("_", "-"): Intake(hung=hung) for name, hung in what.items()}
-    return [change.row.text for change in hanging.note(live, found)]  # type: ignore[union-attr]
+    return [change.row.text for change in hang.note(live, found)]  # type: ignore[union-attr]
 
 
 def test_one_that_has_nothing_to_say_is_no_sign() -> None:

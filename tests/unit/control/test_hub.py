@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from stoker.control.hub import Hub
+from stoker.control.notifier import Hub
 
 
 def test_a_waiter_wakes_on_publish_from_another_thread() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.control.leaving import Leaving
+from stoker.control.runs.shutdown import Leaving
 from stoker.spec import Job
 from stoker.spec.words import RunState
 from stoker.task.local_directory import UnsafePath

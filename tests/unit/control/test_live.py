@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.control.live import LiveTask
-from stoker.control.parting import parts_of
+from stoker.control.state import LiveTask
+from stoker.frameworks.roles import parts_of
 from stoker.spec import Job
 
 

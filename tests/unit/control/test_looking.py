@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.control.looking import Looking
-from stoker.control.pump import Intake
+from stoker.control.ingest.journal_reader import Intake
+from stoker.control.runs.task_reader import Looking
 from stoker.task.formats import Status
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.control import planning
-from stoker.control.parting import parts_of
+from stoker.control.diagnosis import dry_run
+from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Ask
 from stoker.spec import parse_job
 
@@ -16,7 +16,7 @@ def plan(text: str) -> list[dict[str, Any]]:
     job = parse_job(text)
     parts = parts_of(job)
     asks = {name: Ask(cpu=0.5, memory=1 << 20, gpu=0) for part in parts for name in part.names}
-    return planning.tasks(job, parts, asks)
+    return dry_run.tasks(job, parts, asks)
 
 
 def test_every_task_with_what_becomes_of_it() -> None:
@@ -86,4 +86,4 @@ def test_frameworks_have_commands_of_their_own(framework: str, task: str, comman
 )
 def test_what_people_may_not_expect(text: str, notes: list[str]) -> None:
     job = parse_job(text)
-    assert planning.notes(job, parts_of(job)) == notes
+    assert dry_run.notes(job, parts_of(job)) == notes

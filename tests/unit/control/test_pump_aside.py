@@ -14,9 +14,9 @@ import pytest
 from box import wait
 
 from stoker.blobs import BlobStore
-from stoker.control import carrying
-from stoker.control import pump as pumps
-from stoker.control.pump import Intake, Pump
+from stoker.control.ingest import checkpoint_transfer
+from stoker.control.ingest import journal_reader as pumps
+from stoker.control.ingest.journal_reader import Intake, Pump
 from stoker.courier import carry_checkpoint
 from stoker.settings import Home
 from stoker.store.rows import AddEvent
@@ -25,7 +25,7 @@ from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
 from stoker.task.local_directory import NearTaskDir
 
 
-class Carriers(carrying.Carriers):
+class Carriers(checkpoint_transfer.Carriers):
     """Carries when it is told to."""
 
     def __init__(self) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control import archive, pump
-from stoker.control.pump import Intake, Pump
+from stoker.control.ingest import journal_reader
+from stoker.control.ingest.journal_reader import Intake, Pump
+from stoker.control.logs import reader
 from stoker.settings import Home, LogSettings
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
@@ -181,7 +182,7 @@ def test_metrics_that_are_none(task: Task, line: str) -> None:
 
 
 def test_a_line_longer_than_one_look(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump, "LOOK_BYTES", 1 << 17)
+    monkeypatch.setattr(journal_reader, "LOOK_BYTES", 1 << 17)
     with open(task.root / layout.JOURNAL, "w") as file:
         file.write("x" * (1 << 19) + "\n")
     task.journal(ENDED)
@@ -191,7 +192,7 @@ def test_a_line_longer_than_one_look(task: Task, monkeypatch: pytest.MonkeyPatch
 def test_more_metrics_than_one_look_takes_are_all_taken_before_the_end(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pump, "LOOK_BYTES", 1 << 17)
+    monkeypatch.setattr(journal_reader, "LOOK_BYTES", 1 << 17)
     for process in range(3):
         with open(task.root / layout.METRICS / f"1-{process}.jsonl", "w") as file:
             file.writelines(f'{{"v": {{"p{process}": 1}}, "step": {step}, "t": 1}}\n' for step in range(5000))
@@ -204,8 +205,8 @@ def test_more_metrics_than_one_look_takes_are_all_taken_before_the_end(
 
 def test_files_of_a_terabyte_cost_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sparse: they cost whoever makes them nothing. What is read of them is bounded, in memory and on the disk."""
-    monkeypatch.setattr(pump, "LARGEST_FILE", 16 << 20)
-    monkeypatch.setattr(archive, "_SLACK", 1 << 20)
+    monkeypatch.setattr(journal_reader, "LARGEST_FILE", 16 << 20)
+    monkeypatch.setattr(reader, "_SLACK", 1 << 20)
     for name in (layout.JOURNAL, layout.STATUS, f"{layout.METRICS}/1-1.jsonl", layout.segment(0)):
         (task.root / name).touch()
         os.truncate(task.root / name, 1 << 40)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.pace import Pace
-from stoker.control.pump import Intake, Pump, speaker
+from stoker.control.ingest.journal_reader import Intake, Pump, speaker
+from stoker.control.ingest.step_rate import Pace
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.control.redaction import NOTHING, Redaction
+from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.errors import SpecError
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store.rows import AddEvent, EventRow, MoveCursor, UpdateRun

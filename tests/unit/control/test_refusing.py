@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from stoker.control import keeping, refusing, salvaging
+from stoker.control.checkpoints import refusals as refusing
+from stoker.control.checkpoints import salvage
+from stoker.control.runs import debug_hold
 from stoker.engine.base import ASIDE_FOR
 from stoker.spec import refusals
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow
@@ -78,8 +80,8 @@ def test_files_that_are_left_on_a_volume_are_not_swept_for_a_while() -> None:
         job={}, command=[], code=None, record={}, created_at=1.0,
     )  # fmt: skip
     attempt = AttemptRow("r", 1, state="ended", ended_at=1.0, evidence={"files": "shared/r"})
-    assert salvaging.over(run, attempt)
+    assert salvage.over(run, attempt)
     fresh = replace(attempt, ended_at=time.time() - ASIDE_FOR + 60)
-    assert not salvaging.over(run, fresh)
-    assert keeping.files_of(fresh) == "shared/r"
-    assert salvaging.over(run, replace(fresh, evidence={}))
+    assert not salvage.over(run, fresh)
+    assert debug_hold.files_of(fresh) == "shared/r"
+    assert salvage.over(run, replace(fresh, evidence={}))

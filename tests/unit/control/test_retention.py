@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.control.retention import beside, newest, to_drop
+from stoker.control.checkpoints.retention import beside, newest, to_drop
 from stoker.store.rows import CheckpointRow
 
 

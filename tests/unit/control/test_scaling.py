@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stoker.control.scaling import Points, Speed, compare, speed, step_seconds, useful
+from stoker.control.diagnosis.speedup import Points, Speed, compare, speed, step_seconds, useful
 
 
 def every(seconds: float, values: list[float], first: int = 0) -> Points:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.control.straggling import Finding, Signs, straggler
+from stoker.control.diagnosis.straggler import Finding, Signs, straggler
 
 
 def found(*tasks: Signs) -> Finding:

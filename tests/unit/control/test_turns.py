@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.carrying import Carriers
+from stoker.control.ingest.checkpoint_transfer import Carriers
 from stoker.engine.local import directories
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.linux import direct_io, idle_throttle

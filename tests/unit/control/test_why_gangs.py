@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stoker.control import why
+from stoker.control.diagnosis import why
+from stoker.control.diagnosis.readiness import Absent, Muster
 from stoker.control.fleet import Wait
-from stoker.control.telling import Absent, Muster
 from stoker.store.rows import EventRow, RunRow
 
 RUN = RunRow(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.control import worlds
-from stoker.control.live import LiveRun, tasks_of
-from stoker.control.parting import parts_of
+from stoker.control.startup import world
+from stoker.control.state import LiveRun, tasks_of
 from stoker.engine.base import Observation, Presence
+from stoker.frameworks.roles import parts_of
 from stoker.settings import Home
 from stoker.spec import Job
 from stoker.store.rows import AttemptRow, RunRow
@@ -45,7 +45,7 @@ def live_of(placement: dict[str, dict[str, Any]]) -> LiveRun:
 
 
 def ports(tmp_path: Path, live: LiveRun) -> list[tuple[int, ...]]:
-    found = worlds.world(live, Home(tmp_path), 29400)
+    found = world.world(live, Home(tmp_path), 29400)
     assert found is not None
     return [member.ports for member in found.members]
 

@@ -17,8 +17,8 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.client import Client
-from stoker.control.archive import LogArchive
-from stoker.control.hub import Hub
+from stoker.control.logs.reader import LogArchive
+from stoker.control.notifier import Hub
 from stoker.errors import Conflict, StokerError, StoreDamaged
 from stoker.server import startup
 from stoker.server.connections import Limits

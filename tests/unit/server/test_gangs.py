@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.control.telling import Absent, Muster
+from stoker.control.diagnosis.readiness import Absent, Muster
 from stoker.store.rows import (
     AddAttempt,
     AddMetrics,

@@ -1,0 +1,192 @@
+"""Checkpoints of tasks whose machine is lost, from a volume that outlived it; and removing what nobody needs there.
+
+What a lost attempt had complete and had not handed over is taken by the attempt after it, before it gets its order:
+by then the lost one is proven gone, or was given up, and an attempt that has ended adds nothing by itself. Everything
+is compared, byte for byte, with the hashes it was found with before it counts, so that one which lives on somewhere
+and writes can spoil what it left and no more. Only of runs of one task: what several tasks left of one checkpoint is
+not put together any more.
+
+A part is removed by the courier of its own task when all of it was carried, or of the attempt which took what was in
+it. What is left of runs that have ended, any courier removes that sees it and may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from stoker.blobs import BlobStore
+from stoker.control.checkpoints import refusals
+from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
+from stoker.control.runs import debug_hold
+from stoker.control.state import LiveRun, LiveTask
+from stoker.courier import carry_checkpoint
+from stoker.errors import DiskFull, NotFound, StokerError
+from stoker.spec.words import RunState
+from stoker.store import Store
+from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow
+from stoker.task import layout
+from stoker.task.directory import SharingTaskDir
+from stoker.task.formats import StagedCheckpoint
+from stoker.task.layout import Part
+
+log = logging.getLogger(__name__)
+
+
+class Salvage:
+    """Everything here blocks: called from threads."""
+
+    def __init__(self, store: Store, blobs: BlobStore) -> None:
+        self._store = store
+        self._blobs = blobs
+
+    def take(self, live: LiveRun, task: LiveTask) -> tuple[list[Change], list[Part]]:
+        """What earlier attempts left, to be recorded before anybody chooses a checkpoint, and the parts that it was
+        in. May be repeated."""
+        directory = task.directory
+        if not _sharing(directory) or not live.alone or live.attempt is None or live.attempt.number <= 1:
+            return [], []
+        changes: list[Change] = []
+        taken: list[Part] = []
+        try:
+            for part in sorted(directory.parts()[0]):
+                if (part.run, part.task) == (live.id, task.name) and part.attempt < live.attempt.number:
+                    changes += self._take(live, directory, part)
+                    taken.append(part)
+        except (StokerError, OSError) as exc:
+            if isinstance(exc, DiskFull) or getattr(exc, "errno", None) in OURS:
+                raise  # ours to mend: it is tried again
+            # Better to go on from what was carried than not at all. What is there stays there.
+            text = f"what a lost attempt left on the shared volume cannot be taken: {exc}"
+            changes.append(_event(live.id, "warning", text))
+        return changes, taken
+
+    def _take(self, live: LiveRun, directory: SharingTaskDir, part: Part) -> list[Change]:
+        attempt = self._store.attempt(part.run, part.attempt)
+        known = self._store.checkpoints(live.id)
+        before = {row.digest for row in known}
+        numbers = carried([row for row in known if row.attempt == part.attempt])
+        entries = directory.salvage(part, attempt.generation, numbers)
+        found = [staged for staged in staged_of(entries) if staged.number not in numbers]
+        latest = self._store.latest_metrics(live.id) if found else {}
+        rows: list[CheckpointRow] = []
+        changes: list[Change] = [
+            _refused(live.id, entry["name"], entry.get("reason"))
+            for entry in entries
+            if entry.get("k") == "rejected" and "name" in entry
+        ]
+        for staged in sorted(found, key=lambda one: one.number, reverse=True):
+            if len(rows) == max(1, live.job.checkpoint.keep):
+                break  # older ones would not be kept anyway
+            try:
+                digest, size = carry_checkpoint(
+                    directory,
+                    staged,
+                    self._blobs,
+                    part=part,
+                    rename=live.redaction.text if live.redaction else None,
+                )
+            except DiskFull:
+                raise
+            except StokerError as exc:
+                changes.append(_refused(live.id, staged.name, exc))
+            else:
+                # On volumes whose inodes are not the same everywhere, what was restored or carried looks like news.
+                if digest not in before:
+                    clean = live.redaction.text
+                    row = checkpoint_row(
+                        staged, digest, size, run=part.run, attempt=part.attempt, clean=clean
+                    )
+                    rows.append(score(row, [], latest))
+        for row in reversed(rows):
+            step = f" at step {row.step}" if row.step is not None else ""
+            text = f"checkpoint {row.name}{step} of lost attempt {part.attempt} found on the shared volume and kept"
+            changes += [AddCheckpoint(row), _event(live.id, "checkpoint", text, {"id": row.id})]
+        return changes
+
+    def sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[Part], others: Sequence[str]) -> None:
+        """Remove what nobody needs any more. `others`: runs that are not over. What cannot be removed now is left for
+        somebody later."""
+        directory = task.directory
+        if not _sharing(directory) or live.attempt is None:
+            return
+        number = live.attempt.number
+        try:
+            parts, empty = directory.parts()
+            for part in parts:
+                if part.run == live.id:
+                    useless = part.attempt < number and (part in taken or not live.alone)
+                else:
+                    useless = part.run not in others and self._over(part.run, part.attempt)
+                if useless:
+                    remove(directory, part)
+            for run in empty:
+                if run != live.id and run not in others and self._over(run, None):
+                    directory.discard(f"{layout.SHARED}/{run}")
+        except OSError as exc:
+            log.info("run %s: the shared volume is not swept: %s", live.id, exc)
+
+    def _over(self, run: str, attempt: int | None) -> bool:
+        """Of a run that this database does not know nothing is removed: it may come back with a backup."""
+        try:
+            row = self._store.run(run)
+            return over(row, self._store.attempt(run, row.attempt if attempt is None else attempt))
+        except NotFound:
+            return False
+
+
+def over(run: RunRow, attempt: AttemptRow) -> bool:
+    """Nobody will ask for what this attempt wrote. Pure but for the clock of what is kept for people to look at."""
+    kept = debug_hold.is_kept(attempt) or debug_hold.files_of(attempt)
+    return RunState(run.state).terminal and attempt.state == "ended" and not kept
+
+
+def carried(rows: Sequence[CheckpointRow]) -> list[int]:
+    """The numbers, in the task directory, of the checkpoints of one attempt of one task."""
+    numbers = [row.id.rpartition("-")[2] for row in rows]
+    return [int(number) for number in numbers if number.isdecimal()]
+
+
+def staged_of(entries: Sequence[Mapping[str, Any]]) -> list[StagedCheckpoint]:
+    """What a journal says of copies that wait. User code of the lost task could write what it was made from: what cannot be
+    understood is not there."""
+    found: dict[int, StagedCheckpoint] = {}
+    for entry in entries:
+        if entry.get("k") == "checkpoint" and type(entry.get("number")) is int:
+            with contextlib.suppress(TypeError, ValueError):
+                found[entry["number"]] = StagedCheckpoint.from_json(entry)
+    return list(found.values())
+
+
+def remove(directory: Any, part: Part) -> None:
+    """Take a part away, where its user lets us. OSError: there is nobody to do it."""
+    if not _sharing(directory):
+        return
+    try:
+        directory.discard(part.path)
+    except OSError as exc:
+        if exc.errno in (errno.EIO, errno.EHOSTDOWN):
+            raise
+        log.info("%s is not removed from the shared volume: %s", part.name, exc)
+
+
+def shares(directory: Any) -> bool:
+    """Whether what is in it outlives it, on a volume."""
+    return _sharing(directory)
+
+
+def _sharing(directory: Any) -> TypeGuard[SharingTaskDir]:
+    return isinstance(directory, SharingTaskDir) and directory.shares
+
+
+def _refused(run: str, name: object, why: object) -> AddEvent:
+    text, data = refusals.said(name, why)
+    return _event(run, "warning", text.replace(" is not", " of a lost attempt is not", 1), data)
+
+
+def _event(run: str, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
+    return AddEvent(EventRow(run, time.time(), kind, text[:4000], data or {}))

@@ -1,0 +1,74 @@
+"""How far the tasks of a run are, for people who wait for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.control.fleet import Wait
+from stoker.control.state import LiveRun, LiveTask
+
+_NAMED = 3
+"""Tasks that are named one by one; of more, the number has to do."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A task that is not up."""
+
+    task: str
+    why: str
+    """In the engine's words; empty: it has said nothing yet."""
+    wait: Wait | None = None
+
+
+@dataclass(frozen=True)
+class Muster:
+    """Who is there of those that are wanted."""
+
+    size: int
+    absent: tuple[Absent, ...] = ()
+    generation: int = 1
+    started: bool = True
+    """Everybody has the order to run."""
+    joining: tuple[str, ...] = ()
+    """Tasks that come up beside it, for the next generation. Not counted."""
+
+    @property
+    def up(self) -> int:
+        return self.size - len(self.absent)
+
+    @property
+    def complete(self) -> bool:
+        return not self.absent
+
+    def text(self) -> str:
+        """`3 of 4 tasks up; worker-3: pulling image`"""
+        said = f"{self.up} of {self.size} tasks up"
+        named = self.absent[:_NAMED]
+        reasons = [f"{one.task}: {one.why or 'not there yet'}" for one in named]
+        if len({one.why for one in named}) == 1 and len(self.absent) > 1:
+            names = ", ".join(one.task for one in named)
+            reasons = [f"{names}: {named[0].why or 'not there yet'}"]
+        if len(self.absent) > _NAMED:
+            reasons.append(f"and {len(self.absent) - _NAMED} more")
+        return "; ".join([said, *reasons])
+
+
+def muster(live: LiveRun) -> Muster | None:
+    """Of the current attempt; None: there is none, or its one task has nobody to wait for."""
+    if live.attempt is None or len(live.tasks) < 2:
+        return None
+    members = [task for task in live.tasks.values() if not task.joining]
+    return Muster(
+        size=len(members),
+        absent=tuple(Absent(task.name, _why(task), task.wait) for task in members if not task.up),
+        generation=live.attempt.generation,
+        started=all(task.ordered for task in members),
+        joining=tuple(task.name for task in live.tasks.values() if task.joining),
+    )
+
+
+def _why(task: LiveTask) -> str:
+    if task.gone is not None:
+        return f"lost ({task.gone})"
+    return task.wait.text if task.wait is not None else ""

@@ -1,0 +1,261 @@
+"""One paragraph about why a run waits or failed, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.control.diagnosis.readiness import Muster
+from stoker.control.fleet import Wait
+from stoker.scheduling import Explanation
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    hint: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def explain(
+    run: RunRow,
+    *,
+    explanation: Explanation | None,
+    attempts: Sequence[AttemptRow],
+    checkpoints: Sequence[CheckpointRow],
+    now: float,
+    trouble: str | None,
+    wait: Wait | None = None,
+    muster: Muster | None = None,
+    events: Sequence[EventRow] = (),
+) -> Answer:
+    """`muster`: of a run with several tasks, who is there."""
+    state = RunState(run.state)
+    if trouble is not None and not state.terminal:
+        return Answer(
+            f"nothing is being started: {trouble}",
+            "See `stoker server logs`; `stoker doctor` checks the machine.",
+        )
+    if state is RunState.QUEUED:
+        return _queued(run, explanation, now)
+    if state is RunState.FAILED:
+        return _failed(run, attempts, checkpoints, events)
+    if state is RunState.STARTING and muster is not None and muster.absent:
+        return _gathering(run, muster)
+    if state is RunState.STARTING and wait is not None:
+        return _waiting(run, wait)
+    if state is RunState.STARTING:
+        return Answer(
+            f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs"
+        )
+    if state is RunState.RUNNING:
+        return _running(run, attempts, muster, events)
+    if state is RunState.STOPPING:
+        return Answer(
+            "it was asked to stop and has its grace period to write one more checkpoint",
+            "`stoker stop --kill` ends it at once.",
+        )
+    if state is RunState.SUSPENDED:
+        return Answer(
+            "it is suspended: it holds nothing and waits for somebody to resume it",
+            f"`stoker resume {run.id}` puts it back into the queue.",
+        )
+    if state is RunState.STOPPED:
+        return Answer("it was stopped by request", f"`stoker resume {run.id}` {_goes_on(checkpoints)}.")
+    return Answer("it completed", f"`stoker pull {run.id}` brings its outputs.")
+
+
+_WAIT_HINTS = {
+    Cause.IMAGE: "Check the image's name, and that the cluster may pull it (`stoker cluster check`).",
+    Cause.ENGINE_ERROR: "`stoker nodes` shows what the cluster has; ask for less, or wait for a node.",
+}
+
+
+def _gathering(run: RunRow, muster: Muster) -> Answer:
+    """A gang starts when all of it is there: who is missing."""
+    first = next((one.wait for one in muster.absent if one.wait is not None), None)
+    found = _waiting(run, first or Wait(""), muster.text())
+    facts = {**found.facts, **_gang_facts(muster)}
+    return Answer(found.text, found.hint or "All tasks start together, or none.", facts)
+
+
+def _gang_facts(muster: Muster) -> dict[str, Any]:
+    return {"up": muster.up, "tasks": muster.size, "missing": {one.task: one.why for one in muster.absent}}
+
+
+def _waiting(run: RunRow, wait: Wait, said: str = "") -> Answer:
+    """The engine has it and says why it is not up."""
+    said = said or wait.text
+    text = f"attempt {run.attempt} is not up yet: {said}"
+    facts: dict[str, Any] = {"waiting": said, "since": round(time.monotonic() - wait.since, 1)}
+    if not wait.cause:
+        return Answer(text, None, facts)
+    left = max(0.0, wait.patience - facts["since"])
+    facts |= {"cause": wait.cause, "gives_up_in": round(left, 1)}
+    hint = _WAIT_HINTS.get(Cause(wait.cause)) if wait.cause in list(Cause) else None
+    return Answer(f"{text}; if that does not change it ends in {left:.0f} s as `{wait.cause}`", hint, facts)
+
+
+def _queued(run: RunRow, explanation: Explanation | None, now: float) -> Answer:
+    again = f" after {run.reason}" if run.reason and run.attempt else ""
+    if run.not_before > now:
+        wait = run.not_before - now
+        text = f"it waits {wait:.0f} s before attempt {run.attempt + 1}{again}"
+        return Answer(
+            text,
+            "The wait doubles with each failure in a row that made no progress.",
+            {"not_before": run.not_before},
+        )
+    if explanation is None:
+        return Answer(f"it is about to be queued{again}")
+    place = (
+        f"it is number {explanation.position} of {explanation.queued} in the queue: "
+        if explanation.position
+        else ""
+    )
+    facts: dict[str, Any] = {
+        "place": explanation.position,
+        "queued": explanation.queued,
+        "behind": explanation.behind,
+        "short": [
+            {"resource": s.resource, "asked": s.asked, "free": s.free, "node": s.node}
+            for s in explanation.short
+        ],
+        "holders": [{"run": h.id, "resource": h.resource, "amount": h.amount} for h in explanation.holders],
+    }
+    return Answer(
+        place + explanation.reason + (f" (this is attempt {run.attempt + 1}{again})" if again else ""),
+        _queue_hint(explanation),
+        facts,
+    )
+
+
+def _queue_hint(explanation: Explanation) -> str | None:
+    if explanation.state == "impossible":
+        return "Ask for less with `stoker rerun --set resources...`, or wait for the node to come back (`stoker nodes`)."
+    if explanation.holders:
+        return f"`stoker stop {explanation.holders[0].id}` would free what it needs; `stoker nodes` shows who holds what."
+    if explanation.behind:
+        return "A higher `priority` goes first; `stoker ps` shows the queue."
+    return None
+
+
+_FAILURE_HINTS = {
+    Cause.OOM: "Ask for more memory (`--set resources.memory=...`), or use a smaller batch.",
+    Cause.SETUP: "The setup command failed; its output is in `stoker logs {id}`. Fix it and `stoker rerun {id}`.",
+    Cause.TIMEOUT: "Raise it: `stoker resume {id} --set timeout=...` {goes_on}.",
+    Cause.IMAGE: "Fix the image's name or its login (`stoker cluster check`), then `stoker rerun {id}`.",
+    Cause.LOST: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
+    Cause.ENGINE_ERROR: "`stoker doctor` checks this machine; `stoker resume {id}` tries again.",
+    Cause.DISK: "Free some space (`stoker doctor` names the disk), then `stoker resume {id}`.",
+}
+_DEFAULT_HINT = "`stoker logs {id}` has the whole output; `stoker resume {id}` {goes_on}."
+
+
+def _goes_on(checkpoints: Sequence[CheckpointRow]) -> str:
+    if any(row.kept for row in checkpoints):
+        return "goes on from its newest checkpoint"
+    return "starts it again from the beginning: it has no checkpoint"
+
+
+def _failed(
+    run: RunRow,
+    attempts: Sequence[AttemptRow],
+    checkpoints: Sequence[CheckpointRow],
+    events: Sequence[EventRow],
+) -> Answer:
+    last = attempts[-1] if attempts else None
+    evidence = dict(last.evidence) if last else {}
+    count = f" after {len(attempts)} attempts" if len(attempts) > 1 else ""
+    text = f"it failed{count} with cause {run.cause}: {run.reason}"
+    lines = [line for line in evidence.get("last_lines") or [] if line.strip()]
+    if lines:
+        text += f"; the last line it printed was: {lines[-1].strip()[:300]}"
+    if run.cause == Cause.HANG:
+        found = next((event for event in reversed(events) if event.kind == "hang"), None)
+        text += f"; {found.text}" if found is not None and found.text not in text else ""
+    kept = [row for row in checkpoints if row.kept]
+    if kept:
+        text += f"; {len(kept)} checkpoint(s) are kept, the newest is {kept[-1].name}"
+    cause = Cause(run.cause) if run.cause else Cause.USER_ERROR
+    hint = _command_hint(run, evidence)
+    if hint is None:
+        hint = _FAILURE_HINTS.get(cause, _DEFAULT_HINT).format(id=run.id, goes_on=_goes_on(checkpoints))
+    return Answer(text, hint, {"cause": run.cause, "evidence": evidence})
+
+
+def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
+    lines = evidence.get("last_lines") or []
+    for line in reversed(lines):
+        if "ModuleNotFoundError: No module named" in line:
+            name = line.rsplit("named", 1)[1].strip(" '\"")
+            return f"Install it where you submit from, or add `setup: pip install {name}` to the job."
+        if "CUDA out of memory" in line:
+            return "The GPU's memory is full: use a smaller batch, or a GPU with more."
+        if "No such file or directory" in line:
+            return "Only what is in the working directory and not ignored is shipped: check .gitignore and .stokerignore."
+    if evidence.get("exit_code") == 127:
+        return f"The command was not found on the PATH recorded at submit: {run.command[0] if run.command else ''}"
+    return None
+
+
+def _running(
+    run: RunRow, attempts: Sequence[AttemptRow], muster: Muster | None, events: Sequence[EventRow]
+) -> Answer:
+    hint = f"`stoker logs -f {run.id}` shows what it prints."
+    hang = hang_of(events)
+    if hang is not None:
+        return Answer(
+            f"it runs, and it seems to hang: {hang.text}",
+            f"`stoker logs {run.id}{_of_task(hang)}` says where its processes are; `hang: {{then: restart}}` starts "
+            "such a run again by itself.",
+            {"hang": {"t": hang.t, "text": hang.text, **hang.data}},
+        )
+    text = "it runs"
+    if len(attempts) > 1:
+        before = attempts[-2]
+        text += f"; attempt {before.number} ended with cause {before.cause}, this is attempt {attempts[-1].number}"
+    if muster is None:
+        return Answer(text, hint)
+    if not muster.started:
+        who = f": {muster.text()}" if muster.absent else ""
+        return Answer(
+            f"it re-forms: generation {muster.generation} is being brought up{who}{_trouble(events)}",
+            hint,
+            _gang_facts(muster),
+        )
+    again = f", generation {muster.generation}" if muster.generation > 1 else ""
+    last = _trouble(events) if muster.generation > 1 else ""
+    there = f"all {muster.size}" if muster.complete else f"{muster.up} of {muster.size}"
+    more = f"; {', '.join(muster.joining)} will join it" if muster.joining else ""
+    noun = "task" if muster.size == 1 else "tasks"
+    return Answer(f"{text} with {there} {noun}{again}{last}{more}", hint, _gang_facts(muster))
+
+
+def _of_task(hang: EventRow) -> str:
+    task = hang.data.get("task")
+    return f" --task {task}" if isinstance(task, str) else ""
+
+
+def _trouble(events: Sequence[EventRow]) -> str:
+    """Why the newest generation had to be."""
+    last = next((event for event in reversed(events) if event.kind == "reforming"), None)
+    return f" (before that: {last.text.partition('; ')[0]})" if last is not None else ""
+
+
+def hang_of(events: Sequence[EventRow]) -> EventRow | None:
+    """The hang that the newest bodies are in, if they are in one: nothing has started or ended since."""
+    for event in reversed(events):
+        if event.kind == "hang":
+            return event
+        if event.kind in _MOVES:
+            return None
+    return None
+
+
+_MOVES = ("starting", "running", "generation", "reforming", "requeued", "ended", "resumed", "checkpoint")
+"""Events that say that a run moved on."""

@@ -1,0 +1,542 @@
+"""Taking in what a task directory holds: status, journal, metrics, logs, checkpoints.
+
+Exactly once: how far each file was read (the cursor) is recorded in the transaction that records what was read.
+Called by the control loop for tasks of the current attempt only, so what an ended one still writes is never
+taken in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from stoker.blobs import BlobStore
+from stoker.control.checkpoints import refusals
+from stoker.control.ingest import validation
+from stoker.control.ingest.checkpoint_transfer import Carriers
+from stoker.control.ingest.redaction import NOTHING, Redaction
+from stoker.control.ingest.step_rate import Pace
+from stoker.control.logs.reader import LOOK, LogWriter, source_name
+from stoker.courier import carry_checkpoint
+from stoker.errors import DiskFull, StokerError
+from stoker.linux.direct_io import LARGE
+from stoker.settings import Home, LogSettings
+from stoker.store.rows import (
+    AddCheckpoint,
+    AddEvent,
+    AddMetrics,
+    Change,
+    CheckpointRow,
+    EventRow,
+    MoveCursor,
+    PartRow,
+    Point,
+)
+from stoker.task import fencing, layout
+from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_lines, split_lines
+from stoker.task.local_directory import UnsafePath
+
+Scored = TypeVar("Scored", CheckpointRow, PartRow)
+LOOK_BYTES = 4 << 20
+"""Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
+LARGEST_FILE = 1 << 30
+"""Bytes of one file of metrics, or of the journal, beyond which it is not read any more."""
+OURS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+)
+"""What the machine lacks for a while. Everything else that goes wrong with a file is the task's doing."""
+METRIC_FILES = 1000
+"""Files of metrics that are read: one for each process that reports."""
+_CATCH_UP = 15.0
+"""Seconds that the last lines of a far task have to arrive. A courier that is gone brings nothing any more."""
+_SILENT = ("launcher", "scheduler", "ps")
+"""Roles that serve the others, and speak only where nobody else does."""
+_LINE = 4000
+_LINES = 50
+
+
+class Behind(NamedTuple):
+    """A checkpoint that a launcher has committed and that is not taken in yet; or one that it has refused."""
+
+    name: str
+    number: int | None
+
+
+@dataclass
+class Intake:
+    """What one look found."""
+
+    status: Status | None = None
+    started_at: float | None = None
+    ending: Ending | None = None
+    changes: list[Change] = field(default_factory=list)
+    checkpoints: list[CheckpointRow] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    """Metrics taken in by this look."""
+    generation: int = 0
+    """Of the body that was looked at."""
+    parts: list[PartRow] = field(default_factory=list)
+    """Of a task that is not alone: what it committed, for `assembly.Assembly` to make checkpoints of. Nothing of them is
+    in `changes`."""
+    rejected: list[str] = field(default_factory=list)
+    """Names of checkpoints that it wrote and that are damaged."""
+    hung: dict[str, Any] | None = None
+    """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
+    carrying: Future[Any] | None = None
+    """Set when a checkpoint has begun to be carried aside: what is written after it is taken in when this is done."""
+    behind: list[Behind] = field(default_factory=list)
+    """Such a one, and those that the journal has after it."""
+    heard: bool = True
+    """All that its status speaks of has been taken in, or is `behind`."""
+    log_bytes: int = 0
+    visible: bool = False
+    """Somebody following the run would see something new."""
+    more: bool = False
+    """There is more to take in than one look may take: record this, then look again."""
+
+    def join(self, later: Intake) -> None:
+        """What a later look at the same task found, as if both had been one."""
+        self.status = later.status or self.status
+        self.started_at = self.started_at or later.started_at
+        self.ending = later.ending or self.ending
+        self.hung = self.hung if later.hung is None else later.hung
+        for name in ("changes", "checkpoints", "points", "parts", "rejected"):
+            getattr(self, name).extend(getattr(later, name))
+        self.log_bytes += later.log_bytes
+        self.visible = self.visible or later.visible
+        self.more = later.more
+        self.carrying, self.behind = self.carrying or later.carrying, later.behind
+        self.heard = later.heard
+
+
+class Pump:
+    """One task of one attempt."""
+
+    def __init__(
+        self,
+        home: Home,
+        blobs: BlobStore,
+        directory: TaskDir,
+        *,
+        run: str,
+        attempt: int,
+        task: str,
+        incarnation: int = 1,
+        generation: int,
+        cursors: Mapping[tuple[str, str], int],
+        latest: Mapping[str, float],
+        logs: LogSettings = LogSettings(),
+        alone: bool = True,
+        speaks: bool | None = None,
+        carriers: Carriers | None = None,
+        redaction: Redaction = NOTHING,
+    ) -> None:
+        """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
+        `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
+        of the others it gets their name: `loss@worker-1`. None: the first worker speaks. `carriers`: who carries large
+        checkpoints meanwhile; without, a look waits for them. `redaction`: takes the run's secrets out."""
+        self.directory = directory
+        self.run = run
+        self.attempt = attempt
+        self.task = task
+        self.generation = generation
+        self._blobs = blobs
+        self._key = source_name(task, incarnation)
+        self._prefix = "" if self._key == "worker-0" else f"{self._key}-"
+        self._cursors = {file: offset for (name, file), offset in cursors.items() if name == self._key}
+        self._logs = LogWriter(home, run, attempt, self._key, logs)
+        self._dropped = 0
+        self._latest = dict(latest)
+        self._alone = alone
+        self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
+        self._pace = Pace()
+        self._carriers = carriers
+        self._redaction = redaction
+        self._clean = redaction.text
+        self._rename = redaction.text if redaction else None
+        self._aside: dict[int, Future[tuple[str, int]]] = {}
+        self._reported: dict[int, tuple[list[Point], dict[str, float]]] = {}
+        """Of checkpoints that are not taken in yet: what had been reported when they were seen. They are judged by that."""
+        self._patient = False
+        self._pressed = False
+        """More stands in the journal behind what is being carried."""
+        self.spoiled = False
+        """The journal cannot be read: user code put something else in its place."""
+
+    def look(self, *, final: bool = False) -> Intake:
+        """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
+        nothing more will come. A look that fails has taken nothing in, but for lines of the log, which are kept."""
+        before = dict(self._cursors)
+        try:
+            return self._look(final=final)
+        except BaseException:  # whatever it is: nothing of this look is recorded, all is read again
+            self._cursors = before
+            raise
+
+    def _look(self, *, final: bool) -> Intake:
+        found = Intake(status=self._status(), generation=self.generation)
+        self._patient = not final and found.status is not None and found.status.phase != "ended"
+        self._metrics(found)  # first: a checkpoint is judged by what was reported before it
+        if not found.more:
+            self._log(found, final=final)
+        if not found.more:
+            self._journal(found)
+        if not found.more and (found.ending is not None or final):
+            self._rest(found, final=final)
+        self._latest.update({point.key: point.value for point in found.points})
+        found.heard = found.heard and not found.more
+        found.visible = bool(found.changes or found.parts or found.log_bytes)
+        if not self._alone:
+            for said in (found.status, found.ending):
+                if said is not None:
+                    said.usage = {**said.usage, **self._pace.usage()}
+        return found
+
+    def _status(self) -> Status | None:
+        status = self.directory.status()
+        if status is None or not self._redaction:
+            return status
+        said = self._redaction.value
+        return replace(
+            status, pending=said(status.pending), ending=said(status.ending), usage=said(status.usage)
+        )
+
+    def read_before(self) -> Ending | None:
+        """How the body ended, where its end has been read already: by a server that died before it had acted on it."""
+        found, offset, end = None, 0, self._cursors.get(layout.JOURNAL, 0)
+        while offset < end and not self.spoiled:
+            lines, used = split_lines(
+                self.directory.read(layout.JOURNAL, offset, min(LOOK_BYTES, end - offset))
+            )
+            for entry in parse_lines(lines):
+                if entry.get("k") == "ended" and entry.get("generation") == self.generation:
+                    intake = Intake()
+                    self._journalled(entry, intake)
+                    found = intake.ending or found
+            if not used:
+                break
+            offset += used
+        return found
+
+    def _rest(self, found: Intake, *, final: bool) -> None:
+        """What was written between the reads above and the ending is there now, and it is the last of it."""
+        if isinstance(self.directory, FarTaskDir):
+            self.directory.catch_up(_CATCH_UP)
+        before = -1, -1
+        while before != (len(found.points), found.log_bytes):
+            before = len(found.points), found.log_bytes
+            self._metrics(found)
+            self._log(found, final=final)
+        found.more = False
+
+    def _log(self, found: Intake, *, final: bool) -> None:
+        try:
+            taken = self._logs.carry(self.directory, final=final)
+            newest = found.ending or found.status
+            if newest is not None and newest.log_dropped > self._dropped:
+                self._dropped = newest.log_dropped
+                printed = self._dropped - FRAME * newest.log_dropped_lines
+                self._logs.drop(self.directory, max(0, min(printed, self._dropped)))
+        except UnsafePath:
+            return  # user code put a link in place of the log: there is no log to take over
+        found.log_bytes += taken
+        found.more = found.more or taken >= LOOK
+
+    def _journal(self, found: Intake) -> None:
+        before = self._cursors.get(layout.JOURNAL, 0)
+        if before >= LARGEST_FILE:
+            return
+        try:
+            data = self.directory.read(layout.JOURNAL, before, LOOK_BYTES)
+            replaced = not data and before > self.directory.size(layout.JOURNAL)
+        except OSError as exc:
+            if exc.errno in OURS:
+                raise
+            self._spoil(found, exc.strerror or str(exc))
+            return
+        if replaced:
+            self._spoil(found, "gone or shorter than it was")
+            return
+        lines, used = split_lines(data, keep=True)
+        offset = before
+        self._pressed = False
+        for place, line in enumerate(lines):
+            if any(self._goes_aside(entry, found) for entry in parse_lines([line])):
+                self._peek(lines[place:], found)
+                found.heard = len(data) < LOOK_BYTES
+                self._pressed = offset + len(line) < before + used
+                break
+            offset += len(line)
+            for entry in parse_lines([line]):
+                self._journalled(entry, found)
+        else:
+            self._reported.clear()
+        if not used and len(data) >= LOOK_BYTES:
+            offset += len(data)  # a line that nobody could ever read past
+        found.more = not found.behind and found.ending is None and offset - before >= LOOK_BYTES // 2
+        self._move(layout.JOURNAL, offset, found)
+
+    def _spoil(self, found: Intake, what: str) -> None:
+        """What its launcher says of the end is in the status too; checkpoints that it journals now are not heard of."""
+        if not self.spoiled:
+            self.spoiled = True
+            text = f"{self.task}: {layout.JOURNAL} in its task directory is {what}; the run itself did that"
+            found.changes.append(
+                self._event("warning", f"{text}. New checkpoints of this attempt are not kept")
+            )
+
+    def _journalled(self, entry: Mapping[str, Any], found: Intake) -> None:
+        if not self._is_of_now(entry):
+            return
+        try:
+            self._entry(entry, found)
+        except (TypeError, ValueError):
+            text = f"the journal says something that cannot be understood: {str(entry)[:200]}"
+            found.changes.append(self._event("warning", text))
+
+    def _is_of_now(self, entry: Mapping[str, Any]) -> bool:
+        generation = entry.get("generation", self.generation)
+        return type(generation) is int and fencing.accept(generation, self.generation, ended=False)
+
+    def _goes_aside(self, entry: Mapping[str, Any], found: Intake) -> bool:
+        """A large checkpoint takes its time, from a pod minutes: logs, metrics and those who want to stop the run do not
+        wait for it. Once the task has ended, everything does."""
+        if self._carriers is None or entry.get("k") != "checkpoint" or not self._is_of_now(entry):
+            return False
+        try:
+            staged = StagedCheckpoint.from_json(dict(entry))
+            size = sum(int(file["size"]) for file in staged.files)
+        except (TypeError, ValueError, KeyError):
+            return False  # refused by whoever carries it
+        if staged.number not in self._aside:
+            if size < LARGE or not self._patient:
+                return False
+            found.carrying = self._aside[staged.number] = self._carriers.carry(
+                self.directory, staged, self._blobs, partial(self._is_hurried, staged), self._rename
+            )
+        return self._patient and not self._aside[staged.number].done()
+
+    def _is_hurried(self, staged: StagedCheckpoint) -> bool:
+        """What several tasks overwrite in place, without a step, counts only while all of them rest."""
+        return self._pressed or not self._patient or (not self._alone and staged.step is None)
+
+    def _peek(self, lines: list[bytes], found: Intake) -> None:
+        """What is known of all that waits for the first of these. Whether the task lives is known at once."""
+        reported = list(found.points), dict(self._latest)
+        for entry in filter(self._is_of_now, parse_lines(lines)):
+            kind, number = entry.get("k"), entry.get("number")
+            if kind in ("checkpoint", "rejected"):
+                number = number if type(number) is int else None
+                found.behind.append(
+                    Behind(validation.text(entry.get("name"), validation.NAME, self._clean), number)
+                )
+                if number is not None:
+                    self._reported.setdefault(number, reported)
+            elif kind in ("hang", "alive"):
+                with contextlib.suppress(TypeError, ValueError):  # said when it is its turn
+                    found.hung = validation.hung(entry, self._clean)
+
+    def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
+        kind = entry.get("k")
+        if kind == "started":
+            found.started_at = validation.moment(entry.get("at"))
+        elif kind == "ended":
+            ending = Ending.from_json(entry)
+            lines = [validation.text(line, _LINE, self._clean) for line in ending.last_lines[-_LINES:]]
+            message = validation.text(ending.message, _LINE, self._clean)
+            usage = self._redaction.value(ending.usage)
+            found.ending = replace(ending, message=message, last_lines=lines, usage=usage)
+        elif kind == "checkpoint":
+            self._checkpoint(StagedCheckpoint.from_json(entry), found)
+        elif kind == "rejected":
+            name = validation.text(entry.get("name"), validation.NAME, self._clean)
+            reason = self._clean(str(entry.get("reason")))
+            found.changes.append(self._event("warning", *refusals.said(name, reason)))
+            found.rejected.append(name)
+        elif kind == "warning":
+            found.changes.append(self._event("warning", str(entry.get("message"))))
+        elif kind in ("hang", "alive"):
+            found.hung = validation.hung(entry, self._clean)
+        elif kind == "setup":
+            text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
+            found.changes.append(self._event("setup", text))
+
+    def _checkpoint(self, staged: StagedCheckpoint, found: Intake) -> None:
+        aside = self._aside.pop(staged.number, None)
+        try:
+            if aside is None or aside.cancel():  # or it had not been its turn yet
+                digest, size = carry_checkpoint(self.directory, staged, self._blobs, rename=self._rename)
+            else:
+                digest, size = aside.result()
+        except OSError as exc:
+            if exc.errno in OURS:
+                raise  # it is tried again
+            self._refuse(staged, exc, found)
+            return
+        except DiskFull:
+            raise
+        except StokerError as exc:
+            # The copy in the task directory is not what the launcher saw (damaged, or tampered with): it is
+            # never offered, training goes on, and the one before it stays.
+            self._refuse(staged, exc, found)
+            return
+        if not self._alone:
+            found.parts.append(self._part(staged, digest, size))
+            return
+        row = checkpoint_row(
+            staged,
+            digest,
+            size,
+            run=self.run,
+            attempt=self.attempt,
+            prefix=self._prefix,
+            clean=self._clean,
+        )
+        row = score(row, *self._reported.get(staged.number, (found.points, self._latest)))
+        found.checkpoints.append(row)
+        step = f" at step {staged.step}" if staged.step is not None else ""
+        found.changes.append(AddCheckpoint(row))
+        found.changes.append(
+            self._event("checkpoint", f"checkpoint {staged.name}{step} kept", {"id": row.id})
+        )
+
+    def _refuse(self, staged: StagedCheckpoint, exc: Exception, found: Intake) -> None:
+        name = validation.text(staged.name, validation.NAME, self._clean)
+        found.rejected.append(name)
+        found.changes.append(self._event("warning", *refusals.said(name, self._clean(str(exc)))))
+
+    def _part(self, staged: StagedCheckpoint, digest: str, size: int) -> PartRow:
+        return PartRow(
+            run=self.run,
+            attempt=self.attempt,
+            task=self.task,
+            number=staged.number,
+            **_told(staged, digest, size, self._clean),
+        )
+
+    def _metrics(self, found: Intake) -> None:
+        taken = 0
+        for name in self._metric_files():
+            file = f"{layout.METRICS}/{name}"
+            before = self._cursors.get(file, 0)
+            if before >= LARGEST_FILE:
+                continue
+            try:
+                entries, offset = self.directory.lines(file, before, LOOK_BYTES)
+            except (UnsafePath, PermissionError):
+                continue  # not a regular file, or not readable: user code put it there, nothing to read
+            points = [point for entry in entries for point in validation.points(entry, self._clean)]
+            if not self._alone:
+                points = self._of_several(points, _local_rank(name))
+            if points:
+                found.changes.append(AddMetrics(self.run, self.attempt, points))
+                found.points.extend(points)
+            self._move(file, offset, found)
+            taken += offset - before
+            if taken >= LOOK_BYTES // 2:
+                found.more = True
+                return
+
+    def _of_several(self, points: list[Point], local_rank: int) -> list[Point]:
+        """Who reported it is said in the key, but for the one that speaks for all."""
+        if local_rank == 0:
+            self._pace.take(points)
+        if self._speaks and local_rank == 0:
+            return points
+        tail = f"@{self.task}.{local_rank}" if local_rank else f"@{self.task}"
+        return [replace(point, key=point.key + tail) for point in points]
+
+    def _metric_files(self) -> list[str]:
+        try:
+            names = self.directory.list(layout.METRICS)
+        except UnsafePath:
+            return []  # a link in its place
+        ours = [name for name in names if name.endswith(".jsonl") and _of_generation(name, self.generation)]
+        # What was read of each is recorded by its name: one with a secret in it was never made by the SDK.
+        return [name for name in ours if name.isascii() and self._clean(name) == name][:METRIC_FILES]
+
+    def _move(self, file: str, offset: int, found: Intake) -> None:
+        if offset != self._cursors.get(file, 0):
+            self._cursors[file] = offset
+            found.changes.append(MoveCursor(self.run, self.attempt, self._key, file, offset))
+
+    def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
+        said = validation.text(text, _LINE, self._clean)
+        return AddEvent(EventRow(self.run, time.time(), kind, said, data or {}))
+
+
+def speaker(tasks: Sequence[str]) -> str:
+    """The one of these, in the order of the ranks, whose reports stand for the run: the client where there is one, else
+    the first that trains."""
+    roles = [task.rpartition("-")[0] for task in tasks]
+    for wanted in (("client",), ("chief", "master", "worker")):
+        found = [task for task, role in zip(tasks, roles, strict=True) if role in wanted]
+        if found:
+            return found[0]
+    others = [task for task, role in zip(tasks, roles, strict=True) if role not in _SILENT]
+    return (others or list(tasks))[0]
+
+
+def checkpoint_row(
+    staged: StagedCheckpoint,
+    digest: str,
+    size: int,
+    *,
+    run: str,
+    attempt: int,
+    prefix: str = "",
+    clean: validation.Clean = validation.same,
+) -> CheckpointRow:
+    """What a task that is alone has committed and handed over."""
+    return CheckpointRow(
+        id=f"ck-{run}-{attempt}-{prefix}{staged.number}",
+        run=run,
+        attempt=attempt,
+        **_told(staged, digest, size, clean),
+    )
+
+
+def _told(staged: StagedCheckpoint, digest: str, size: int, clean: validation.Clean) -> dict[str, Any]:
+    """The columns that a checkpoint and a part of one have in common, from what a launcher wrote: bounded."""
+    return {
+        "generation": staged.generation,
+        "name": validation.text(staged.name, validation.NAME, clean),
+        "digest": digest,
+        "size": size,
+        "how": validation.text(staged.how, 20, clean),
+        "created_at": staged.at,
+        "written_at": staged.written_at,
+        "step": staged.step,
+        "metrics": {
+            validation.text(key, validation.NAME, clean): value for key, value in staged.metrics.items()
+        },
+    }
+
+
+def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> Scored:
+    """A checkpoint is judged by what it was saved with, else by what was reported for its step, else by the
+    newest values reported before it was written."""
+    values = dict(latest)
+    values.update(
+        {point.key: point.value for point in points if point.t <= (row.written_at or row.created_at)}
+    )
+    if row.step is not None:
+        values.update({point.key: point.value for point in points if point.step == row.step})
+    return replace(row, metrics={**values, **row.metrics})
+
+
+def _local_rank(name: str) -> int:
+    """Of the process that wrote a file of metrics: `3-1234-abcd.jsonl`, `3-1235-ef01-1.jsonl`."""
+    pieces = name.removesuffix(".jsonl").split("-")
+    return int(pieces[3]) if len(pieces) == 4 and pieces[3].isascii() and pieces[3].isdigit() else 0
+
+
+def _of_generation(name: str, generation: int) -> bool:
+    return name.split("-", 1)[0] == str(generation)

@@ -1,0 +1,200 @@
+"""Elastic runs: more tasks when there is room, fewer when it is wanted back, from checkpoint to checkpoint.
+
+Who joins comes up beside the world, which goes on meanwhile; when all of them are there the world stops, best just
+after a checkpoint, and starts again with them as its next generation. Who leaves is let go at the same moment, and its
+place is given back when the engine has proven that it ended: two on one place, or two of one name, there never are.
+
+What is under way is in the placement (`joining`, `leaving`), so that the next server goes on with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stoker.control.policy.outcome import Verdict
+from stoker.control.state import LiveRun, LiveTask, tasks_of
+from stoker.errors import Conflict, Refused
+from stoker.scheduling import Grow, Shrink
+from stoker.spec.parts import WORKER
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+WANTED = "workers_wanted"
+"""In a run's record: how many workers a person asked for with `scale`."""
+
+
+async def scale(loop: Loop, run: str, workers: int) -> dict[str, Any]:
+    """{"from", "to", "text"}. The run itself follows when there is room, and at a checkpoint."""
+    live = loop.runs.get(run)
+    if live is None or live.state is RunState.STOPPING:
+        raise Conflict(f"{run} is not waiting or running", hint="Only a run that is not over can be scaled.")
+    limits = live.job.workers
+    if not limits.elastic:
+        raise Refused(
+            f"{run} is not elastic: it has {limits} {'worker' if limits.max == 1 else 'workers'}, neither more nor fewer",
+            hint=f"An elastic run says a range: `stoker rerun {run} --set workers={limits}..{max(workers, 2 * limits.max)}`.",
+        )
+    if not limits.min <= workers <= limits.max:
+        raise Refused(
+            f"{workers} is outside of the run's workers, {limits}",
+            hint=f"Choose from {limits.min} to {limits.max}.",
+        )
+    now = sum(task.part.role == WORKER for task in live.tasks.values())
+    text = f"wants {workers} workers" + (f", has {now}" if now else "")
+    record = {**live.row.record, WANTED: workers}
+    await loop.committer.commit(
+        [
+            UpdateRun(live.id, {"record": record}),
+            AddEvent(EventRow(live.id, time.time(), "scaled", text, {"workers": workers})),
+        ]
+    )
+    live.update(record=record)
+    if live.attempt is None:
+        loop.kick(live)
+    else:
+        loop.scheduler.resize_gang(live.id, loop.fleet.size(live.row, live.job) or 0)
+        loop.scheduler.may_grow(live.id, True)
+        loop.schedule_soon()
+    loop.hub.publish(live.id)
+    return {"from": now, "to": workers, "text": text}
+
+
+async def grow(loop: Loop, live: LiveRun, decision: Grow) -> None:
+    """Ask for the tasks that join. The world goes on without them until they are up."""
+    assert live.attempt is not None
+    placement = dict(live.attempt.placement)
+    names = loop.fleet.task_names(live.job)
+    fresh = loop.seating.placement(
+        live, live.engine, dict(zip(decision.indexes, decision.places, strict=True))
+    )
+    for name, place in fresh.items():
+        # No task was ever replaced more often than its world began anew: this number is new to the engine.
+        left = live.left.pop(name, None)
+        before = max(live.attempt.generation, left.incarnation if left is not None else 0)
+        placement[name] = {**place, "joining": True, "incarnation": before + 1}
+        if left is not None and left.given_up:
+            placement[name]["given_up"] = True
+    text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
+    await _place(loop, live, placement, "growing", text)
+    for name, task in tasks_of(live.parts, live.attempt).items():
+        if name in fresh:
+            live.tasks[name] = task
+    _sort(live)
+    live.submitted = False
+    loop.kick(live)
+
+
+async def shrink(loop: Loop, live: LiveRun, decision: Shrink) -> None:
+    """Some tasks are wanted back: the world goes on without them from its next checkpoint."""
+    assert live.attempt is not None
+    numbers = set(decision.indexes)
+    leaving = [task for task in live.tasks.values() if task.place.get("number") in numbers]
+    for_whom = f" to {decision.asked_by}" if decision.asked_by else ""
+    text = f"{', '.join(task.name for task in leaving)} is given back{for_whom}"
+    early = [task for task in leaving if task.joining]
+    if early:
+        await drop(loop, live, early, text)
+    late = [task for task in leaving if not task.joining]
+    if not late:
+        return
+    placement = dict(live.attempt.placement)
+    for task in late:
+        task.leaving = True
+        task.place = {**task.place, "leaving": True}
+        placement[task.name] = task.place
+    await _place(loop, live, placement, "shrinking", text)
+    loop.kick(live)
+
+
+async def regroup(loop: Loop, live: LiveRun) -> None:
+    """When somebody leaves, the world starts again without it. When all who join are up, it does so with them: right
+    after a checkpoint, or when none comes."""
+    if live.reforming is not None or live.closing is not None:
+        return
+    if leaving := [task for task in live.tasks.values() if task.leaving]:
+        text = f"goes on without {', '.join(task.name for task in leaving)}"
+        live.reforming, live.regroup = Verdict(Cause.PREEMPTED, None, text, {}), True
+        return
+    joining = [task for task in live.tasks.values() if task.joining]
+    for task in joining:
+        if why := _hopeless(task):
+            await drop(loop, live, [task], f"{task.name} cannot join: {why}")
+    joining = [task for task in joining if live.tasks.get(task.name) is task]
+    if not joining or any(not task.up for task in joining):
+        return
+    now = time.monotonic()
+    if live.waits_since is None:
+        live.waits_since, live.fresh_checkpoint = now, False
+    patience = loop.settings.control.grow_patience
+    stands = all(task.over for task in live.tasks.values() if not task.joining)
+    if not live.fresh_checkpoint and not stands and now - live.waits_since < patience:
+        loop.kick_later(live, patience - (now - live.waits_since) + 0.01)
+        return
+    workers = sum(task.part.role == WORKER for task in live.tasks.values())
+    live.reforming = Verdict(Cause.PREEMPTED, None, f"grows to {workers} workers", {})
+    live.regroup = True
+    live.dirty = True
+
+
+def _hopeless(task: LiveTask) -> str:
+    """Why it will never be up; empty: it may."""
+    return task.gone or (task.wait.text if task.wait is not None and task.wait.over else "")
+
+
+async def drop(loop: Loop, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
+    """Let go of tasks that have no body. Others may join later, if there is room then."""
+    tasks = [task for task in tasks if live.tasks.get(task.name) is task]
+    if live.attempt is None or not tasks:
+        return
+    gone = {task.name for task in tasks}
+    placement = {name: place for name, place in live.attempt.placement.items() if name not in gone}
+    await _place(loop, live, placement, "shrinking", text)
+    forget(loop, live, tasks)
+    loop.seating.grow_later(live)
+
+
+def forget(loop: Loop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
+    """After it was recorded: these are not the run's any more. Whoever watches the engine has what is left of them
+    ended; nothing of them runs."""
+    for task in [task for task in tasks if live.tasks.get(task.name) is task]:
+        del live.tasks[task.name]
+        live.left[task.name] = task
+        loop.seating.give_back_ports(task.place.get("ports") or ())
+    give_back(loop, live)
+    loop.observe_soon()
+
+
+def give_back(loop: Loop, live: LiveRun) -> None:
+    """The places of those who were let go and have ended."""
+    ended = [task for task in live.left.values() if task.gone is not None and task.place]
+    if not ended:
+        return
+    loop.scheduler.release_part(live.id, [task.place.get("number", 0) for task in ended])
+    for task in ended:
+        task.place = {}
+    loop.schedule_soon()
+
+
+async def _place(loop: Loop, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
+    """In memory first: whoever changes a place while this is being recorded builds on it."""
+    assert live.attempt is not None
+    live.attempt = replace(live.attempt, placement=placement)
+    await loop.committer.commit(
+        [
+            UpdateAttempt(live.id, live.attempt.number, {"placement": placement}),
+            AddEvent(EventRow(live.id, time.time(), kind, text)),
+        ]
+    )
+    loop.hub.publish(live.id)
+
+
+def _sort(live: LiveRun) -> None:
+    """By rank again."""
+    order = [name for part in live.parts for name in part.names]
+    live.tasks = {name: live.tasks[name] for name in order if name in live.tasks}

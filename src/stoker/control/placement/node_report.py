@@ -1,0 +1,71 @@
+"""The nodes and who is on them, for people."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from stoker.control.fleet import Member
+from stoker.control.state import LiveRun, LiveTask
+from stoker.engine.base import Node
+from stoker.scheduling import Aside
+from stoker.spec.words import HOLDING
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+
+def nodes(loop: Loop) -> list[dict[str, Any]]:
+    """One look at the runs for all nodes together: there may be thousands of both."""
+    guests: dict[str, list[tuple[LiveRun, LiveTask]]] = defaultdict(list)
+    for live in loop.runs.values():
+        if live.state in HOLDING and live.attempt is not None:
+            for task in live.tasks.values():
+                guests[task.place["node"]].append((live, task))
+    asides: dict[str, list[Aside]] = defaultdict(list)
+    for aside in loop.suspects.asides():
+        asides[aside.node].append(aside)
+    found = []
+    for member in loop.fleet:
+        for node in member.nodes:
+            name = loop.fleet.full(member.name, node.name)
+            found.append(_node(member, node, name, guests.get(name, []), asides.get(name, [])))
+    return found
+
+
+def _node(
+    member: Member, node: Node, name: str, guests: list[tuple[LiveRun, LiveTask]], asides: list[Aside]
+) -> dict[str, Any]:
+    places = [task.place for _, task in guests]
+    view = asdict(node)
+    view.update(
+        name=name,
+        cluster=member.name,
+        tags=sorted(node.tags),
+        used={
+            "cpu": sum((place.get("cpu") or 0.0 for place in places), 0.0),
+            "memory": sum(place.get("memory") or 0 for place in places),
+            "gpus": sum(len(place["gpus"]) for place in places),
+        },
+        runs=[_guest(live, task) for live, task in guests],
+        set_aside=[
+            {"gpu": aside.gpu, "reason": aside.reason, "until": aside.until, "spared": aside.spared}
+            for aside in asides
+        ],
+    )
+    return view
+
+
+def _guest(live: LiveRun, task: LiveTask) -> dict[str, Any]:
+    return {
+        "id": live.id,
+        "task": task.name,
+        "name": live.row.name,
+        "user": live.row.user,
+        "state": live.row.state,
+        "usage": task.usage,
+        "cpu": task.place.get("cpu"),
+        "memory": task.place.get("memory"),
+        "gpus": task.place["gpus"],
+    }

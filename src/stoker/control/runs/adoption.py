@@ -1,0 +1,163 @@
+"""Taking over what the engine shows and the database does not know.
+
+A database that was restored from a copy is older than the training. The tasks are right: an attempt, an incarnation or a
+generation that the database has not heard of is taken over where that can be done, and ended first where it cannot.
+Otherwise the same number would be given out again, to a second body beside the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stoker.engine.base import Observation, Presence
+from stoker.errors import EngineError, NotFound
+from stoker.spec import Job
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import (
+    AddAttempt,
+    AddEvent,
+    AttemptRow,
+    Change,
+    EventRow,
+    RunRow,
+    UpdateAttempt,
+    UpdateRun,
+)
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+    from stoker.control.state import LiveRun
+
+log = logging.getLogger(__name__)
+
+_GRACE = timedelta(seconds=10)
+_BELIEVED = 1000
+"""Generations by which a copy of the database may be behind. User code can write to an order: more is not believed."""
+_AS_RESUMED = {"desired": "run", "ended_at": None, "exit_code": None, "cause": None, "reason": ""}
+_BEHIND = "the database was restored from an older copy"
+
+
+async def adopt_newer(loop: Loop, row: RunRow, job: Job, seen: Sequence[Observation]) -> RunRow:
+    """The run as it is, where this machine has attempts of it that the database does not know. `seen`: its tasks."""
+    newer = [one for one in seen if one.attempt > row.attempt]
+    if not newer:
+        return row
+    over = RunState(row.state).terminal or row.state == RunState.SUSPENDED
+    number = max(one.attempt for one in newer)
+    newest = [one for one in newer if one.attempt == number]
+    changes: list[Change] = []
+    if RunState(row.state).holds:
+        ended = {
+            "state": "ended",
+            "cause": Cause.LOST,
+            "evidence": {"message": _BEHIND},
+            "ended_at": time.time(),
+        }
+        changes.append(UpdateAttempt(row.id, row.attempt, ended))
+    alive = [one for one in newer if one.presence is not Presence.GONE]
+    if alive == newest and len(newest) == 1 and len(loop.fleet.task_names(job)) == 1:
+        changes.append(AddAttempt(_attempt_of(loop, job, newest[0])))
+        values: dict[str, Any] = {"state": RunState.STARTING, "attempt": number}
+        text = f"{_BEHIND}: attempt {number}, which it does not know, is running and was taken over"
+    else:
+        await _end(loop, alive)
+        values = {"state": RunState.QUEUED, "attempt": number}
+        text = f"{_BEHIND}: attempts up to {number}, which it does not know, have ended"
+    if over:
+        values |= _AS_RESUMED
+    log.warning("run %s: %s", row.id, text)
+    changes += [UpdateRun(row.id, values), AddEvent(EventRow(row.id, time.time(), "warning", text))]
+    await loop.committer.commit(changes)
+    return replace(row, **values)
+
+
+async def resumed(
+    loop: Loop, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
+) -> list[RunRow]:
+    """Runs that are over in a restored copy, and were resumed after it was made: a later attempt of them runs."""
+    found = []
+    for run in seen.keys() - live:
+        try:
+            row = await asyncio.to_thread(loop.store.run, run)
+        except NotFound:
+            continue  # the whole run is unknown: it is left alone, see strangers
+        if any(one.attempt > row.attempt and one.presence is not Presence.GONE for one in seen[run]):
+            found.append(row)
+    return found
+
+
+def at_newest_incarnations(attempt: AttemptRow, seen: Sequence[Observation]) -> AttemptRow:
+    """The attempt with the tasks that are there. The engine never makes an incarnation that it was not asked for."""
+    placement = dict(attempt.placement)
+    for one in seen:
+        place = placement.get(one.task)
+        if (
+            place is not None
+            and one.attempt == attempt.number
+            and one.incarnation > place.get("incarnation", 1)
+        ):
+            placement[one.task] = {**place, "incarnation": one.incarnation, "ordered": one.incarnation}
+    return replace(attempt, placement=placement)
+
+
+async def catch_up(loop: Loop, live: LiveRun) -> None:
+    """Bring the generations that are recorded up to those that the tasks have orders for."""
+    assert live.attempt is not None
+    newest = live.newest_order
+    if not live.attempt.generation < newest < live.attempt.generation + _BELIEVED:
+        return
+    for task in live.tasks.values():
+        order = task.directory.order() if task.directory is not None else None
+        own = order.generation if order is not None else 0
+        task.generation = newest if task.part.on_loss == "world" else max(task.generation, own)
+        task.ordered = not task.joining and own >= task.generation
+        task.place = {**task.place, "generation": task.generation}
+    values = {
+        "generation": newest,
+        "placement": {**live.attempt.placement, **{task.name: task.place for task in live.tasks.values()}},
+    }
+    text = f"{_BEHIND}: it knows generation {live.attempt.generation}, and generation {newest} is running"
+    live.attempt = replace(live.attempt, **values)  # type: ignore[arg-type]
+    event = AddEvent(EventRow(live.id, time.time(), "warning", text))
+    await loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values), event])
+
+
+def _attempt_of(loop: Loop, job: Job, seen: Observation) -> AttemptRow:
+    """As it was placed, as far as the engine can tell."""
+    home = loop.fleet.home
+    ask = loop.fleet.asks(job)[seen.task]
+    node = loop.fleet.full(home, seen.node or home)
+    place = {
+        "node": node,
+        "gpus": list(seen.gpus),
+        "cpu": ask.cpu,
+        "memory": ask.memory,
+        "isolation": loop.fleet.isolation(home, node),
+        "incarnation": seen.incarnation,
+        "ordered": seen.incarnation,
+    }
+    return AttemptRow(
+        run=seen.run,
+        number=seen.attempt,
+        created_at=time.time(),
+        engine=home,
+        handle=dict(seen.handle),
+        placement={seen.task: place},
+    )
+
+
+async def _end(loop: Loop, alive: Sequence[Observation]) -> None:
+    """And wait for it: what follows must not run beside it."""
+    engine = loop.fleet.engine(loop.fleet.home)
+    for number in sorted({one.attempt for one in alive}):
+        handle = next(one.handle for one in alive if one.attempt == number)
+        try:
+            await engine.stop(handle, grace=_GRACE)
+        except EngineError as exc:
+            log.warning("attempt %d of %s: %s", number, alive[0].run, exc)

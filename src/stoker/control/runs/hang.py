@@ -1,0 +1,54 @@
+"""Whether a run hangs: all of its world is silent, not just those who have nothing to say.
+
+Launchers tell of their own task alone. In most trainings only the first rank prints and reports, MPI's workers say
+everything through mpirun, and parameter servers are silent by nature: one that is quiet is no sign. Who comes back alone
+(`on_loss: task`) does not count where others make up a world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stoker.control.policy.outcome import Verdict
+from stoker.spec.words import Cause
+from stoker.store.rows import AddEvent, Change, EventRow
+
+if TYPE_CHECKING:
+    from stoker.control.ingest.journal_reader import Intake
+    from stoker.control.state import LiveRun, LiveTask
+
+MOST = 16
+"""Tasks whose hang is an event of its own."""
+
+
+def note(live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
+    """Take in what launchers said. A hang is said once; where the job asks for it the world starts again."""
+    for name, intake in found.items():
+        if intake.hung is not None and name in live.tasks:
+            live.tasks[name].hung = intake.hung
+    world = [task for task in live.tasks.values() if task.part.on_loss == "world"] or list(
+        live.tasks.values()
+    )
+    running = [task for task in world if task.verdict is None and not task.joining]
+    if not running or not all(task.hung for task in running):
+        live.hung = None
+        return []
+    if live.hung is not None:
+        return []
+    live.hung = _words(running[0])
+    if live.job.hang is not None and live.job.hang.then == "restart" and live.reforming is None:
+        live.reforming = Verdict(Cause.HANG, None, live.hung, {"message": live.hung})
+    return [_event(live.id, task) for task in running[:MOST]]
+
+
+def _event(run: str, task: LiveTask) -> AddEvent:
+    how = str(task.hung.get("how"))
+    kept = "" if how == "none" else f"; its stacks are in its log (by {how})"
+    data: dict[str, Any] = {"task": task.name, "stacks": task.hung.get("stacks"), "how": how}
+    return AddEvent(EventRow(run, time.time(), "hang", _words(task) + kept, data))
+
+
+def _words(task: LiveTask) -> str:
+    return f"{task.name} said and did nothing for {task.hung.get('seconds', 0):.0f} s"

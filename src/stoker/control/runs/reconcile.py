@@ -1,0 +1,437 @@
+"""What is done for one run when something may have changed: queue it, bring it up, take in what it left, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stoker.control import run_secrets
+from stoker.control.checkpoints import salvage
+from stoker.control.placement import elastic
+from stoker.control.policy import failure_policy, outcome
+from stoker.control.runs import debug_hold, hang
+from stoker.control.runs.recorder import Recording
+from stoker.control.runs.shutdown import Leaving
+from stoker.control.runs.task_reader import Looking
+from stoker.control.startup import orders
+from stoker.control.startup.attempt_launcher import Launcher
+from stoker.control.startup.bringup import Coming
+from stoker.control.state import LiveRun, LiveTask
+from stoker.engine.base import Observation, SetsAside
+from stoker.errors import NotFound, StokerError, StoreError
+from stoker.frameworks.roles import is_anchor
+from stoker.spec.parts import WORKER
+from stoker.spec.words import Cause, RunState
+from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
+from stoker.task.directory import TaskDir
+from stoker.task.layout import Part
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_CLEAN_AGAIN = 10.0
+"""Seconds before an attempt that the engine still shows is cleaned up again: a pod on a lost node stays for long."""
+_HASTEN_AGAIN = 60.0
+"""Seconds before the engine is asked once more to end what will not do anything any more."""
+
+
+class Steps:
+    """The verbs of the loop. One step per run at a time; runs in the loop's thread."""
+
+    def __init__(self, loop: Loop, launcher: Launcher) -> None:
+        self._loop = loop
+        self._coming = Coming(loop, launcher)
+        self._looking = Looking(loop)
+        self._leaving = Leaving(loop)
+        self._recording = Recording(loop)
+        self._unknown: set[tuple[str, int]] = set()
+
+    async def step(self, live: LiveRun) -> None:
+        if live.state is RunState.QUEUED:
+            await self._queued(live)
+        elif live.state.holds:
+            await self._held(live)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    async def _queued(self, live: LiveRun) -> None:
+        if self._loop.scheduler.holds(live.id):
+            return  # its start is being recorded: the step after that sees what is wanted of it by then
+        if live.row.desired != "run":
+            self._loop.scheduler.withdraw(live.id)
+            state = RunState.SUSPENDED if live.row.desired == "suspend" else RunState.STOPPED
+            await self._leave_queue(live, state)
+            return
+        wait = live.due()
+        if wait > 0:
+            self._loop.kick_later(live, wait)
+            return
+        self._loop.scheduler.enqueue(self._loop.suspects.wary(self._loop.fleet.request(live.row, live.job)))
+        self._loop.schedule_soon()
+
+    async def _leave_queue(self, live: LiveRun, state: RunState) -> None:
+        now = time.time()
+        reason = str(state)
+        values: dict[str, Any] = {"state": state, "reason": reason}
+        if state.terminal:
+            values |= {"ended_at": now, "cause": Cause.STOPPED}
+        text = f"{reason} while it waited in the queue"
+        await self._loop.committer.commit(
+            [UpdateRun(live.id, values), AddEvent(EventRow(live.id, now, "ended", text))]
+        )
+        live.update(**values)
+        self._retire(live)
+
+    # -- holding a place -------------------------------------------------------------------------------------
+
+    async def _held(self, live: LiveRun) -> None:
+        elastic.give_back(self._loop, live)
+        if (live.row.desired != "run" or live.preempt) and live.closing is None:
+            live.closing = outcome.stopped(None, live.row.desired, {"message": "it had not started yet"})
+        never = await self._coming.bring(live)
+        if never is not None:
+            heard = [task for task in live.tasks.values() if task.ordered and task.pump is not None]
+            if all(task.over for task in heard):
+                await self._coming.let_go(live)
+                await self._finish(live, never, [])
+                return
+            live.closing = live.closing or never  # those who run are heard to their end
+        if live.closing is not None:
+            await self._leaving.stop(live, list(live.tasks.values()))
+        found = await self._looking.look(live)
+        changes = await self._recording.take_in(live, found)
+        changes += hang.note(live, found)
+        await elastic.regroup(self._loop, live)
+        decision = failure_policy.decide(
+            [_seat(task, self._on_loss(live, task)) for task in live.tasks.values() if not task.joining],
+            closing=self._closing(live),
+            reforming=live.reforming,
+        )
+        if decision.end is not None:
+            await self._finish(live, decision.end, changes)
+            return
+        await self._loop.committer.commit(live.redaction.changes(changes))
+        if changes or any(intake.visible for intake in found.values()):
+            self._loop.hub.publish(live.id)
+        await self._act(live, decision)
+
+    def _closing(self, live: LiveRun) -> outcome.Verdict | None:
+        """How an attempt that is told to end has ended: as its tasks say, where they do."""
+        if live.closing is None or live.closing.cause not in (Cause.STOPPED, Cause.PREEMPTED):
+            return live.closing
+        ends = [task.verdict for task in live.tasks.values() if task.part.ends and task.verdict is not None]
+        said = [verdict for verdict in ends if verdict.cause is not Cause.COMPLETED]
+        return said[0] if said else ends[0] if ends else live.closing
+
+    async def _act(self, live: LiveRun, decision: failure_policy.Decision) -> None:
+        if decision.close is not None:
+            live.closing = decision.close
+        if decision.trouble is not None and live.reforming is None:
+            live.reforming = decision.trouble
+        if decision.stop:
+            brief = live.closing is None and not live.regroup
+            await self._leaving.stop(live, [live.tasks[name] for name in decision.stop], brief=brief)
+        if decision.reform is not None:
+            await self._reform(live, decision.reform)
+        elif decision.again:
+            await self._again(live, [live.tasks[name] for name in decision.again])
+
+    # -- going on --------------------------------------------------------------------------------------------
+
+    async def _reform(self, live: LiveRun, verdict: outcome.Verdict) -> None:
+        """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
+        world = [task for task in live.tasks.values() if self._on_loss(live, task) == "world"]
+        following = self._following(live, verdict)
+        if live.regroup and verdict is live.reforming and live.row.desired == "run":
+            following = outcome.Next(
+                RunState.QUEUED, live.row.failures, live.row.faults, reason=verdict.reason
+            )
+        survivors = [task for task in live.tasks.values() if task.gone is None and not task.outside]
+        if live.alone or not survivors or following.state is not RunState.QUEUED:
+            await self._close(live, verdict)
+            return
+        if self._dying(live, world):
+            return
+        live.reforming, live.regroup = None, False
+        await self._restart(live, world, verdict, following)
+
+    def _on_loss(self, live: LiveRun, task: LiveTask) -> str:
+        """What its role says; but one that comes back where the others would not look for it is everybody's loss."""
+        said = task.part.on_loss
+        if said != "task" or not is_anchor(live.job, task.part.role):
+            return said
+        lost = [other for other in live.tasks.values() if other.over and (other.gone or other.outside)]
+        moves = any(is_anchor(live.job, other.part.role) for other in lost)
+        by_place = moves and self._loop.fleet.engine(live.engine).surroundings(live.job).port > 0
+        return "world" if by_place else said
+
+    async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
+        """Only these come back; the others never stopped."""
+        verdict = failure_policy.root([_seat(task, "task") for task in tasks], alone=False)
+        following = self._following(live, verdict)
+        if following.state is not RunState.QUEUED:
+            await self._close(live, verdict)
+            return
+        if not self._dying(live, tasks):
+            await self._restart(live, tasks, verdict, following)
+
+    def _dying(self, live: LiveRun, tasks: Sequence[LiveTask]) -> bool:
+        """A launcher that somebody else told to end (its pod is being deleted) starts nothing any more: its end is
+        hastened and waited for, and then it is replaced."""
+        now = time.monotonic()
+        dying = [task for task in tasks if task.outside and task.gone is None]
+        due = [task for task in dying if task.hastened is None or now - task.hastened > _HASTEN_AGAIN]
+        if due:
+            for task in due:
+                task.hastened = now
+            names = [task.name for task in due]
+            engine = self._loop.fleet.engine(live.engine)
+            self._loop.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=names))
+        if dying:
+            self._loop.observe_soon()
+            self._loop.kick_later(live, 1.0)
+        return bool(dying)
+
+    async def _close(self, live: LiveRun, verdict: outcome.Verdict) -> None:
+        """Over, as soon as everybody is."""
+        live.closing = verdict
+        live.reforming = None
+        if all(task.over for task in live.tasks.values()):
+            await self._finish(live, verdict, [])
+        else:
+            await self._leaving.stop(live, [task for task in live.tasks.values() if not task.over])
+
+    def _following(self, live: LiveRun, verdict: outcome.Verdict) -> outcome.Next:
+        control = self._loop.settings.control
+        return outcome.decide(
+            verdict,
+            desired=live.row.desired,
+            retries=live.job.retries,
+            failures=live.row.failures,
+            faults=live.row.faults,
+            progressed=live.progressed,
+            fruitless=live.fruitless,
+            backoff=control.retry_backoff,
+            backoff_max=control.retry_backoff_max,
+            fault_retries=control.fault_retries,
+        )
+
+    async def _restart(
+        self, live: LiveRun, tasks: Sequence[LiveTask], verdict: outcome.Verdict, following: outcome.Next
+    ) -> None:
+        """Record the next generation, then let the next step bring it up."""
+        assert live.attempt is not None
+        self._loop.suspects.note(live, tasks)
+        generation = live.attempt.generation + 1
+        placement = dict(live.attempt.placement)
+        haunted = any(task.given_up for task in tasks)
+        left = [task for task in tasks if task.leaving or self._no_room(live, task, tasks)]
+        for task in left:
+            del placement[task.name]
+        tasks = [task for task in tasks if task not in left and (not task.joining or task.up)]
+        for task in tasks:
+            lost = task.gone is not None
+            place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}
+            if lost:
+                place["given_up"] = task.given_up
+            if haunted:
+                place["moved"] = place.get("moved", 0) + 1
+            place.pop("joining", None)
+            if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
+                place["ports"] = self._loop.seating.new_ports(task.place["ports"])
+            placement[task.name] = place
+        counters = {"failures": following.failures, "faults": following.faults, "reason": following.reason}
+        lost_names = ", ".join(task.name for task in tasks if task.gone is not None)
+        event = {"cause": verdict.cause, "generation": generation, "evidence": dict(verdict.evidence)}
+        text = (
+            f"{verdict.reason}; "
+            + (f"{lost_names} is replaced, " if lost_names else "")
+            + f"generation {generation} follows"
+        )
+        # In memory first: whoever changes a place while this is being recorded builds on it, and is recorded after it.
+        live.attempt = replace(live.attempt, generation=generation, placement=placement)
+        live.update(**counters)
+        for task in tasks:
+            task.place = dict(placement[task.name])
+            if task.gone is not None:
+                live.submitted = False
+            task.again(generation, fresh=task.gone is not None)
+        live.tried(verdict.cause.users_fault)
+        live.waits_since = live.first_up = None
+        live.form_at = time.monotonic() + following.delay
+        live.dirty = True
+        await self._loop.committer.commit(
+            [
+                UpdateAttempt(
+                    live.id, live.attempt.number, {"generation": generation, "placement": placement}
+                ),
+                UpdateRun(live.id, counters),
+                AddEvent(EventRow(live.id, time.time(), "reforming", text, event)),
+            ]
+        )
+        if left:
+            elastic.forget(self._loop, live, left)
+        self._loop.seating.grow_later(live)
+        self._loop.hub.publish(live.id)
+
+    def _no_room(self, live: LiveRun, task: LiveTask, tasks: Sequence[LiveTask]) -> bool:
+        """A lost worker of an elastic run whose place is gone too: the others go on without it, where they may."""
+        if task.gone is None or not live.job.workers.elastic or task.part.role != WORKER:
+            return False
+        node = self._loop.fleet.node(live.engine, task.place["node"])
+        if node is not None and node.ready:
+            return False
+        workers = [one for one in tasks if one.part.role == WORKER and not one.leaving and one.gone is None]
+        return len(workers) >= live.job.workers.min
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def _finish(self, live: LiveRun, verdict: outcome.Verdict, changes: list[Change]) -> None:
+        assert live.attempt is not None
+        self._loop.suspects.note(live, live.tasks.values())
+        following = self._following(live, verdict)
+        now = time.time()
+        values: dict[str, Any] = {
+            "state": following.state,
+            "failures": following.failures,
+            "faults": following.faults,
+            "reason": following.reason,
+            "exit_code": verdict.exit_code,
+            "cause": verdict.cause,
+            "not_before": now + following.delay if following.delay else 0.0,
+        }
+        outputs = await self._recording.outputs(live, changes)
+        if outputs is not None:
+            values["outputs"] = outputs
+        if following.state.terminal:
+            values["ended_at"] = now
+        ended: dict[str, Any] = {
+            "state": "ended",
+            "cause": verdict.cause,
+            "evidence": dict(verdict.evidence),
+            "exit_code": verdict.exit_code,
+            "ended_at": now,
+            "usage": live.usage,
+        }
+        if following.state is not RunState.QUEUED and live.row.warnings:
+            where = await asyncio.to_thread(self._recording.refusals, live, changes, values)
+            if where:
+                ended["evidence"]["files"] = where
+        kind = "ended" if following.state is not RunState.QUEUED else "requeued"
+        changes += self._recording.last_rows(live)
+        changes += [
+            UpdateAttempt(live.id, live.attempt.number, ended),
+            UpdateRun(live.id, values),
+            AddEvent(EventRow(live.id, now, kind, following.reason, {"cause": verdict.cause})),
+        ]
+        kept = 0.0
+        if live.launched and any(task.gone is None for task in live.tasks.values()):
+            kept = debug_hold.until(live.job, verdict, following, now)
+        if kept:
+            ended["evidence"]["kept_until"] = kept
+            changes.append(AddEvent(EventRow(live.id, now, "kept", debug_hold.say(live.id, live.job))))
+        await self._loop.committer.commit(live.redaction.changes(changes))
+        live.update(**values)
+        finished = replace(live.attempt, **ended)
+        live.tried(verdict.cause.users_fault)
+        live.leave()
+        self._loop.scheduler.release(live.id)
+        self._retire(live)
+        if kept:
+            debug_hold.keep(self._loop, live.row, live.job, finished)
+        else:
+            self._loop.clean(finished)
+        self._loop.schedule_soon()
+
+    def _retire(self, live: LiveRun) -> None:
+        """After the end of an attempt, or of the waiting: out of memory, or back into the queue."""
+        if live.state is RunState.QUEUED:
+            live.dirty = True
+        else:
+            self._loop.runs.pop(live.id, None)
+            if live.state.terminal:
+                run_secrets.forget(self._loop.settings.home, live.row.key)
+        self._loop.hub.publish(live.id)
+
+    # -- what is left ----------------------------------------------------------------------------------------
+
+    async def clean(self, attempt: AttemptRow) -> None:
+        """Release the launchers and delete what the engine holds; everything worth keeping has been carried."""
+        handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
+        files = debug_hold.files_of(attempt)
+        try:
+            engine = self._loop.fleet.engine(attempt.engine)
+            for task, place in attempt.placement.items():
+                directory = await engine.reach(handle, task)
+                if directory.exists():
+                    newest = place.get("incarnation", 1)
+                    parts = [Part(attempt.run, attempt.number, task, number + 1) for number in range(newest)]
+                    await asyncio.to_thread(self._release, directory, [] if files else parts)
+            await engine.stop(handle, grace=timedelta(seconds=2))
+            if files and isinstance(engine, SetsAside):
+                await engine.set_aside(handle)
+            else:
+                await engine.remove(handle)
+            await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
+            self._loop.seating.give_ports(attempt)
+            self._loop.scheduler.release(debug_hold.name(attempt))
+            self._loop.schedule_soon()
+        except StoreError:
+            raise
+        except (StokerError, OSError) as exc:
+            log.warning("attempt %s of %s is not cleaned up yet: %s", attempt.number, attempt.run, exc)
+        finally:
+            asyncio.get_running_loop().call_later(
+                _CLEAN_AGAIN, self._loop.cleaning.discard, (attempt.run, attempt.number)
+            )
+
+    def _release(self, directory: TaskDir, parts: Sequence[Part]) -> None:
+        """Let the launcher go by itself. Where user code is in the way the engine ends it. `parts`: what it and those
+        before it in its place have on a volume that outlives it."""
+        try:
+            order = directory.order()
+            directory.forget_secrets()
+            if order is None or order.verb != "release":
+                for part in parts:
+                    salvage.remove(directory, part)
+            if order is not None and order.verb != "release":
+                directory.write_order(orders.release_order(seq=order.seq + 1, generation=order.generation))
+        except OSError as exc:
+            log.info("%s: cannot be released: %s", directory.root, exc)
+
+    def orphan(self, observation: Observation) -> bool:
+        """A task that belongs to no live attempt: one that has ended, or, if this returns True, one that this database
+        does not know."""
+        key = (observation.run, observation.attempt)
+        if key in self._loop.cleaning:
+            return False
+        if key in self._unknown:
+            return True
+        try:
+            attempt = self._loop.store.attempt(*key)
+        except NotFound:
+            self._unknown.add(key)
+            return True
+        if attempt.state == "ended" and not debug_hold.is_kept(attempt):
+            self._loop.clean(attempt)
+        return False
+
+
+def _seat(task: LiveTask, on_loss: str) -> failure_policy.Seat:
+    return failure_policy.Seat(
+        task=task.name,
+        on_loss=on_loss,
+        ends=task.part.ends,
+        may_fail=task.part.may_fail,
+        verdict=task.verdict,
+        told=task.excused,
+        ended=task.ended,
+        idle=not task.ordered,
+    )

@@ -1,0 +1,183 @@
+"""Looking at tasks: what is new in their directories, and how their bodies ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from stoker.control.ingest.journal_reader import OURS, Intake
+from stoker.control.policy import outcome
+from stoker.control.state import LiveRun, LiveTask
+from stoker.engine.base import Presence
+from stoker.launcher.recovery import StillHeld, collect
+from stoker.spec.words import Cause
+from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.formats import Ending, Status
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_JOURNAL_WAIT = 30.0
+"""Seconds that a launcher has to write to its journal what its status says already."""
+_STOPPED_WAIT = 5.0
+"""The same for one that was told to stop: a person waits for it."""
+_KILLED_WAIT = 2.0
+"""The same for one that was killed."""
+_LOOK_AGAIN = 5.0
+"""Seconds after a look that failed."""
+_TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
+"""What a program says, in any language, when somebody else has its port."""
+
+
+class Looking:
+    """Runs in the loop's thread; reads in others."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def look(self, live: LiveRun) -> dict[str, Intake]:
+        """What is new, by task. Sets the verdicts of those that have ended."""
+        tasks = [
+            task
+            for task in live.tasks.values()
+            if task.pump is not None
+            and task.ordered
+            and not task.over
+            and (task.touched or task.gone is not None)
+        ]
+        looks = [self._one(live, task) for task in tasks]
+        found = [await looks[0]] if len(looks) == 1 else await asyncio.gather(*looks)
+        return {task.name: intake for task, intake in zip(tasks, found, strict=True)}
+
+    async def _one(self, live: LiveRun, task: LiveTask) -> Intake:
+        """What the machine lacks for a while, or a pod that does not answer, is tried again. What was found before that,
+        here and with the others, counts."""
+        assert task.pump is not None
+        task.touched = False
+        found = Intake(generation=task.generation)
+        try:
+            found = await asyncio.to_thread(task.pump.look, final=task.gone is not None)
+            await self._follow(live, task, found)
+        except OSError as exc:
+            if exc.errno not in OURS:
+                raise
+            log.warning("run %s: cannot look at %s: %s; trying again", live.id, task.name, exc)
+            task.touched = True
+            self._loop.kick_later(live, _LOOK_AGAIN)
+        return found
+
+    async def _follow(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
+        if found.carrying is not None:
+            self._look_again_after(found.carrying, live, task)
+        if found.more:
+            task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
+        elif found.ending is not None:
+            task.outside = found.ending.final
+            self._over(live, task, self._judge(live, task, found.ending), found.ending.at)
+        elif task.gone is not None:
+            self._over(live, task, await self._collect(live, task, found), time.time())
+        elif found.status is not None and found.status.phase == "ended":
+            await self._unjournalled(live, task, found.status)
+        elif not found.visible and not found.behind:
+            self._loop.observe_soon()  # somebody said that something changed, and no file did: is it still there?
+
+    def _look_again_after(self, carrying: Future[Any], live: LiveRun, task: LiveTask) -> None:
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: the next one carries what is left
+                loop.call_soon_threadsafe(self._loop.kick, live, task.name)
+
+        carrying.add_done_callback(done)
+
+    def _over(self, live: LiveRun, task: LiveTask, verdict: outcome.Verdict, at: float) -> None:
+        task.verdict, task.ended = verdict, at
+        task.stop_deadline = None
+        live.dirty = True
+
+    def _judge(self, live: LiveRun, task: LiveTask, found: Ending) -> outcome.Verdict:
+        """The launcher's word; where it could not know better, the engine's."""
+        if found.kind == "lost":
+            proof = found.message or "its launcher was lost"
+            lines = list(found.last_lines)
+            return outcome.gone(proof, task.seen, desired=live.row.desired, last_lines=lines)
+        verdict = outcome.judge(found, desired=live.row.desired)
+        if verdict.cause is Cause.USER_ERROR and task.place.get("ports") and _port_taken(found):
+            text = "somebody else has one of its ports"
+            return outcome.Verdict(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
+        return verdict
+
+    async def _unjournalled(self, live: LiveRun, task: LiveTask, status: Status) -> None:
+        """The status says that the body ended and what is new in the journal does not. Its last line was written after we
+        read it, or read by a server before us, or there is no room for it yet; or user code destroyed it, then the
+        status has to do."""
+        assert task.pump is not None
+        now = time.monotonic()
+        if status.generation != task.generation:
+            return  # of the body before: the order of this one has not been taken up yet
+        if task.unjournalled_since is None:
+            before = await asyncio.to_thread(task.pump.read_before)
+            if before is not None:
+                task.outside = before.final
+                self._over(live, task, self._judge(live, task, before), before.at)
+                return
+        task.unjournalled_since = task.unjournalled_since or now
+        wait = _JOURNAL_WAIT
+        if task.told:
+            wait = _KILLED_WAIT if task.stop_sent == "kill" else _STOPPED_WAIT
+        if not task.pump.spoiled and now - task.unjournalled_since < wait:
+            task.touched = True
+            self._loop.kick_later(live, 0.2)
+            return
+        try:
+            said = Ending.from_json(status.ending or {})
+            verdict, task.outside = outcome.judge(said, desired=live.row.desired), said.final
+        except TypeError:
+            verdict = outcome.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
+        self._over(live, task, verdict, time.time())
+
+    async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> outcome.Verdict:
+        """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
+        assert task.pump is not None and live.attempt is not None and task.gone is not None
+        directory = task.pump.directory
+        if directory.exists():
+            try:
+                await asyncio.to_thread(self._settle, live, task, directory)
+            except OSError as exc:
+                if exc.errno in OURS:
+                    raise  # tried again: what was complete must not be lost to a full disk
+                log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
+            except StillHeld as exc:
+                # It is proven dead, so another process holds the lock of its directory: what is there is not looked at.
+                log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
+            rest = await asyncio.to_thread(task.pump.look, final=True)
+            found.join(rest)
+            if rest.ending is not None and rest.ending.kind != "lost":
+                return outcome.judge(rest.ending, desired=live.row.desired)
+        lines = await asyncio.to_thread(
+            self._loop.archive.last_lines, live.id, live.attempt.number, 20, task=task.name
+        )
+        return outcome.gone(task.gone, task.seen, desired=live.row.desired, last_lines=lines)
+
+    def _settle(self, live: LiveRun, task: LiveTask, directory: TaskDir) -> None:
+        """Have it journalled what the dead launcher had complete. What cannot be reached any more is lost."""
+        if isinstance(directory, FarTaskDir):
+            if task.seen is None or task.seen.presence is Presence.GONE:
+                try:
+                    directory.settle(task.generation)
+                except OSError as exc:
+                    log.info(
+                        "run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc
+                    )
+        else:
+            collect(directory.root, task.generation)
+
+
+def _port_taken(found: Ending) -> bool:
+    return any(sign in line for line in [found.message, *found.last_lines] for sign in _TAKEN)

@@ -1,0 +1,211 @@
+"""Bringing an attempt up: launchers, code, checkpoint, secrets, the world, and last the orders to run.
+
+Everything here may be done again after a crash: the engine adopts what it started, and where there is no order of a
+generation nothing of it has run, so code and checkpoint are simply placed anew. The generation and the checkpoint it
+starts from are recorded before the first of several orders is given: no two members can disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.blobs import BlobStore
+from stoker.control import fleet, run_secrets
+from stoker.control.checkpoints import retention
+from stoker.control.startup import orders
+from stoker.control.startup import world as worlds
+from stoker.control.state import LiveRun, LiveTask
+from stoker.courier import bring_code, bring_outputs, outputs_for, restore_checkpoint
+from stoker.courier.merging import for_task, together
+from stoker.engine.base import Engine, Handle
+from stoker.errors import StokerError
+from stoker.frameworks.base import World
+from stoker.settings import Settings
+from stoker.store import Store
+from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
+
+_SCAN = 0.5
+"""Seconds between looks at the checkpoint directories of a world, while its first checkpoint is waited for."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a generation starts from."""
+
+    row: CheckpointRow | None
+    changes: tuple[Change, ...]
+
+
+class Launcher:
+    """Makes attempts run. Used by the control loop only."""
+
+    def __init__(self, settings: Settings, store: Store, blobs: BlobStore) -> None:
+        self._settings = settings
+        self._store = store
+        self._blobs = blobs
+
+    async def submit(self, live: LiveRun, engine: Engine, bare: Mapping[str, str]) -> Handle:
+        """Ask the engine for the attempt's tasks. `bare`: its own names of their nodes. May be repeated."""
+        assert live.attempt is not None
+        values = run_secrets.load(self._settings.home, live.row.key) if live.job.secrets else {}
+        plans = [
+            fleet.plan_of(live.row, task, bare[task.name], self._settings) for task in live.tasks.values()
+        ]
+        return await engine.submit(fleet.attempt_of(live.row, live.job, live.attempt.number, plans, values))
+
+    async def reach(self, live: LiveRun, engine: Engine) -> list[LiveTask]:
+        """Find the directories of those that have none yet; who is still not there."""
+        missing = []
+        for task in live.tasks.values():
+            if task.directory is None:
+                directory = await engine.reach(live.handle, task.name)
+                if directory.exists():
+                    task.directory = directory
+                    self._adopt(live, task)
+                else:
+                    missing.append(task)
+        return missing
+
+    def recall(self, live: LiveRun) -> None:
+        """This generation does not begin: who has its order all the same, before the way to another one broke off, has
+        a body that must be stopped."""
+        for task in live.tasks.values():
+            if task.up and not task.ordered:
+                self._adopt(live, task)
+
+    def _adopt(self, live: LiveRun, task: LiveTask) -> None:
+        """What an earlier server ordered stands."""
+        assert task.directory is not None
+        order = task.directory.order()
+        live.newest_order = max(live.newest_order, order.generation if order is not None else 0)
+        task.ordered = not task.joining and order is not None and order.generation >= task.generation
+        if order is not None and task.ordered and order.verb == "stop":
+            task.told = True
+            task.stop_sent = "kill" if order.kill else "stop"
+
+    def choose(self, live: LiveRun) -> CheckpointRow | None:
+        """The checkpoint that the next generation starts from, unless it turns out to be damaged."""
+        candidates, _ = self._candidates(live)
+        return candidates[0] if candidates else None
+
+    async def order(
+        self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask], world: World | None
+    ) -> Restored:
+        """Bring everything into these tasks and give each its order."""
+        restored = await asyncio.to_thread(self._restore, live, tasks)
+        work = [asyncio.to_thread(self._order, live, engine, task, world, restored.row) for task in tasks]
+        if len(work) == 1:
+            await work[0]
+        else:
+            await asyncio.gather(*work)
+        return restored
+
+    def _order(
+        self,
+        live: LiveRun,
+        engine: Engine,
+        task: LiveTask,
+        world: World | None,
+        resumed: CheckpointRow | None,
+    ) -> None:
+        assert live.attempt is not None and task.directory is not None
+        run, job, directory = live.row, task.part.job, task.directory
+        around = engine.surroundings(job)
+        before = directory.order()
+        tree = None
+        if run.code:
+            if before is None:
+                bring_code(self._blobs, run.code, directory)
+            tree = self._blobs.tree(run.code) if job.setup else None
+        place = list(live.tasks).index(task.name)
+        if before is None and run.outputs:
+            bring_outputs(self._blobs, outputs_for(self._blobs, run.outputs, place), directory)
+        if before is None:
+            values = run_secrets.load(self._settings.home, run.key)
+            if values:
+                directory.write_secrets(values)
+        body = worlds.body(live, task, world)
+        order = orders.run_order(
+            run,
+            job,
+            body,
+            seq=before.seq + 1 if before else 1,
+            generation=task.generation,
+            around=around,
+            timeout=_remaining(live),
+            scan_every=None if live.alone else _SCAN,
+            hang_after=live.job.hang.after if live.job.hang else None,
+            setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
+            resume_from=live.redaction.original(resumed.name) if resumed else None,
+        )
+        directory.write_order(order)
+
+    def _restore(self, live: LiveRun, tasks: Sequence[LiveTask]) -> Restored:
+        """The newest checkpoint whose bytes are still what they were; the damaged ones are let go, aloud."""
+        changes: list[Change] = []
+        candidates, others = self._candidates(live)
+        if others:
+            text = f"checkpoint {others[0].name} was written by {others[0].world_size} processes, not {live.world_size}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text, {"id": others[0].id})))
+        for row in candidates:
+            try:
+                self._bring(live, tasks, row, retention.beside(candidates, row))
+            except StokerError as exc:
+                text = f"checkpoint {row.name} is damaged and was not offered: {exc.message}"
+                changes.append(UpdateCheckpoint(row.id, {"kept": False}))
+                changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text, {"id": row.id})))
+                continue
+            step = f" (step {row.step})" if row.step is not None else ""
+            text = f"{_who(live, tasks)} goes on from checkpoint {row.name}{step}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "restored", text, {"id": row.id})))
+            return Restored(row, tuple(changes))
+        return Restored(None, tuple(changes))
+
+    def _bring(
+        self, live: LiveRun, tasks: Sequence[LiveTask], row: CheckpointRow, more: Sequence[CheckpointRow]
+    ) -> None:
+        """Into the directory of each task; `more` only as long as it is whole."""
+        names = live.redaction.original if live.redaction else None
+        for task in tasks:
+            assert task.directory is not None
+            place = list(live.tasks).index(task.name)
+            seen = [self._view(one, place) for one in (row, *more)]
+            try:
+                digest = together(self._blobs, seen)
+                restore_checkpoint(self._blobs, digest, task.directory, task.generation, rename=names)
+            except StokerError:
+                if not more:
+                    raise
+                restore_checkpoint(self._blobs, seen[0], task.directory, task.generation, rename=names)
+
+    def _view(self, row: CheckpointRow, place: int) -> str:
+        return row.digest if row.world_size is None else for_task(self._blobs, row.digest, place)
+
+    def _candidates(self, live: LiveRun) -> tuple[Sequence[CheckpointRow], Sequence[CheckpointRow]]:
+        """Those it may go on from, newest first, and newer ones that a world of another size wrote."""
+        assert live.attempt is not None
+        if live.row.attempt <= 1 and live.attempt.generation <= 1:
+            return [], []
+        rows = self._store.checkpoints(live.id, kept_only=True)
+        same = live.job.checkpoint.world_size == "same"
+        return retention.restorable(rows, world_size=live.world_size, same=same)
+
+
+def _who(live: LiveRun, tasks: Sequence[LiveTask]) -> str:
+    assert live.attempt is not None
+    if live.attempt.generation == 1:
+        return f"attempt {live.attempt.number}"
+    if len(tasks) < len(live.tasks) and len(tasks) == 1:
+        return f"{tasks[0].name}, generation {tasks[0].generation},"
+    return f"generation {live.attempt.generation}"
+
+
+def _remaining(live: LiveRun) -> float | None:
+    """Of the attempt's timeout: a new generation does not begin it anew."""
+    assert live.attempt is not None
+    if live.job.timeout is None or live.attempt.started_at is None:
+        return live.job.timeout
+    return max(1.0, live.job.timeout - max(0.0, time.time() - live.attempt.started_at))

@@ -1,0 +1,288 @@
+"""Bringing tasks up: asking the engine for them, waiting until all are there, and starting a generation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stoker.control import run_secrets
+from stoker.control.checkpoints import refusals
+from stoker.control.checkpoints.assembly import Assembly
+from stoker.control.checkpoints.salvage import Salvage
+from stoker.control.ingest.journal_reader import Pump, speaker
+from stoker.control.ingest.redaction import Redaction
+from stoker.control.placement import elastic
+from stoker.control.policy import outcome
+from stoker.control.runs import adoption
+from stoker.control.startup import world as worlds
+from stoker.control.startup.attempt_launcher import Launcher
+from stoker.control.startup.gang_timeout import Halves
+from stoker.control.state import LiveRun, LiveTask
+from stoker.engine.base import Engine
+from stoker.errors import EngineUnavailable, StokerError, StoreError
+from stoker.frameworks.base import World
+from stoker.frameworks.roles import has_world
+from stoker.spec.words import Cause
+from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
+from stoker.task.layout import Part
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+log = logging.getLogger(__name__)
+
+
+class Coming:
+    """Runs in the loop's thread."""
+
+    def __init__(self, loop: Loop, launcher: Launcher) -> None:
+        self._loop = loop
+        self._launcher = launcher
+        self._halves = Halves(loop)
+        self._salvages = Salvage(loop.store, loop.blobs)
+
+    async def bring(self, live: LiveRun) -> outcome.Verdict | None:
+        """One step nearer to every task having its order. A verdict: it ended before it began."""
+        if live.submitted and all(task.ordered and task.pump for task in live.tasks.values()):
+            return None
+        try:
+            engine = self._loop.fleet.engine(live.engine)
+            if not live.submitted:
+                await self._submit(live, engine)
+            missing = await self._launcher.reach(live, engine)
+            await adoption.catch_up(self._loop, live)
+            await self._adopt(live)
+            members = [task for task in live.tasks.values() if not task.joining]
+            missing = [task for task in missing if not task.joining]
+            if missing or (waiting := [task for task in members if not task.ordered]):
+                return await self._start(live, engine, missing, waiting if not missing else members)
+            if len(members) < len(live.tasks):
+                self._loop.kick_later(live, 1.0)
+        except (EngineUnavailable, StoreError):
+            raise
+        except (StokerError, OSError) as exc:
+            if isinstance(exc, OSError) and live.engine != self._loop.fleet.home:
+                # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
+                log.info("run %s: a task does not answer: %s; trying again", live.id, exc)
+                return self._not_up(live)
+            return await self._without(live, exc)
+        return None
+
+    async def _without(self, live: LiveRun, exc: Exception) -> outcome.Verdict | None:
+        """Those who were to join are let go first: what is wrong with them is no reason to end a world that trains."""
+        joining = [task for task in live.tasks.values() if task.joining]
+        if not joining:
+            return self._failed(live, exc)
+        text = (
+            f"{', '.join(task.name for task in joining)} cannot join: {getattr(exc, 'message', None) or exc}"
+        )
+        await elastic.drop(self._loop, live, joining, text)
+        live.dirty = True
+        return None
+
+    async def _submit(self, live: LiveRun, engine: Engine) -> None:
+        assert live.attempt is not None
+        bare = {
+            task.name: self._loop.fleet.bare(live.engine, task.place["node"]) for task in live.tasks.values()
+        }
+        handle = await self._launcher.submit(live, engine, bare)
+        live.attempt = replace(live.attempt, handle=dict(handle))
+        live.submitted = True
+
+    async def _adopt(self, live: LiveRun) -> None:
+        """Whoever has an order gets a reader: those that an earlier server started."""
+        found = [task for task in live.tasks.values() if task.ordered and task.pump is None]
+        if found:
+            await self._attend(live, found)
+            await self._loop.committer.commit(live.redaction.changes(await self._gather(live, found)))
+
+    async def _start(
+        self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
+    ) -> outcome.Verdict | None:
+        assert live.attempt is not None
+        if any(task.gone is not None and not task.ordered for task in waiting) or live.closing is not None:
+            self._launcher.recall(live)
+            return self._not_up(live)
+        pause = live.form_at - time.monotonic()
+        if any(task.telling is not None and not task.telling.done() for task in waiting):
+            # An order to stop that arrived after the next one would end what that one began.
+            pause = max(pause, 0.2)
+        if pause > 0:
+            self._loop.kick_later(live, pause)
+            return None
+        world: World | None = None
+        if not missing and has_world(live.job, live.parts):
+            first = engine.surroundings(live.job).port
+            world = await asyncio.to_thread(worlds.world, live, self._loop.settings.home, first)
+        if missing or (world is None and has_world(live.job, live.parts)):
+            return self._not_up(live)
+        if not await self._are_new(live, engine, waiting):
+            return self._not_up(live)
+        if len(live.tasks) > 1:
+            await self._intend(live)
+        taken = await self._salvage(live, waiting[0])
+        restored = await self._launcher.order(live, engine, waiting, world)
+        for task in waiting:
+            task.ordered = True
+            task.wait = None
+        live.first_up = None
+        values: dict[str, Any] = {"handle": dict(live.handle), "order_seq": 1}
+        if new := [task for task in waiting if not task.had_order]:
+            for task in new:
+                task.place = {**task.place, "ordered": task.incarnation}
+            values["placement"] = {**live.attempt.placement, **{task.name: task.place for task in new}}
+        if restored.row is not None:
+            values["resumed_from"] = restored.row.id
+        live.attempt = replace(live.attempt, **values)
+        await self._attend(live, [task for task in waiting if task.pump is None])
+        changes: list[Change] = [*restored.changes, UpdateAttempt(live.id, live.attempt.number, values)]
+        changes += await self._gather(live, waiting)
+        if live.attempt.generation > 1:
+            text = f"generation {live.attempt.generation} starts: {_names(waiting, live)}"
+            changes.append(AddEvent(EventRow(live.id, time.time(), "generation", text)))
+            changes.append(UpdateRun(live.id, {"reason": ""}))
+            live.update(reason="")
+        # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
+        await self._loop.committer.commit(live.redaction.changes(changes))
+        self._sweep(live, waiting[0], taken)
+        return None
+
+    async def _are_new(self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask]) -> bool:
+        """Whether none of these ran before. One that had an order, and whose directory has none, has lost its files: it is
+        ended, and then it is a lost task. The same generation is never started again."""
+        lost = [
+            task.name
+            for task in tasks
+            if task.had_order and task.directory and task.directory.order() is None
+        ]
+        if lost:
+            log.warning("run %s: the files of %s are lost: ended", live.id, ", ".join(lost))
+            self._loop.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=lost))
+            self._loop.observe_soon()
+        return not lost
+
+    async def _salvage(self, live: LiveRun, task: LiveTask) -> list[Part]:
+        """What a lost attempt had complete and nobody carried is recorded before a checkpoint is chosen."""
+        await self._know_secrets(live)
+        changes, taken = await asyncio.to_thread(self._salvages.take, live, task)
+        if any(isinstance(change, AddCheckpoint) for change in changes):
+            # The lost attempt had got on after all: it was not one more in vain.
+            counted = {"faults": min(1, live.row.faults)}
+            changes.append(UpdateRun(live.id, counted))
+            live.update(**counted)
+        if changes:
+            changes = [*live.redaction.changes(changes)]
+            warnings = refusals.after(live.row.warnings, changes)
+            changes.append(UpdateRun(live.id, {"warnings": warnings}))
+            live.update(warnings=warnings)
+            await self._loop.committer.commit(changes)
+        return taken
+
+    async def _know_secrets(self, live: LiveRun) -> None:
+        """Before anything is taken in that its tasks say."""
+        if live.job.secrets and not live.redaction:
+            values = await asyncio.to_thread(run_secrets.load, self._loop.settings.home, live.row.key)
+            live.redaction = Redaction(values)
+
+    def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[Part]) -> None:
+        """In the background: nobody waits for it."""
+        others = list(self._loop.runs)
+        self._loop.spawn(asyncio.to_thread(self._salvages.sweep, live, task, taken, others))
+
+    async def _intend(self, live: LiveRun) -> None:
+        """What this generation starts from is the same for all, also when the server dies between two orders."""
+        assert live.attempt is not None
+        chosen = await asyncio.to_thread(self._launcher.choose, live)
+        values: dict[str, Any] = {"resumed_from": chosen.id if chosen else None}
+        await self._loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values)])
+        live.attempt = replace(live.attempt, **values)
+
+    async def _gather(self, live: LiveRun, started: Sequence[LiveTask]) -> list[Change]:
+        """From here on these tasks' parts of checkpoints are put together: of a world that begins, or of one more."""
+        assert live.attempt is not None
+        if live.alone:
+            return []
+        number, store = live.attempt.number, self._loop.store
+        members = {task.name: task.generation for task in live.tasks.values() if task.ordered}
+        known: list[PartRow] = []
+        if live.assembly is None:
+            known = await asyncio.to_thread(store.checkpoint_parts, live.id, number)
+            latest = await asyncio.to_thread(store.latest_metrics, live.id)
+            live.assembly = Assembly(self._loop.blobs, run=live.id, attempt=number, latest=latest)
+        elif not any(task.part.on_loss == "world" for task in started):
+            done = [live.assembly.replace(task.name, task.generation) for task in started]
+            return [change for one in done for change in one.changes]
+        begin = partial(live.assembly.begin, world_size=live.world_size, known=known)
+        return (await asyncio.to_thread(begin, live.attempt.generation, members)).changes
+
+    async def _attend(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
+        """From here on what these tasks write is taken in."""
+        assert live.attempt is not None
+        if not tasks:
+            return
+        await self._know_secrets(live)
+        store = self._loop.store
+        cursors = await asyncio.to_thread(store.cursors, live.id, live.attempt.number)
+        again = live.row.attempt > 1 or live.attempt.generation > 1
+        latest = await asyncio.to_thread(store.latest_metrics, live.id) if again else {}
+        for task in tasks:
+            assert task.directory is not None
+            task.pump = Pump(
+                self._loop.settings.home,
+                self._loop.blobs,
+                task.directory,
+                run=live.id,
+                attempt=live.attempt.number,
+                task=task.name,
+                incarnation=task.incarnation,
+                generation=task.generation,
+                cursors=cursors,
+                latest=latest,
+                alone=live.alone,
+                speaks=live.alone or task.name == speaker(list(live.tasks)),
+                logs=self._loop.settings.logs,
+                carriers=self._loop.carriers,
+                redaction=live.redaction,
+            )
+            task.wait = None
+
+    def _not_up(self, live: LiveRun) -> outcome.Verdict | None:
+        """Tasks are asked for and not there yet: pods that wait for their place or their image. That may end before
+        it begins."""
+        down = [task for task in live.tasks.values() if not task.ordered and not task.joining]
+        for task in down:
+            if task.gone is not None and not task.over:
+                task.verdict = outcome.gone(task.gone, task.seen, desired=live.row.desired, last_lines=[])
+        if live.closing is not None:
+            for task in down:
+                task.verdict = task.verdict or live.closing
+            return None
+        for task in down:
+            if task.wait is not None and task.wait.over:
+                return outcome.hopeless(task.wait.cause, task.wait.text, task.wait.patience, task.seen)
+        late = self._halves.judge(live)
+        if late is None:
+            self._loop.kick_later(live, 1.0)
+        return late
+
+    def _failed(self, live: LiveRun, exc: Exception) -> outcome.Verdict:
+        log.warning("run %s: attempt could not be brought up: %s", live.id, exc)
+        reason = getattr(exc, "message", None) or str(exc)
+        return outcome.Verdict(
+            Cause.ENGINE_ERROR, None, f"could not be started: {reason}", {"message": reason}
+        )
+
+    async def let_go(self, live: LiveRun) -> None:
+        """End what is there of an attempt that never began."""
+        if any(task.gone is None for task in live.tasks.values()):
+            await self._loop.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0))
+
+
+def _names(tasks: Sequence[LiveTask], live: LiveRun) -> str:
+    return "all tasks" if len(tasks) == len(live.tasks) else ", ".join(task.name for task in tasks)

@@ -1,0 +1,87 @@
+"""Runs of several tasks of which only some are up, and who of them lets go. The rules are `scheduling.gangs`'."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stoker.control.policy import outcome
+from stoker.control.state import LiveRun, LiveTask
+from stoker.scheduling import Half, LetGo, Standoff
+from stoker.spec.words import Cause
+
+if TYPE_CHECKING:
+    from stoker.control.loop import Loop
+
+
+class Halves:
+    """Runs in the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._standoff = Standoff()
+        self._known: set[str] = set()
+        """Runs that may be half up."""
+        self._decided: dict[str, LetGo] = {}
+
+    def judge(self, live: LiveRun) -> outcome.Verdict | None:
+        """Whether this one has to let go of all it has. What is decided of others is told to them."""
+        up = [task for task in live.tasks.values() if task.directory is not None]
+        if not up or live.alone:
+            return None
+        live.first_up = live.first_up or time.monotonic()
+        self._known.add(live.id)
+        if live.id not in self._decided:
+            for decided in self._standoff.judge(self._halves(), time.monotonic()):
+                self._decided[decided.id] = decided
+                if decided.id != live.id:
+                    self._loop.kick(self._loop.runs[decided.id])
+        found = self._decided.pop(live.id, None)
+        return None if found is None else self._verdict(live, found)
+
+    def _halves(self) -> list[Half]:
+        self._known = {id for id in self._known if _half_up(self._loop.runs.get(id))}
+        return [_half(self._loop.runs[id]) for id in sorted(self._known) if id not in self._decided]
+
+    def _verdict(self, live: LiveRun, decided: LetGo) -> outcome.Verdict:
+        self._known.discard(live.id)
+        down = _down(live)
+        why = next((task.wait.text for task in down if task.wait is not None), "")
+        missing = ", ".join(task.name for task in down)
+        text = f"{decided.reason} ({missing} missing{': ' + why if why else ''})"
+        delay = None
+        if _no_room(down):
+            # Whoever waits for room has done nothing wrong, however often it happens.
+            live.let_go += 1
+            delay = decided.retry_after
+        return outcome.Verdict(Cause.ENGINE_ERROR, None, text, {"message": text}, delay=delay)
+
+
+def _half(live: LiveRun) -> Half:
+    assert live.first_up is not None
+    down = _down(live)
+    return Half(
+        id=live.id,
+        up=len(live.tasks) - len(down),
+        wanted=len(live.tasks),
+        since=live.first_up,
+        within=live.job.start_within,
+        priority=live.row.priority,
+        seq=live.row.seq,
+        tries=live.let_go,
+        no_room=_no_room(down),
+        where=live.engine,
+    )
+
+
+def _half_up(live: LiveRun | None) -> bool:
+    return live is not None and live.attempt is not None and live.first_up is not None and bool(_down(live))
+
+
+def _down(live: LiveRun) -> list[LiveTask]:
+    return [task for task in live.tasks.values() if task.directory is None and not task.joining]
+
+
+def _no_room(down: Sequence[LiveTask]) -> bool:
+    return any(task.wait is not None and task.wait.no_room for task in down)

@@ -1,0 +1,307 @@
+"""A run that is not over, as the control loop holds it in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker.control.checkpoints.assembly import Assembly
+from stoker.control.fleet import Wait
+from stoker.control.ingest.journal_reader import Pump
+from stoker.control.ingest.redaction import NOTHING, Redaction
+from stoker.control.policy.outcome import Verdict
+from stoker.engine.base import Handle, Observation
+from stoker.scheduling import Place
+from stoker.spec import Job
+from stoker.spec.parts import Part
+from stoker.spec.words import RunState
+from stoker.store.rows import AttemptRow, RunRow
+from stoker.task.directory import TaskDir
+
+
+@dataclass
+class LiveTask:
+    """One task of the current attempt. Of a task that was replaced only the newest incarnation is here."""
+
+    name: str
+    part: Part
+    index: int
+    incarnation: int = 1
+    generation: int = 1
+    """Of its newest body, or of the one it is to start next."""
+    place: dict[str, Any] = field(default_factory=dict)
+    """Its entry of the attempt's placement, as recorded. `ordered`: the incarnation that had an order last."""
+    directory: TaskDir | None = None
+    """Reached and there."""
+    ordered: bool = False
+    """It has the order to run its generation."""
+    pump: Pump | None = None
+    verdict: Verdict | None = None
+    """How its newest body ended; None while it runs or waits."""
+    ended: float = 0.0
+    """When, by the clock of its own machine."""
+    told: bool = False
+    """It was told to stop before it ended."""
+    forced: bool = False
+    """The engine was asked to end it, because it did not stop in time."""
+    outside: bool = False
+    """Its launcher was told to end, and not by us: it starts nothing any more."""
+    hastened: float | None = None
+    """Monotonic time at which the engine was asked to end what is left of such a one."""
+    gone: str | None = None
+    """Proof that its launcher is dead."""
+    given_up: bool = False
+    """Gone without proof: silent for too long."""
+    replaced_silent: bool = False
+    """It stands in for one that was given up."""
+    seen: Observation | None = None
+    """How the engine last showed it."""
+    wait: Wait | None = None
+    """Why it is not up yet."""
+    missing: int = 0
+    """How many looks in a row the engine did not list it."""
+    stop_sent: str | None = None
+    """Which stop was ordered already: stop | kill."""
+    telling: asyncio.Future[None] | None = None
+    """It is being told that, and may not have heard it yet."""
+    stop_deadline: float | None = None
+    """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    unjournalled_since: float | None = None
+    """Monotonic time since when the status says `ended` and the journal does not."""
+    usage: dict[str, Any] = field(default_factory=dict)
+    phase: str = ""
+    hung: dict[str, Any] = field(default_factory=dict)
+    """What its launcher said of its silence; empty: it lives."""
+    joining: bool = False
+    """It comes up to be part of the next generation."""
+    leaving: bool = False
+    """It is not part of the next generation."""
+    touched: bool = True
+    """Something may have changed in its directory."""
+
+    @property
+    def over(self) -> bool:
+        return self.verdict is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Its body has ended, though nobody may have looked yet."""
+        status = self.directory.status() if self.directory is not None else None
+        return status is not None and (status.phase, status.generation) == ("ended", self.generation)
+
+    @property
+    def excused(self) -> bool:
+        """It ended because it was told to: that says nothing about the others. Whoever loses a neighbour fails and has
+        all others told to stop, the lost one too; that one is no less lost for it."""
+        lost = self.given_up or (not self.forced and (self.outside or self.gone is not None))
+        return self.told and not lost
+
+    @property
+    def had_order(self) -> bool:
+        """The database knows that this incarnation ran, or was about to."""
+        return bool(self.place.get("ordered", 0) == self.incarnation)
+
+    @property
+    def up(self) -> bool:
+        return self.directory is not None and self.gone is None
+
+    def again(self, generation: int, *, fresh: bool) -> None:
+        """Another body in its place; `fresh`: in another directory, with another launcher."""
+        self.generation = generation
+        self.ordered = self.told = self.forced = self.outside = self.joining = False
+        self.hung = {}
+        self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = self.hastened = None
+        self.touched = True
+        if self.pump is not None:
+            self.pump.generation = generation
+        if fresh:
+            self.telling = None
+            self.incarnation += 1
+            self.replaced_silent = self.given_up
+            self.directory, self.pump = None, None
+            self.gone = self.seen = self.wait = None
+            self.given_up = False
+            self.missing = 0
+            self.phase = ""
+
+
+@dataclass
+class LiveRun:
+    """Owned by the loop's thread. `row` is the truth as last recorded; `desired` may be newer than the database's
+    copy here only in the direction of what a person asked."""
+
+    row: RunRow
+    job: Job
+    parts: tuple[Part, ...]
+    """Of the job, with what its framework adds."""
+    attempt: AttemptRow | None = None
+    tasks: dict[str, LiveTask] = field(default_factory=dict)
+    """Of the current attempt, in the order of their ranks."""
+    assembly: Assembly | None = None
+    """What makes checkpoints of its tasks' parts; None for a run of one task, and while no world has begun."""
+    submitted: bool = False
+    """The engine has been asked for its tasks, all at their newest incarnation."""
+    first_up: float | None = None
+    """Monotonic time at which the first of the tasks that are waited for was up."""
+    let_go: int = 0
+    """How often it gave back what it had, because the rest of it found no room."""
+    closing: Verdict | None = None
+    """The attempt ends like this as soon as all its tasks have ended."""
+    reforming: Verdict | None = None
+    """The world starts again because of this as soon as all its members have ended."""
+    form_at: float = 0.0
+    """Monotonic time before which the next generation does not start: backoff."""
+    regroup: bool = False
+    """`reforming` is nobody's fault: tasks join or leave."""
+    waits_since: float | None = None
+    """Monotonic time since when those who join are up."""
+    fresh_checkpoint: bool = False
+    """A checkpoint was kept since then."""
+    left: dict[str, LiveTask] = field(default_factory=dict)
+    """Tasks that were let go, as they were last. Each keeps its place until it is proven to have ended."""
+    preempt: bool = False
+    progressed: bool = False
+    """The current attempt left a new checkpoint since its last trouble."""
+    fruitless: int = 0
+    """Failures in a row without one between them."""
+    newest_order: int = 0
+    """The highest generation that one of its tasks was found to have an order for."""
+    redaction: Redaction = NOTHING
+    """Takes its secrets out of what its tasks say; made when the attempt comes up."""
+    hung: str | None = None
+    """All of its world is silent, and that was said: in words."""
+    dirty: bool = False
+    working: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def state(self) -> RunState:
+        return RunState(self.row.state)
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that has the current attempt."""
+        assert self.attempt is not None
+        return self.attempt.engine
+
+    @property
+    def alone(self) -> bool:
+        """It has one task and always will: there is no world to keep."""
+        return len(self.parts) == 1 and self.parts[0].count == 1
+
+    @property
+    def launched(self) -> bool:
+        """Every task was reached and has had its order."""
+        members = [task for task in self.tasks.values() if not task.joining]
+        return bool(members) and all(task.pump is not None for task in members)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        assert self.attempt is not None
+        return places_of(self.attempt)
+
+    @property
+    def handle(self) -> Handle:
+        assert self.attempt is not None
+        return self.attempt.handle or {"run": self.attempt.run, "attempt": self.attempt.number}
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Of all tasks together."""
+        return usage_of(task.usage for task in self.tasks.values())
+
+    @property
+    def wait(self) -> Wait | None:
+        """Why it is not up yet: what the first of those says that are not."""
+        return next((task.wait for task in self.tasks.values() if task.wait is not None), None)
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train."""
+        found = self.tasks.values()
+        return sum(task.part.job.processes or 1 for task in found if task.part.ends and not task.joining) or 1
+
+    def due(self) -> float:
+        """Seconds until backoff lets it into the queue. Bounded, so that a clock that jumped cannot hold it."""
+        return min(max(0.0, self.row.not_before - time.time()), 600.0)
+
+    def begin(self, attempt: AttemptRow) -> None:
+        self.attempt = attempt
+        self.submitted = self.preempt = self.progressed = self.regroup = self.fresh_checkpoint = False
+        self.waits_since = self.assembly = None
+        self.newest_order = 0
+        self.redaction = NOTHING
+        self.left = {}
+        self.closing = self.reforming = self.first_up = None
+        self.form_at = 0.0
+        self.tasks = tasks_of(self.parts, attempt)
+
+    def tried(self, failed: bool) -> None:
+        """One more try is over, by its own fault or not."""
+        self.fruitless = 0 if self.progressed else self.fruitless + failed
+        self.progressed = False
+
+    def outgoing(self, name: str) -> LiveTask | None:
+        """The task of this name, if it was let go and is not known to have ended."""
+        task = self.left.get(name)
+        return task if task is not None and task.gone is None else None
+
+    def leave(self) -> None:
+        """The attempt is over."""
+        self.attempt = None
+        self.tasks, self.left = {}, {}
+
+    def update(self, **values: Any) -> None:
+        self.row = replace(self.row, **values)
+
+
+def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
+    """The tasks of an attempt as they were placed."""
+    found = {}
+    for part in parts:
+        for index, name in enumerate(part.names):
+            if (place := attempt.placement.get(name)) is not None:
+                incarnation = place.get("incarnation", 1)
+                # Rows of earlier versions say only that the tasks of the attempt had orders.
+                ordered = place.get("ordered", incarnation if attempt.handle else 0)
+                found[name] = LiveTask(
+                    name=name,
+                    part=part,
+                    index=index,
+                    incarnation=incarnation,
+                    generation=place.get("generation", 1),
+                    place={**place, "ordered": ordered},
+                    replaced_silent=place.get("given_up", False),
+                    joining=place.get("joining", False),
+                    leaving=place.get("leaving", False),
+                )
+    return found
+
+
+def places_of(attempt: AttemptRow) -> tuple[Place, ...]:
+    return tuple(Place(node=p["node"], gpus=tuple(p["gpus"])) for p in attempt.placement.values())
+
+
+def numbers_of(attempt: AttemptRow) -> list[int]:
+    """By which the queue knows its tasks, in the order of their places."""
+    return [place.get("number", 0) for place in attempt.placement.values()]
+
+
+def usage_of(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several tasks used together. Steps are not summed: they are each task's own."""
+    total: dict[str, Any] = {}
+    known = [dict(usage) for usage in usages]
+    if len(known) == 1:
+        return known[0]
+    for usage in known:
+        for key, value in usage.items():
+            if key not in ("step", "step_seconds"):
+                total[key] = total.get(key, 0) + value
+    return total
