@@ -28,8 +28,8 @@ import uvloop
 
 from stoker.blobs import BlobStore
 from stoker.courier import carry_checkpoint, restore_checkpoint
-from stoker.engine.kubernetes import keys
-from stoker.engine.kubernetes.far import Courier, FarDirectory, Ferry, Mirror, Pace, direct
+from stoker.engine.kubernetes.courier_client import Courier, FarDirectory, Ferry, Mirror, Pace, direct
+from stoker.engine.kubernetes.manifests import credentials
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import courier_protocol, layout
 from stoker.task.formats import StagedCheckpoint
@@ -119,7 +119,9 @@ def others(pipe: Connection, home: str, key: bytes, lines: float) -> None:
     uvloop.run(work())
 
 
-async def measure(count: int, seconds: float, port: int, made: keys.Keys, home: Path) -> dict[str, float]:
+async def measure(
+    count: int, seconds: float, port: int, made: credentials.Keys, home: Path
+) -> dict[str, float]:
     loop, pace, changes = asyncio.get_running_loop(), Pace(), [0]
 
     def changed(key: object) -> None:
@@ -167,12 +169,12 @@ def _memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def ours(pipe: Connection, count: int, seconds: float, port: int, made: keys.Keys, home: str) -> None:
+def ours(pipe: Connection, count: int, seconds: float, port: int, made: credentials.Keys, home: str) -> None:
     """In a process of its own, so that its memory is its own."""
     pipe.send(uvloop.run(measure(count, seconds, port, made, Path(home))))
 
 
-def part(count: int, seconds: float, made: keys.Keys, lines: float) -> dict[str, float]:
+def part(count: int, seconds: float, made: credentials.Keys, lines: float) -> dict[str, float]:
     home = tempfile.mkdtemp(prefix="couriers-")
     Path(home, "crt").write_bytes(made.cert)
     Path(home, "key").write_bytes(made.private)
@@ -241,7 +243,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.mib:
         print(json.dumps({"what": "transfers", **_rounded(transfers(given.mib << 20))}), flush=True)
-    made = keys.make()
+    made = credentials.make()
     for what, lines in (
         ("quiet: a status every 5 s", 0.0),
         ("busy: 10 lines of log a second as well", LINES),

@@ -26,7 +26,7 @@ from engine_parts import (
 
 from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.links import Nowhere
+from stoker.engine.kubernetes.courier_client.connections import Nowhere
 from stoker.errors import EngineError
 from stoker.settings import Home
 from stoker.task.directory import TaskDir

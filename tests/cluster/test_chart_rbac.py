@@ -30,9 +30,9 @@ from engine_parts import (
 )
 
 from stoker.engine.kubernetes import names
+from stoker.engine.kubernetes.api.session import Call, Session
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.engine import KubernetesEngine
-from stoker.engine.kubernetes.kube.session import Call, Session
 from stoker.settings import Home
 
 pytestmark = pytest.mark.timeout(900)

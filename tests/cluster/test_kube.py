@@ -17,7 +17,7 @@ import trustme
 import yaml
 from harness.pods import pod
 
-from stoker.engine.kubernetes.kube import (
+from stoker.engine.kubernetes.api import (
     Cache,
     Kind,
     Kube,
@@ -27,8 +27,8 @@ from stoker.engine.kubernetes.kube import (
     Select,
     kinds,
 )
-from stoker.engine.kubernetes.kube.errors import Cut
-from stoker.engine.kubernetes.kube.session import Answer
+from stoker.engine.kubernetes.api.errors import Cut
+from stoker.engine.kubernetes.api.session import Answer
 from stoker.errors import EngineUnavailable
 
 REVIEWS = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
@@ -127,7 +127,7 @@ def test_a_cache_of_every_kind_the_engine_needs(cluster: Any, namespace: str) ->
 
 
 def test_pages_are_one_moment(cluster: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.engine.kubernetes.kube.client.PAGE", 3)
+    monkeypatch.setattr("stoker.engine.kubernetes.api.client.PAGE", 3)
 
     async def story() -> None:
         async with client(cluster.kubeconfig) as kube:

@@ -16,9 +16,9 @@ from harness import Cluster, HarnessError
 from harness.pods import apply, claim
 
 from stoker.engine.base import Attempt, Presence, TaskPlan
-from stoker.engine.kubernetes import render
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.engine import KubernetesEngine
+from stoker.engine.kubernetes.manifests import pod as render
 from stoker.errors import NotFound
 from stoker.task.directory import FarTaskDir
 from stoker.task.formats import Order

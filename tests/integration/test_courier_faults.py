@@ -22,8 +22,8 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.courier import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
 from stoker.courier.fetching import RANGE
-from stoker.engine.kubernetes.far import Courier, CourierLost, FarDirectory, Ferry, Mirror, direct
-from stoker.engine.kubernetes.keys import make
+from stoker.engine.kubernetes.courier_client import Courier, CourierLost, FarDirectory, Ferry, Mirror, direct
+from stoker.engine.kubernetes.manifests.credentials import make
 from stoker.launcher import bundle
 from stoker.launcher.journal import Journal
 from stoker.task import courier_protocol, formats, layout

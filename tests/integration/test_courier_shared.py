@@ -15,7 +15,7 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.salvage import staged_of
 from stoker.courier import carry_checkpoint
-from stoker.engine.kubernetes.far import FarDirectory
+from stoker.engine.kubernetes.courier_client import FarDirectory
 from stoker.errors import BlobDamaged
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.task import layout

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
-from stoker.engine.kubernetes import keys as attempt_keys
-from stoker.engine.kubernetes.far import Courier, FarDirectory, Mirror, StreamTransport, direct
+from stoker.engine.kubernetes.courier_client import Courier, FarDirectory, Mirror, StreamTransport, direct
+from stoker.engine.kubernetes.manifests import credentials as attempt_keys
 
 BOOT = "the machine's boot"
 

@@ -18,9 +18,9 @@ from datetime import timedelta
 from typing import Any
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
-from stoker.engine.hints import Hints
-from stoker.engine.local import directories
-from stoker.engine.local.directories import Place
+from stoker.engine.change_feed import Hints
+from stoker.engine.local.tasks import directories
+from stoker.engine.local.tasks.directories import Place
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Home
 from stoker.spec import Job, refuse_unsupported

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.base import Attempt, TaskPlan
-from stoker.engine.local import directories
-from stoker.engine.local.directories import Place
+from stoker.engine.local.tasks import directories
+from stoker.engine.local.tasks.directories import Place
 from stoker.errors import Conflict
 from stoker.settings import Home
 from stoker.task import formats, layout

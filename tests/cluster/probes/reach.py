@@ -20,7 +20,7 @@ from typing import Any
 
 import trustme
 
-from stoker.engine.kubernetes.kube import Kube, KubeConfig, kinds
+from stoker.engine.kubernetes.api import Kube, KubeConfig, kinds
 from stoker.errors import StokerError
 
 SIZE = 8 << 20

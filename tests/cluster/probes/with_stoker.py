@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from stoker.engine.kubernetes.kube import Kind, Kube, KubeConfig, kinds
+from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, kinds
 
 PACKAGE = "stoker"
 REVIEWS = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)

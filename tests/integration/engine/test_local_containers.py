@@ -22,7 +22,8 @@ import container_runtimes
 from container_runtimes import BARE, IMAGE, Runtime
 
 from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, Shows, TaskPlan
-from stoker.engine.local import cgroups, containers, processes
+from stoker.engine.local.containers.commands import commands
+from stoker.engine.local.host import cgroups, processes
 from stoker.errors import Refused
 from stoker.spec import Job
 from stoker.task import formats, layout
@@ -108,7 +109,7 @@ def test_a_task_in_a_container(box: Any, runtime: Runtime) -> None:
         assert shown["home"] == sorted(["engine", "setups", "tasks"])
         assert shown["tasks"] == ["run-1"]
         (name,) = runtime("ps", "--format", "{{.Names}}").split()
-        assert name == containers.name_of(cgroups.home_name(box.home.root), _place(), 1)
+        assert name == commands.name_of(cgroups.home_name(box.home.root), _place(), 1)
         limits = json.loads(runtime("inspect", name))[0]["HostConfig"]
         assert (limits["Memory"], limits["PidsLimit"], limits["NanoCpus"]) == (128 << 20, 200, 5 * 10**8)
         # Another server finds it; released, it ends, and nothing of it stays.
@@ -131,7 +132,7 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "uid": os.getuid(
 
 
 def _place() -> Any:
-    from stoker.engine.local.directories import Place
+    from stoker.engine.local.tasks.directories import Place
 
     return Place("run-1", 1, "worker-0")
 
@@ -279,7 +280,7 @@ def test_a_server_that_died_while_it_started_one(box: Any, runtime: Runtime) -> 
         info.pid_namespace = True
         Path(directory.root).mkdir(parents=True)
         formats.write_json(f"{directory.root}/{layout.TASK}", info.to_json())
-        name = containers.name_of(cgroups.home_name(box.home.root), _place(), 1)
+        name = commands.name_of(cgroups.home_name(box.home.root), _place(), 1)
         runtime("create", "--name", name, "--label", f"stoker={cgroups.home_name(box.home.root)}", IMAGE)
         await box.restart()
         assert (await box.gone()).proof == "its launcher was never started"

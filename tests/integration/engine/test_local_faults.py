@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.engine.base import Attempt, Presence, TaskPlan
-from stoker.engine.local import directories, processes
-from stoker.engine.local.directories import Place
+from stoker.engine.local.host import processes
+from stoker.engine.local.tasks import directories
+from stoker.engine.local.tasks.directories import Place
 from stoker.errors import EngineUnavailable
 from stoker.launcher.forkserver import child
 from stoker.launcher.task_files import take_lock
@@ -123,7 +124,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_may_end_before_it_is_one(bo
 
 
 def test_a_directory_that_somebody_keeps_is_no_end_of_the_run(box, monkeypatch) -> None:
-    monkeypatch.setattr("stoker.engine.local.starting.TAKEN", 0.2)
+    monkeypatch.setattr("stoker.engine.local.tasks.starter.TAKEN", 0.2)
 
     async def story() -> None:
         _, lock = _taken(box)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from stoker.engine.base import Attempt, Presence, TaskPlan
-from stoker.engine.local import cgroups, directories, isolation, processes
-from stoker.engine.local.directories import Place
-from stoker.engine.local.render import group_name, render
+from stoker.engine.local.host import cgroups, isolation, processes
+from stoker.engine.local.tasks import directories
+from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.task_info import group_name, render
 from stoker.errors import EngineError
 
 MIB = 1 << 20
@@ -242,7 +243,7 @@ def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs the freezer of cgroup v1, in which nothing dies")
 def test_a_launcher_that_does_not_die_is_not_called_gone(box, monkeypatch) -> None:
-    monkeypatch.setattr("stoker.engine.local.following.DEATH", 0.3)
+    monkeypatch.setattr("stoker.engine.local.tasks.terminator.DEATH", 0.3)
     ice = FREEZER / f"stoker-test-ice-{os.getpid()}"
 
     async def story() -> None:

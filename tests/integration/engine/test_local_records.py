@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Attempt, Presence, TaskPlan
-from stoker.engine.local import processes
-from stoker.engine.local.registry import DIRECTORY_LOST, RECORD_LOST
+from stoker.engine.local.host import processes
+from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST
 from stoker.task import layout
 
 SLEEP = "import time; print('up'); time.sleep(600)"

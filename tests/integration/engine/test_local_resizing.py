@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Resizes, Shows, TaskPlan
-from stoker.engine.local import processes
+from stoker.engine.local.host import processes
 from stoker.errors import NotFound
 from stoker.task.formats import TaskInfo
 

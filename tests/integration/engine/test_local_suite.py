@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stoker.engine.base import Engine, Handle
 from stoker.engine.local import LocalEngine
-from stoker.engine.local.directories import Place
-from stoker.engine.local.records import Records
+from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.records import Records
 from stoker.settings import Home, LocalSettings, Settings
 from stoker.task.formats import Status
 from stoker.testing.engine_suite import EngineSuite

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.local.starting import cover_of
+from stoker.engine.local.tasks.starter import cover_of
 from stoker.settings import Home
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")

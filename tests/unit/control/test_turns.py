@@ -11,7 +11,7 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.ingest.checkpoint_transfer import Carriers
-from stoker.engine.local import directories
+from stoker.engine.local.tasks import directories
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.linux import direct_io, idle_throttle
 from stoker.task import layout

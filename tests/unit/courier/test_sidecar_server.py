@@ -14,11 +14,11 @@ import pytest
 from stoker.courier.sidecar import server as server_module
 from stoker.courier.sidecar.server import STRANGERS, Server, listen
 from stoker.courier.sidecar.verbs import Verbs
-from stoker.engine.kubernetes import keys
+from stoker.engine.kubernetes.manifests import credentials
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import NearTaskDir
 
-MADE = keys.make()
+MADE = credentials.make()
 KEY = MADE.courier
 
 

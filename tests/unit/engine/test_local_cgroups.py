@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.local import cgroups, isolation
-from stoker.engine.local.cgroups import Limits, Tree
+from stoker.engine.local.host import cgroups, isolation
+from stoker.engine.local.host.cgroups import Limits, Tree
 from stoker.linux import cgroup_paths
 
 V1_MOUNTS = """\

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Attempt, TaskPlan
-from stoker.engine.local import boxes, cgroups, containers, entering, runtimes, sizes
-from stoker.engine.local.boxes import Boxes
-from stoker.engine.local.containers import Box, Runtime
-from stoker.engine.local.directories import Place
-from stoker.engine.local.gpus import Gpus
-from stoker.engine.local.isolation import Isolation, Missing
-from stoker.engine.local.records import Records
-from stoker.engine.local.registry import Known
-from stoker.engine.local.render import render
+from stoker.engine.local import shell
+from stoker.engine.local.containers.commands import Box, Runtime, commands, tasks
+from stoker.engine.local.containers.commands import runtime as runtimes
+from stoker.engine.local.containers.tasks import Boxes
+from stoker.engine.local.host import cgroups, resize
+from stoker.engine.local.host.gpus import Gpus
+from stoker.engine.local.host.isolation import Isolation, Missing
+from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.registry import Known
+from stoker.engine.local.tasks.task_info import render
 from stoker.errors import EngineUnavailable, Refused
 from stoker.settings import Home, Settings
 from stoker.spec import Job
@@ -57,7 +59,7 @@ REST = [
 
 def test_what_the_job_mounts() -> None:
     box = replace(BOX, binds=[("/home/ada/data", "/data", "ro"), ("/t/scratch-1", "/scratch", "rw")])
-    words = containers.create(PODMAN, box)
+    words = commands.create(PODMAN, box)
     assert [words[n + 1] for n, word in enumerate(words) if word == "--volume"][2:] == [
         "/home/ada/data:/data:ro",
         "/t/scratch-1:/scratch:rw",
@@ -74,7 +76,7 @@ def test_what_the_job_mounts() -> None:
     ],
 )
 def test_a_container_for_each_runtime(runtime: Runtime, user: list[str]) -> None:
-    assert containers.create(runtime, BOX) == [
+    assert commands.create(runtime, BOX) == [
         *(runtime.path, "create", "--name", "stoker-abc.digits-7f3k.2.worker-0.1", "--pull", "never"),
         *("--network", "host", "--security-opt", "label=disable", "--label", "stoker=stoker-abc"),
         *user,
@@ -85,7 +87,7 @@ def test_a_container_for_each_runtime(runtime: Runtime, user: list[str]) -> None
 
 
 def test_limits_that_a_runtime_cannot_set_are_not_asked_of_it() -> None:
-    argv = containers.create(replace(ROOTLESS, limits=frozenset({"pids"})), BOX)
+    argv = commands.create(replace(ROOTLESS, limits=frozenset({"pids"})), BOX)
     assert not {"--cpus", "--memory", "--memory-swap"} & set(argv) and "--pids-limit" in argv
 
 
@@ -98,7 +100,7 @@ def test_limits_that_a_runtime_cannot_set_are_not_asked_of_it() -> None:
     ],
 )
 def test_gpus(runtime: Runtime, words: list[str] | None) -> None:
-    argv = containers.create(runtime, replace(BOX, gpus=("GPU-a", "GPU-b")))
+    argv = commands.create(runtime, replace(BOX, gpus=("GPU-a", "GPU-b")))
     expected = words or ["--device", "nvidia.com/gpu=GPU-a", "--device", "nvidia.com/gpu=GPU-b"]
     at = argv.index(expected[0])
     assert argv[at : at + len(expected)] == expected
@@ -106,20 +108,20 @@ def test_gpus(runtime: Runtime, words: list[str] | None) -> None:
 
 
 def test_the_other_commands() -> None:
-    assert containers.start(PODMAN, "n") == ["/usr/bin/podman", "start", "n"]
-    assert containers.remove(PODMAN, "n") == ["/usr/bin/podman", "rm", "--force", "--time", "0", "n"]
-    assert containers.remove(DOCKER, "n") == ["/usr/bin/docker", "rm", "--force", "n"]
-    assert containers.update(DOCKER, "n", 2.0, None) == ["/usr/bin/docker", "update", "--cpus", "2", "n"]
-    assert containers.update(PODMAN, "n", None, 5) == [
+    assert commands.start(PODMAN, "n") == ["/usr/bin/podman", "start", "n"]
+    assert commands.remove(PODMAN, "n") == ["/usr/bin/podman", "rm", "--force", "--time", "0", "n"]
+    assert commands.remove(DOCKER, "n") == ["/usr/bin/docker", "rm", "--force", "n"]
+    assert commands.update(DOCKER, "n", 2.0, None) == ["/usr/bin/docker", "update", "--cpus", "2", "n"]
+    assert commands.update(PODMAN, "n", None, 5) == [
         *("/usr/bin/podman", "update", "--memory", "5", "--memory-swap", "5", "n")
     ]
-    assert containers.listing(DOCKER, "h") == [
+    assert commands.listing(DOCKER, "h") == [
         *("/usr/bin/docker", "ps", "--all", "--filter", "label=stoker=h", "--format", "{{.Names}}")
     ]
-    assert containers.enter(DOCKER, "n", ["sh"]) == [
+    assert commands.enter(DOCKER, "n", ["sh"]) == [
         *("/usr/bin/docker", "exec", "--interactive", "--tty", "n", "sh")
     ]
-    assert containers.create(DOCKER, Box("n", "image"))[-1] == "image"
+    assert commands.create(DOCKER, Box("n", "image"))[-1] == "image"
 
 
 # -- what runtimes say -------------------------------------------------------------------------------------------
@@ -176,14 +178,14 @@ def test_a_glance_at_podman_sees_what_the_machine_lets_it_limit(
     monkeypatch.setattr(runtimes.os, "geteuid", lambda: 7)
     found = runtimes.glance()
     assert found is not None and found.limits == {"memory"} and found.rootless
-    assert containers.summary(found) == "podman /bin/podman (rootless, without limits on cpu, pids)"
+    assert commands.summary(found) == "podman /bin/podman (rootless, without limits on cpu, pids)"
 
 
 def test_states() -> None:
     raw = {"State": {"Running": False, "Pid": 0, "ExitCode": 137, "OOMKilled": True}}
-    assert containers.state_of(raw) == (False, 0, 137, True)
-    assert containers.failure("podman", "Trying...\nError: no such tag\n  more\n") == "Error: no such tag"
-    assert containers.failure("podman", "") == "podman gave no reason"
+    assert commands.state_of(raw) == (False, 0, 137, True)
+    assert commands.failure("podman", "Trying...\nError: no such tag\n  more\n") == "Error: no such tag"
+    assert commands.failure("podman", "") == "podman gave no reason"
 
 
 def test_gpus_of_a_cdi_specification(tmp_path: Path) -> None:
@@ -282,7 +284,7 @@ def test_a_machine_without_a_runtime(made: Boxes, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     with pytest.raises(Refused, match="image: needs podman or docker on this machine"):
         made.refuse(job)
-    with pytest.raises(boxes.EngineError, match="podman or docker"):
+    with pytest.raises(tasks.EngineError, match="podman or docker"):
         asyncio.run(made.runtime())
 
 
@@ -304,7 +306,7 @@ def group(root: Path, version: int, used: int, cache: int = 0) -> dict[str, Any]
 @pytest.mark.parametrize("version", [1, 2])
 def test_resizing_a_group(version: int, tmp_path: Path) -> None:
     record = group(tmp_path / "g", version, used=50 << 20, cache=10 << 20)
-    assert sizes.resize(record, Isolation(), cpu=2.0, memory=200 << 20) is None
+    assert resize.resize(record, Isolation(), cpu=2.0, memory=200 << 20) is None
     files = {path.name: path.read_text() for path in (tmp_path / "g").iterdir()}
     if version == 1:
         assert files["memory.limit_in_bytes"] == files["memory.memsw.limit_in_bytes"] == str(200 << 20)
@@ -315,8 +317,8 @@ def test_resizing_a_group(version: int, tmp_path: Path) -> None:
             "200000 100000",
             "200",
         )
-    assert sizes.resize(record, Isolation(), cpu=None, memory=45 << 20) is None
-    reason = sizes.resize(record, Isolation(), cpu=0.5, memory=41 << 20)
+    assert resize.resize(record, Isolation(), cpu=None, memory=45 << 20) is None
+    reason = resize.resize(record, Isolation(), cpu=0.5, memory=41 << 20)
     assert reason == "it uses 40 MiB now, which 41 MiB has no room for"
 
 
@@ -329,7 +331,7 @@ def test_swap_goes_first_when_there_is_to_be_more(tmp_path: Path) -> None:
 
 def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
     isolation = Isolation(missing={"cpu": Missing("no cpu cgroup: not root; tasks are bound to whole cores")})
-    reason = sizes.resize(None, isolation, cpu=2.0, memory=None)
+    reason = resize.resize(None, isolation, cpu=2.0, memory=None)
     assert (
         reason
         == "its cpu limit cannot be changed while it runs: no cpu cgroup: not root; tasks are bound to whole cores"
@@ -337,14 +339,14 @@ def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
     record = group(tmp_path / "g", 1, used=1)
     (tmp_path / "g" / "cpu.cfs_quota_us").unlink()
     (tmp_path / "g" / "cpu.cfs_quota_us").mkdir()
-    reason = sizes.resize(record, Isolation(), cpu=2.0, memory=300 << 20)
+    reason = resize.resize(record, Isolation(), cpu=2.0, memory=300 << 20)
     assert reason is not None and reason.startswith("the kernel refuses the new size: ")
     assert (tmp_path / "g" / "memory.limit_in_bytes").read_text() == str(100 << 20)
 
 
 def test_ways_in() -> None:
     known = Known(PLACE, "/home/ada/tasks/t", TaskInfo("digits-7f3k", 2, "worker-0"), container="n")
-    argv = entering.container_argv(DOCKER, known, "/bundle")
+    argv = shell.container_argv(DOCKER, known, "/bundle")
     assert argv[:5] == ["/usr/bin/docker", "exec", "--interactive", "--tty", "n"]
     assert argv[5:] == container_layout.command("/bundle", "shell", "/home/ada/tasks/t")
 

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Attempt, Gpu, TaskPlan
-from stoker.engine.hints import Hints
-from stoker.engine.local import cgroups, directories, doctor, gpus, isolation, machine, processes, watch
-from stoker.engine.local.directories import Place
-from stoker.engine.local.gpus import Gpus, Seen
-from stoker.engine.local.isolation import Isolation
-from stoker.engine.local.processes import Identity
-from stoker.engine.local.render import render
+from stoker.engine.change_feed import Hints
+from stoker.engine.local import doctor
+from stoker.engine.local.host import capacity, cgroups, gpus, isolation, processes
+from stoker.engine.local.host.gpus import Gpus, Seen
+from stoker.engine.local.host.isolation import Isolation
+from stoker.engine.local.host.processes import Identity
+from stoker.engine.local.tasks import directories, watcher
+from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.task_info import render
 from stoker.errors import EngineError
 from stoker.settings import Home, LocalSettings, Settings
 from stoker.task import formats
@@ -200,17 +202,17 @@ def test_mig_slices_are_gpus_of_their_own() -> None:
 
 
 def test_an_operator_says_what_runs_may_use() -> None:
-    assert machine.cpus(LocalSettings(cpu=1.5)) == 1.5
-    assert machine.memory(LocalSettings(memory=GIB)) == GIB
+    assert capacity.cpus(LocalSettings(cpu=1.5)) == 1.5
+    assert capacity.memory(LocalSettings(memory=GIB)) == GIB
 
 
 def test_a_share_of_the_memory_is_kept_back() -> None:
     whole, most = (
-        machine.memory(LocalSettings(memory_reserve=0.0)),
-        machine.memory(LocalSettings(memory_reserve=0.25)),
+        capacity.memory(LocalSettings(memory_reserve=0.0)),
+        capacity.memory(LocalSettings(memory_reserve=0.25)),
     )
     assert most == pytest.approx(0.75 * whole, rel=0.01)
-    assert 0 < machine.cpus(LocalSettings()) <= (os.cpu_count() or 1)
+    assert 0 < capacity.cpus(LocalSettings()) <= (os.cpu_count() or 1)
 
 
 # -- processes ---------------------------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ def test_a_changed_status_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(24, "Too many open files")
 
     async def story() -> None:
-        tasks = watch.Watcher(lambda key: None)
+        tasks = watcher.Watcher(lambda key: None)
         hints = tasks.subscribe()
         tasks.add(("r", 1, "worker-0"), str(tmp_path / "worker-0"), None)
         (tmp_path / "worker-0" / "code" / "noise").touch()
@@ -311,7 +313,7 @@ def test_a_changed_status_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert [key async for key in hints] == []
 
     if refused:
-        monkeypatch.setattr(watch, "Inotify", no_more)
+        monkeypatch.setattr(watcher, "Inotify", no_more)
     directories.create(tmp_path / "worker-0", TaskInfo("r", 1, "worker-0"))
     asyncio.run(story())
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.local import ports as module
-from stoker.engine.local.ports import Ports, usable
+from stoker.engine import port_allocator as module
+from stoker.engine.port_allocator import Ports, usable
 from stoker.errors import EngineError
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs abstract sockets")
 
 OTHER = """
 import sys
-from stoker.engine.local.ports import Ports
+from stoker.engine.port_allocator import Ports
 ports = Ports(range(int(sys.argv[1]), int(sys.argv[2])))
 for line in sys.stdin:
     verb, *numbers = line.split()

@@ -12,7 +12,7 @@ import yaml
 
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.render import Keys, Origin, render
+from stoker.engine.kubernetes.manifests.pod import Keys, Origin, render
 from stoker.spec import Job
 
 MANIFESTS = Path(__file__).parent / "manifests"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Node
-from stoker.engine.kubernetes import capacity, placing, quantity
+from stoker.engine.kubernetes import capacity, quantity
 from stoker.engine.kubernetes.config import ClusterConfig
+from stoker.engine.kubernetes.manifests import scheduling
 from stoker.spec import Job
 
 
@@ -104,7 +105,7 @@ def test_tags_say_who_may_go_there() -> None:
 def test_jobs_find_their_nodes(job: dict[str, Any], welcome: set[str]) -> None:
     config = ClusterConfig.from_json({"pools": {"a100": {"selector": {"gpu": "a100"}}}})
     listed = [node("plain"), node("gpu", gpus=1, taints=[GPU_TAINT], labels={"gpu": "a100"})]
-    wanted = placing.needs(Job.from_json({"run": "x", "image": "i", **job}), config, "c").among
+    wanted = scheduling.needs(Job.from_json({"run": "x", "image": "i", **job}), config, "c").among
     found = capacity.nodes("c", config, listed, ())
     assert {one.name for one in found if one.tags & wanted} == welcome
 
@@ -132,15 +133,18 @@ def test_a_cluster_that_does_not_show_its_nodes_counts_as_one() -> None:
     (whole,) = capacity.nodes("c", config, None, ())
     assert (whole.cpu, whole.memory, len(whole.gpus)) == (100, 1 << 40, 4)
     assert {"c:pool:p", "c:pool:p:gpu"} <= whole.tags
-    assert not placing._NODE.fullmatch(whole.name), "no pod is ever asked to prefer it"
+    assert not scheduling._NODE.fullmatch(whole.name), "no pod is ever asked to prefer it"
 
 
 def test_needs_count_the_courier() -> None:
     config = ClusterConfig()
-    found = placing.needs(Job.from_json({"run": "x", "image": "i"}), config, "c")
+    found = scheduling.needs(Job.from_json({"run": "x", "image": "i"}), config, "c")
     assert (found.cpu, found.memory, found.gpu) == (1.05, 96 << 20, 0)
     plain = Job.from_json({"image": "i", "launcher": "none", "resources": {"cpu": 2, "memory": "1Gi"}})
-    assert (placing.needs(plain, config, "c").cpu, placing.needs(plain, config, "c").memory) == (2, 1 << 30)
+    assert (scheduling.needs(plain, config, "c").cpu, scheduling.needs(plain, config, "c").memory) == (
+        2,
+        1 << 30,
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.kubernetes import causes, images, unschedulable
-from stoker.engine.kubernetes.causes import Finding
+from stoker.engine.kubernetes.status import image_errors, pod_causes, unschedulable
+from stoker.engine.kubernetes.status.pod_causes import Finding
 from stoker.spec.words import Cause
 
 PODS = Path(__file__).parent / "pods"
@@ -24,7 +24,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 def look(name: str) -> Finding:
     shown = recorded(name)
-    return causes.look(shown["pod"], shown["events"], shown["nodes"])
+    return pod_causes.look(shown["pod"], shown["events"], shown["nodes"])
 
 
 WAITING = {
@@ -91,7 +91,7 @@ def test_how_it_ended(name: str) -> None:
 @pytest.mark.parametrize("name", ENDED)
 def test_what_was_last_seen_explains_a_pod_that_is_gone(name: str) -> None:
     shown = recorded(name)
-    found = causes.vanished("digits-7f3k-1-worker-0", shown["pod"], shown["events"])
+    found = pod_causes.vanished("digits-7f3k-1-worker-0", shown["pod"], shown["events"])
     assert (found.cause, ENDED[name][1] in found.proof) == (ENDED[name][0], True)
 
 
@@ -119,8 +119,8 @@ def running() -> dict[str, Any]:
 
 
 def test_a_pod_that_runs_needs_no_words() -> None:
-    assert causes.look(running()) == Finding()
-    assert causes.courier_runs(running())
+    assert pod_causes.look(running()) == Finding()
+    assert pod_causes.courier_runs(running())
 
 
 def main_ended(**state: Any) -> dict[str, Any]:
@@ -167,7 +167,7 @@ DIED = [
 
 @pytest.mark.parametrize(("state", "cause", "words"), DIED)
 def test_a_launcher_that_died_in_a_pod_that_lives(state: dict[str, Any], cause: str, words: str) -> None:
-    found = causes.look(main_ended(**state))
+    found = pod_causes.look(main_ended(**state))
     assert words in found.proof and found.cause == cause
     assert found.evidence["containers"]["main"]["exitCode"] == state["exitCode"]
 
@@ -176,7 +176,7 @@ def test_a_released_launcher_has_no_cause() -> None:
     pod = running()
     pod["status"]["phase"] = "Succeeded"
     pod["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-    found = causes.look(pod)
+    found = pod_causes.look(pod)
     assert found.proof and found.cause == ""
 
 
@@ -214,7 +214,7 @@ FAILED = [
 def test_a_pod_that_the_cluster_ended(reason: str, message: str, cause: str, words: str) -> None:
     pod = running()
     pod["status"] |= {"phase": "Failed", "reason": reason, "message": message, "containerStatuses": []}
-    found = causes.look(pod)
+    found = pod_causes.look(pod)
     assert words in found.proof and found.cause == cause
     assert found.evidence["reason"] == reason
 
@@ -233,8 +233,8 @@ DISRUPTIONS = [
 def test_a_pod_that_was_disrupted_and_is_gone(reason: str, cause: str) -> None:
     pod = running()
     pod["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": reason})
-    assert causes.look(pod) == Finding(), "until it is dead it lives"
-    assert causes.vanished("p", pod).cause == cause
+    assert pod_causes.look(pod) == Finding(), "until it is dead it lives"
+    assert pod_causes.vanished("p", pod).cause == cause
 
 
 def test_a_pod_that_went_unseen_is_explained_by_events() -> None:
@@ -246,15 +246,15 @@ def test_a_pod_that_went_unseen_is_explained_by_events() -> None:
         ("TaintManagerEviction", "evicted"),
         ("Evicted", "evicted"),
     ):
-        found = causes.vanished("p", None, [event("Killing"), event(reason), event("Killing")])
+        found = pod_causes.vanished("p", None, [event("Killing"), event(reason), event("Killing")])
         assert found.cause == cause
     cancelled = event("TaintManagerEviction", "Cancelling deletion of Pod a/p")
-    assert causes.vanished("p", None, [cancelled]) == Finding(
+    assert pod_causes.vanished("p", None, [cancelled]) == Finding(
         "pod p is gone: somebody deleted it, or its node",
         "lost",
         evidence={"events": ["TaintManagerEviction: Cancelling deletion of Pod a/p"]},
     )
-    assert causes.vanished("p", None, ours=True) == Finding("pod p was ended")
+    assert pod_causes.vanished("p", None, ours=True) == Finding("pod p was ended")
 
 
 def waiting(name: str, **state: Any) -> dict[str, Any]:
@@ -280,7 +280,7 @@ PULLS = [
 
 @pytest.mark.parametrize(("message", "words", "_"), PULLS)
 def test_what_registries_say(message: str, words: str, _: None) -> None:
-    found = causes.look(waiting("main", reason="ErrImagePull", message=message))
+    found = pod_causes.look(waiting("main", reason="ErrImagePull", message=message))
     assert words in found.waiting and found.hopeless == "image" and "torch:2" in found.waiting
 
 
@@ -288,20 +288,20 @@ def test_a_back_off_keeps_the_registrys_words() -> None:
     """What the kubelet shows while it waits before the next try says nothing; the events do."""
     pod = waiting("main", reason="ImagePullBackOff", message='Back-off pulling image "torch:2"')
     events = [{"reason": "Failed", "message": 'Failed to pull image "torch:2": manifest unknown'}]
-    assert "there is no such image (manifest unknown)" in causes.look(pod, events).waiting
-    assert "cannot be pulled" in causes.look(pod).waiting
+    assert "there is no such image (manifest unknown)" in pod_causes.look(pod, events).waiting
+    assert "cannot be pulled" in pod_causes.look(pod).waiting
 
 
 def test_an_image_name_that_is_none_is_hopeless_at_once() -> None:
-    found = causes.look(waiting("main", reason="InvalidImageName", message="couldn't parse image name"))
+    found = pod_causes.look(waiting("main", reason="InvalidImageName", message="couldn't parse image name"))
     assert (found.hopeless, found.patience) == ("image", 0.0) and "not a reference" in found.waiting
 
 
 def test_containers_that_cannot_be_started() -> None:
     error = "container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root"
-    found = causes.look(waiting("main", reason="CreateContainerConfigError", message=error))
+    found = pod_causes.look(waiting("main", reason="CreateContainerConfigError", message=error))
     assert found.hopeless == "image" and "does not allow" in found.waiting
-    found = causes.look(waiting("main", reason="RunContainerError", message="something in the runtime"))
+    found = pod_causes.look(waiting("main", reason="RunContainerError", message="something in the runtime"))
     assert found.hopeless == "engine-error" and "something in the runtime" in found.waiting
 
 
@@ -313,7 +313,7 @@ def test_our_own_containers_that_do_not_stay_up() -> None:
                 status["lastState"] = {
                     "terminated": {"exitCode": 74, "reason": "Error", "message": "No space left"}
                 }
-        found = causes.look(pod)
+        found = pod_causes.look(pod)
         assert (
             words in found.waiting and "No space left" in found.waiting and found.hopeless == "engine-error"
         )
@@ -327,20 +327,20 @@ def test_what_only_events_say() -> None:
         ("FailedAttachVolume", "a volume cannot be mounted: the words"),
         ("FailedCreatePodSandBox", "sandbox: the words"),
     ):
-        found = causes.look(pod, [{"reason": reason, "message": "the words"}])
+        found = pod_causes.look(pod, [{"reason": reason, "message": "the words"}])
         assert words in found.waiting and found.hopeless == "engine-error"
-    found = causes.look(pod, [{"reason": "Pulling", "message": 'Pulling image "torch:2"'}])
+    found = pod_causes.look(pod, [{"reason": "Pulling", "message": 'Pulling image "torch:2"'}])
     assert (found.waiting, found.hopeless) == ("pulls the image torch:2", "")
-    assert causes.look(pod, []).waiting == "is being started on node-1"
+    assert pod_causes.look(pod, []).waiting == "is being started on node-1"
 
 
 def test_a_gate_and_a_scheduler_that_has_not_looked() -> None:
     pod = running()
     del pod["spec"]["nodeName"]
     pod["status"] = {"phase": "Pending"}
-    assert causes.look(pod).waiting == "waits for the scheduler"
+    assert pod_causes.look(pod).waiting == "waits for the scheduler"
     pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
-    assert causes.look(pod).waiting == "is held back by a scheduling gate"
+    assert pod_causes.look(pod).waiting == "is held back by a scheduling gate"
 
 
 REFUSED = [
@@ -375,9 +375,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("message", "status", "words", "passes"), REFUSED)
 def test_pods_that_are_refused(message: str, status: int, words: str, passes: bool) -> None:
-    text, hint = causes.refused(message, status)
+    text, hint = pod_causes.refused(message, status)
     assert words in text and hint
-    assert causes.over_quota(message) is passes
+    assert pod_causes.over_quota(message) is passes
 
 
 SCHEDULER = [
@@ -443,14 +443,16 @@ def test_nodes_that_have_it_but_not_together() -> None:
 
 def test_messages_are_cut_and_on_one_line() -> None:
     pod = main_ended(exitCode=1, reason="Error", message="a\nb\n" + "x" * 5000)
-    found = causes.look(pod)
+    found = pod_causes.look(pod)
     assert "\n" not in found.proof and len(found.proof) < 800
 
 
 def test_the_words_about_images_do_not_fail_on_anything() -> None:
     for message in ("", "x" * 10_000, "\n", "Back-off", 'exec: "": ', "\u202e"):
-        assert images.cannot_pull("i", "ErrImagePull", message).startswith("the image i cannot be pulled")
-        images.cannot_run("i", None, "Error", message)
+        assert image_errors.cannot_pull("i", "ErrImagePull", message).startswith(
+            "the image i cannot be pulled"
+        )
+        image_errors.cannot_run("i", None, "Error", message)
 
 
 @pytest.mark.parametrize(("reason", "no_room"), [("Insufficient cpu", True), ("node(s) didn't match", False)])
@@ -466,5 +468,5 @@ def test_a_pod_that_waits_for_room_says_so(reason: str, no_room: bool) -> None:
         "metadata": {"name": "digits-7f3k-1-worker-0"},
         "status": {"phase": "Pending", "conditions": [condition]},
     }
-    found = causes.look(pod)
+    found = pod_causes.look(pod)
     assert found.waiting and found.no_room is no_room

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.kubernetes import template
 from stoker.engine.kubernetes.config import ClusterConfig, Toleration, changed
+from stoker.engine.kubernetes.manifests import template
 from stoker.errors import SpecError
 
 WHOLE: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.links import Contact
-from stoker.engine.kubernetes.observing import Sight, observe
+from stoker.engine.kubernetes.courier_client.connections import Contact
+from stoker.engine.kubernetes.status.observe import Sight, observe
 
 KEY = ("digits-7f3k", 1, "worker-0")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.kubernetes.plain_log import PlainLog
+from stoker.engine.kubernetes.lifecycle.pod_log import PlainLog
 from stoker.task.formats import LogLine
 
 

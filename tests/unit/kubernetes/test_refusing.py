@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.refusing import refuse
+from stoker.engine.kubernetes.job_validation import refuse
 from stoker.errors import Refused
 from stoker.spec import Job
 

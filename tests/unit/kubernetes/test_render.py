@@ -17,7 +17,7 @@ from render_cases import CASES, KEYS, MANIFESTS, ORIGIN, readable
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.render import NOT_SHOWN, PLACEHOLDERS, bundle, image_of, render, to_yaml
+from stoker.engine.kubernetes.manifests.pod import NOT_SHOWN, PLACEHOLDERS, bundle, image_of, render, to_yaml
 from stoker.errors import EngineError, Refused
 from stoker.spec import Job
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.kubernetes import ways
 from stoker.engine.kubernetes.config import ClusterConfig
+from stoker.engine.kubernetes.courier_client import routes
 from stoker.errors import EngineUnavailable
 from stoker.task import courier_protocol
 
@@ -23,7 +23,7 @@ class Road:
     def __init__(self, name: str, told: list[str], answers: dict[str, Any]) -> None:
         self.name, self._told, self._answers = name, told, answers
 
-    async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> ways.Answer:
+    async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> routes.Answer:
         self._told.append(self.name)
         answer = self._answers[self.name]
         if isinstance(answer, Exception):
@@ -40,13 +40,13 @@ def chosen(monkeypatch: pytest.MonkeyPatch, found: Any, answers: dict[str, Any],
     told: list[str] = []
     knocks: list[str] = []
 
-    async def knock(self: ways.Ways, address: str) -> bool:
+    async def knock(self: routes.Ways, address: str) -> bool:
         knocks.append(address)
         return open_
 
-    monkeypatch.setattr(ways.Ways, "open", knock)
-    monkeypatch.setattr(ways._Chosen, "_make", lambda self, name, address: Road(name, told, answers))
-    return ways.Ways(found).to("pod", "certificate"), told, knocks
+    monkeypatch.setattr(routes.Ways, "open", knock)
+    monkeypatch.setattr(routes._Chosen, "_make", lambda self, name, address: Road(name, told, answers))
+    return routes.Ways(found).to("pod", "certificate"), told, knocks
 
 
 def call(transport: Any, times: int) -> None:
@@ -99,8 +99,8 @@ def test_what_worked_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_courier_that_is_not_up_yet_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"direct": ConnectionRefusedError(), "proxy": SIGNED}
     transport, told, _ = chosen(monkeypatch, cluster("auto"), answers, open_=True)
-    call(transport, ways._REFUSALS + 2)
-    assert told == ["direct"] * ways._REFUSALS + ["proxy"] * 2
+    call(transport, routes._REFUSALS + 2)
+    assert told == ["direct"] * routes._REFUSALS + ["proxy"] * 2
 
 
 def test_an_api_server_that_is_away_does_not_close_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_pod_without_an_address_is_reached_otherwise(monkeypatch: pytest.Monke
 
 def test_knocking_is_remembered_for_all_pods() -> None:
     async def work() -> None:
-        found = ways.Ways(cluster("auto"))
+        found = routes.Ways(cluster("auto"))
         assert await found.open("127.0.0.1"), "nobody listens there, but somebody is there"
         found._closed_until = float("inf")
         assert not await found.open("127.0.0.1")

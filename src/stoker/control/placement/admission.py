@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.control.placement import elastic
 from stoker.control.state import LiveRun, LiveTask, numbers_of
 from stoker.engine.base import Observation
-from stoker.engine.local.ports import Ports
+from stoker.engine.port_allocator import Ports
 from stoker.frameworks.roles import has_world, ports
 from stoker.scheduling import Grow, Place, Start
 from stoker.spec.words import RunState

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stoker.engine.base import Gpu, Node
-from stoker.engine.kubernetes import placing
 from stoker.engine.kubernetes.config import ClusterConfig, Pool, Toleration
+from stoker.engine.kubernetes.manifests import scheduling
 from stoker.engine.kubernetes.quantity import cores, number, size
-from stoker.engine.kubernetes.unschedulable import Ask, ask
+from stoker.engine.kubernetes.status.unschedulable import Ask, ask
 
 Object = Mapping[str, Any]
 
@@ -74,14 +74,14 @@ def _node(cluster: str, config: ClusterConfig, node: Object, taken: list[Ask]) -
         isolation=ISOLATION,
         boot_id=str((status.get("nodeInfo") or {}).get("bootID", "")),
         tags=frozenset(tags),
-        zone=str(labels.get(placing.ZONE, "")),
+        zone=str(labels.get(scheduling.ZONE, "")),
     )
 
 
 def _gpu_resource(node: Object, config: ClusterConfig) -> str:
     """A node of a pool of slices has those; it has no whole ones to give."""
     pool = next((one for one in pools_of(node, config) if config.pools[one].gpu_profile), None)
-    return placing.gpu_resource(config, pool)
+    return scheduling.gpu_resource(config, pool)
 
 
 def _tags(cluster: str, config: ClusterConfig, node: Object) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from stoker.engine.kubernetes import names
+from stoker.engine.kubernetes.api import Cache, Change, Kind, Kube, KubeConfig, KubeError, Select, kinds
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.kube import Cache, Change, Kind, Kube, KubeConfig, KubeError, Select, kinds
 from stoker.errors import EngineUnavailable, StokerError
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from stoker.engine.kubernetes import template
+from stoker.engine.kubernetes.manifests import template
 from stoker.errors import SpecError
 from stoker.spec import names, quantities, yaml12
 from stoker.spec.load import put

@@ -11,27 +11,20 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Surroundings, TaskDir
-from stoker.engine.hints import Hints, Key
-from stoker.engine.kubernetes import (
-    capacity,
-    causes,
-    checking,
-    drilling,
-    names,
-    observing,
-    placing,
-    refusing,
-    render,
-    resizing,
-    volumes,
-)
+from stoker.engine.change_feed import Hints, Key
+from stoker.engine.kubernetes import capacity, fault_injection, job_validation, names, preflight
+from stoker.engine.kubernetes.api import Change, kinds
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.ending import Ender
-from stoker.engine.kubernetes.kube import Change, kinds
-from stoker.engine.kubernetes.links import Links, Nowhere
-from stoker.engine.kubernetes.plain import Plains, is_plain
-from stoker.engine.kubernetes.submitting import Submitter, marks
+from stoker.engine.kubernetes.courier_client.connections import Links, Nowhere
+from stoker.engine.kubernetes.lifecycle import resize as resizing
+from stoker.engine.kubernetes.lifecycle.create import Submitter, marks
+from stoker.engine.kubernetes.lifecycle.delete import Ender
+from stoker.engine.kubernetes.lifecycle.launcherless import Plains, is_plain
+from stoker.engine.kubernetes.manifests import pod as render
+from stoker.engine.kubernetes.manifests import scheduling, volumes
+from stoker.engine.kubernetes.status import observe as observing
+from stoker.engine.kubernetes.status import pod_causes
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Settings
 from stoker.spec import Job
@@ -74,10 +67,10 @@ class KubernetesEngine:
     # -- what it would do: pure ------------------------------------------------------------------------------
 
     def needs(self, job: Job) -> Needs:
-        return placing.needs(job, self.config, self.name)
+        return scheduling.needs(job, self.config, self.name)
 
     def refuse(self, job: Job) -> None:
-        refusing.refuse(job, self.config, self.name)
+        job_validation.refuse(job, self.config, self.name)
 
     def surroundings(self, job: Job) -> Surroundings:
         image = job.image or self.config.default_image
@@ -203,25 +196,25 @@ class KubernetesEngine:
         pod = await self._pod(handle, task)
         parts = await self._ready()
         directory = parts.links.directory((*_parsed(handle), task))
-        return await drilling.hurt(parts.cluster, pod, directory, how)
+        return await fault_injection.hurt(parts.cluster, pod, directory, how)
 
     async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
         pod = await self._pod(handle, task)
         return await resizing.resize((await self._ready()).cluster, pod, cpu=cpu, memory=memory)
 
     async def check(self) -> Sequence[Mapping[str, Any]]:
-        return await checking.check(self.name, self.config, self._ready_cluster)
+        return await preflight.check(self.name, self.config, self._ready_cluster)
 
     async def shell(self, handle: Handle, task: str) -> Mapping[str, Any]:
         pod = await self._pod(handle, task)
-        return drilling.shell(self.config, pod)
+        return fault_injection.shell(self.config, pod)
 
     async def _pod(self, handle: Handle, task: str) -> Object:
         """The pod of a task that is there."""
         key = (*_parsed(handle), task)
         parts = await self._ready()
         for pod in sorted(parts.cluster.pods(), key=names.incarnation_of, reverse=True):
-            if names.key_of(pod) == key and not causes.look(pod).proof:
+            if names.key_of(pod) == key and not pod_causes.look(pod).proof:
                 return pod
         raise NotFound(f"{task} of {key[0]} is not running")
 
@@ -302,7 +295,7 @@ class KubernetesEngine:
             return
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             parts.links.rest(key)
-        elif causes.courier_runs(pod):
+        elif pod_causes.courier_runs(pod):
             parts.links.sail(key)
 
     def hint(self, key: Key) -> None:

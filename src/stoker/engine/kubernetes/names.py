@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.engine.hints import Key
+from stoker.engine.change_feed import Key
 from stoker.errors import EngineError
 from stoker.settings import Home
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from stoker.engine.local.doctor import Fact, doctor_facts
 from stoker.engine.local.engine import LocalEngine
-from stoker.engine.local.isolation import Isolation, probe
-from stoker.engine.local.records import end_holding, launchers
-from stoker.engine.local.render import render
+from stoker.engine.local.host.isolation import Isolation, probe
+from stoker.engine.local.tasks.records import end_holding, launchers
+from stoker.engine.local.tasks.task_info import render
 
 __all__ = ["Fact", "Isolation", "LocalEngine", "doctor_facts", "end_holding", "launchers", "probe", "render"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from stoker.engine.local import containers, isolation, machine, processes, runtimes
-from stoker.engine.local.gpus import Gpus
-from stoker.engine.local.isolation import Isolation
+from stoker.engine.local.containers.commands import commands, runtime
+from stoker.engine.local.host import capacity, isolation, processes
+from stoker.engine.local.host.gpus import Gpus
+from stoker.engine.local.host.isolation import Isolation
 from stoker.linux.inotify import Inotify
 from stoker.settings import Settings
 
@@ -86,7 +87,7 @@ def _isolation(found: Isolation) -> Iterator[Fact]:
 
 
 def _resources(settings: Settings) -> Iterator[Fact]:
-    cores, memory = machine.cpus(settings.local), machine.memory(settings.local)
+    cores, memory = capacity.cpus(settings.local), capacity.memory(settings.local)
     yield Fact("cpu", Health.OK, f"{cores:g} cores for runs")
     status = Health.OK if memory >= 1 << 30 else Health.WARN
     yield Fact(
@@ -95,14 +96,14 @@ def _resources(settings: Settings) -> Iterator[Fact]:
 
 
 def _containers() -> Iterator[Fact]:
-    found = runtimes.glance()
+    found = runtime.glance()
     if found is None:
         yield Fact("containers", Health.OK, "none: jobs with `image:` are refused here")
     elif found.limits >= {"cpu", "memory", "pids"}:
-        yield Fact("containers", Health.OK, containers.summary(found))
+        yield Fact("containers", Health.OK, commands.summary(found))
     else:
         fix = "On machines with version 2 of control groups, delegate them to this user (systemd does)."
-        yield Fact("containers", Health.WARN, containers.summary(found), fix)
+        yield Fact("containers", Health.WARN, commands.summary(found), fix)
 
 
 def _gpus() -> Iterator[Fact]:

@@ -14,18 +14,23 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
-from stoker.engine.hints import Key
-from stoker.engine.local import cgroups, directories, doctor, entering, machine, processes, sizes
-from stoker.engine.local.boxes import Boxes
-from stoker.engine.local.directories import Place
-from stoker.engine.local.following import Follower
-from stoker.engine.local.gpus import Gpus
-from stoker.engine.local.isolation import Isolation
-from stoker.engine.local.records import Records
-from stoker.engine.local.registry import DIRECTORY_LOST, RECORD_LOST, Known, Registry
-from stoker.engine.local.render import group_name, render
-from stoker.engine.local.runtimes import ImageUnavailable
-from stoker.engine.local.starting import Starter
+from stoker.engine.change_feed import Key
+from stoker.engine.local import doctor
+from stoker.engine.local import shell as entering
+from stoker.engine.local.containers.runtime import ImageUnavailable
+from stoker.engine.local.containers.tasks import Boxes
+from stoker.engine.local.host import capacity as machine
+from stoker.engine.local.host import cgroups, processes
+from stoker.engine.local.host import resize as sizes
+from stoker.engine.local.host.gpus import Gpus
+from stoker.engine.local.host.isolation import Isolation
+from stoker.engine.local.tasks import directories
+from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST, Known, Registry
+from stoker.engine.local.tasks.starter import Starter
+from stoker.engine.local.tasks.task_info import group_name, render
+from stoker.engine.local.tasks.terminator import Follower
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound, Refused
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported

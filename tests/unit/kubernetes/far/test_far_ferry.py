@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.kubernetes.far import Courier, CourierGone, CourierLost, FarDirectory, Ferry, Mirror, Pace
-from stoker.engine.kubernetes.far import ferry as ferry_module
-from stoker.engine.kubernetes.far.courier import Incomplete
-from stoker.engine.kubernetes.far.transport import StreamTransport
+from stoker.engine.kubernetes.courier_client import (
+    Courier,
+    CourierGone,
+    CourierLost,
+    FarDirectory,
+    Ferry,
+    Mirror,
+    Pace,
+)
+from stoker.engine.kubernetes.courier_client import ferry as ferry_module
+from stoker.engine.kubernetes.courier_client.client import Incomplete
+from stoker.engine.kubernetes.courier_client.transport import StreamTransport
 from stoker.errors import BlobDamaged, EngineUnavailable
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import UnsafePath

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.kubernetes.far import mirror as mirror_module
-from stoker.engine.kubernetes.far.mirror import Mirror
+from stoker.engine.kubernetes.courier_client import mirror as mirror_module
+from stoker.engine.kubernetes.courier_client.mirror import Mirror
 from stoker.task import courier_protocol, layout
 from stoker.task.courier_protocol import Malformed
 

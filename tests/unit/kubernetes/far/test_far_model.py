@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stoker.courier.sidecar import sync
 from stoker.courier.sidecar.sync import Asked, Sync
-from stoker.engine.kubernetes.far.mirror import Mirror
+from stoker.engine.kubernetes.courier_client.mirror import Mirror
 from stoker.task import courier_protocol, layout
 from stoker.task.local_directory import NearTaskDir
 

@@ -16,7 +16,7 @@ import trustme
 from aiohttp import web
 from kubeapi import Api, kubeconfig, status, until
 
-from stoker.engine.kubernetes.kube import Cache, Kube, KubeConfig, Select, cache, kinds
+from stoker.engine.kubernetes.api import Cache, Kube, KubeConfig, Select, cache, kinds
 from stoker.errors import EngineUnavailable
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from kubeapi import Api, kubeconfig, status, until
 
 from stoker import __version__
-from stoker.engine.kubernetes.kube import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
+from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
 from stoker.errors import EngineError, EngineUnavailable, TooLarge
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.engine.kubernetes.kube import KubeConfig
-from stoker.engine.kubernetes.kube.config import in_cluster
+from stoker.engine.kubernetes.api import KubeConfig
+from stoker.engine.kubernetes.api.kubeconfig import in_cluster
 from stoker.errors import SpecError
 
 

@@ -19,7 +19,7 @@ import pytest
 import trustme
 from kubeapi import Api, kubeconfig, until
 
-from stoker.engine.kubernetes.kube import Kube, KubeConfig, KubeUnavailable, kinds, login, plugin
+from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, kinds, login, plugin
 
 
 @pytest.fixture(autouse=True)

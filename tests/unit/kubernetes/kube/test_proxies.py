@@ -11,8 +11,8 @@ import pytest
 import trustme
 from kubeapi import Api, kubeconfig
 
-from stoker.engine.kubernetes.kube import Kube, KubeConfig, KubeUnavailable
-from stoker.engine.kubernetes.kube.proxies import excluded, proxy_for, shown
+from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable
+from stoker.engine.kubernetes.api.proxies import excluded, proxy_for, shown
 from stoker.errors import SpecError
 
 

@@ -13,7 +13,7 @@ import pytest
 import trustme
 from kubeapi import Api, kubeconfig, status, until
 
-from stoker.engine.kubernetes.kube import Kube, KubeConfig, KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeError, KubeUnavailable
 from stoker.errors import TooLarge
 
 Run = Callable[[Coroutine[Any, Any, None]], None]

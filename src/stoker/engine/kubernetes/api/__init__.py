@@ -1,0 +1,53 @@
+"""The Kubernetes API as Stoker uses it: plain dicts over HTTP, and one list-and-watch cache. Nothing else in
+Stoker talks to an API server.
+
+`Kube` (client) sends requests with the credentials of a `KubeConfig`; `Cache` mirrors kinds of objects and says
+when it cannot. `kinds` names the kinds. Importing this package is cheap; the HTTP library is loaded with the first
+use of `Kube`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.engine.kubernetes.api import kinds
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable
+from stoker.engine.kubernetes.api.kinds import Kind
+from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
+
+if TYPE_CHECKING:
+    from stoker.engine.kubernetes.api.client import Kube
+    from stoker.engine.kubernetes.api.informer import Cache, Change, Select
+    from stoker.engine.kubernetes.api.session import Answer
+    from stoker.engine.kubernetes.api.streams import Ended
+
+__all__ = [
+    "Answer",
+    "Cache",
+    "Change",
+    "Ended",
+    "Kind",
+    "Kube",
+    "KubeConfig",
+    "KubeError",
+    "KubeUnavailable",
+    "Select",
+    "kinds",
+]
+
+_HOMES = {
+    "Answer": "session",
+    "Cache": "cache",
+    "Change": "cache",
+    "Ended": "streams",
+    "Kube": "client",
+    "Select": "cache",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

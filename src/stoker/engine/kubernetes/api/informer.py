@@ -1,0 +1,370 @@
+"""`Cache`: what a cluster holds of some kinds of objects, kept up to date by list and watch.
+
+A watch that says nothing may be healthy or dead, and nobody can tell from here. So each watch asks the server to
+end it after a while, and what is known counts as known at moments that prove it: a list, an event, a bookmark, the
+watch's proper end. When the proof is too old, reading raises. A watch that does not even end is taken for deaf, and
+the kind is listed again: behind a proxy that swallows watches the cache becomes a slow poll, never a stale answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.engine.kubernetes.api.client import Kube, Object, Objects
+from stoker.engine.kubernetes.api.errors import KubeError, KubeUnavailable, Stalled
+from stoker.engine.kubernetes.api.kinds import Kind
+from stoker.errors import EngineUnavailable, StokerError
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT: Final = 0.25
+MAX_WAIT: Final = 5.0
+"""Seconds between tries after failures: at first, and at most (each with jitter)."""
+
+Key = tuple[str, str]
+"""namespace, name"""
+
+
+@dataclass(frozen=True)
+class Select:
+    """Which objects of a kind. One list and one watch each."""
+
+    kind: Kind
+    namespace: str | None = None
+    """None: the configured one; "": all"""
+    labels: str = ""
+    fields: str = ""
+
+    def __str__(self) -> str:
+        return str(self.kind)
+
+
+@dataclass(frozen=True)
+class Change:
+    select: Select
+    namespace: str
+    name: str
+    object: Object
+    """As it is now; as it was last, if `deleted`."""
+    deleted: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        return self.select.kind
+
+
+class Cache:
+    """A mirror of each of `selects`. Belongs to one event loop.
+
+    Reading never waits. It raises EngineUnavailable until the first list has come, and while nothing was heard of
+    that kind for `max_silence` seconds: never an empty or a stale answer instead. What it returns is shared: read
+    only. A kind that is selected only once may be named by its `Kind`, else name the `Select`.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        selects: Iterable[Select | Kind],
+        *,
+        max_silence: float = 30.0,
+        trim: Callable[[Object], Object] | None = None,
+    ) -> None:
+        """`trim` may drop from each object what nobody reads (managedFields go anyway)."""
+        self._readers: weakref.WeakSet[Changes] = weakref.WeakSet()
+        self._mirrors = {
+            select: _Mirror(kube, select, max_silence, trim, self._tell)
+            for select in (Select(item) if isinstance(item, Kind) else item for item in selects)
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin; inside the event loop, once."""
+        self._tasks = [asyncio.create_task(mirror.run()) for mirror in self._mirrors.values()]
+
+    async def close(self) -> None:
+        """Ends the watches and the readers of `changes`; nothing is left running."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for reader in list(self._readers):
+            reader.close()
+
+    async def ready(self, timeout: float = 60) -> None:
+        """Wait until every kind was listed. EngineUnavailable, with the reason, after `timeout`."""
+        try:
+            async with asyncio.timeout(timeout):
+                for mirror in self._mirrors.values():
+                    await mirror.listed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(self.problem() or f"nothing was heard within {timeout:g} s") from None
+
+    def fresh(self, kind: Kind | Select | None = None) -> bool:
+        """Whether reading (all kinds, or one) would answer now."""
+        return all(mirror.fresh() for mirror in self._chosen(kind))
+
+    def problem(self, kind: Kind | Select | None = None) -> str:
+        """Why it is not, or why the last try failed; "" when all is well."""
+        return next((mirror.problem for mirror in self._chosen(kind) if mirror.problem), "")
+
+    def get(self, kind: Kind | Select, name: str, namespace: str | None = None) -> Object | None:
+        return self._one(kind).get(name, namespace)
+
+    def list(self, kind: Kind | Select, labels: Mapping[str, str] | None = None) -> Objects:
+        """Those whose labels have all of these values."""
+        found = self._one(kind).all()
+        if not labels:
+            return list(found)
+        wanted = labels.items()
+        return [obj for obj in found if wanted <= (obj["metadata"].get("labels") or {}).items()]
+
+    def note(self, kind: Kind | Select, obj: Object) -> None:
+        """What a write of ours returned, so that it is seen before the watch brings it. Older news is ignored."""
+        self._one(kind).note(obj)
+
+    def changes(self) -> Changes:
+        """What changes from now on, each object waiting at most once. After an outage what vanished meanwhile comes
+        as deleted. Ends with `close`."""
+        reader = Changes()
+        self._readers.add(reader)
+        return reader
+
+    def _tell(self, change: Change) -> None:
+        for reader in self._readers:
+            reader.put(change)
+
+    def _one(self, kind: Kind | Select) -> _Mirror:
+        mirrors = list(self._chosen(kind))
+        if len(mirrors) != 1:
+            raise ValueError(f"{kind}: selected {len(mirrors)} times; name the Select")
+        return mirrors[0]
+
+    def _chosen(self, kind: Kind | Select | None) -> Iterator[_Mirror]:
+        for select, mirror in self._mirrors.items():
+            if kind is None or kind == select or kind == select.kind:
+                yield mirror
+
+
+class Changes:
+    """Read by one coroutine. An object that changes again while it waits is told once, as it is then."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[Select, str, str, bool], Change] = {}
+        self._event = asyncio.Event()
+        self._closed = False
+
+    def put(self, change: Change) -> None:
+        # A deletion waits beside, and before, the news of a successor with the same name.
+        where = (change.select, change.namespace, change.name)
+        if change.deleted:
+            self._waiting.pop((*where, False), None)
+        self._waiting[(*where, change.deleted)] = change
+        self._event.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._event.set()
+
+    def __aiter__(self) -> AsyncIterator[Change]:
+        return self
+
+    async def __anext__(self) -> Change:
+        while not self._waiting:
+            if self._closed:
+                raise StopAsyncIteration
+            self._event.clear()
+            await self._event.wait()
+        return self._waiting.pop(next(iter(self._waiting)))
+
+
+class _Mirror:
+    """One select: its objects, and the loop that keeps them."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        select: Select,
+        max_silence: float,
+        trim: Callable[[Object], Object] | None,
+        tell: Callable[[Change], None],
+    ) -> None:
+        self._kube = kube
+        self._select = select
+        self._max_silence = max_silence
+        self._trim = trim
+        self._tell = tell
+        self._objects: dict[Key, Object] = {}
+        self._version = ""
+        """Where the next watch goes on; "": list first."""
+        self._heard = float("-inf")
+        self.listed = asyncio.Event()
+        self.problem = ""
+
+    # -- reading
+
+    def fresh(self) -> bool:
+        return _now() - self._heard <= self._max_silence
+
+    def get(self, name: str, namespace: str | None) -> Object | None:
+        self._check()
+        return self._objects.get((self._namespace(namespace), name))
+
+    def all(self) -> Iterable[Object]:
+        self._check()
+        return self._objects.values()
+
+    def note(self, obj: Object) -> None:
+        if self._version and _newer(_version(obj), self._version):
+            self._put(self._trimmed({**obj, "metadata": dict(obj["metadata"])}))
+
+    def _check(self) -> None:
+        if not self.fresh():
+            silence = f"nothing was heard of its {self._select} for {self._max_silence:g} s"
+            if not self.listed.is_set():
+                silence = f"its {self._select} have not been listed yet"
+            raise EngineUnavailable(f"{silence}{f': {self.problem}' if self.problem else ''}")
+
+    def _namespace(self, namespace: str | None) -> str:
+        if not self._select.kind.namespaced:
+            return ""
+        return namespace or self._select.namespace or self._kube.namespace
+
+    # -- keeping up
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            began = _now()
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                problem = ""
+            except StokerError as exc:
+                problem = exc.message
+                self._lost(exc)
+            except Exception as exc:  # of `trim`, or an object no one foresaw: the kind goes on
+                log.exception("watching %s", self._select)
+                problem, self._version = f"{type(exc).__name__}: {exc}", ""
+            failures = failures + 1 if self._heard < began or _now() - began < 1 else 0
+            if problem and problem != self.problem:
+                log.warning("watching %s: %s", self._select, problem)
+            self.problem = problem
+            if failures:
+                await asyncio.sleep(min(MAX_WAIT, FIRST_WAIT * 2 ** (failures - 1)) * random.uniform(0.5, 1))
+
+    def _lost(self, exc: StokerError) -> None:
+        """Go on where we were after a lost connection; list again when that place is gone, or when the server is
+        there but its watch is deaf."""
+        if isinstance(exc, (KubeError, Stalled)) or not isinstance(exc, KubeUnavailable):
+            self._version = ""
+
+    async def _list(self) -> None:
+        select = self._select
+        found, version = await self._kube.snapshot(
+            select.kind,
+            select.namespace,
+            labels=select.labels,
+            fields=select.fields,
+            trim=self._trimmed,
+        )
+        before, self._objects = self._objects, {}
+        for obj in found:
+            key = _key(obj)
+            old = before.pop(key, None)
+            self._objects[key] = obj
+            if old is None or _version(old) != _version(obj):
+                self._changed(old, obj)
+        for obj in before.values():
+            self._changed(obj, None)
+        self._version = version
+        self._hear()
+        self.listed.set()
+
+    async def _watch(self) -> None:
+        select = self._select
+        watch = self._kube.watch(
+            select.kind,
+            select.namespace,
+            resource_version=self._version,
+            labels=select.labels,
+            fields=select.fields,
+            timeout=self._max_silence * random.uniform(0.5, 0.7),
+        )
+        async with contextlib.aclosing(watch) as events:
+            async for name, obj in events:
+                if name == "DELETED":
+                    self._drop(obj)
+                elif name != "BOOKMARK":
+                    self._put(self._trimmed(obj))
+                self._version = _version(obj)
+                self._hear()
+        self._hear()
+
+    def _hear(self) -> None:
+        self._heard = _now()
+        self.problem = ""
+
+    def _put(self, obj: Object) -> None:
+        key = _key(obj)
+        old = self._objects.get(key)
+        if old is not None and (_version(old) == _version(obj) or _newer(_version(old), _version(obj))):
+            return
+        self._objects[key] = obj
+        self._changed(old, obj)
+
+    def _drop(self, obj: Object) -> None:
+        old = self._objects.get(_key(obj))
+        if old is not None and _uid(old) == _uid(obj):
+            del self._objects[_key(obj)]
+            self._changed(self._trimmed(obj), None)
+
+    def _changed(self, old: Object | None, new: Object | None) -> None:
+        if old is not None and (new is None or _uid(new) != _uid(old)):
+            self._tell(Change(self._select, *_key(old), old, deleted=True))
+        if new is not None:
+            self._tell(Change(self._select, *_key(new), new))
+
+    def _trimmed(self, obj: Object) -> Object:
+        obj["metadata"].pop("managedFields", None)
+        kept: Object = _shared(obj if self._trim is None else self._trim(obj))
+        return kept
+
+
+def _shared(value: Any) -> Any:
+    """The same with one copy of each short string among all objects: half the memory of a pod."""
+    if type(value) is dict:
+        return {sys.intern(key): _shared(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_shared(item) for item in value]
+    return sys.intern(value) if type(value) is str and len(value) < 64 else value
+
+
+def _key(obj: Object) -> Key:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def _version(obj: Object) -> str:
+    return str(obj["metadata"].get("resourceVersion", ""))
+
+
+def _uid(obj: Object) -> str:
+    return str(obj["metadata"].get("uid", ""))
+
+
+def _newer(version: str, than: str) -> bool:
+    """Versions are numbers on every API server of today. Where they are not, nothing is newer."""
+    return version.isdigit() and than.isdigit() and int(version) > int(than)
+
+
+def _now() -> float:
+    """Goes on while the machine sleeps, where the system has such a clock: what was known before is old after."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -1,0 +1,88 @@
+"""Keeps a mirror up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stoker.engine.kubernetes.courier_client.task_directory import FarDirectory
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int, str]
+"""(run, attempt, task)"""
+
+WAIT = 20.0
+"""Seconds that a courier waits for something new before it says that there is nothing, more or less."""
+FIRST_BACKOFF = 0.25
+LONGEST_BACKOFF = 30.0
+
+
+class Pace:
+    """Shared by all ferries of an engine: how often they call together. Couriers that have nothing new wait by
+    themselves; this is for those that always have."""
+
+    def __init__(self, least: float = 0.1, per_second: float = 500.0) -> None:
+        """`least`: seconds between two answers of one courier that both brought something; `per_second`: calls that
+        all ferries together make at most, about."""
+        self._least = least
+        self._per_second = per_second
+        self.ferries = 0
+
+    def rest(self) -> float:
+        return max(self._least, self.ferries / self._per_second) * random.uniform(0.75, 1.25)
+
+
+class Ferry:
+    """Long-polls one courier for as long as `run` runs. One per directory."""
+
+    def __init__(
+        self, directory: FarDirectory, key: Key, on_change: Callable[[Key], None], *, pace: Pace | None = None
+    ) -> None:
+        self._directory = directory
+        self._key = key
+        self._on_change = on_change
+        self._pace = pace or Pace()
+        self.last_contact: float | None = None
+        """When the courier last answered, time.monotonic(); None: never yet."""
+        self.trouble = ""
+        """Why the last call failed; empty when it did not."""
+
+    async def run(self) -> None:
+        """Until cancelled. Never raises but CancelledError."""
+        self._pace.ferries += 1
+        try:
+            await self._run()
+        finally:
+            self._pace.ferries -= 1
+
+    async def _run(self) -> None:
+        backoff = 0.0
+        mark: Any = None
+        while True:
+            try:
+                changed, mark = await self._directory.sync(
+                    wait=0.0 if mark is not None else WAIT * random.uniform(0.75, 1.25), mark=mark
+                )
+            except Exception as exc:  # noqa: BLE001 - whatever a pod answers, it is asked again later
+                self._failed(exc)
+                mark = None
+                backoff = min(max(backoff * 2, FIRST_BACKOFF), LONGEST_BACKOFF)
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+                continue
+            backoff = 0.0
+            self.last_contact = time.monotonic()
+            self.trouble = ""
+            if changed:
+                self._on_change(self._key)
+                await asyncio.sleep(0 if mark is not None else self._pace.rest())
+
+    def _failed(self, exc: Exception) -> None:
+        text = str(exc) or type(exc).__name__
+        if text != self.trouble:
+            log.info("%s, attempt %s, %s: %s", *self._key, text)
+        self.trouble = text

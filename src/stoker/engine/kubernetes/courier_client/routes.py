@@ -1,0 +1,172 @@
+"""The ways to a pod's courier, and which of them works from here.
+
+    direct    the pod's own address: inside the cluster, or on a machine that can reach the pod network
+    proxy     through the API server, an HTTP request each
+    forward   through the API server, a tunnel: where proxying is forbidden or something in between spoils it
+
+`auto` tries them in this order and stays with what works. A way that fails is left for the next one with the next
+call; whoever calls tries again anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+from stoker.engine.kubernetes.cluster import Cluster
+from stoker.engine.kubernetes.courier_client import StreamTransport, Transport, direct
+from stoker.engine.kubernetes.courier_client.transport import tls
+from stoker.errors import EngineUnavailable, StokerError
+from stoker.task import courier_protocol
+
+log = logging.getLogger(__name__)
+
+_KNOCK = 1.0
+"""Seconds in which a pod's own address answers, if it can be reached at all."""
+_AGAIN = 300.0
+"""Seconds after which an address that could not be reached is tried again, with another pod."""
+
+_REFUSALS = 4
+"""Refused connections in a row after which another way is tried."""
+
+Answer = tuple[int, Mapping[str, str], bytes]
+
+
+class Ways:
+    """What is known of the ways into one cluster. Shared by all its pods."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._closed_until = 0.0
+
+    def to(self, pod: str, certificate: str) -> Transport:
+        wanted = self._cluster.config.reach
+        order = ("direct", "proxy", "forward") if wanted == "auto" else (wanted,)
+        return _Chosen(self, self._cluster, pod, certificate, order)
+
+    async def open(self, address: str) -> bool:
+        """Whether the pod network can be reached from here, by knocking at one of its addresses."""
+        if time.monotonic() < self._closed_until:
+            return False
+        try:
+            async with asyncio.timeout(_KNOCK):
+                _, writer = await asyncio.open_connection(address, courier_protocol.PORT)
+        except ConnectionRefusedError:
+            return True  # somebody is there, if not the courier yet
+        except OSError:
+            self._closed_until = time.monotonic() + _AGAIN
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+
+class _Chosen:
+    """Implements Transport over whichever way is next."""
+
+    def __init__(
+        self, ways: Ways, cluster: Cluster, pod: str, certificate: str, order: tuple[str, ...]
+    ) -> None:
+        self._ways = ways
+        self._cluster = cluster
+        self._pod = pod
+        self._certificate = certificate
+        self._order = order
+        self._at = 0
+        self._worked = False
+        self._refused = 0
+        self._last = ""
+        self._made: dict[tuple[str, str], Transport] = {}
+
+    async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
+        way = await self._way()
+        try:
+            answer = await way.call(path, headers, body, timeout)
+        except ConnectionRefusedError:
+            self._refused += 1
+            if self._refused % _REFUSALS == 0:  # or somebody else has this address where we are
+                self._next()
+            raise  # the way is good: the courier is not up yet
+        except (OSError, StokerError):
+            self._next()
+            raise
+        if courier_protocol.SESSION.lower() not in answer[1]:
+            # Not the courier's: the API server's own words, or those of something in between.
+            self._next()
+        else:
+            self._worked = True
+        return answer
+
+    async def close(self) -> None:
+        for made in self._made.values():
+            if isinstance(made, StreamTransport):
+                await made.close()
+        self._made.clear()
+
+    def _next(self) -> None:
+        """What worked before gets another chance: pods come and go, ways rarely do."""
+        if self._worked:
+            self._worked = False
+        else:
+            self._at = (self._at + 1) % len(self._order)
+
+    async def _way(self) -> Transport:
+        address = self._address()
+        untried = self._order[self._at] == "direct" and ("direct", address) not in self._made
+        if untried and len(self._order) > 1 and not (address and await self._ways.open(address)):
+            self._at = 1
+        name = self._order[self._at]
+        if name == "direct" and not address:
+            raise EngineUnavailable(f"pod {self._pod} has no address")
+        key = name, address if name == "direct" else ""
+        if key not in self._made:
+            self._made[key] = self._make(name, address)
+        return self._made[key]
+
+    def _make(self, name: str, address: str) -> Transport:
+        if name == "direct":
+            return direct(address, courier_protocol.PORT, self._certificate)
+        if name == "proxy":
+            return _Proxy(self._cluster, self._pod)
+        context = tls()
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            kube = self._cluster.kube
+            return await kube.forward(
+                kube.namespace,
+                self._pod,
+                courier_protocol.PORT,
+                ssl=context,
+                server_hostname="stoker-courier",
+            )
+
+        return StreamTransport(connect, certificate=self._certificate)
+
+    def _address(self) -> str:
+        """As last heard: the way there does not lead through an API server that is away."""
+        with contextlib.suppress(EngineUnavailable):
+            pod = self._cluster.pod(self._pod) or {}
+            self._last = str((pod.get("status") or {}).get("podIP") or "") or self._last
+        return self._last
+
+
+class _Proxy:
+    """Implements Transport over the API server's pod proxy. TLS ends there; what is sent is signed."""
+
+    def __init__(self, cluster: Cluster, pod: str) -> None:
+        self._cluster = cluster
+        self._pod = pod
+
+    async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
+        kube = self._cluster.kube
+        where = (
+            f"/api/v1/namespaces/{kube.namespace}/pods/https:{self._pod}:{courier_protocol.PORT}/proxy{path}"
+        )
+        answer = await kube.request(
+            "POST", where, body=body, headers=headers, timeout=timeout, max_bytes=courier_protocol.MAX_BODY
+        )
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, answer.body

@@ -1,0 +1,269 @@
+"""Making an attempt's objects, each once: the Secret, then the pods, then a mark that they were made.
+
+After a crash anywhere the same submit goes on. Before the mark no order can have been given, so a pod that is not
+there may be made again; after it a pod that is not there was there, and its place is not given to another one of the
+same incarnation. A task without a launcher needs no order: its pod is made only by whoever made the Secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stoker.engine.base import Attempt, TaskPlan
+from stoker.engine.kubernetes import names
+from stoker.engine.kubernetes.api import KubeError, kinds
+from stoker.engine.kubernetes.cluster import Cluster
+from stoker.engine.kubernetes.manifests import credentials
+from stoker.engine.kubernetes.manifests import pod as render
+from stoker.engine.kubernetes.status import pod_causes
+from stoker.errors import Conflict, EngineError
+from stoker.settings import Home
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_TOGETHER = 16
+"""Pods that are made at a time."""
+
+
+class Submitter:
+    """Belongs to one event loop. One submit per attempt at a time."""
+
+    def __init__(self, cluster: Cluster, home: Home) -> None:
+        self._cluster = cluster
+        self._home = home
+        self._bundle: asyncio.Task[str] | None = None
+
+    async def submit(self, attempt: Attempt) -> Refusals:
+        """Which tasks could not be made for now, and why. EngineError for those that never can."""
+        origin = await self._origin()
+        config = self._cluster.config
+        pods = render.pods(attempt, config, origin)  # before anything is made: it may be refused
+        secret, fresh = await self._secret(attempt, origin)
+        asked, made = marks(secret)
+        wanted = [
+            (plan, pod)
+            for plan, pod in zip(attempt.tasks, pods, strict=True)
+            if plan.incarnation > made.get(plan.name, (0, ""))[0]
+        ]
+        if not wanted:
+            return {}
+        newer = {
+            plan.name: plan.incarnation for plan, _ in wanted if plan.incarnation > asked.get(plan.name, 0)
+        }
+        for plan, _ in wanted:
+            await self._make_way(attempt, plan)
+        if newer:
+            secret = await self._ask_more(attempt, secret, asked | newer)
+        again = not fresh and (secret["metadata"].get("annotations") or {}).get(names.PLAIN) == "none"
+        results = await self._make(wanted, secret, again=again)
+        refusals = {task: found for task, found in results.items() if isinstance(found, tuple)}
+        uids = {
+            plan.name: (plan.incarnation, str(results[plan.name]))
+            for plan, _ in wanted
+            if plan.name not in refusals
+        }
+        await self._mark(secret, {**made, **uids})
+        return refusals
+
+    # -- the Secret ------------------------------------------------------------------------------------------
+
+    async def _secret(self, attempt: Attempt, origin: render.Origin) -> tuple[Object, bool]:
+        """The attempt's Secret, and whether we just made it."""
+        cluster, name = self._cluster, names.secret_name(attempt.run, attempt.number)
+        if (found := cluster.secret(name)) is not None:
+            return found, False
+        fresh = await asyncio.to_thread(credentials.make)
+        body = render.secret(attempt, cluster.config, fresh, origin)
+        try:
+            found = await cluster.kube.create(kinds.SECRETS, body)
+        except KubeError as exc:
+            if not exc.exists:
+                raise EngineError(
+                    f"the attempt's Secret cannot be made: {exc.message}", hint=exc.hint
+                ) from exc
+            found = await cluster.kube.get(kinds.SECRETS, name)
+            _check_ours(found, body)
+            return found, False
+        cluster.note(kinds.SECRETS, found)
+        return found, True
+
+    async def _ask_more(self, attempt: Attempt, secret: Object, asked: Mapping[str, int]) -> Object:
+        """Tasks at a higher incarnation need their identity in the Secret before their pod is made."""
+        body = render.secret(attempt, self._cluster.config, render.PLACEHOLDERS, render.Origin("", ""))
+        data = {key: value for key, value in body["data"].items() if key.startswith("task.")}
+        annotations = {names.TASKS: json.dumps(dict(asked))}
+        return await self._patch(secret, {"metadata": {"annotations": annotations}, "data": data})
+
+    async def _mark(self, secret: Object, made: Mapping[str, tuple[int, str]]) -> None:
+        text = json.dumps({task: list(found) for task, found in made.items()})
+        await self._patch(secret, {"metadata": {"annotations": {names.SUBMITTED: text}}})
+
+    async def _patch(self, secret: Object, patch: Object) -> Object:
+        try:
+            found = await self._cluster.kube.patch(kinds.SECRETS, secret["metadata"]["name"], patch)
+        except KubeError as exc:
+            raise EngineError(f"the attempt's Secret cannot be changed: {exc.message}") from exc
+        self._cluster.note(kinds.SECRETS, found)
+        return found
+
+    # -- pods ------------------------------------------------------------------------------------------------
+
+    async def _make_way(self, attempt: Attempt, plan: TaskPlan) -> None:
+        """What is left of earlier incarnations must be proven dead, and goes."""
+        for pod in self._cluster.pods():
+            if names.key_of(pod) != (attempt.run, attempt.number, plan.name):
+                continue
+            if names.incarnation_of(pod) >= plan.incarnation:
+                continue
+            if not pod_causes.look(pod).proof and not plan.given_up:
+                raise Conflict(
+                    f"{plan.name} of {attempt.run} still lives at incarnation {names.incarnation_of(pod)}",
+                    hint="Stop it first.",
+                )
+            await self._cluster.kube.delete(
+                kinds.PODS, pod["metadata"]["name"], grace=1, uid=pod["metadata"]["uid"]
+            )
+
+    async def _make(
+        self, wanted: list[tuple[TaskPlan, Object]], secret: Object, *, again: bool
+    ) -> dict[str, str | tuple[str, str]]:
+        """By task: the pod's UID, or why there is none for now."""
+        places = asyncio.Semaphore(_TOGETHER)
+
+        async def one(plan: TaskPlan, pod: Object) -> str | tuple[str, str]:
+            async with places:
+                return await self._make_one(_owned(pod, secret), again=again or plan.started)
+
+        found = await asyncio.gather(*(one(*item) for item in wanted), return_exceptions=True)
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+        return {plan.name: result for (plan, _), result in zip(wanted, found, strict=True)}  # type: ignore[misc]
+
+    async def _make_one(self, pod: Object, *, again: bool) -> str | tuple[str, str]:
+        kube, name = self._cluster.kube, pod["metadata"]["name"]
+        if again:
+            try:
+                found = await kube.get(kinds.PODS, name)
+            except KubeError as exc:
+                if exc.absent:
+                    return ""  # it may have run: it is not made again
+                raise
+            _check_ours(found, pod)
+            return str(found["metadata"]["uid"])
+        try:
+            found = await kube.create(kinds.PODS, pod)
+        except KubeError as exc:
+            if exc.exists:
+                found = await kube.get(kinds.PODS, name)
+                _check_ours(found, pod)
+                return str(found["metadata"]["uid"])
+            text, hint = pod_causes.refused(exc.message, exc.status)
+            if pod_causes.over_quota(exc.message):
+                return text, hint
+            raise EngineError(text, hint=hint, details={"status": exc.status, "reason": exc.reason}) from exc
+        self._cluster.note(kinds.PODS, found)
+        return str(found["metadata"]["uid"])
+
+    # -- our code --------------------------------------------------------------------------------------------
+
+    async def _origin(self) -> render.Origin:
+        cluster = self._cluster
+        found = render.Origin(cluster.home, cluster.name, cluster.namespace)
+        return found if cluster.config.stoker_image else replace(found, bundle=await self._have_bundle())
+
+    async def _have_bundle(self) -> str:
+        """The digest of our code, which is in the namespace. Once per server; a failure is tried again."""
+        task = self._bundle
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._bundle = asyncio.create_task(self._bring_bundle())
+        return await asyncio.shield(task)
+
+    async def _bring_bundle(self) -> str:
+        path = self._home.engine / f"bundle-{self._cluster.name}.zip"
+        digest = await make_bundle(path)
+        content = await asyncio.to_thread(path.read_bytes)
+        path.unlink(missing_ok=True)
+        body = render.bundle(content, digest)
+        try:
+            await self._cluster.kube.create(kinds.CONFIGMAPS, body)
+        except KubeError as exc:
+            if not exc.exists:
+                raise EngineError(f"our code cannot be brought to the cluster: {exc.message}") from exc
+        return digest
+
+
+Refusals = dict[str, tuple[str, str]]
+"""By task: why the cluster does not take its pod for now, and what could be done."""
+
+
+def marks(secret: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[int, str]]]:
+    """{task: incarnation} that were asked for, and {task: (incarnation, pod's UID)} that were made."""
+    annotations = secret["metadata"].get("annotations") or {}
+    asked = {
+        task: number
+        for task, number in _parsed(annotations.get(names.TASKS)).items()
+        if isinstance(number, int)
+    }
+    made = {
+        task: (found[0], str(found[1]))
+        for task, found in _parsed(annotations.get(names.SUBMITTED)).items()
+        if isinstance(found, list) and len(found) == 2 and isinstance(found[0], int)
+    }
+    return asked, made
+
+
+async def make_bundle(path: Any) -> str:
+    """Our code as one file; its digest. In a process of its own: it is not ours to import."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "stoker.launcher.bundle",
+        "--zip",
+        str(path),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    if process.returncode != 0:
+        raise EngineError(f"our code cannot be bundled: {err.decode(errors='replace').strip()[-500:]}")
+    return out.decode().strip()
+
+
+def _parsed(text: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _owned(pod: Object, secret: Object) -> Object:
+    """Deleting the Secret takes the pod with it."""
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "name": secret["metadata"]["name"],
+        "uid": secret["metadata"]["uid"],
+    }
+    return {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}
+
+
+def _check_ours(found: Object, wanted: Object) -> None:
+    """Something of this name is there: it must be the very thing."""
+    there, ours = found["metadata"].get("labels") or {}, wanted["metadata"]["labels"]
+    for label in (names.HOME, names.CLUSTER, names.RUN, names.ATTEMPT, names.TASK, names.INCARNATION):
+        if there.get(label) != ours.get(label):
+            raise EngineError(
+                f"{found.get('kind', 'an object')} {found['metadata']['name']} is there already and is somebody else's",
+                hint="Two servers share this namespace: give each its own with `stoker cluster set NAME namespace=...`.",
+            )

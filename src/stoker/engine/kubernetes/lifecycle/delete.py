@@ -1,0 +1,161 @@
+"""Ending an attempt's pods, with proof, and taking away what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.engine.kubernetes import capacity, names
+from stoker.engine.kubernetes.api import KubeError, kinds
+from stoker.engine.kubernetes.cluster import Cluster
+from stoker.engine.kubernetes.courier_client.connections import Links
+from stoker.errors import Conflict, EngineError
+from stoker.task.formats import Order
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+MARGIN = 30.0
+"""Seconds beyond the grace period that a cluster has to end a pod."""
+LEAST = 1
+"""Seconds of grace. With none the API server forgets a pod without knowing whether it ended: that is no proof."""
+_LOOK = 2.0
+"""Seconds between looks where no change woke us."""
+_RELEASE = 10.0
+"""Seconds that a courier has to take the order; its pod ends at the end of its grace anyway."""
+_FORGET = 20.0
+"""Seconds that deletions may take to be seen."""
+
+
+class Ender:
+    """Belongs to one event loop."""
+
+    def __init__(self, cluster: Cluster, links: Links) -> None:
+        self._cluster = cluster
+        self._links = links
+        self._awake: dict[tuple[str, int], asyncio.Event] = {}
+
+    def wake(self, key: tuple[str, int]) -> None:
+        if key in self._awake:
+            self._awake[key].set()
+
+    async def stop(self, key: tuple[str, int], grace: float, tasks: Sequence[str] = ()) -> None:
+        """Have every pod of the attempt end, or those that these tasks have now, and wait for it. EngineError where one cannot be
+        proven to have."""
+        asked: set[str] = set()
+        released: set[str] = set()
+        until = time.monotonic() + grace + MARGIN
+        # A task that is replaced meanwhile has another pod, which nobody asked to end.
+        meant = {pod["metadata"]["uid"] for pod in self._living(key) if _task(pod) in tasks}
+        while living := [pod for pod in self._living(key) if not tasks or pod["metadata"]["uid"] in meant]:
+            for pod in living:
+                uid, idle = pod["metadata"]["uid"], self._idle(pod)
+                if uid not in asked:
+                    asked.add(uid)
+                    await self._delete(pod, LEAST if idle else max(LEAST, math.ceil(grace)))
+                elif idle and uid not in released:
+                    released.add(uid)
+                    await self._release(pod)
+            self._refuse_lost(living)
+            if time.monotonic() > until:
+                stuck = living[0]["metadata"]["name"]
+                raise EngineError(
+                    f"pod {stuck} does not end", hint=f"`kubectl describe pod {stuck}` may say why."
+                )
+            await self._changed(key)
+
+    async def remove(self, key: tuple[str, int]) -> None:
+        """Take away what is left. Conflict while something of it lives."""
+        if living := self._living(key):
+            alive = ", ".join(sorted(_task(pod) for pod in living))
+            raise Conflict(f"{key[0]} attempt {key[1]} still has {alive}", hint="Stop it first.")
+        secret = self._cluster.secret(names.secret_name(*key))
+        for pod in self._of(key):
+            await self._delete(pod, LEAST)
+        if secret is not None:
+            try:
+                await self._cluster.kube.delete(
+                    kinds.SECRETS, secret["metadata"]["name"], uid=secret["metadata"]["uid"]
+                )
+            except KubeError as exc:
+                raise EngineError(f"the attempt's Secret cannot be deleted: {exc.message}") from exc
+        until = time.monotonic() + _FORGET
+        while self._cluster.secret(names.secret_name(*key)) is not None or self._of(key):
+            if time.monotonic() > until:
+                raise EngineError(f"what is left of {key[0]} attempt {key[1]} does not go away")
+            await self._changed(key)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _of(self, key: tuple[str, int]) -> list[Object]:
+        return [pod for pod in self._cluster.pods() if names.attempt_of(pod) == key]
+
+    def _living(self, key: tuple[str, int]) -> list[Object]:
+        """Those of which something may run; a pod that is over stays as it is, for its status."""
+        return [
+            pod
+            for pod in self._of(key)
+            if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        ]
+
+    def _idle(self, pod: Object) -> bool:
+        """Its launcher only holds: there is nothing to be gentle with."""
+        key = names.key_of(pod)
+        directory = self._links.directory(key) if key is not None else None
+        status = directory.status() if directory is not None else None
+        unplaced = not (pod.get("spec") or {}).get("nodeName")
+        return unplaced or (status is not None and status.phase in ("ready", "ended"))
+
+    async def _release(self, pod: Object) -> None:
+        """Its body has ended within the grace. A kubelet that waits does not hear of a shorter one; the launcher
+        goes when it is let go."""
+        key = names.key_of(pod)
+        directory = self._links.directory(key) if key is not None else None
+        order = directory.order() if directory is not None else None
+        if directory is None or order is None or order.verb == "release":
+            return
+        release = Order(seq=order.seq + 1, generation=order.generation, verb="release")
+        try:
+            async with asyncio.timeout(_RELEASE):
+                await asyncio.to_thread(directory.write_order, release)
+        except (OSError, TimeoutError) as exc:
+            log.info("%s: cannot be released: %s", pod["metadata"]["name"], exc)
+
+    async def _delete(self, pod: Object, grace: int) -> None:
+        try:
+            await self._cluster.kube.delete(
+                kinds.PODS, pod["metadata"]["name"], grace=grace, uid=pod["metadata"]["uid"]
+            )
+        except KubeError as exc:
+            raise EngineError(f"pod {pod['metadata']['name']} cannot be ended: {exc.message}") from exc
+
+    def _refuse_lost(self, living: list[Object]) -> None:
+        """The order to end was given; nobody is there to obey it."""
+        for pod in living:
+            node = self._cluster.node(str((pod.get("spec") or {}).get("nodeName") or ""))
+            if node is not None and not capacity.ready(node):
+                name = node["metadata"]["name"]
+                raise EngineError(
+                    f"pod {pod['metadata']['name']} is on node {name}, which does not answer",
+                    hint=f"It ends when {name} is back, or when {name} is deleted from the cluster.",
+                )
+
+    async def _changed(self, key: tuple[str, int]) -> None:
+        event = self._awake.setdefault(key, asyncio.Event())
+        try:
+            async with asyncio.timeout(_LOOK):
+                await event.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._awake.pop(key, None)
+
+
+def _task(pod: Object) -> str:
+    found = names.key_of(pod)
+    return found[2] if found is not None else str(pod["metadata"]["name"])

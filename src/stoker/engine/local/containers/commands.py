@@ -1,0 +1,211 @@
+"""A task in a container of podman's or docker's: the command lines, and nothing is done.
+
+The container is a task like any other: its directory lies at the same path inside and out, the launcher in it is
+init of its PID namespace and known by its number on this machine, and the server watches it as it watches others.
+What differs is who sets the limits (the runtime), and that with `launcher: none` the image runs as it is, without
+the directory, as the one process of a launcher outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.engine.local.tasks.directories import Place
+from stoker.task import container_layout
+
+LABEL = "stoker"
+MOST_PROCESSES = 32_768
+"""podman lowers its own limit of processes to this, and can give no container more."""
+RUNTIMES = ("podman", "docker")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What there is on this machine."""
+
+    program: str
+    """podman | docker"""
+    path: str
+    version: str = ""
+    rootless: bool = False
+    """The container's users are not the machine's."""
+    limits: frozenset[str] = frozenset({"cpu", "memory", "pids"})
+    """Which it can enforce."""
+    cdi: frozenset[str] = frozenset()
+    """Names of the GPUs it can hand out."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """One container."""
+
+    name: str
+    image: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[tuple[str, str]] = ()
+    """(path, `rw` or `ro`), the same inside and out."""
+    binds: Sequence[tuple[str, str, str]] = ()
+    """(path outside, path inside, `rw` or `ro`): what the job mounts."""
+    user: tuple[int, int] | None = None
+    """Numbers of user and group; None: the image's own."""
+    cpu: float | None = None
+    memory: int | None = None
+    pids: int | None = None
+    shm: int | None = None
+    gpus: Sequence[str] = ()
+    """As the runtime names them."""
+    open_files: tuple[int, int] | None = None
+    processes: tuple[int, int] | None = None
+    command: Sequence[str] = ()
+    """Instead of what the image says; empty: that."""
+
+
+def name_of(home: str, place: Place, incarnation: int) -> str:
+    """The container of a task: the same for every server of this home. `home`: its name (cgroups.home_name)."""
+    return f"{home}.{place.run}.{place.attempt}.{place.task}.{incarnation}"
+
+
+def labels_of(home: str, place: Place, more: Mapping[str, str]) -> dict[str, str]:
+    found = {f"{LABEL}.{key}": value for key, value in more.items()}
+    found[LABEL] = home
+    found[f"{LABEL}.run"] = place.run
+    found[f"{LABEL}.task"] = f"{place.attempt}/{place.task}"
+    return found
+
+
+def launcher(bundle: str, directory: str, python: str | None) -> list[str]:
+    return container_layout.command(bundle, "launch", directory, python=python)
+
+
+def create(runtime: Runtime, box: Box) -> list[str]:
+    """Makes the container; `start` starts it. Two steps, so that one whose server died between them never starts."""
+    argv = [runtime.path, "create", "--name", box.name, "--pull", "never"]
+    return [*argv, *_options(runtime, box), *_what(box.image, box.command)]
+
+
+def run(runtime: Runtime, box: Box) -> list[str]:
+    """Brings the image and runs it in the foreground; without the image's name and the command, which come last."""
+    return [runtime.path, "run", "--name", box.name, "--pull", "missing", *_options(runtime, box)]
+
+
+def start(runtime: Runtime, name: str) -> list[str]:
+    return [runtime.path, "start", name]
+
+
+def remove(runtime: Runtime, name: str) -> list[str]:
+    """Ends it at once, if it runs. docker waits for nothing here; podman would be polite first."""
+    patience = ["--time", "0"] if runtime.program == "podman" else []
+    return [runtime.path, "rm", "--force", *patience, name]
+
+
+def update(runtime: Runtime, name: str, cpu: float | None, memory: int | None) -> list[str]:
+    argv = [runtime.path, "update"]
+    if cpu is not None:
+        argv += ["--cpus", f"{cpu:g}"]
+    if memory is not None:
+        argv += ["--memory", str(memory), "--memory-swap", str(memory)]
+    return [*argv, name]
+
+
+def listing(runtime: Runtime, home: str) -> list[str]:
+    return [runtime.path, "ps", "--all", "--filter", f"label={LABEL}={home}", "--format", "{{.Names}}"]
+
+
+def enter(runtime: Runtime, name: str, command: Sequence[str]) -> list[str]:
+    return [runtime.path, "exec", "--interactive", "--tty", name, *command]
+
+
+def _options(runtime: Runtime, box: Box) -> list[str]:
+    argv = ["--network", "host", "--security-opt", "label=disable"]
+    for key, value in sorted(box.labels.items()):
+        argv += ["--label", f"{key}={value}"]
+    argv += _identity(runtime, box)
+    argv += _limits(runtime, box)
+    argv += _devices(runtime, box)
+    for path, mode in box.mounts:
+        argv += ["--volume", f"{path}:{path}:{mode}"]
+    for outside, inside, mode in box.binds:
+        argv += ["--volume", f"{outside}:{inside}:{mode}"]
+    return argv
+
+
+def _identity(runtime: Runtime, box: Box) -> list[str]:
+    if box.user is None:
+        return []
+    if runtime.rootless and runtime.program == "podman":
+        # The person who runs the server is the same inside, so that files in the task directory stay theirs.
+        return ["--userns", "keep-id"]
+    if runtime.rootless:
+        return ["--user", "0:0"]  # which is that person, outside
+    return ["--user", f"{box.user[0]}:{box.user[1]}"]
+
+
+def _limits(runtime: Runtime, box: Box) -> list[str]:
+    argv: list[str] = []
+    if box.cpu is not None and "cpu" in runtime.limits:
+        argv += ["--cpus", f"{box.cpu:g}"]
+    if box.memory is not None and "memory" in runtime.limits:
+        argv += ["--memory", str(box.memory), "--memory-swap", str(box.memory)]
+    if box.pids is not None and "pids" in runtime.limits:
+        argv += ["--pids-limit", str(box.pids)]
+    if box.shm is not None:
+        argv += ["--shm-size", str(box.shm)]
+    for kind, limit in (("nofile", box.open_files), ("nproc", box.processes)):
+        if limit is not None:
+            argv += ["--ulimit", f"{kind}={limit[0]}:{limit[1]}"]
+    return argv
+
+
+def _devices(runtime: Runtime, box: Box) -> list[str]:
+    if not box.gpus:
+        # Images say `all`, and where NVIDIA's runtime is the default that would be obeyed.
+        return ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
+    if runtime.program == "docker" and not runtime.cdi:
+        return ["--gpus", f'"device={",".join(box.gpus)}"']
+    return [word for gpu in box.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")]
+
+
+def _what(image: str, command: Sequence[str]) -> list[str]:
+    if not command:
+        return [image]
+    return ["--entrypoint", command[0], image, *command[1:]]
+
+
+def summary(runtime: Runtime) -> str:
+    """For a person."""
+    how = "rootless" if runtime.rootless else "rootful"
+    unlimited = sorted({"cpu", "memory", "pids"} - runtime.limits)
+    more = f", without limits on {', '.join(unlimited)}" if unlimited else ""
+    return f"{runtime.program} {runtime.version or runtime.path} ({how}{more})"
+
+
+def failure(program: str, said: str) -> str:
+    """The line of what a runtime said that tells most."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return (errors or lines or [f"{program} gave no reason"])[-1]
+
+
+def is_absent(said: str) -> bool:
+    """The runtime knows no such container. "No such file" is something else."""
+    words = ("no such container", "no such object", "no container with")
+    return any(word in said.lower() for word in words)
+
+
+def is_away(said: str) -> bool:
+    """Nobody is there to be asked, so nothing is known."""
+    return any(word in said.lower() for word in ("cannot connect to", "failed to connect to the docker"))
+
+
+def is_taken(said: str) -> bool:
+    """The name is another container's, or one's that is being made."""
+    return "already in use" in said.lower()
+
+
+def state_of(raw: Mapping[str, Any]) -> tuple[bool, int, int, bool]:
+    """Running, pid, exit code, killed for memory: from one entry of `inspect`."""
+    state = raw.get("State") or {}
+    running = bool(state.get("Running"))
+    return running, int(state.get("Pid") or 0), int(state.get("ExitCode") or 0), bool(state.get("OOMKilled"))

@@ -1,0 +1,335 @@
+"""Asking podman or docker. What is not `async` here blocks, for as long as they take: call it from a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from stoker.engine.local.containers.commands import Runtime, commands
+from stoker.engine.local.host import processes
+from stoker.errors import EngineError, EngineUnavailable
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+"""Seconds that a runtime may take for anything but what copies an image: `pull` and `create`."""
+FINDING = 15.0
+"""The same to say that it is there."""
+LATE = 600.0
+"""Seconds in which a container may still come that was given up: a daemon goes on when its client is ended."""
+LAST = 10.0
+"""Seconds for one that is given up to end by itself."""
+DOCKER = "unix:///var/run/docker.sock"
+CGROUPS = Path("/sys/fs/cgroup")
+CDI = ("/etc/cdi", "/var/run/cdi")
+MISSING = "image: needs podman or docker on this machine"
+
+
+class ImageUnavailable(EngineError):
+    """The image is not here and cannot be had."""
+
+
+@dataclass(frozen=True)
+class Image:
+    id: str
+    entrypoint: tuple[str, ...]
+    arguments: tuple[str, ...]
+    """What the entrypoint is given where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class State:
+    running: bool
+    pid: int
+    exit_code: int
+    out_of_memory: bool
+
+
+def likely() -> bool:
+    """Whether there is one, by a quick look."""
+    if shutil.which("podman") is not None:
+        return True
+    return shutil.which("docker") is not None and _answers(os.environ.get("DOCKER_HOST", DOCKER))
+
+
+def _answers(host: str) -> bool:
+    """Whether a docker daemon listens. One that is somewhere else is asked when it is needed."""
+    if not host.startswith("unix://"):
+        return True
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(host.removeprefix("unix://"))
+        except OSError:
+            return False
+    return True
+
+
+def find() -> Runtime | None:
+    """The runtime that answers, podman before docker; None: there is none. A client without its daemon is none."""
+    for program in commands.RUNTIMES:
+        path = shutil.which(program)
+        if path is None:
+            continue
+        try:
+            how = "json" if program == "podman" else "{{json .}}"
+            raw = json.loads(_run([path, "info", "--format", how], patience=FINDING))
+            return _podman(path, raw) if program == "podman" else _docker(path, raw)
+        except (EngineError, ValueError):
+            continue
+    return None
+
+
+def glance() -> Runtime | None:
+    """Like `find`, but podman is not asked: whatever an ordinary user asks it first leaves a process and directories
+    of its own behind. So its version is not known, and what it can limit is what the machine would let it."""
+    path = shutil.which("podman")
+    if path is None:
+        return find()  # docker's daemon runs whether it is asked or not
+    rootless = os.geteuid() != 0
+    limits = frozenset({"cpu", "memory", "pids"} & _controllers(os.geteuid()))
+    return Runtime("podman", path, rootless=rootless, limits=limits, cdi=cdi_names())
+
+
+def _controllers(user: int, top: Path = CGROUPS) -> set[str]:
+    """What podman may use of control groups: of version 2 a user what systemd delegates, of version 1 only root."""
+    if (top / "cgroup.controllers").exists():
+        inside = f"user.slice/user-{user}.slice/user@{user}.service" if user else ""
+        return set(processes.read_text(str(top / inside / "cgroup.controllers")).split())
+    return set() if user else {path.name for path in top.glob("*")}
+
+
+def _podman(path: str, raw: dict[str, Any]) -> Runtime:
+    host = raw.get("host") or {}
+    controllers = set(host.get("cgroupControllers") or ())
+    return Runtime(
+        program="podman",
+        path=path,
+        version=str((raw.get("version") or {}).get("Version", "")),
+        rootless=bool((host.get("security") or {}).get("rootless")),
+        limits=frozenset({"cpu", "memory", "pids"} & controllers),
+        cdi=cdi_names(),
+    )
+
+
+def _docker(path: str, raw: dict[str, Any]) -> Runtime:
+    if not raw.get("ServerVersion"):
+        raise EngineUnavailable("the docker daemon does not answer")
+    flags = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
+    return Runtime(
+        program="docker",
+        path=path,
+        version=str(raw["ServerVersion"]),
+        rootless=any("rootless" in str(option) for option in raw.get("SecurityOptions") or ()),
+        limits=frozenset(kind for kind, flag in flags.items() if raw.get(flag)),
+        cdi=cdi_names() if raw.get("CDISpecDirs") else frozenset(),
+    )
+
+
+def cdi_names(places: Sequence[str] = CDI) -> frozenset[str]:
+    """The GPUs that the machine's CDI specifications name."""
+    found: set[str] = set()
+    for path in (path for place in places for path in sorted(Path(place).glob("*.*"))):
+        try:
+            raw = yaml.safe_load(path.read_text()) if path.suffix in (".yaml", ".yml", ".json") else None
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # somebody else's file; without it there is no GPU to give, which is said when one is asked for
+        if isinstance(raw, dict) and raw.get("kind") == "nvidia.com/gpu":
+            found.update(str(device.get("name")) for device in raw.get("devices") or ())
+    return frozenset(found)
+
+
+def image(runtime: Runtime, reference: str) -> Image | None:
+    """The image as it is on this machine; None: it is not."""
+    try:
+        raw = json.loads(_run([runtime.path, "image", "inspect", reference]))[0]
+    except EngineUnavailable:
+        raise
+    except (EngineError, ValueError, IndexError):
+        return None
+    config = raw.get("Config") or {}
+    entrypoint, arguments = (
+        tuple(str(word) for word in config.get(key) or ()) for key in ("Entrypoint", "Cmd")
+    )
+    return Image(str(raw.get("Id", "")).removeprefix("sha256:"), entrypoint, arguments)
+
+
+async def pull(runtime: Runtime, reference: str) -> None:
+    """Bring the image. Raises ImageUnavailable with the registry's reason."""
+    try:
+        await _run_long([runtime.path, "pull", "--quiet", reference])
+    except EngineUnavailable:
+        raise
+    except EngineError as exc:
+        raise ImageUnavailable(
+            f"the image {reference} cannot be pulled: {exc.message}",
+            hint=f"Check its name, and `{runtime.program} login` for its registry.",
+        ) from exc
+
+
+async def create(runtime: Runtime, box: commands.Box) -> None:
+    """Make the container, in place of one of that name that was never started. As long as it takes: where a storage has
+    no layers, or users are not the machine's, the whole image is copied. Given up or failed, it may still come."""
+    argv = commands.create(runtime, box)
+    until, removed = time.monotonic() + LATE, False
+    while True:
+        try:
+            await _run_long(argv)
+            return
+        except EngineError as exc:
+            there = await finished(asyncio.to_thread(state, runtime, box.name)) is not None
+            if there and not removed:
+                await finished(asyncio.to_thread(remove, runtime, box.name))
+                removed = True
+            elif not there and commands.is_taken(exc.message) and time.monotonic() < until:
+                await asyncio.sleep(1)  # one that was given up has the name, and is not there yet
+            else:
+                raise
+
+
+async def finished(work: Coroutine[Any, Any, T], *, final: bool = False) -> T:
+    """A thread's work, not left before it has ended: it cannot be called back, and who gives it up must find what it did.
+    `final`: there is nothing to be given up any more once it succeeded."""
+    task = asyncio.ensure_future(work)
+    given_up: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            given_up = exc
+    if given_up is not None and (task.exception() is not None or not final):
+        raise given_up
+    return task.result()
+
+
+def start(runtime: Runtime, name: str) -> None:
+    _run(commands.start(runtime, name))
+
+
+def state(runtime: Runtime, name: str) -> State | None:
+    """None: there is no such container. Raises EngineUnavailable when nobody can say."""
+    try:
+        raw = json.loads(_run([runtime.path, "container", "inspect", name]))[0]
+    except EngineUnavailable:
+        raise
+    except EngineError as exc:
+        if commands.is_absent(exc.message):
+            return None
+        raise EngineUnavailable(
+            f"{runtime.program} does not say what became of {name}: {exc.message}"
+        ) from exc
+    except (ValueError, IndexError) as exc:
+        raise EngineUnavailable(f"{runtime.program} does not say what became of {name}") from exc
+    return State(*commands.state_of(raw))
+
+
+def said(runtime: Runtime, name: str) -> str:
+    """What a container printed last; empty when that is not known."""
+    try:
+        return _run([runtime.path, "logs", "--tail", "20", name], both=True)
+    except EngineError:
+        return ""
+
+
+def remove(runtime: Runtime, name: str) -> None:
+    """End and remove a container. Absent is success."""
+    try:
+        _run(commands.remove(runtime, name))
+    except EngineUnavailable:
+        raise
+    except EngineError:
+        if state(runtime, name) is not None:
+            raise
+
+
+def update(runtime: Runtime, name: str, cpu: float | None, memory: int | None) -> None:
+    _run(commands.update(runtime, name, cpu, memory))
+
+
+def names(runtime: Runtime, home: str) -> list[str]:
+    """Every container of this home, running or not."""
+    return _run(commands.listing(runtime, home)).split()
+
+
+def client_environment() -> dict[str, str]:
+    """What the runtime's own command needs of the server's environment."""
+    wanted = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR")
+    more = ("CONTAINERS_", "DOCKER_", "PODMAN_", "STORAGE_")
+    return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(more)}
+
+
+def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if both else subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=patience,
+            env=client_environment(),
+            cwd="/",
+            start_new_session=True,
+            check=False,
+        )
+    except OSError as exc:
+        raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise EngineUnavailable(f"{Path(argv[0]).name} {argv[1]} took longer than {patience:.0f} s") from exc
+    if done.returncode != 0:
+        raise _failed(argv, done.stderr or done.stdout or "")
+    return done.stdout
+
+
+def _failed(argv: Sequence[str], said: str) -> EngineError:
+    reason = commands.failure(Path(argv[0]).name, said)
+    return EngineUnavailable(reason) if commands.is_away(reason) else EngineError(reason)
+
+
+async def _run_long(argv: Sequence[str]) -> None:
+    """Without a limit, and ended when it is cancelled."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=client_environment(),
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
+    try:
+        said, _ = await process.communicate()
+    except BaseException:  # cancelled, most of all; raised again: only the process must not go on alone
+        await finished(_end(process))
+        raise
+    if process.returncode != 0:
+        raise _failed(argv, said.decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """With its helpers, who hold the pipe it is read by."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            await asyncio.wait_for(process.wait(), LAST)
+            return
+        except ProcessLookupError:
+            return
+        except TimeoutError:
+            continue

@@ -1,0 +1,369 @@
+"""Tasks in containers: bringing the image, starting the launcher in it, finding it again, proving it gone.
+
+An image may take long to come, so a task is `starting` for that time, in the background, and has no directory yet.
+The container is made only after it came, and started only by the server that made it: one whose server died between
+is removed by the next, so that nothing starts that was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.engine.base import Attempt
+from stoker.engine.local.containers.commands import Box, Runtime, commands
+from stoker.engine.local.containers.commands import runtime as runtimes
+from stoker.engine.local.host import processes
+from stoker.engine.local.host.gpus import Gpus
+from stoker.engine.local.host.processes import Identity
+from stoker.engine.local.tasks import directories
+from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.registry import Known
+from stoker.errors import EngineError, EngineUnavailable, Refused
+from stoker.settings import Settings
+from stoker.spec import Job
+from stoker.task.formats import TaskInfo
+
+log = logging.getLogger(__name__)
+
+INSTALL = "Install podman, or leave `image` out to run in this Python environment."
+ENDING = 5.0
+"""Seconds that a runtime has to notice that a container ended."""
+PAUSES = (1.0, 60.0)
+"""Seconds between two looks for leftovers: at first, and at most."""
+
+
+class Boxes:
+    """Belongs to one event loop. The runtime is looked for when the first task needs it: most homes never do.
+
+    `keep` names the containers of the tasks there are; any other of this home's is a leftover.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        home: str,
+        gpus: Gpus,
+        open_files: tuple[int, int],
+        keep: Callable[[], set[str]],
+        records: Records,
+    ) -> None:
+        self._settings = settings
+        self._home = home
+        self._keep = keep
+        self._records = records
+        self._gpus = gpus
+        self._open_files = open_files
+        self._runtime: Runtime | None = None
+        self._looking = asyncio.Lock()
+        self._complained: set[str] = set()
+        self._tidying: asyncio.Task[None] | None = None
+        self._late = 0.0
+        """Until when leftovers are looked for."""
+        self._removing = asyncio.Lock()
+        self._closed = False
+
+    # -- which runtime ---------------------------------------------------------------------------------------
+
+    async def runtime(self) -> Runtime:
+        """Raises EngineError where there is none. Looked for again each time until there is one."""
+        async with self._looking:
+            if self._runtime is None:
+                self._runtime = await asyncio.to_thread(runtimes.find)
+        if self._runtime is None:
+            raise EngineError(runtimes.MISSING, hint=INSTALL)
+        return self._runtime
+
+    def refuse(self, job: Job) -> None:
+        """What a job asks of containers that this machine does not have."""
+        if job.image is None:
+            _refuse_without(job)
+            return
+        runtime = self._runtime
+        if runtime is None and not runtimes.likely():
+            raise Refused(runtimes.MISSING, hint=INSTALL, details={"key": "image"})
+        if job.resources.gpu and runtime is not None and runtime.program == "podman" and not runtime.cdi:
+            raise Refused(
+                "podman cannot hand out GPUs here: there is no CDI specification",
+                hint="`nvidia-ctk cdi generate --output /etc/cdi/nvidia.yaml` makes one.",
+                details={"key": "resources.gpu"},
+            )
+        _refuse_mounts(job)
+        if job.launcher == "none" and (job.setup is not None or job.python is not None):
+            key = "setup" if job.setup is not None else "python"
+            raise Refused(
+                f"`{key}` needs the launcher, and the job says `launcher: none`",
+                hint=f"Leave out `{key}`, or `launcher: none`.",
+                details={"key": key},
+            )
+
+    # -- what will be ----------------------------------------------------------------------------------------
+
+    def info(self, runtime: Runtime, info: TaskInfo, attempt: Attempt) -> TaskInfo:
+        """task.json of a task that is to run in a container."""
+        job = attempt.job
+        assert job is not None and job.image is not None
+        image = str(attempt.image.get("reference") or job.image)
+        found: dict[str, object] = {"runtime": runtime.program, "image": image}
+        if job.launcher != "none":
+            return replace(info, cgroup=None, pid_namespace=True, workdir=".", container=found)
+        place = directories.Place(info.run, info.attempt, info.task)
+        box = self._box(runtime, info, attempt, image, name=self.name(place, info.incarnation))
+        found |= {"name": box.name, "run": commands.run(runtime, box), "memory": info.memory}
+        found["client"] = runtimes.client_environment()
+        found["args"] = list(job.args)
+        # Outside there is only the runtime's own command: nothing to be limited, and its helpers outlive it a little.
+        return replace(
+            info, cgroup=None, pid_namespace=False, cpu=None, memory=None, pids=None, container=found
+        )
+
+    def name(self, place: directories.Place, incarnation: int) -> str:
+        return commands.name_of(self._home, place, incarnation)
+
+    def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Box:
+        assert attempt.job is not None
+        place = directories.Place(info.run, info.attempt, info.task)
+        processes_ = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = commands.MOST_PROCESSES
+        return Box(
+            name=name,
+            image=image,
+            labels=commands.labels_of(self._home, place, attempt.labels),
+            cpu=info.cpu,
+            memory=info.memory,
+            pids=info.pids,
+            shm=attempt.job.resources.shm,
+            gpus=self._gpu_names(runtime, info.gpus or ()),
+            open_files=self._open_files,
+            processes=tuple(most if limit < 0 else min(limit, most) for limit in processes_),  # type: ignore[arg-type]
+        )
+
+    def _gpu_names(self, runtime: Runtime, ids: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+        """As the runtime calls them: by id where its specification has that, else by number."""
+        if not runtime.cdi or all(one in runtime.cdi for one in ids):
+            return tuple(ids)
+        numbers = {seen.id: str(seen.index) for seen in self._gpus.read()}
+        return tuple(numbers.get(one, one) for one in ids)
+
+    # -- starting --------------------------------------------------------------------------------------------
+
+    async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
+        """The launcher of a task, in its container. Raises EngineError; then nothing of it runs, but after
+        EngineUnavailable, when nobody can say."""
+        runtime = await self.runtime()
+        assert known.info.container is not None and attempt.job is not None
+        reference = str(known.info.container["image"])
+        known.waiting = f"looking for the image {reference}"
+        image = await asyncio.to_thread(runtimes.image, runtime, reference)
+        if image is None:
+            known.waiting = f"pulling the image {reference}"
+            await runtimes.pull(runtime, reference)
+            image = await asyncio.to_thread(runtimes.image, runtime, reference)
+        if image is None:
+            raise runtimes.ImageUnavailable(f"the image {reference} was pulled and is not there")
+        known.waiting = "starting the container"
+        setups = str(self._settings.home.setups / f"image-{image.id[:24]}")
+        job = attempt.job
+        words = [*image.entrypoint, *(job.args or image.arguments)]
+        known.info = replace(known.info, command=words, setups=setups)
+        box = self._box(runtime, known.info, attempt, reference, name=known.container)
+        mounts = [(known.path, "rw"), (bundle, "ro"), (setups, "rw")]
+        command = commands.launcher(bundle, known.path, job.python)
+        binds = _binds(job, known.path)
+        box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command)
+        try:
+            await runtimes.finished(asyncio.to_thread(_prepare, box, known))
+            async with self._removing:  # one of that name that was left over is gone by now, or stays
+                pass
+            await runtimes.create(runtime, box)
+            return await runtimes.finished(
+                asyncio.to_thread(_start, runtime, box, known, self._records), final=True
+            )
+        except BaseException:  # given up or failed, and raised again
+            self._tidy_late()  # whatever there is of it, or comes, is to go
+            raise
+
+    # -- afterwards ------------------------------------------------------------------------------------------
+
+    async def settle(self, known: Known) -> bool:
+        """See to the container of a task whose launcher is dead or was never seen. False: it is not known whether
+        anything of it runs, and nothing is concluded."""
+        try:
+            runtime = await self.runtime()
+            return await asyncio.to_thread(_settle, runtime, known, self._records)
+        except EngineError as exc:
+            self._complain(known.container, f"its container {known.container} cannot be seen to: {exc}")
+            self._tidy_late()
+            # A launcher that is dead is proof enough: it was init of the container.
+            return known.identity is not None and known.info.pid_namespace
+
+    def tidy(self) -> None:
+        """Remove the leftovers of earlier servers, in the background. Once: our own are seen to as they come."""
+        if self._tidying is None:
+            self._tidy_late()
+
+    def _tidy_late(self) -> None:
+        self._late = time.monotonic() + runtimes.LATE
+        if not self._closed and (self._tidying is None or self._tidying.done()):
+            self._tidying = asyncio.create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        pause, most = PAUSES
+        while not await self._remove_leftovers() or time.monotonic() < self._late:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, most)
+
+    async def _remove_leftovers(self) -> bool:
+        """False: some are still there."""
+        try:
+            runtime = await self.runtime()
+        except EngineError:
+            return not runtimes.likely()  # no runtime, no containers; or one that does not answer yet
+        try:
+            names = await asyncio.to_thread(runtimes.names, runtime, self._home)
+        except EngineError as exc:
+            self._complain(self._home, f"leftover containers cannot be looked for: {exc}")
+            return False
+        removed = True
+        for name in names:
+            async with self._removing:
+                if name not in self._keep():
+                    try:
+                        await runtimes.finished(asyncio.to_thread(runtimes.remove, runtime, name))
+                    except EngineError as exc:
+                        self._complain(name, f"the leftover container {name} cannot be removed: {exc}")
+                        removed = False
+        return removed
+
+    def _complain(self, about: str, words: str) -> None:
+        """Once."""
+        if about not in self._complained:
+            self._complained.add(about)
+            log.warning(words)
+
+    async def close(self) -> None:
+        """What is left over is left to the next server."""
+        self._closed = True
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
+
+    async def update(self, known: Known, cpu: float | None, memory: int | None) -> str | None:
+        try:
+            runtime = await self.runtime()
+            await asyncio.to_thread(runtimes.update, runtime, known.container, cpu, memory)
+        except EngineError as exc:
+            return f"its container cannot be changed while it runs: {exc.message}"
+        return None
+
+
+def _prepare(box: Box, known: Known) -> None:
+    for path, mode in box.mounts:
+        if mode == "rw" and path != known.path:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    directories.create(Path(known.path), known.info)
+    for outside, _, _ in box.binds:
+        if outside.startswith(f"{known.path}/"):
+            Path(outside).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _start(runtime: Runtime, box: Box, known: Known, records: Records) -> Identity:
+    try:
+        runtimes.start(runtime, box.name)
+        found = runtimes.state(runtime, box.name)
+        identity = processes.identity_of(found.pid) if found is not None and found.running else None
+        if identity is None:
+            said = runtimes.said(runtime, box.name).strip() or "it said nothing"
+            code = f" (exit code {found.exit_code})" if found is not None else ""
+            raise runtimes.ImageUnavailable(
+                f"the launcher does not run in the image {box.image}{code}: {said.splitlines()[-1]}",
+                hint="The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`.",
+            )
+        records.write(known.place, identity, known.info, known.container)
+    except (EngineError, OSError) as exc:
+        log.info("%s: %s", box.name, exc)
+        try:
+            runtimes.remove(runtime, box.name)
+        except EngineError as left:
+            raise EngineUnavailable(f"the container {box.name} may run: {left.message}") from exc
+        raise
+    return identity
+
+
+def _settle(runtime: Runtime, known: Known, records: Records) -> bool:
+    state = runtimes.state(runtime, known.container)
+    if state is None:
+        return True
+    if known.identity is None and known.info.pid_namespace and state.running:
+        # The server that started it died before it could write that down.
+        identity = processes.identity_of(state.pid)
+        if identity is not None:
+            records.write(known.place, identity, known.info, known.container)
+            known.identity, known.ended = identity, False
+            return True
+    until = time.monotonic() + ENDING
+    while state is not None and state.running and known.identity is not None and time.monotonic() < until:
+        time.sleep(0.05)
+        state = runtimes.state(runtime, known.container)
+    if state is not None and state.out_of_memory:
+        known.cause = "oom"
+        known.evidence = {"exit_code": state.exit_code, "out_of_memory": True, "limit": known.info.memory}
+    runtimes.remove(runtime, known.container)
+    return True
+
+
+def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:
+    """What the job mounts. Scratch lies in the task's directory and goes with it."""
+    found = []
+    for number, (inside, source) in enumerate(job.mounts.items()):
+        outside = f"{directory}/scratch-{number}" if source == "empty" else source.removesuffix(":ro")
+        found.append((outside, inside, "ro" if source.endswith(":ro") else "rw"))
+    return found
+
+
+def _refuse_mounts(job: Job) -> None:
+    if not job.mounts:
+        return
+    if job.launcher == "none":
+        # Nothing would say as whom the image writes there.
+        raise Refused(
+            "`mounts` needs the launcher on this machine, and the job says `launcher: none`",
+            hint="Leave out `mounts`, or `launcher: none`.",
+            details={"key": "mounts"},
+        )
+    for inside, source in job.mounts.items():
+        folder = source.removesuffix(":ro")
+        if source != "empty" and not Path(folder).is_dir():
+            raise Refused(
+                f"there is no folder {folder} to mount at {inside}",
+                hint="Make it, or name another.",
+                details={"key": f"mounts.{inside}"},
+            )
+
+
+def _refuse_without(job: Job) -> None:
+    """Keys that say something about an image, in a job that has none."""
+    room = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
+    here = room.f_blocks * room.f_frsize if room is not None else 0
+    wants = {
+        "launcher": job.launcher == "none",
+        "python": job.python is not None,
+        "args": bool(job.args),
+        "mounts": bool(job.mounts),
+        "resources.shm": (job.resources.shm or 0) > here,
+    }
+    found = [key for key, asked in wants.items() if asked]
+    if not found:
+        return
+    hint = f"Leave `{found[0]}` out, or name an image."
+    if found[0] == "resources.shm":
+        hint = (
+            "Make /dev/shm bigger (mount -o remount,size=...), or name an image: its container has its own."
+        )
+    raise Refused(f"`{found[0]}` needs an image here", hint=hint, details={"key": found[0], "keys": found})

@@ -1,0 +1,368 @@
+"""What this machine lets us enforce, found out by trying, and said honestly.
+
+Nothing here is fatal: where a kind of isolation is missing the launcher does what can be done without the kernel
+(affinity, a watchdog, a guardian), and the reason and the fix are shown by `doctor`, `nodes` and `show`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stoker.engine.local.host import cgroups, processes
+from stoker.linux import cgroup_paths
+
+PID_NAMESPACE = "pid namespace"
+USER_NAMESPACE = "user + pid namespace"
+GUARDIAN = "guardian"
+WATCHDOG = "watchdog"
+AFFINITY = "affinity"
+VISIBLE_ONLY = "CUDA_VISIBLE_DEVICES only"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that is not available here."""
+
+    reason: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """How each kind of thing is held apart. Found once per server; tasks keep what they were started with."""
+
+    processes: str = GUARDIAN
+    memory: str = WATCHDOG
+    cpu: str = AFFINITY
+    pids: str = WATCHDOG
+    gpu: str = VISIBLE_ONLY
+    tree: cgroups.Tree | None = None
+    """Where groups are made; None: no cgroups."""
+    wrap: tuple[str, ...] = ()
+    """Put before the fork server's command: a scope of the user's systemd, when that is where groups are made."""
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    """kind -> why the best way is not used."""
+
+    @property
+    def pid_namespace(self) -> bool:
+        return self.processes in (PID_NAMESPACE, USER_NAMESPACE)
+
+    @property
+    def user_namespace(self) -> bool:
+        return self.processes == USER_NAMESPACE
+
+    def summary(self) -> dict[str, str]:
+        """For Node.isolation."""
+        return {
+            "processes": self.processes,
+            "memory": self.memory,
+            "cpu": self.cpu,
+            "pids": self.pids,
+            "gpu": self.gpu,
+        }
+
+
+def probe(home: Path, wanted: str = "auto") -> Isolation:
+    """Try each kind. `wanted` is LocalSettings.isolation. Takes some tens of milliseconds; leaves nothing behind
+    but the empty group of this home."""
+    if not processes.LINUX:
+        return Isolation(cpu="none", missing=_everywhere(f"{sys.platform} has no namespaces and no cgroups"))
+    if wanted == "none":
+        off = Missing("switched off by local.isolation = 'none'", "Set local.isolation to 'auto'.")
+        return Isolation(missing=dict.fromkeys(("processes", "memory", "cpu", "pids", "gpu"), off))
+    missing: dict[str, Missing] = {}
+    mode = _processes(missing)
+    tree, wrap = _groups(home, missing)
+    return _assembled(mode, tree, wrap, missing)
+
+
+def _assembled(
+    mode: str, tree: cgroups.Tree | None, wrap: tuple[str, ...], missing: dict[str, Missing]
+) -> Isolation:
+    have = tree.roots if tree is not None else {}
+    name = f"cgroup v{tree.version}" if tree is not None else ""
+    quota = "cgroup v1 quota" if tree is not None and tree.version == 1 else name
+    if "devices" not in have:
+        missing.setdefault(
+            "gpu", Missing("GPUs are hidden by CUDA_VISIBLE_DEVICES, which a process may change")
+        )
+    return Isolation(
+        processes=mode,
+        memory=name if "memory" in have else WATCHDOG,
+        cpu=quota if "cpu" in have else AFFINITY,
+        pids=name if "pids" in have else WATCHDOG,
+        gpu="devices cgroup" if "devices" in have else VISIBLE_ONLY,
+        tree=tree if have else None,
+        wrap=wrap,
+        missing=missing,
+    )
+
+
+def in_scope(found: Isolation, pid: int, name: str) -> Isolation:
+    """The same once the fork server runs in its scope: groups are made beneath it, where tasks are born."""
+    _, own = cgroup_paths.find(
+        processes.read_text("/proc/self/mountinfo"), processes.read_text(f"/proc/{pid}/cgroup")
+    )
+    own = own.removesuffix(f"/{cgroups.SERVER_LEAF}") if own is not None else None
+    problem = "the fork server's cgroup is not known" if own is None else delegate(own, name, {pid})
+    missing = {kind: why for kind, why in found.missing.items() if kind not in _INSTEAD}
+    if problem is not None or own is None:
+        _explain(missing, dict.fromkeys(_INSTEAD, problem or ""), have=set(), version=2)
+        return replace(_assembled(found.processes, None, (), missing), wrap=found.wrap)
+    tree = _tree_at(f"{own}/{name}")
+    _explain(missing, {}, have=set(tree.roots), version=2)
+    return _assembled(found.processes, tree, found.wrap, missing)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------
+
+_UNSHARE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(what, *arguments):
+    if getattr(libc, what)(*arguments) != 0:
+        number = ctypes.get_errno()
+        sys.exit(what + ": " + os.strerror(number))
+uid, gid = os.getuid(), os.getgid()
+user = sys.argv[1] == "user"
+call("unshare", (0x10000000 if user else 0) | 0x20000000 | 0x00020000)
+if user:
+    for name, text in (("setgroups", "deny"), ("uid_map", "%d %d 1" % (uid, uid)), ("gid_map", "%d %d 1" % (gid, gid))):
+        with open("/proc/self/" + name, "w") as file:
+            file.write(text)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if os.getpid() == 1 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def _processes(missing: dict[str, Missing]) -> str:
+    plain = _unshare("plain")
+    if plain is None:
+        return PID_NAMESPACE
+    user = _unshare("user")
+    if user is None:
+        return USER_NAMESPACE
+    reason = f"no PID namespace ({plain}; with a user namespace: {user}), so a guardian process watches each launcher"
+    missing["processes"] = Missing(reason, _namespace_fix())
+    return GUARDIAN
+
+
+def _unshare(how: str) -> str | None:
+    """Why it does not work; None when it does."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _UNSHARE, how],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return str(exc)
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def _namespace_fix() -> str:
+    for path, bad, fix in (
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+        ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+    ):
+        if processes.read_text(path).strip() == bad:
+            return f"An administrator may allow it with `sysctl {fix}`."
+    return (
+        "In a container, allow it with `--security-opt seccomp=unconfined` or run as root with CAP_SYS_ADMIN."
+    )
+
+
+# -- cgroups -----------------------------------------------------------------------------------------------------
+
+
+def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.Tree | None, tuple[str, ...]]:
+    first, second = cgroup_paths.find(
+        processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup")
+    )
+    name = cgroups.home_name(home)
+    problems: dict[str, str] = {}
+    roots = {}
+    for controller, own in first.items():
+        problem = _try_v1(controller, f"{own}/{name}")
+        if problem is None:
+            roots[controller] = f"{own}/{name}"
+        else:
+            problems[controller] = problem
+    if roots:
+        _explain(missing, problems, have=set(roots), version=1)
+        return cgroups.Tree(1, roots), ()
+    if second is not None and not any(controller in first for controller in cgroups.V2_CONTROLLERS):
+        tree, wrap, problem = _second(second, name)
+        if tree is not None and not wrap:
+            problem = _try_v2(tree)
+        if tree is not None and not problem:
+            _explain(missing, {}, have=set(tree.roots), version=2)
+            return tree, wrap
+        problems.update(dict.fromkeys(cgroups.V2_CONTROLLERS, problem))
+    _explain(missing, problems, have=set(), version=1 if first else 2)
+    return None, ()
+
+
+def _try_v1(controller: str, root: str) -> str | None:
+    """Make a group, set a limit, put a process into it. What went wrong; None: it works."""
+    trial = cgroups.Tree(1, {controller: root})
+    name = f"probe-{os.getpid()}"
+    try:
+        cgroups.make(trial, name, cgroups.Limits(cpu=1.0, memory=64 << 20, pids=16))
+        return _try_joining(f"{root}/{name}")
+    except OSError as exc:
+        return f"{exc.strerror or exc} ({exc.filename or root})"
+    finally:
+        cgroups.remove(trial.record(name))
+
+
+def _try_v2(tree: cgroups.Tree) -> str:
+    """The same for version 2; empty: it works."""
+    name = f"probe-{os.getpid()}"
+    try:
+        cgroups.make(tree, name, cgroups.Limits(cpu=1.0, memory=64 << 20, pids=16))
+        return _try_joining(f"{next(iter(tree.roots.values()))}/{name}") or ""
+    except (OSError, StopIteration) as exc:
+        return f"{getattr(exc, 'strerror', None) or exc} ({getattr(exc, 'filename', None) or name})"
+    finally:
+        cgroups.remove(tree.record(name))
+
+
+def _try_joining(directory: str) -> str | None:
+    child = subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE)
+    try:
+        Path(directory, "cgroup.procs").write_text(str(child.pid))
+        inside = str(child.pid) in processes.read_text(f"{directory}/cgroup.procs").split()
+        return None if inside else f"a process put into {directory} did not stay there"
+    finally:
+        child.communicate()
+
+
+def _second(own: str, name: str) -> tuple[cgroups.Tree | None, tuple[str, ...], str]:
+    """Version 2: our own subtree if it was delegated, else a scope of systemd's, else, as root, the top."""
+    own = own.removesuffix(f"/{cgroups.SERVER_LEAF}")
+    ours = {os.getpid(), *_descendants(os.getpid())}
+    problem = delegate(own, name, ours)
+    if problem is None:
+        return _tree_at(f"{own}/{name}"), (), ""
+    scope = _scope()
+    if scope is not None:
+        # The fork server is born in the scope; the engine makes the groups beneath it once it is there.
+        return cgroups.Tree(2, {}), scope, ""
+    top = cgroups.unified(processes.read_text("/proc/self/mountinfo"))
+    if os.geteuid() == 0 and top is not None and top != own and delegate(top, name, ours) is None:
+        return _tree_at(f"{top}/{name}"), (), ""
+    return None, (), problem
+
+
+def _tree_at(root: str) -> cgroups.Tree:
+    have = processes.read_text(f"{root}/cgroup.controllers").split()
+    return cgroups.Tree(2, {name: root for name in cgroups.V2_CONTROLLERS if name in have})
+
+
+def delegate(own: str, name: str, ours: set[int]) -> str | None:
+    """Make `own`/`name` a place for groups with limits. What went wrong; None: it is ready.
+
+    The kernel wants processes in leaves only, so our own are moved into one. Strangers in the same group are
+    not moved: then this is not ours to divide.
+    """
+    is_top = not Path(own, "cgroup.type").exists()
+    try:
+        offered = set(processes.read_text(f"{own}/cgroup.controllers").split())
+        wanted = [controller for controller in cgroups.V2_CONTROLLERS if controller in offered]
+        if not wanted:
+            return f"no controllers are delegated to {own}"
+        inside = {int(word) for word in processes.read_text(f"{own}/cgroup.procs").split()}
+        if not is_top and inside - ours:
+            return f"other processes ({sorted(inside - ours)[0]}, ...) live in {own}"
+        root = Path(own, name)
+        root.mkdir(exist_ok=True)
+        if not is_top:
+            leaf = Path(own, cgroups.SERVER_LEAF)
+            leaf.mkdir(exist_ok=True)
+            for pid in inside:
+                (leaf / "cgroup.procs").write_text(str(pid))
+        enable(own, wanted)
+        enable(str(root), wanted)
+    except OSError as exc:
+        return f"{exc.strerror or exc} ({exc.filename or own})"
+    return None
+
+
+def enable(directory: str, controllers: list[str]) -> None:
+    Path(directory, "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
+
+
+def _scope() -> tuple[str, ...] | None:
+    """The command that starts something in a delegated scope of this user's systemd (root: the machine's); None:
+    none answers."""
+    program = shutil.which("systemd-run")
+    if program is None or not Path("/run/systemd/system").is_dir():
+        return None
+    user = () if os.geteuid() == 0 else ("--user",)
+    command = (program, *user, "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
+    try:
+        done = subprocess.run(
+            [*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return command if done.returncode == 0 else None
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    waiting = processes.children(pid)
+    while waiting:
+        child = waiting.pop()
+        found.append(child)
+        waiting.extend(processes.children(child))
+    return found
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+_INSTEAD = {
+    "memory": "a watchdog looks at memory every moment, so a fast allocation may outrun it",
+    "cpu": "tasks are bound to whole cores",
+    "pids": "a watchdog counts processes",
+}
+
+
+def _explain(
+    missing: dict[str, Missing], problems: Mapping[str, str], *, have: set[str], version: int
+) -> None:
+    fix = (
+        "Run the server as root, or have an administrator delegate a cgroup to this user."
+        if version == 1
+        else "Start the server where systemd answers, or in a unit or container whose cgroup is delegated to it."
+    )
+    for kind, instead in _INSTEAD.items():
+        if kind not in have:
+            why = problems.get(kind, "this machine has no such cgroup controller")
+            missing[kind] = Missing(f"no {kind} cgroup: {why}; {instead}", fix)
+
+
+def _everywhere(reason: str) -> dict[str, Missing]:
+    return {
+        kind: Missing(reason, "Use Linux for isolation.")
+        for kind in ("processes", "memory", "cpu", "pids", "gpu")
+    }

@@ -1,0 +1,181 @@
+"""Following tasks from their start to the proof that they are gone, and ending them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+from stoker.engine.change_feed import Key
+from stoker.engine.local.containers.tasks import Boxes
+from stoker.engine.local.host import processes
+from stoker.engine.local.tasks import registry
+from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.registry import Known, Registry
+from stoker.engine.local.tasks.watcher import Watcher
+from stoker.errors import EngineError, EngineUnavailable
+from stoker.task.local_directory import NearTaskDir
+
+log = logging.getLogger(__name__)
+
+MARGIN = 5.0
+"""Seconds beyond the grace period that a launcher has to carry out its ladder before it is killed."""
+DEATH = 10.0
+"""Seconds that a SIGKILL may take to show."""
+
+
+class Follower:
+    """Belongs to one event loop; `begin` inside it."""
+
+    def __init__(self, tasks: Registry, boxes: Boxes) -> None:
+        self._registry = tasks
+        self._boxes = boxes
+        self._watcher: Watcher | None = None
+        self._ends: dict[Key, asyncio.Event] = {}
+
+    @property
+    def watcher(self) -> Watcher:
+        assert self._watcher is not None
+        return self._watcher
+
+    def begin(self) -> None:
+        """May be repeated."""
+        if self._watcher is None:
+            self._watcher = Watcher(self._launcher_died)
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def watch(self, known: Known) -> None:
+        """Its launcher was started, or found."""
+        self._registry.look()
+        if self._registry.is_alive(known):
+            self.watcher.add(known.place.key(), known.path, known.pidfd)
+        self.watcher.hint(known.place.key())
+
+    def _launcher_died(self, key: Key) -> None:
+        known = self._registry.get(Place(*key))
+        if known is not None:
+            known.ended = True
+        if key in self._ends:
+            self._ends[key].set()
+
+    async def end(self, known: Known, grace: float) -> None:
+        """Whatever state it is in. Raises EngineError when that cannot be."""
+        if known.container and known.identity is None:
+            await self.settle([known])  # it may turn out to run
+        if known.proof:
+            return
+        identity = known.identity
+        if identity is not None and self._registry.is_alive(known):
+            if grace > 0 and not await self._ladder(known, identity, grace + MARGIN):
+                log.warning("%s: launcher %d did not end its processes in time", known.path, identity.pid)
+            processes.send(identity, signal.SIGKILL, known.pidfd)
+            await self._dead(known, DEATH)
+        await self.settle([known])
+        if not known.proof and known.identity is None:
+            raise EngineUnavailable(f"it is not known whether the container {known.container} is there")
+        if not known.proof:
+            pid = known.stuck[0] if known.stuck else identity.pid if identity is not None else 0
+            raise EngineError(
+                f"process {pid} of {known.place.run} does not end",
+                hint="It waits inside the kernel: a network disk or a GPU that does not answer.",
+            )
+
+    async def _ladder(self, known: Known, identity: processes.Identity, seconds: float) -> bool:
+        """Have the launcher end its body; it then holds, so that nothing is lost, and the rest is ours.
+
+        A launcher that was just started may not listen yet, and init of a namespace does not even die of a signal
+        it does not listen to: until it has said something it is told again.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        directory = NearTaskDir(known.path)
+        told = 0.0
+        while loop.time() < end:
+            try:
+                status, order = directory.status(), directory.order()
+            except (OSError, TypeError):
+                return True  # the directory is gone or not what it was: nothing to wait for
+            if order is None or (status is not None and status.phase == "ended"):
+                return True
+            if not told or ((status is None or status.phase == "ready") and loop.time() - told > 0.2):
+                processes.send(identity, signal.SIGTERM, known.pidfd)
+                told = loop.time()
+            if await self._dead(known, 0.03):
+                return True
+        return False
+
+    async def _dead(self, known: Known, seconds: float) -> bool:
+        """Wait for the launcher's death."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        event = self._ends.setdefault(known.place.key(), asyncio.Event())
+        try:
+            while True:
+                self._registry.look()
+                if not self._registry.is_alive(known):
+                    return True
+                rest = end - loop.time()
+                if rest <= 0:
+                    return False
+                try:
+                    await asyncio.wait_for(event.wait(), rest if known.pidfd is not None else min(rest, 0.05))
+                except TimeoutError:
+                    pass
+        finally:
+            self._ends.pop(known.place.key(), None)
+
+    async def settle(self, dead: list[Known]) -> None:
+        """Prove that these are gone, whose launchers have ended or were never seen."""
+        new = [known for known in dead if not known.proof and known.settling is None]
+        for batch in [
+            [known for known in new if not known.container],
+            *([known] for known in new if known.container),
+        ]:
+            if batch:
+                work = asyncio.create_task(self._settle(batch))
+                for known in batch:
+                    known.settling = work
+        await _done({known.settling for known in dead if known.settling is not None})
+
+    async def settled(self, known: Known) -> None:
+        """If somebody is at that just now, wait until he has done."""
+        await _done({known.settling} if known.settling is not None else set())
+
+    async def _settle(self, dead: list[Known]) -> None:
+        try:
+            sure = [known for known in dead if not known.container or await self._boxes.settle(known)]
+            await asyncio.to_thread(registry.settle, [known for known in sure if not self._revived(known)])
+        except OSError as exc:
+            raise EngineUnavailable(f"this machine cannot be looked at: {exc.strerror}") from exc
+        finally:
+            for known in dead:
+                known.settling = None
+        for known in sure:
+            current = self._registry.get(known.place) is known  # or it was forgotten, or started anew
+            if known.proof:
+                if current:
+                    self.watcher.drop(known.place.key())
+                self._registry.release(known)
+            elif current and self._revived(known) and known.identity is not None:
+                self._registry.started(known, known.identity)
+                self.watch(known)
+
+    def _revived(self, known: Known) -> bool:
+        """Its container was found to run: an earlier server had no time to write that down."""
+        return known.identity is not None and not known.ended and known.pidfd is None
+
+    def forget(self, known: Known) -> None:
+        if self._watcher is not None:
+            self._watcher.drop(known.place.key())
+        self._registry.forget(known)
+
+
+async def _done(works: set[asyncio.Task[None]]) -> None:
+    """They go on when the one who waits is cancelled: others wait for them too."""
+    if works:
+        done, _ = await asyncio.wait(works)
+        for work in done:
+            work.result()
