@@ -34,7 +34,7 @@ lint: setup  ## style, types, layers, the launcher's Python 3.9, lock file
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- --backport typing src/stoker/linux src/stoker/task src/stoker/launcher src/stoker/sdk src/stoker/courier/sidecar src/stoker/__init__.py
+	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- --backport typing src/stoker/linux src/stoker/task src/stoker/launcher src/stoker/sdk src/stoker/courier src/stoker/__init__.py
 	$(BIN)/python requirements/check.py
 
 test: setup  ## everything that runs in CI, under ten minutes

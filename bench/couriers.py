@@ -27,7 +27,6 @@ from typing import Any
 import uvloop
 
 from stoker.blobs import BlobStore
-from stoker.courier import carry_checkpoint, restore_checkpoint
 from stoker.engine.kubernetes.courier_client import Courier, FarDirectory, Ferry, Mirror, Pace, direct
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.spec.tree import Tree, TreeFile
@@ -35,6 +34,7 @@ from stoker.task import courier_protocol, layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import NearTaskDir
 from stoker.testing.couriers import CourierProcess, far_directory
+from stoker.transfer import carry_checkpoint, restore_checkpoint
 
 STATUS_EVERY = 5.0
 LINES = 10.0

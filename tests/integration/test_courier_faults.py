@@ -20,8 +20,6 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.courier import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
-from stoker.courier.fetching import RANGE
 from stoker.engine.kubernetes.courier_client import Courier, CourierLost, FarDirectory, Ferry, Mirror, direct
 from stoker.engine.kubernetes.manifests.credentials import make
 from stoker.launcher import bundle
@@ -29,6 +27,8 @@ from stoker.launcher.journal import Journal
 from stoker.task import courier_protocol, formats, layout
 from stoker.testing.couriers import BOOT, CourierProcess, LoopThread, far_directory
 from stoker.testing.taskdir_suite import contents, tree_of
+from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
+from stoker.transfer.fetch import RANGE
 
 SEED = int(os.environ.get("STOKER_SEED", "0")) or 7
 WAIT = 60.0

@@ -14,7 +14,6 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.salvage import staged_of
-from stoker.courier import carry_checkpoint
 from stoker.engine.kubernetes.courier_client import FarDirectory
 from stoker.errors import BlobDamaged
 from stoker.launcher.checkpoints.scanner import Scanner
@@ -22,6 +21,7 @@ from stoker.task import layout
 from stoker.task.directory import SharingTaskDir
 from stoker.task.layout import Part
 from stoker.testing.couriers import CourierProcess, far_directory
+from stoker.transfer import carry_checkpoint
 
 LOST = Part("digits-7f3k", 1, "worker-0", 1)
 

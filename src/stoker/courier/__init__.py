@@ -1,46 +1,21 @@
-"""Brings code and checkpoints into a task directory and carries checkpoints and outputs away.
+"""The courier in a pod: serves one task directory to the server, beside the container that trains.
 
-    carry      the journeys, to and from directories near and far
-    outputs    what a task leaves in its output directory
-    merging    what several tasks left, as one tree, and back to each of them
-    fetching   getting the bytes of a far directory
-    walk       looking through a directory that belongs to somebody else
-    sidecar    serves a task directory from inside a pod; standard library only
+    __main__       flags, signals, the end
+    server         connections: which peers may speak, how many at once
+    http           the little of HTTP that is needed
+    handlers       one function for each request
+    sync           what is new, and waiting for it
+    staging        content that arrives in pieces
+    placement      making a directory out of content that has arrived
+    manifest       reading manifests
+    listing        listing a directory with hashes, a page at a time
+    recovery       settling a task directory after its launcher's death
+    shared_volume  the checkpoint volume that tasks of several runs share
+    jobs           work that outlasts a request
+    buffers        a few large buffers, lent to requests
+    trash          removing files that belong to another user
 
-User code owns the task directory, so nothing in it is believed: every path is opened component by component
-without following links, only regular files are taken, and everything is counted before it is read.
+Its memory is small (it is limited to less than 100 MB) and so is its share of a CPU. It may be killed at any
+moment and knows nothing afterwards that the directory does not say. Every request may be repeated.
+Standard library only, Python 3.9: it is copied into other people's images.
 """
-
-from __future__ import annotations
-
-TYPE_CHECKING = False  # nothing is imported until it is used: the sidecar runs where there is nothing else
-if TYPE_CHECKING:
-    from typing import Any
-
-    from stoker.courier.carry import (
-        bring_code,
-        bring_outputs,
-        carry_checkpoint,
-        carry_outputs,
-        merge_outputs,
-        outputs_for,
-        restore_checkpoint,
-    )
-
-__all__ = [
-    "bring_code",
-    "bring_outputs",
-    "carry_checkpoint",
-    "carry_outputs",
-    "merge_outputs",
-    "outputs_for",
-    "restore_checkpoint",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        import importlib
-
-        return getattr(importlib.import_module("stoker.courier.carry"), name)
-    raise AttributeError(f"module 'stoker.courier' has no attribute {name!r}")

@@ -5,7 +5,7 @@
 
 The body's Python is often not the one Stoker is installed in, and a container has none of Stoker at all. The
 bundle is the package's `__init__`, `linux`, `task`, `launcher` and `sdk`, and aside, where training code does not find
-it, the courier's sidecar; standard library only. Whatever form it has, it can be copied on from there, and its
+it, `courier`; standard library only. Whatever form it has, it can be copied on from there, and its
 digest is that of its content: making it again costs nothing and a new version never disturbs processes that
 still use an old one.
 """
@@ -28,7 +28,7 @@ PACKAGES = ("linux", "task", "launcher", "sdk")
 MARKER = "bundle.txt"
 MAIN = "__main__.py"
 ASIDE = "more/stoker"
-"""Modules for Stoker's own processes only. Beside the rest, a part of `stoker.courier` would hide the whole of it
+"""Modules for Stoker's own processes only. Beside the rest, a part of `stoker.transfer` would hide the whole of it
 from training code that runs where Stoker is installed."""
 
 _MAIN = """\
@@ -142,10 +142,9 @@ def _gathered(source: str) -> Dict[str, bytes]:
     for package in PACKAGES:
         for name in _modules(os.path.join(source, package)):
             content[f"stoker/{package}/{name}"] = _read(os.path.join(source, package, name))
-    content[f"{ASIDE}/courier/__init__.py"] = b""
-    sidecar = os.path.join(source, "courier", "sidecar")
-    for name in _modules(sidecar):
-        content[f"{ASIDE}/courier/sidecar/{name}"] = _read(os.path.join(sidecar, name))
+    courier = os.path.join(source, "courier")
+    for name in _modules(courier):
+        content[f"{ASIDE}/courier/{name}"] = _read(os.path.join(courier, name))
     content[MARKER] = f"stoker {task_files.version()}: for processes whose Python has no Stoker\n".encode()
     return content
 

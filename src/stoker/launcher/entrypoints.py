@@ -52,7 +52,7 @@ def _courier(argv: List[str]) -> int:
     # Not imported by name: the package offers the SDK, which the launcher does not know.
     sys.modules["stoker"].__path__.insert(0, bundle.aside())
     sys.argv[1:] = argv
-    runpy.run_module("stoker.courier.sidecar", run_name="__main__", alter_sys=True)
+    runpy.run_module("stoker.courier", run_name="__main__", alter_sys=True)
     return 0
 
 

@@ -37,7 +37,7 @@ class CourierProcess:
         (keys / "tls.crt").write_bytes(made.cert)
         (keys / "tls.key").write_bytes(made.private)
         self._keys = keys
-        self._program = list(program) or [sys.executable, "-m", "stoker.courier.sidecar"]
+        self._program = list(program) or [sys.executable, "-m", "stoker.courier"]
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
         self.start()

@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.courier import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.launcher.journal import Journal
 from stoker.launcher.recovery import collect
@@ -29,6 +28,7 @@ from stoker.spec.tree import Tree, TreeFile
 from stoker.task import formats, layout
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.local_directory import UnsafePath
+from stoker.transfer import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
 
 WAIT = 60.0
 """Generous: a limit for broken directories, not a measure of good ones."""

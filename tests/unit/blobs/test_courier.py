@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.courier import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.blobs import BlobStore
-from stoker.courier.merging import for_task, merge, view_of
 from stoker.spec.tree import Tree, TreeFile
+from stoker.transfer.merge import for_task, merge, view_of
 
 
 def tree(**files: str) -> Tree:

@@ -18,13 +18,13 @@ from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.ingest import journal_reader as pumps
 from stoker.control.ingest.checkpoint_transfer import Carriers
 from stoker.control.ingest.journal_reader import Intake, Pump
-from stoker.courier import carry_checkpoint
 from stoker.settings import Home
 from stoker.store import Store
 from stoker.store.rows import CheckpointRow, NewRun
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
 from stoker.task.local_directory import NearTaskDir
+from stoker.transfer import carry_checkpoint
 
 SIZE = 2000
 

@@ -10,9 +10,9 @@ from assembly_rig import TWO, Rig
 from stoker.control.checkpoints import retention
 from stoker.control.checkpoints.assembly import how_it_ended
 from stoker.control.ingest.journal_reader import Intake
-from stoker.courier import merge_outputs, outputs_for
 from stoker.store.rows import AddEvent, CheckpointRow, Point
 from stoker.task.formats import Ending, Status
+from stoker.transfer import merge_outputs, outputs_for
 
 
 @pytest.fixture

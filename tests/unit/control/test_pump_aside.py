@@ -17,12 +17,12 @@ from stoker.blobs import BlobStore
 from stoker.control.ingest import checkpoint_transfer
 from stoker.control.ingest import journal_reader as pumps
 from stoker.control.ingest.journal_reader import Intake, Pump
-from stoker.courier import carry_checkpoint
 from stoker.settings import Home
 from stoker.store.rows import AddEvent
 from stoker.task import layout
 from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
 from stoker.task.local_directory import NearTaskDir
+from stoker.transfer import carry_checkpoint
 
 
 class Carriers(checkpoint_transfer.Carriers):

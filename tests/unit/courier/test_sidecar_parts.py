@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.courier.sidecar import __main__ as main
-from stoker.courier.sidecar import pages, trees
-from stoker.courier.sidecar.buffers import SMALL, Buffers, Busy
-from stoker.courier.sidecar.jobs import KEPT, RUNNING, Jobs
-from stoker.courier.sidecar.trash import Trash
+from stoker.courier import __main__ as main
+from stoker.courier import pages, trees
+from stoker.courier.buffers import SMALL, Buffers, Busy
+from stoker.courier.jobs import KEPT, RUNNING, Jobs
+from stoker.courier.trash import Trash
 from stoker.errors import SpecError
 from stoker.spec.tree import check_link, check_path
 from stoker.task import formats, layout

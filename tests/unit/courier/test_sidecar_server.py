@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.courier.sidecar import server as server_module
-from stoker.courier.sidecar.server import STRANGERS, Server, listen
-from stoker.courier.sidecar.verbs import Verbs
+from stoker.courier import server as server_module
+from stoker.courier.handlers import Verbs
+from stoker.courier.server import STRANGERS, Server, listen
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import NearTaskDir

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.courier.sidecar.shared import Shared
+from stoker.courier.shared_volume import Shared
 from stoker.task import layout
 from stoker.task.local_directory import UnsafePath
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.courier.sidecar import placing
-from stoker.courier.sidecar.placing import Incomplete, Placing
-from stoker.courier.sidecar.staging import HOME, Damaged, Piece, Staging, slot_name, stage_of
-from stoker.courier.sidecar.verbs import Call, Verbs
+from stoker.courier import placing
+from stoker.courier.handlers import Call, Verbs
+from stoker.courier.placement import Incomplete, Placing
+from stoker.courier.staging import HOME, Damaged, Piece, Staging, slot_name, stage_of
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Malformed
@@ -112,7 +112,7 @@ def test_pieces_in_any_order(here: Place) -> None:
 
 
 def test_a_gap_is_not_filled_in(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.courier.sidecar.staging._PREDECESSOR", 0.01)
+    monkeypatch.setattr("stoker.courier.staging._PREDECESSOR", 0.01)
     manifest = here.tree({"a": b"0123456789"})
     piece = Piece(sha(b"0123456789"), 10, 5, 5)
     assert here.staging.receive("code", manifest, [piece], memoryview(b"56789")) == ([], {piece.digest: 0})

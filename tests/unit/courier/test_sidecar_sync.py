@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stoker.courier.sidecar import sync
-from stoker.courier.sidecar.sync import Asked, Gone, News, Sync
+from stoker.courier import sync
+from stoker.courier.sync import Asked, Gone, News, Sync
 from stoker.linux import inotify
 from stoker.task import courier_protocol, layout
 from stoker.task.courier_protocol import Malformed

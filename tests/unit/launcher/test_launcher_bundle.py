@@ -64,12 +64,12 @@ def test_training_code_sees_nothing_of_the_courier(tmp_path: Path) -> None:
     root = Path(bundle.write(str(tmp_path)))
     assert not (root / "stoker" / "courier").exists()
     assert (root / "more/stoker/courier/__init__.py").read_bytes() == b""
-    source = Path(bundle.__file__).parents[1] / "courier" / "sidecar"
+    source = Path(bundle.__file__).parents[1] / "courier"
     modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
     assert "__main__.py" in modules
     assert modules == {
-        str(path.relative_to(root / "more/stoker/courier/sidecar"))
-        for path in (root / "more/stoker/courier/sidecar").rglob("*.py")
+        str(path.relative_to(root / "more/stoker/courier"))
+        for path in (root / "more/stoker/courier").rglob("*.py")
     }
 
 

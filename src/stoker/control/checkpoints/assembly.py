@@ -28,7 +28,6 @@ from typing import Any
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.completion import Gathering, Part, Round, Settled
 from stoker.control.ingest.journal_reader import Intake, score
-from stoker.courier.merging import merge
 from stoker.errors import BlobDamaged, DiskFull, NotFound, StokerError
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store.rows import (
@@ -44,6 +43,7 @@ from stoker.store.rows import (
     UpdateCheckpoint,
 )
 from stoker.task.formats import Ending
+from stoker.transfer.merge import merge
 
 
 @dataclass

@@ -24,7 +24,6 @@ from stoker.control.checkpoints import refusals
 from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
 from stoker.control.runs import debug_hold
 from stoker.control.state import LiveRun, LiveTask
-from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, NotFound, StokerError
 from stoker.spec.words import RunState
 from stoker.store import Store
@@ -33,6 +32,7 @@ from stoker.task import layout
 from stoker.task.directory import SharingTaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.layout import Part
+from stoker.transfer import carry_checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
-from stoker.courier import carry_checkpoint
 from stoker.linux.idle_throttle import Pause, Spare
 from stoker.task import layout
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
+from stoker.transfer import carry_checkpoint
 
 _AT_ONCE = 32
 """Most of them rest most of the time, or wait for a network."""

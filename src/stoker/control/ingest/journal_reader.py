@@ -23,7 +23,6 @@ from stoker.control.ingest.checkpoint_transfer import Carriers
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import Pace
 from stoker.control.logs.reader import LOOK, LogWriter, source_name
-from stoker.courier import carry_checkpoint
 from stoker.errors import DiskFull, StokerError
 from stoker.linux.direct_io import LARGE
 from stoker.settings import Home, LogSettings
@@ -42,6 +41,7 @@ from stoker.task import fencing, layout
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_lines, split_lines
 from stoker.task.local_directory import UnsafePath
+from stoker.transfer import carry_checkpoint
 
 Scored = TypeVar("Scored", CheckpointRow, PartRow)
 LOOK_BYTES = 4 << 20

@@ -14,7 +14,6 @@ from stoker.control.checkpoints import refusals as refusing
 from stoker.control.checkpoints import retention, salvage
 from stoker.control.ingest.journal_reader import Intake
 from stoker.control.state import LiveRun, LiveTask
-from stoker.courier import carry_outputs, merge_outputs, outputs_for
 from stoker.engine.base import ASIDE_FOR, SetsAside
 from stoker.errors import StokerError
 from stoker.spec import refusals
@@ -32,6 +31,7 @@ from stoker.store.rows import (
     UpdateRun,
 )
 from stoker.task import layout
+from stoker.transfer import carry_outputs, merge_outputs, outputs_for
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop

@@ -18,14 +18,14 @@ from stoker.control.checkpoints import retention
 from stoker.control.startup import orders
 from stoker.control.startup import world as worlds
 from stoker.control.state import LiveRun, LiveTask
-from stoker.courier import bring_code, bring_outputs, outputs_for, restore_checkpoint
-from stoker.courier.merging import for_task, together
 from stoker.engine.base import Engine, Handle
 from stoker.errors import StokerError
 from stoker.frameworks.base import World
 from stoker.settings import Settings
 from stoker.store import Store
 from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateCheckpoint
+from stoker.transfer import bring_code, bring_outputs, outputs_for, restore_checkpoint
+from stoker.transfer.merge import for_task, together
 
 _SCAN = 0.5
 """Seconds between looks at the checkpoint directories of a world, while its first checkpoint is waited for."""

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.courier.sidecar import sync
-from stoker.courier.sidecar.sync import Asked, Sync
+from stoker.courier import sync
+from stoker.courier.sync import Asked, Sync
 from stoker.engine.kubernetes.courier_client.mirror import Mirror
 from stoker.task import courier_protocol, layout
 from stoker.task.local_directory import NearTaskDir

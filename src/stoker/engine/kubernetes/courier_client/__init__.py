@@ -1,4 +1,4 @@
-"""Task directories in pods, seen from the server: the client of the courier (stoker.courier.sidecar).
+"""Task directories in pods, seen from the server: the client of the courier (stoker.courier).
 
 transport   one call to a courier, however it is reached
 courier     authenticated calls over a transport

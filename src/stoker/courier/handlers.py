@@ -8,13 +8,13 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from stoker.courier.sidecar import pages, settle, trees
-from stoker.courier.sidecar.buffers import Busy
-from stoker.courier.sidecar.jobs import Jobs
-from stoker.courier.sidecar.placing import Incomplete, Placing, split
-from stoker.courier.sidecar.shared import Shared
-from stoker.courier.sidecar.staging import Damaged, Piece, Staging
-from stoker.courier.sidecar.sync import Asked, Gone, Sync
+from stoker.courier import pages, settle, trees
+from stoker.courier.buffers import Busy
+from stoker.courier.jobs import Jobs
+from stoker.courier.placement import Incomplete, Placing, split
+from stoker.courier.shared_volume import Shared
+from stoker.courier.staging import Damaged, Piece, Staging
+from stoker.courier.sync import Asked, Gone, Sync
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Bytes, Malformed
 from stoker.task.local_directory import NearTaskDir, UnsafePath

@@ -12,7 +12,7 @@ import errno
 import os
 from typing import Iterator, List
 
-from stoker.courier.sidecar.trash import Trash
+from stoker.courier.trash import Trash
 from stoker.task import layout
 from stoker.task.local_directory import NearTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath

@@ -14,8 +14,8 @@ import stat
 import threading
 from typing import Any, Dict, Iterator, Tuple
 
-from stoker.courier.sidecar import trees
-from stoker.courier.sidecar.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
+from stoker.courier import trees
+from stoker.courier.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
 from stoker.task import formats
 from stoker.task.local_directory import NearTaskDir, UnsafePath
 from stoker.task.safe_open import OPEN_DIRECTORY, occupied

@@ -21,7 +21,7 @@ import stat
 import threading
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from stoker.courier.sidecar.trash import Trash
+from stoker.courier.trash import Trash
 from stoker.task import layout
 from stoker.task.safe_open import OPEN_DIRECTORY, open_beneath
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
-from stoker.courier.fetching import Fetcher, Taken, store
-from stoker.courier.walk import too_many, walk
 from stoker.errors import BlobDamaged, DiskFull, SpecError, TooLarge
 from stoker.spec.tree import TreeFile, check_link, check_path
 from stoker.task import layout
 from stoker.task.directory import FarTaskDir
 from stoker.task.local_directory import NearTaskDir, UnsafePath
 from stoker.task.safe_open import Found, open_beneath
+from stoker.transfer.fetch import Fetcher, Taken, store
+from stoker.transfer.walk import too_many, walk
 
 MARGIN = 1 << 30
 """Bytes of the disk (or a twentieth of it, if that is less) that are left free."""

@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from typing import Callable, Dict, List, Optional
 
-from stoker.courier.sidecar.buffers import Buffers, Busy
-from stoker.courier.sidecar.http import BadRequest, Channel, Head
-from stoker.courier.sidecar.sync import Gone
-from stoker.courier.sidecar.verbs import Call, Reply, Verbs
+from stoker.courier.buffers import Buffers, Busy
+from stoker.courier.handlers import Call, Reply, Verbs
+from stoker.courier.http import BadRequest, Channel, Head
+from stoker.courier.sync import Gone
 from stoker.task import courier_protocol
 from stoker.task.courier_protocol import Forged, Guard, Malformed, WrongBoot
 

@@ -18,10 +18,6 @@ from typing import Any
 
 from stoker.blobs import BlobStore
 from stoker.blobs.place import remove_at
-from stoker.courier import outputs
-from stoker.courier.fetching import Fetcher, Taken, store
-from stoker.courier.merging import for_task, merge
-from stoker.courier.outputs import check_room, plain_mode
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, TreeFile, check_digest
@@ -30,6 +26,10 @@ from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import NearTaskDir
 from stoker.task.safe_open import open_beneath
+from stoker.transfer import outputs
+from stoker.transfer.fetch import Fetcher, Taken, store
+from stoker.transfer.merge import for_task, merge
+from stoker.transfer.outputs import check_room, plain_mode
 
 CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000

@@ -16,8 +16,8 @@ import threading
 import time
 from typing import List
 
-from stoker.courier.sidecar import server
-from stoker.courier.sidecar.verbs import Verbs
+from stoker.courier import server
+from stoker.courier.handlers import Verbs
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import NearTaskDir
 from stoker.task.safe_open import open_beneath

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable, Dict, Optional
 
-from stoker.courier.sidecar.buffers import Busy
+from stoker.courier.buffers import Busy
 
 WAIT = 20.0
 """Seconds that one request waits for a job: nobody in between gives up on it so soon."""
