@@ -13,7 +13,7 @@ Beside the queue: `Standoff` says which of several half-started gangs lets go, `
 aside because too much failed on them, and `trusted(nodes, asides)` what is left to hand out.
 """
 
-from stoker.scheduling.gangs import Half, LetGo, Standoff
+from stoker.scheduling.gang_deadlock import Half, LetGo, Standoff
 from stoker.scheduling.model import (
     Ask,
     Explanation,
@@ -30,8 +30,8 @@ from stoker.scheduling.model import (
     Verdict,
     gpu_name,
 )
+from stoker.scheduling.node_health import Aside, Failure, Suspicion, trusted
 from stoker.scheduling.scheduler import Scheduler
-from stoker.scheduling.suspicion import Aside, Failure, Suspicion, trusted
 
 __all__ = [
     "Aside",

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from stoker.scheduling.holders import Holders
-from stoker.scheduling.holding import Holding
+from stoker.scheduling.allocation import Holding
+from stoker.scheduling.allocations import Holders
 from stoker.scheduling.model import Ask, Grow, Place, Shape, form_of
 from stoker.scheduling.placement import Room, place_in_one
 from stoker.scheduling.queue import LAST, Queue
-from stoker.scheduling.reserve import Reserve
+from stoker.scheduling.reservations import Reserve
 
 Turn = tuple[int, int, int, str]
 """(-priority, tasks beyond its need, seq, id): who comes first."""

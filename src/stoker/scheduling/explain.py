@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stoker.errors import NotFound
-from stoker.scheduling.holders import Holders
-from stoker.scheduling.holding import Holding
+from stoker.scheduling.allocation import Holding
+from stoker.scheduling.allocations import Holders
+from stoker.scheduling.feasibility import ever_fits, fits_whole, scope
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import (
     RESOURCES,
@@ -28,8 +29,7 @@ from stoker.scheduling.model import (
 )
 from stoker.scheduling.placement import Room, place_in_one, times, within
 from stoker.scheduling.queue import Bucket, Queue, Term, key_of
-from stoker.scheduling.reserve import claim, holding
-from stoker.scheduling.verdict import ever_fits, fits_whole, scope
+from stoker.scheduling.reservations import claim, holding
 
 
 def explain(id: str, queue: Queue, ledger: Ledger, holders: Holders) -> Explanation:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from stoker.scheduling.holders import Holders
-from stoker.scheduling.holding import Holding
+from stoker.scheduling.allocation import Holding
+from stoker.scheduling.allocations import Holders
 from stoker.scheduling.ledger import Ledger, Node
 from stoker.scheduling.model import Amount, Place, Shape, Shrink
 from stoker.scheduling.placement import Room, place_in_one
 from stoker.scheduling.queue import Bucket, Key, Queue
-from stoker.scheduling.reserve import Reserve
+from stoker.scheduling.reservations import Reserve
 
 TRIES = 8
 """How many ways to ask are compared once one is known. Each costs a placement or a few."""

@@ -26,8 +26,9 @@ from heapq import heapify, heappop, heapreplace
 from stoker.errors import Conflict
 from stoker.scheduling import elastic, reclaim
 from stoker.scheduling import explain as explaining
-from stoker.scheduling.holders import Holders
-from stoker.scheduling.holding import Holding
+from stoker.scheduling.allocation import Holding
+from stoker.scheduling.allocations import Holders
+from stoker.scheduling.feasibility import ever_fits
 from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import (
     Ask,
@@ -44,8 +45,7 @@ from stoker.scheduling.model import (
 )
 from stoker.scheduling.placement import place_in_one
 from stoker.scheduling.queue import Bucket, Key, Queue
-from stoker.scheduling.reserve import Reserve
-from stoker.scheduling.verdict import ever_fits
+from stoker.scheduling.reservations import Reserve
 
 
 class Scheduler:

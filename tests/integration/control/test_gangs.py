@@ -17,7 +17,7 @@ from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 
 from stoker.control.runs import shutdown, task_reader
 from stoker.engine.base import Observation, Surroundings
-from stoker.scheduling import gangs
+from stoker.scheduling import gang_deadlock
 from stoker.spec.words import Cause
 from stoker.testing.fake_engine import Behaviour
 
@@ -315,7 +315,7 @@ def test_a_gang_that_does_not_come_up_in_time_lets_go_and_queues_again(gang: Gan
 def test_of_two_gangs_with_half_their_places_each_one_lets_go_and_both_get_through(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gangs, "FIRST_WAIT", 0.2)
+    monkeypatch.setattr(gang_deadlock, "FIRST_WAIT", 0.2)
     real, observe = gang.engine.reach, gang.engine.observe
     first: dict[str, str] = {}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from stoker.scheduling.gangs import FIRST_WAIT, LONGEST_WAIT, PATIENCE, Half, Standoff, wait
+from stoker.scheduling.gang_deadlock import FIRST_WAIT, LONGEST_WAIT, PATIENCE, Half, Standoff, wait
 
 
 def half(id: str, up: int, wanted: int, *, seq: int = 0, since: float = 0, **more) -> Half:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.scheduling import Ask, NodeShape, Request
-from stoker.scheduling.suspicion import Failure, Rules, Suspicion, trusted
+from stoker.scheduling.node_health import Failure, Rules, Suspicion, trusted
 
 GI = 1 << 30
 NODES = [NodeShape("a", 8, GI, ("0", "1")), NodeShape("b", 8, GI, ("0", "1")), NodeShape("c", 8, GI)]

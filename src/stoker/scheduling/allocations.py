@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stoker.scheduling.holding import Holding
+from stoker.scheduling.allocation import Holding
 from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import Amount, Held, Place, Request, Shape, amounts, form_of
 from stoker.scheduling.placement import Space, place_in_one
 from stoker.scheduling.queue import FIRST, LAST, Bucket, Key, Queue, key_of
-from stoker.scheduling.reserve import Reserve
+from stoker.scheduling.reservations import Reserve
 
 
 class Holders:

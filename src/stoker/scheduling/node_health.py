@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from stoker.scheduling.feasibility import ever_fits
 from stoker.scheduling.model import NodeShape, Request, gpu_name
-from stoker.scheduling.verdict import ever_fits
 
 GPU_CAUSES = frozenset({"gpu-fault"})
 NODE_CAUSES = frozenset({"lost", "engine-error"})
