@@ -11,7 +11,7 @@ from typing import Any
 
 from box import Box, wait
 
-from stoker.store import sqlite_copies as copies
+from stoker.store.dialects import sqlite_copies as copies
 
 TRAIN = """
 import json, os, sys, time

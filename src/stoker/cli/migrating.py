@@ -12,7 +12,7 @@ from stoker.errors import Conflict, NotFound, Refused
 from stoker.settings import Home, Settings
 
 if TYPE_CHECKING:
-    from stoker.store.transfer import Progress
+    from stoker.store.row_copy import Progress
 
 ENVIRONMENT = "STOKER_DATABASE"
 FILE = "sqlite"
@@ -43,7 +43,7 @@ def migrate(home: Home, to: str | None, progress: Progress) -> dict[str, Any]:
 
 def _to_server(settings: Settings, target: str, progress: Progress, *, named: bool) -> dict[str, Any]:
     from stoker.server.config_file import set_database
-    from stoker.store.moving import Moved, move
+    from stoker.store.relocation import Moved, move
 
     home = settings.home
     source = settings.database
@@ -71,7 +71,7 @@ def _to_server(settings: Settings, target: str, progress: Progress, *, named: bo
 def _to_file(settings: Settings) -> dict[str, Any]:
     from stoker.server.config_file import set_database
     from stoker.store import is_shared
-    from stoker.store.moving import file_from
+    from stoker.store.relocation import file_from
 
     home = settings.home
     source = settings.database
@@ -105,6 +105,6 @@ def _put_away(home: Home) -> str | None:
 
 
 def _shown(database: str | Path) -> str:
-    from stoker.store.dialect import dialect_for
+    from stoker.store.dialects.base import dialect_for
 
     return dialect_for(database).where

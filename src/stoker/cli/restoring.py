@@ -20,7 +20,7 @@ from stoker.errors import Conflict, NotFound, StokerError
 from stoker.settings import Home, Settings
 
 if TYPE_CHECKING:
-    from stoker.store.sqlite_copies import Contents
+    from stoker.store.dialects.sqlite_copies import Contents
 
 ADDED = ("blobs", "runs")
 
@@ -29,7 +29,7 @@ def restore(home: Home, copy: Path) -> dict[str, Any]:
     """`{"from", "runs", "made_at", "aside", "added", "missing"}`: how many runs it has, what was put aside, how many files
     were added, and the runs that were acknowledged by this home and are not in the copy."""
     from stoker.store import Store, put_in_place  # lazy: SQLAlchemy takes its time
-    from stoker.store import sqlite_copies as copies
+    from stoker.store.dialects import sqlite_copies as copies
 
     database = database_in(home, copy)
     inside = copies.contents(database)
@@ -73,7 +73,7 @@ def best_first(home: Home) -> list[dict[str, Any]]:
 def listed(home: Home) -> list[dict[str, Any]]:
     """Every copy in the home's own folder, newest first: `{"path", "kind", "made_at", "size", "runs"}`. `runs`: how many
     are in it; None: it cannot be read."""
-    from stoker.store import sqlite_copies as copies  # lazy: SQLAlchemy takes its time
+    from stoker.store.dialects import sqlite_copies as copies  # lazy: SQLAlchemy takes its time
 
     found = []
     for database in copies.beneath(home.backups):

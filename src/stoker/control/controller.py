@@ -31,7 +31,7 @@ from stoker.scheduling import Explanation
 from stoker.settings import Settings
 from stoker.spec import Job, override_job, quantities
 from stoker.spec.words import HOLDING, RunState
-from stoker.store import Store, remains
+from stoker.store import Store, home_contents
 from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
 
 log = logging.getLogger(__name__)
@@ -295,7 +295,7 @@ class Controller:
                     hint="`stoker server status` lists them; `stoker stop` ends a run that it knows.",
                     details={"run": run},
                 )
-        remains.forget(self._settings.home, wanted, time.time())
+        home_contents.forget(self._settings.home, wanted, time.time())
 
         async def end() -> None:
             self._loop.spawn(self._loop.strangers.end(frozenset(wanted)))

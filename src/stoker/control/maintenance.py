@@ -13,8 +13,8 @@ from stoker.blobs import BlobStore
 from stoker.blobs.collect import Freed
 from stoker.errors import StokerError
 from stoker.settings import Home, Settings
-from stoker.store import Store, remains
-from stoker.store import sqlite_copies as copies
+from stoker.store import Store, home_contents
+from stoker.store.dialects import sqlite_copies as copies
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Sweeper:
     def look(self) -> list[dict[str, Any]]:
         """The runs that the home has had and the database does not know. Any thread may call it."""
         # The home first: a run is in the database before there is any other sign of it.
-        claims = remains.claims(self._home)
+        claims = home_contents.claims(self._home)
         self.unknown = self._store.missing_runs(claims)
         return self.unknown
 

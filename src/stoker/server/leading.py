@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from stoker.errors import NotLeading, StokerError, StoreError
 from stoker.linux.process import boot_id
-from stoker.store.seat import Leader, Seat
+from stoker.store.leadership import Leader, Seat
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ dialect     what a database has to offer; sqlite and postgres offer it
 
 from __future__ import annotations
 
-from stoker.store.dialect import is_shared, secrets_in
-from stoker.store.moving import put_in_place
+from stoker.store.dialects.base import is_shared, secrets_in
+from stoker.store.relocation import put_in_place
 from stoker.store.store import Store
 
 __all__ = ["Store", "is_shared", "put_in_place", "secrets_in"]

@@ -13,8 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from stoker.errors import NotLeading, StoreBusy, StoreDamaged, StoreError
 from stoker.store.codec import RESTORE_HINT
-from stoker.store.dialect import Dialect
-from stoker.store.patience import patiently
+from stoker.store.dialects.base import Dialect
+from stoker.store.retry import patiently
 
 WRITER_WAIT = 60.0
 """Seconds a writer waits for the others of this process. Transactions take milliseconds, so more than this

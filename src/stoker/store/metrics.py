@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select
 
 from stoker.store import codec
-from stoker.store.dialect import Dialect
+from stoker.store.dialects.base import Dialect
 from stoker.store.rows import AddMetrics
 from stoker.store.schema import metric_keys, metrics
 

@@ -15,7 +15,7 @@ from stoker.errors import StoreDamaged, StoreError
 from stoker.store import schema
 from stoker.store.codec import RESTORE_HINT
 from stoker.store.database import Database
-from stoker.store.dialect import Dialect
+from stoker.store.dialects.base import Dialect
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 

@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 
 from stoker.errors import NotFound
 from stoker.settings import Home
-from stoker.store import asking, clusters, metrics, migrate, reading, remains
-from stoker.store.changes import Changes
+from stoker.store import clusters, home_contents, metrics, migrate, queries, submissions
 from stoker.store.database import Database, translated
-from stoker.store.dialect import dialect_for, is_shared
+from stoker.store.dialects.base import dialect_for, is_shared
 from stoker.store.metrics import MetricPoint
+from stoker.store.mutations import Changes
 from stoker.store.rows import (
     AttemptRow,
     Change,
@@ -84,14 +84,14 @@ class Store:
         try:
             store = cls.open(url_or_path, create=False, epoch=epoch)
         except NotFound:
-            found = remains.of_home(home)
+            found = home_contents.of_home(home)
             if found.anything:
                 where = dialect_for(url_or_path).where
-                raise remains.lost(home, where, found, shared=shared, empty=False) from None
+                raise home_contents.lost(home, where, found, shared=shared, empty=False) from None
             return cls.open(url_or_path, epoch=epoch)
-        if not any(store.counts().values()) and (found := remains.of_home(home)).of_runs:
+        if not any(store.counts().values()) and (found := home_contents.of_home(home)).of_runs:
             store.close()
-            raise remains.lost(home, store.where, found, shared=shared, empty=True)
+            raise home_contents.lost(home, store.where, found, shared=shared, empty=True)
         return store
 
     @property
@@ -124,21 +124,21 @@ class Store:
     def submit(self, new: NewRun, *, now: float) -> tuple[RunRow, bool]:
         """The run and whether it is new. The same key again gives the same run; with another fingerprint
         Conflict."""
-        return self._database.write(asking.submit, new, now)
+        return self._database.write(submissions.submit, new, now)
 
     def submit_many(self, new: Sequence[NewRun], *, now: float) -> list[tuple[RunRow, bool]]:
         """All or none of them, in this order."""
-        return self._database.write(asking.submit_many, new, now)
+        return self._database.write(submissions.submit_many, new, now)
 
     def set_desired(self, run_id: str, desired: str, now: float, *, by: str) -> RunRow:
         """run | stop | kill | suspend. A terminal run stays as it is, and a wish never weakens an earlier
         one: stop after kill stays kill, suspend after stop stays stop."""
-        return self._database.write(asking.set_desired, run_id, desired, now, by)
+        return self._database.write(submissions.set_desired, run_id, desired, now, by)
 
     def resume(self, run_id: str, *, key: str, now: float, job: Json | None = None) -> tuple[RunRow, bool]:
         """Queue a terminal or suspended run again; Conflict in any other state. The same key again does
         nothing (False)."""
-        return self._database.write(asking.resume, run_id, key, now, job)
+        return self._database.write(submissions.resume, run_id, key, now, job)
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -153,57 +153,57 @@ class Store:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> RunRow:
-        return self._database.read(reading.run, run_id)
+        return self._database.read(queries.run, run_id)
 
     def resolve(self, ref: str, project: str | None = None) -> RunRow:
         """An id, else the newest run of that name, else the only id that begins so."""
-        return self._database.read(reading.resolve, ref, project)
+        return self._database.read(queries.resolve, ref, project)
 
     def runs(self, wanted: RunFilter | None = None, *, records: bool = True) -> list[RunRow]:
         """Newest first. Without `records` the rows' `record` is empty, and much less is read."""
-        return self._database.read(reading.list_runs, wanted or RunFilter(), records=records)
+        return self._database.read(queries.list_runs, wanted or RunFilter(), records=records)
 
     def live(self, *, records: bool = True) -> list[RunRow]:
         """Queued, starting, running or stopping, oldest first."""
-        return self._database.read(reading.live, records=records)
+        return self._database.read(queries.live, records=records)
 
     def counts(self) -> dict[str, int]:
-        return self._database.read(reading.counts)
+        return self._database.read(queries.counts)
 
     def unfinished_attempts(self) -> list[AttemptRow]:
         """Not ended, or ended and not yet removed from its engine."""
-        return self._database.read(reading.unfinished_attempts)
+        return self._database.read(queries.unfinished_attempts)
 
     def attempts(self, run_id: str) -> list[AttemptRow]:
-        return self._database.read(reading.attempts_of, run_id)
+        return self._database.read(queries.attempts_of, run_id)
 
     def attempt(self, run_id: str, number: int) -> AttemptRow:
-        return self._database.read(reading.attempt, run_id, number)
+        return self._database.read(queries.attempt, run_id, number)
 
     def latest_attempts(self, run_ids: Iterable[str]) -> dict[str, AttemptRow]:
         """Runs without an attempt are left out."""
-        return self._database.read(reading.latest_attempts, list(run_ids))
+        return self._database.read(queries.latest_attempts, list(run_ids))
 
     def tasks(self, run_id: str, attempt: int) -> list[TaskRow]:
-        return self._database.read(reading.tasks_of, run_id, attempt)
+        return self._database.read(queries.tasks_of, run_id, attempt)
 
     def checkpoints(self, run_id: str, kept_only: bool = False) -> list[CheckpointRow]:
         """Oldest first."""
-        return self._database.read(reading.checkpoints_of, run_id, kept_only=kept_only)
+        return self._database.read(queries.checkpoints_of, run_id, kept_only=kept_only)
 
     def checkpoint(self, checkpoint_id: str) -> CheckpointRow:
-        return self._database.read(reading.checkpoint, checkpoint_id)
+        return self._database.read(queries.checkpoint, checkpoint_id)
 
     def checkpoint_parts(self, run_id: str, attempt: int) -> list[PartRow]:
         """What tasks of an attempt wrote of checkpoints that wait for others, and of the newest complete ones."""
-        return self._database.read(reading.parts_of, run_id, attempt)
+        return self._database.read(queries.parts_of, run_id, attempt)
 
     def events(self, run_id: str) -> list[EventRow]:
-        return self._database.read(reading.events_of, run_id)
+        return self._database.read(queries.events_of, run_id)
 
     def cursors(self, run_id: str, attempt: int) -> dict[tuple[str, str], int]:
         """(task, file) -> offset."""
-        return self._database.read(reading.cursors_of, run_id, attempt)
+        return self._database.read(queries.cursors_of, run_id, attempt)
 
     def metric_keys(self, run_id: str) -> list[dict[str, Any]]:
         """key, count, last, min, max, last_step; by key. NaN counts, but is neither lowest nor highest."""
@@ -248,11 +248,11 @@ class Store:
 
     def code_digests(self) -> set[str]:
         """The code trees that runs refer to."""
-        return self._database.read(_digests, reading.CODES)
+        return self._database.read(_digests, queries.CODES)
 
     def blob_roots(self) -> set[str]:
         """Every tree that must be kept: code, kept checkpoints and parts of such, outputs."""
-        return self._database.read(_digests, reading.ROOTS)
+        return self._database.read(_digests, queries.ROOTS)
 
     def schema_version(self) -> int:
         return self._database.read(migrate.version)
@@ -268,8 +268,8 @@ class Store:
 
     def missing_runs(self, ledger_lines: Iterable[str | bytes | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Which acknowledged runs are not here, from the lines of a ledger."""
-        acknowledged = remains.acknowledged(ledger_lines)
-        known = self._database.read(reading.known_ids, list(acknowledged))
+        acknowledged = home_contents.acknowledged(ledger_lines)
+        known = self._database.read(queries.known_ids, list(acknowledged))
         return [entry for run_id, entry in acknowledged.items() if run_id not in known]
 
 

@@ -12,7 +12,7 @@ from stoker.blobs import BlobStore
 from stoker.control import maintenance
 from stoker.settings import Home
 from stoker.spec.tree import Tree, TreeFile
-from stoker.store import Store, remains
+from stoker.store import Store, home_contents
 from stoker.store.rows import AddAttempt, AddCheckpoint, AttemptRow, CheckpointRow, NewRun, UpdateCheckpoint
 
 
@@ -59,9 +59,9 @@ def test_nothing_is_swept_that_a_lost_run_may_need(tmp_path: Path) -> None:
         assert sweeper.sweep() is None and blobs.has(weights)
         assert [entry["id"] for entry in sweeper.unknown] == ["older-1", "lost-1"]
         home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n')
-        remains.forget(home, ["older-1"], 2.0)
+        home_contents.forget(home, ["older-1"], 2.0)
         assert sweeper.sweep() is None and blobs.has(weights)
-        remains.forget(home, ["lost-1"], 2.0)
+        home_contents.forget(home, ["lost-1"], 2.0)
         freed = sweeper.sweep()
         assert freed is not None and freed.blobs == 1 and not blobs.has(weights)
 

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.errors import NotLeading, StokerError
 from stoker.server.leading import Holder, Leading
-from stoker.store.seat import Seat
+from stoker.store.leadership import Seat
 from stoker.testing.store_postgres import PostgresServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))

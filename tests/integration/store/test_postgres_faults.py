@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cutting import Cutter
 
 from stoker.errors import Conflict, DiskFull, NotFound, StoreBusy, StoreDamaged, StoreError
-from stoker.store import Store, dialect, postgres
+from stoker.store import Store
+from stoker.store.dialects import base, postgres
 from stoker.store.rows import AddEvent, AddMetrics, EventRow, Point, RunFilter, UpdateRun
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer
@@ -220,7 +221,7 @@ def test_where_it_is_shown_without_what_lets_people_in(postgres: PostgresServer,
                 lambda connection: connection.execute(text("INSERT INTO runs SELECT * FROM runs"))
             )
         assert run.id not in caught.value.message, "the details quote rows"
-    assert dialect.is_shared(given) and not dialect.is_shared("/var/lib/postgresql://x")
+    assert base.is_shared(given) and not base.is_shared("/var/lib/postgresql://x")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted as root")

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import Conflict, NotFound, StoreDamaged, StoreError
-from stoker.store import Store, moving, put_in_place, transfer
+from stoker.store import Store, put_in_place, relocation, row_copy
+from stoker.store.leadership import Seat
 from stoker.store.rows import (
     AddAttempt,
     AddCheckpoint,
@@ -33,7 +34,6 @@ from stoker.store.rows import (
     TaskRow,
     UpdateRun,
 )
-from stoker.store.seat import Seat
 from stoker.testing.store_case import checkpoint, new_run, part
 from stoker.testing.store_postgres import PostgresServer
 
@@ -120,7 +120,7 @@ def everything(store: Store) -> dict[str, Any]:
 
 def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    moved = moving.move(path, url, progress=lambda *step: seen.append(step))
+    moved = relocation.move(path, url, progress=lambda *step: seen.append(step))
     assert moved.rows["runs"] == 60 and not moved.already
     assert {table for table, done, of in seen if done == of} >= {"runs", "metrics", "events"}
     with Store.open(path) as old, Store.open(url) as new:
@@ -135,21 +135,21 @@ def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:
             store.apply([AddEvent(EventRow(run.id, 2.0, "warning", "next")), points])
             seqs.append(store.events(run.id)[-1].seq)
         assert seqs[0] == seqs[1]
-    back = moving.file_from(url, tmp_path / "back.db")
+    back = relocation.file_from(url, tmp_path / "back.db")
     assert back.rows["runs"] == 61
-    assert moving.file_from(url, tmp_path / "back.db").already
+    assert relocation.file_from(url, tmp_path / "back.db").already
     with Store.open(tmp_path / "back.db") as again, Store.open(url) as new:
         assert everything(again) == everything(new)
         assert again.check() == []
 
 
 def test_again_is_nothing_new_and_other_data_is_refused(url: str, path: Path) -> None:
-    moving.move(path, url)
-    assert moving.move(path, url).already
+    relocation.move(path, url)
+    assert relocation.move(path, url).already
     with Store.open(path) as store:
         store.put_cluster("late", {}, 4.0)
     with pytest.raises(Conflict, match="holds other data") as caught:
-        moving.move(path, url)
+        relocation.move(path, url)
     assert "empty" in (caught.value.hint or "")
     with Store.open(url) as store:
         assert [row.name for row in store.clusters()] == ["gpu-prod"]
@@ -157,12 +157,12 @@ def test_again_is_nothing_new_and_other_data_is_refused(url: str, path: Path) ->
 
 def test_a_damaged_or_missing_source_is_refused(url: str, path: Path) -> None:
     with pytest.raises(NotFound):
-        moving.move(path.with_name("nowhere.db"), url)
+        relocation.move(path.with_name("nowhere.db"), url)
     with open(path, "r+b") as file:
         file.seek(4096 * 20)
         file.write(os.urandom(4096 * 20))
     with pytest.raises(StoreDamaged):
-        moving.move(path, url)
+        relocation.move(path, url)
 
 
 def test_a_row_that_arrives_otherwise_stops_everything(
@@ -176,9 +176,9 @@ def test_a_row_that_arrives_otherwise_stops_everything(
         url,
     )
     with pytest.raises(StoreDamaged, match="the copy of events is not what was copied"):
-        moving.move(path, url)
+        relocation.move(path, url)
     with Store.open(url) as store:
-        assert store._database.read(transfer.is_empty)
+        assert store._database.read(row_copy.is_empty)
 
 
 MOVE = "import sys; from stoker.store import moving; print('go', flush=True); moving.move(sys.argv[1], sys.argv[2], lease=1.0); print('done')"
@@ -196,9 +196,9 @@ def test_killed_on_the_way_it_is_done_again(url: str, path: Path) -> None:
             time.sleep(chance.uniform(0.0, 2.0))
             mover.send_signal(signal.SIGKILL)
         with Store.open(path) as old, Store.open(url) as new:
-            empty = new._database.read(transfer.is_empty)
+            empty = new._database.read(row_copy.is_empty)
             assert empty or everything(new) == everything(old)
-    moving.move(path, url, lease=1.0)
+    relocation.move(path, url, lease=1.0)
     with Store.open(path) as old, Store.open(url) as new:
         assert everything(new) == everything(old)
 
@@ -218,8 +218,8 @@ def test_not_while_a_server_leads(url: str, path: Path) -> None:
     server.start()
     try:
         for attempt in (
-            lambda: moving.move(path, url, lease=30.0),
-            lambda: moving.file_from(url, path.with_name("out.db"), lease=30.0),
+            lambda: relocation.move(path, url, lease=30.0),
+            lambda: relocation.file_from(url, path.with_name("out.db"), lease=30.0),
             lambda: put_in_place(path, url, aside=path.parent, lease=30.0),
         ):
             with pytest.raises(Conflict, match="ada, at http://ada"):
@@ -227,7 +227,7 @@ def test_not_while_a_server_leads(url: str, path: Path) -> None:
     finally:
         alive = False
         server.join(60)
-    assert moving.move(path, url, lease=0.5).rows["runs"] == 60, "it was killed and said nothing more"
+    assert relocation.move(path, url, lease=0.5).rows["runs"] == 60, "it was killed and said nothing more"
     with pytest.raises(StoreError):
         seat.renew(epoch)
     seat.close()

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, event
 
 from stoker.errors import StoreError
 from stoker.store import Store, migrate, schema
-from stoker.store.dialect import dialect_for
+from stoker.store.dialects.base import dialect_for
 from stoker.store.rows import AddMetrics, Point, RunRow
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer

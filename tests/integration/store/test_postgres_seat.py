@@ -11,8 +11,8 @@ import pytest
 
 from stoker.errors import NotLeading, StoreError
 from stoker.store import Store, schema
+from stoker.store.leadership import Seat
 from stoker.store.rows import AddEvent, EventRow
-from stoker.store.seat import Seat
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer
 

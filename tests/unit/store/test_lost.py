@@ -15,7 +15,7 @@ from stoker.blobs import BlobStore
 from stoker.errors import StoreDamaged, StoreLost
 from stoker.settings import Home
 from stoker.store import Store
-from stoker.store import sqlite_copies as copies
+from stoker.store.dialects import sqlite_copies as copies
 from stoker.testing.store_case import new_run
 
 

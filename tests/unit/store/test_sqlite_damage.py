@@ -262,12 +262,12 @@ def test_a_huge_database_is_looked_at_only_in_part(
     with open(path, "r+b") as file:
         file.seek((root - 1) * PAGE)
         file.write(bytes(PAGE))
-    monkeypatch.setattr("stoker.store.sqlite.WHOLE_CHECK", 0)
+    monkeypatch.setattr("stoker.store.dialects.sqlite.WHOLE_CHECK", 0)
     if table == "runs":
         with pytest.raises(StoreDamaged):
             Store.open(path)
     with contextlib.suppress(StoreDamaged):
-        monkeypatch.setattr("stoker.store.sqlite.VERIFY_SECONDS", -1.0)
+        monkeypatch.setattr("stoker.store.dialects.sqlite.VERIFY_SECONDS", -1.0)
         Store.open(path).close()
     assert_damaged(path)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import DiskFull, DiskReadOnly, NotFound, StoreBusy, StoreError
-from stoker.store import Store, sqlite_errors
+from stoker.store import Store
+from stoker.store.dialects import sqlite_errors
 from stoker.store.rows import AddEvent, EventRow, RunFilter
 from stoker.testing.store_case import new_run
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Table, delete, func, insert, select
 
 from stoker.errors import StoreDamaged
 from stoker.store import migrate, schema
-from stoker.store.dialect import file_dialect
+from stoker.store.dialects.base import file_dialect
 
 CHUNK = 2000
 """Rows under way at a time."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from stoker.errors import StoreLost
 from stoker.settings import Home
-from stoker.store.sqlite_copies import Contents, beneath, best_first
+from stoker.store.dialects.sqlite_copies import Contents, beneath, best_first
 
 _NAMED = 3
 """How many task directories a message names."""

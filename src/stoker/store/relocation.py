@@ -18,12 +18,12 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from stoker.errors import Conflict, StoreDamaged, StoreError
-from stoker.store import transfer
+from stoker.store import row_copy
 from stoker.store.codec import RESTORE_HINT
 from stoker.store.database import Database
-from stoker.store.dialect import is_shared
-from stoker.store.seat import Seat
-from stoker.store.sqlite import put_in_place as put_file_in_place
+from stoker.store.dialects.base import is_shared
+from stoker.store.dialects.sqlite import put_in_place as put_file_in_place
+from stoker.store.leadership import Seat
 from stoker.store.store import Store
 
 LEASE = 15.0
@@ -45,7 +45,7 @@ def move(
     target: str | Path,
     *,
     lease: float = LEASE,
-    progress: transfer.Progress = transfer.silent,
+    progress: row_copy.Progress = row_copy.silent,
 ) -> Moved:
     """Every row of `source` into `target`, which must be empty or hold exactly these rows. `source` stays."""
     with (
@@ -91,8 +91,8 @@ def file_from(source: str, path: Path, *, lease: float = LEASE) -> Moved:
         else:
             already = True
         with Store.open(path, create=False) as new:
-            wanted = old._database.read(transfer.digests)
-            if new._database.read(transfer.digests) != wanted:
+            wanted = old._database.read(row_copy.digests)
+            if new._database.read(row_copy.digests) != wanted:
                 raise _other_data(new.where)
     return Moved({name: digest.rows for name, digest in wanted.items()}, already)
 
@@ -146,12 +146,12 @@ def _keep(seat: Seat, epoch: int, lease: float, done: threading.Event) -> None:
             seat.renew(epoch)
 
 
-def _between(source: Connection, old: Database, new: Database, progress: transfer.Progress) -> Moved:
+def _between(source: Connection, old: Database, new: Database, progress: row_copy.Progress) -> Moved:
     old.dialect.unhurried(source)
-    already = not new.read(transfer.is_empty)
+    already = not new.read(row_copy.is_empty)
     if already:
-        sent = transfer.digests(source)
-        if new.read(transfer.digests) != sent:
+        sent = row_copy.digests(source)
+        if new.read(row_copy.digests) != sent:
             raise _other_data(new.dialect.where)
     else:
         sent = new.write(_load, source, new, progress)
@@ -160,17 +160,17 @@ def _between(source: Connection, old: Database, new: Database, progress: transfe
 
 def _replace(source: Connection, old: Database, new: Database) -> None:
     def work(target: Connection) -> None:
-        transfer.clear(target)
-        _load(target, source, new, transfer.silent)
+        row_copy.clear(target)
+        _load(target, source, new, row_copy.silent)
 
     new.write(work)
 
 
 def _load(
-    target: Connection, source: Connection, new: Database, progress: transfer.Progress
-) -> transfer.Digests:
+    target: Connection, source: Connection, new: Database, progress: row_copy.Progress
+) -> row_copy.Digests:
     new.dialect.unhurried(target)
-    sent = transfer.fill(source, target, progress)
+    sent = row_copy.fill(source, target, progress)
     new.dialect.loaded(target)
     return sent
 

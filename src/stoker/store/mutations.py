@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from stoker.errors import NotFound
-from stoker.store import asking, codec
-from stoker.store.dialect import Dialect
+from stoker.store import codec, submissions
+from stoker.store.dialects.base import Dialect
 from stoker.store.metrics import KeyIds, MetricWriter
 from stoker.store.rows import (
     AddAttempt,
@@ -265,4 +265,4 @@ def _replace_record(connection: Connection, run_id: str, record: Any) -> None:
 def _replace_tags(connection: Connection, run_id: str, tags: Sequence[str]) -> None:
     seq = _seq(connection, run_id)
     connection.execute(REMOVE_TAGS, {"seq": seq})
-    asking.set_tags(connection, seq, tags)
+    submissions.set_tags(connection, seq, tags)

@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Engine, bindparam, select, update
 from stoker.errors import NotLeading, StoreBusy
 from stoker.store import migrate
 from stoker.store.database import translated
-from stoker.store.dialect import Dialect, dialect_for
-from stoker.store.patience import patiently
+from stoker.store.dialects.base import Dialect, dialect_for
+from stoker.store.retry import patiently
 from stoker.store.schema import leadership
 
 T = TypeVar("T")

@@ -22,9 +22,9 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.pool import QueuePool
 
 from stoker.errors import StokerError, StoreBusy, StoreDamaged, StoreError
-from stoker.store import sqlite_errors as errors
-from stoker.store import sqlite_files as files
-from stoker.store.sqlite_errors import damage
+from stoker.store.dialects import sqlite_errors as errors
+from stoker.store.dialects import sqlite_files as files
+from stoker.store.dialects.sqlite_errors import damage
 
 READERS = 8
 """Read connections kept open at most; each costs a few descriptors and its page cache."""

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from stoker.errors import Conflict
 from stoker.spec.words import TERMINAL, RunState
-from stoker.store import codec, reading
+from stoker.store import codec, queries
 from stoker.store.rows import Json, NewRun, RunRow
 from stoker.store.schema import events, resume_keys, run_records, run_tags, runs
 
@@ -76,7 +76,7 @@ def submit_many(connection: Connection, new: Sequence[NewRun], now: float) -> li
 
 
 def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
-    row = connection.execute(reading.RUN_BY_KEY, {"key": key}).one()
+    row = connection.execute(queries.RUN_BY_KEY, {"key": key}).one()
     if row.fingerprint != codec.text(new.fingerprint):
         raise Conflict(
             f"the key {new.key!r} was used for another submission, run {row.id}",
@@ -93,7 +93,7 @@ def set_desired(connection: Connection, run_id: str, desired: str, now: float, b
     if connection.execute(WISH, values).rowcount:
         asked = f"{desired} asked for by {by}" if by else f"{desired} asked for"
         _add_event(connection, run_id, now, str(desired), asked, {"by": by})
-    return reading.run(connection, run_id)
+    return queries.run(connection, run_id)
 
 
 def resume(
@@ -103,7 +103,7 @@ def resume(
     earlier = connection.execute(RESUME_OF_KEY, {"key": stored_key}).scalar()
     if earlier is not None and earlier != run_id:
         raise Conflict(f"the key {key!r} was used to resume run {earlier}", hint="Use a new key.")
-    current = reading.run(connection, run_id)
+    current = queries.run(connection, run_id)
     if earlier is not None:
         return current, False
     values: dict[str, Any] = {
@@ -129,7 +129,7 @@ def resume(
     _add_event(
         connection, run_id, now, "resumed", f"resumed; it was {current.state}", {"from": current.state}
     )
-    return reading.run(connection, run_id), True
+    return queries.run(connection, run_id), True
 
 
 def set_tags(connection: Connection, seq: int, tags: Sequence[str]) -> None:

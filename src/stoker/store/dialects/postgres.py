@@ -22,9 +22,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.pool import QueuePool
 
 from stoker.errors import NotLeading, StokerError, StoreBusy, StoreError
-from stoker.store import postgres_errors, postgres_url, schema, transfer
-from stoker.store.patience import patiently
-from stoker.store.postgres_types import DRIVER, PostgresTypes, Storable
+from stoker.store import row_copy, schema
+from stoker.store.dialects import postgres_errors, postgres_url
+from stoker.store.dialects.postgres_types import DRIVER, PostgresTypes, Storable
+from stoker.store.retry import patiently
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class PostgresDialect:
         return []
 
     def copy(self, target: Path) -> None:
-        self._apart(transfer.to_file, target, begin=f"{_READ}; {_UNHURRIED}")
+        self._apart(row_copy.to_file, target, begin=f"{_READ}; {_UNHURRIED}")
 
     def loaded(self, connection: Connection) -> None:
         """Rows were added with their numbers: go on counting after them."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sqlalchemy import Connection, Engine
 
 from stoker.errors import StokerError, StoreError
-from stoker.store.postgres_url import SCHEMES as SERVED
-from stoker.store.postgres_url import secret_parts
-from stoker.store.sqlite_files import SCHEME as FILE
+from stoker.store.dialects.postgres_url import SCHEMES as SERVED
+from stoker.store.dialects.postgres_url import secret_parts
+from stoker.store.dialects.sqlite_files import SCHEME as FILE
 
 if TYPE_CHECKING:
-    from stoker.store.sqlite import SqliteDialect
+    from stoker.store.dialects.sqlite import SqliteDialect
 
 
 class Dialect(Protocol):
@@ -113,7 +113,7 @@ def dialect_for(url_or_path: str | Path, *, busy_timeout: float = 5.0, epoch: in
         return file_dialect(Path(url_or_path), busy_timeout=busy_timeout)
     if scheme in SERVED:
         # The driver is needed only when it is chosen.
-        from stoker.store.postgres import PostgresDialect
+        from stoker.store.dialects.postgres import PostgresDialect
 
         return PostgresDialect(text, busy_timeout=busy_timeout, epoch=epoch)
     if scheme == FILE and rest.startswith("/"):
@@ -126,7 +126,7 @@ def dialect_for(url_or_path: str | Path, *, busy_timeout: float = 5.0, epoch: in
 
 def file_dialect(path: Path, *, busy_timeout: float = 5.0) -> SqliteDialect:
     """The one that is kept in a file."""
-    from stoker.store.sqlite import SqliteDialect  # as above
+    from stoker.store.dialects.sqlite import SqliteDialect  # as above
 
     return SqliteDialect(path, busy_timeout=busy_timeout)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from stoker.store import sqlite_files as files
+from stoker.store.dialects import sqlite_files as files
 
 AUTOMATIC = "stoker-*.db"
 KEPT = "kept-*.db"
