@@ -17,8 +17,8 @@ from stoker.control.controller import Controller
 from stoker.control.logs.reader import LogArchive
 from stoker.engine.base import Node
 from stoker.server import startup
+from stoker.server.http_server import Server
 from stoker.server.services import Services
-from stoker.server.serving import Server
 from stoker.settings import Home, Settings
 from stoker.store import Store
 from stoker.task import formats

@@ -23,7 +23,7 @@ from test_postgres_moving import everything
 
 from stoker.client.api import Client
 from stoker.errors import StokerError
-from stoker.server.leading import STEPPED_DOWN
+from stoker.server.leadership import STEPPED_DOWN
 from stoker.store import Store
 from stoker.testing.store_postgres import PostgresServer
 

@@ -21,10 +21,10 @@ from stoker.engine.local import LocalEngine
 from stoker.errors import StokerError, StoreDamaged, StoreLost
 from stoker.server import startup
 from stoker.server.clusters import Kubernetes
-from stoker.server.leading import Holder, Leading
+from stoker.server.http_server import Server
+from stoker.server.leadership import Holder, Leading
 from stoker.server.redact import redactor
 from stoker.server.services import Services
-from stoker.server.serving import Server
 from stoker.settings import Home, Settings
 from stoker.store import Store, is_shared, secrets_in
 

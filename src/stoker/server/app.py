@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from stoker.server import answers
+from stoker.server import responses
 from stoker.server.redact import redactor
 from stoker.server.routes import admin, clusters, code, files, logs, metrics, nodes, runs
 from stoker.server.security import ANYWHERE, Security, is_loopback
@@ -18,7 +18,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     for module in (admin, runs, logs, metrics, files, code, nodes, clusters):
         app.include_router(module.router)
-    answers.install(app, services.settings.home.root)
+    responses.install(app, services.settings.home.root)
     app.add_middleware(Security, token=services.token, hosts=hosts_of(services), caps=code.CAPS)
     return app
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import StokerError, TooLarge, Unauthorized
-from stoker.server.answers import error, unexpected
+from stoker.server.responses import error, unexpected
 
 OPEN = frozenset({"/healthz", "/readyz"})
 """The paths that need no token."""

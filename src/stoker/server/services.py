@@ -11,7 +11,7 @@ from stoker.blobs import BlobStore, Listings
 from stoker.control.controller import Controller
 from stoker.control.logs.reader import LogArchive
 from stoker.errors import NotLeading, StoreError
-from stoker.server.leading import Leading
+from stoker.server.leadership import Leading
 from stoker.settings import Settings
 from stoker.store import Store
 

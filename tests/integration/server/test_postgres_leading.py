@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import NotLeading, StokerError
-from stoker.server.leading import Holder, Leading
+from stoker.server.leadership import Holder, Leading
 from stoker.store.leadership import Seat
 from stoker.testing.store_postgres import PostgresServer
 

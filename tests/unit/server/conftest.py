@@ -22,8 +22,8 @@ from stoker.control.notifier import Hub
 from stoker.errors import Conflict, StokerError, StoreDamaged
 from stoker.server import startup
 from stoker.server.connections import Limits
+from stoker.server.http_server import Server
 from stoker.server.services import Services
-from stoker.server.serving import Server
 from stoker.settings import Home, Settings
 from stoker.store import Store
 from stoker.store.codec import RESTORE_HINT

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 
 from stoker.errors import StoreDamaged, StoreError, StoreLost
 from stoker.server import backup
-from stoker.server.answers import JsonAnswer, error
-from stoker.server.bodies import Backup, Forget, Nothing
+from stoker.server.requests import Backup, Forget, Nothing
+from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import services_of
 
 router = APIRouter()

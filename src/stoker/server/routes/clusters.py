@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from stoker.server.answers import JsonAnswer
-from stoker.server.bodies import Cluster, ClusterChange, Nothing
+from stoker.server.requests import Cluster, ClusterChange, Nothing
+from stoker.server.responses import JsonAnswer
 from stoker.server.routes import services_of
 
 router = APIRouter(prefix="/api/v1/clusters")

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect
 
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, Conflict, SpecError, TooLarge
-from stoker.server.answers import JsonAnswer, error
-from stoker.server.bodies import Missing
+from stoker.server.requests import Missing
+from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import services_of
 from stoker.spec.tree import CODE_BYTES, Tree, check_digest
 

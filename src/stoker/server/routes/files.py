@@ -20,8 +20,8 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.blobs import Listing
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
-from stoker.server.answers import JsonAnswer, error
-from stoker.server.bodies import Contents
+from stoker.server.requests import Contents
+from stoker.server.responses import JsonAnswer, error
 from stoker.server.routes import run_of, services_of
 from stoker.server.services import Services
 from stoker.spec import refusals

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from stoker.server.follow import Wanted, lines
+from stoker.server.log_stream import Wanted, lines
 from stoker.server.routes import run_of, services_of
 
 router = APIRouter(prefix="/api/v1/runs/{run}/logs")

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from stoker.errors import NotFound
-from stoker.server.answers import JsonAnswer, number
+from stoker.server.responses import JsonAnswer, number
 from stoker.server.routes import run_of, services_of
 
 router = APIRouter(prefix="/api/v1/runs/{run}/metrics")

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from stoker.errors import SpecError
-from stoker.server import views
-from stoker.server.answers import JsonAnswer
-from stoker.server.bodies import Drill, Nothing, Resize, Resume, Scale, Shell, Stop, Submission
-from stoker.server.follow import OVER
+from stoker.server.log_stream import OVER
 from stoker.server.redact import redactor
+from stoker.server.requests import Drill, Nothing, Resize, Resume, Scale, Shell, Stop, Submission
+from stoker.server.responses import JsonAnswer
 from stoker.server.routes import run_of, services_of
+from stoker.server.views.rows import rows as views
 from stoker.spec import quantities
 from stoker.spec.words import RunState
 from stoker.store.rows import RunFilter

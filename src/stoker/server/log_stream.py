@@ -16,7 +16,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from stoker.control.logs.lines import Position
-from stoker.server.answers import encode
+from stoker.server.responses import encode
 from stoker.server.services import Services
 from stoker.spec.words import RunState
 from stoker.store.rows import RunRow

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.server import reports
-from stoker.server.gangs import tasks_view, world_view
 from stoker.server.services import Services
+from stoker.server.views.attempts import tasks_view, world_view
+from stoker.server.views.rows import performance
 from stoker.spec.words import HOLDING, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow, TaskRow
 
@@ -27,10 +27,10 @@ def show(services: Services, run: RunRow, *, report: bool = False) -> Json:
     view["scaling"] = None
     if attempts and report:
         newest = view["attempts"][-1]
-        newest["straggler"] = reports.straggler_view(
+        newest["straggler"] = performance.straggler_view(
             store, services.archive, run, newest["number"], newest["tasks"]
         )
-        view["scaling"] = reports.scaling_view(store, run, newest["tasks"])
+        view["scaling"] = performance.scaling_view(store, run, newest["tasks"])
     if attempts and run.state in HOLDING:
         _muster(services, [view])
     view["checkpoints"] = [checkpoint_view(row) for row in store.checkpoints(run.id)]
