@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.cli.catalog import MODULES
+from stoker.cli.command_index import MODULES
 from stoker.cli.params import Argument, Command, Option
 
 if TYPE_CHECKING:

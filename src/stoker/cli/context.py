@@ -6,7 +6,7 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from stoker.cli import term
+from stoker.cli.rendering import terminal
 from stoker.errors import NotFound, ServerUnreachable, StokerError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ class Context:
         self.out = out
         self.err = err
         self.stdin = stdin
-        self.out_color = term.wants_color(out)
-        self.err_color = term.wants_color(err)
+        self.out_color = terminal.wants_color(out)
+        self.err_color = terminal.wants_color(err)
         self._client: Client | None = None
         self._opened: list[Client] = []
 
@@ -73,11 +73,11 @@ class Context:
     @property
     def interactive(self) -> bool:
         """A person is there to be asked."""
-        return self.stdin is not None and term.is_terminal(self.stdin) and term.is_terminal(self.err)
+        return self.stdin is not None and terminal.is_terminal(self.stdin) and terminal.is_terminal(self.err)
 
     @property
     def columns(self) -> int | None:
-        return term.columns(self.out)
+        return terminal.columns(self.out)
 
     def print(self, line: str = "") -> None:
         self.out.write(line + "\n")
@@ -90,7 +90,7 @@ class Context:
         self.out.write("\n")
 
     def style(self, text: str, *names: str) -> str:
-        return term.style(text, *names, on=self.out_color)
+        return terminal.style(text, *names, on=self.out_color)
 
     def note(self, text: str) -> None:
         """A message beside the data. `text` must be safe."""
@@ -98,15 +98,15 @@ class Context:
         self.err.flush()
 
     def warn(self, text: str) -> None:
-        self.note(f"{term.style('warning', 'yellow', 'bold', on=self.err_color)}: {text}")
+        self.note(f"{terminal.style('warning', 'yellow', 'bold', on=self.err_color)}: {text}")
 
     def fail(self, exc: StokerError) -> None:
-        label = term.style("error", "red", "bold", on=self.err_color)
-        first, *rest = term.safe_lines(exc.message)
+        label = terminal.style("error", "red", "bold", on=self.err_color)
+        first, *rest = terminal.safe_lines(exc.message)
         self.note("\n".join([f"{label}: {first}", *(f"  {line}" for line in rest)]))
         if exc.hint:
-            hint = term.style("hint", "cyan", "bold", on=self.err_color)
-            self.note("\n" + f"{hint}: " + "\n      ".join(term.safe_lines(exc.hint)))
+            hint = terminal.style("hint", "cyan", "bold", on=self.err_color)
+            self.note("\n" + f"{hint}: " + "\n      ".join(terminal.safe_lines(exc.hint)))
 
     @staticmethod
     def exit_code(exc: StokerError) -> int:

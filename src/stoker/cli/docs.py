@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from stoker.cli import catalog
-from stoker.cli.clicked import usage_line
+from stoker.cli import command_index
+from stoker.cli.click_adapter import usage_line
 from stoker.cli.load import load
 from stoker.cli.params import COLOR, Command, Option
 
@@ -65,7 +65,7 @@ file. A value on the command line is refused: everybody on the machine could rea
 def cli_markdown() -> str:
     """The whole page."""
     parts = [HEAD]
-    for title, commands in catalog.GROUPS:
+    for title, commands in command_index.GROUPS:
         parts.append(f"\n## {title}\n")
         for name, _, _ in commands:
             command = load(name)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli import human, term
-from stoker.cli.plans import Plan, digest
+from stoker.cli.pull_plan import Plan, digest
+from stoker.cli.rendering import terminal, units
 from stoker.errors import BlobDamaged, DiskFull, NotFound, ServerUnreachable, StokerError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Download:
         self.fetched = 0
         self._failed: list[StokerError] = []
         self._made: set[Path] = set()
-        self._terminal = term.is_terminal(ctx.err)
+        self._terminal = terminal.is_terminal(ctx.err)
         self._drawn = 0.0
 
     def bring(self, plans: Sequence[Plan]) -> None:
@@ -226,8 +226,8 @@ class Download:
             return
         self._drawn = now
         share = 100 * self.done // self.total if self.total else 100
-        line = f"{share:3d}%  {human.size(self.done)} of {human.size(self.total)}  {term.safe(plan.path)}"
-        self.ctx.err.write("\r" + term.cut(line, (term.columns(self.ctx.err) or 80) - 1) + "\x1b[K")
+        line = f"{share:3d}%  {units.size(self.done)} of {units.size(self.total)}  {terminal.safe(plan.path)}"
+        self.ctx.err.write("\r" + terminal.cut(line, (terminal.columns(self.ctx.err) or 80) - 1) + "\x1b[K")
         self.ctx.err.flush()
 
     def _clear(self) -> None:
@@ -290,7 +290,7 @@ def _verify(plan: Plan) -> None:
 
 def _damaged(plan: Plan, size: int) -> BlobDamaged:
     what = (
-        f"{human.size(size)} of {human.size(plan.size)} arrived"
+        f"{units.size(size)} of {units.size(plan.size)} arrived"
         if size != plan.size
         else "its SHA-256 differs"
     )
@@ -311,7 +311,7 @@ def _summary(failed: Sequence[StokerError], count: int) -> StokerError:
     first = "; ".join(exc.message for exc in failed[:3])
     more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
     return kind(
-        f"{len(failed)} of {human.plural(count, 'file')} did not arrive: {first}{more}",
+        f"{len(failed)} of {units.plural(count, 'file')} did not arrive: {first}{more}",
         hint="What has arrived is in place. Pull again to try for the others.",
     )
 

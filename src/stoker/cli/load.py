@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from stoker.cli.catalog import MODULES
+from stoker.cli.command_index import MODULES
 from stoker.cli.params import Command
 
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _top_help(words: list[str]) -> int:
     if len(words) == 2 and words[0] == "help":
         return main([words[1], "--help"])
-    from stoker.cli.catalog import top_help
+    from stoker.cli.command_index import top_help
 
     stream = sys.stdout if words else sys.stderr
     stream.write(top_help())
@@ -91,9 +91,9 @@ def run_command(ctx: Context, command: Command, path: str, argv: Sequence[str]) 
 
     values = quick(command, argv)
     if values is None:
-        from stoker.cli import clicked  # lazy: click costs more than most commands
+        from stoker.cli import click_adapter  # lazy: click costs more than most commands
 
-        values = clicked.parse(command, path, argv)
+        values = click_adapter.parse(command, path, argv)
         if values is None:
             return 0
     color = values.pop("color")
@@ -112,7 +112,7 @@ def _dispatch_group(ctx: Context, command: Command, words: list[str]) -> int:
         return 0 if len(words) > 1 else 2
     sub = command.subcommands.get(words[1])
     if sub is None:
-        from stoker.cli.clicked import unknown_command
+        from stoker.cli.click_adapter import unknown_command
 
         raise unknown_command(words[1], command.subcommands, path)
     return run_command(ctx, sub, f"{path} {words[1]}", words[2:])
@@ -149,8 +149,8 @@ def _leading_color(ctx: Context, words: list[str]) -> list[str]:
 def _unknown(word: str) -> Exception:
     from pathlib import Path
 
-    from stoker.cli.catalog import MODULES
-    from stoker.cli.clicked import unknown_command
+    from stoker.cli.click_adapter import unknown_command
+    from stoker.cli.command_index import MODULES
     from stoker.cli.errors import UsageMistake
 
     if word.startswith("-"):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli import human, term
+from stoker.cli.rendering import terminal, units
 from stoker.errors import ServerUnreachable
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Printer:
         if "dropped" in record:
             self.finish_line()
             self.ctx.note(
-                f"... {human.size(record['dropped'])} of {term.safe(record.get('task', 'the'))} log dropped ..."
+                f"... {units.size(record['dropped'])} of {terminal.safe(record.get('task', 'the'))} log dropped ..."
             )
             return
         if "text" not in record:
@@ -163,7 +163,7 @@ class Printer:
             self.finish_line()
             line = self._before(record, key[0], color)
         text = str(record["text"])
-        line += text if self.raw else term.safe_log(text, colors=color)
+        line += text if self.raw else terminal.safe_log(text, colors=color)
         if record.get("partial"):
             self._open = key
             self._open_target = target
@@ -185,9 +185,9 @@ class Printer:
     def _before(self, record: Json, task: str, color: bool) -> str:
         parts = ""
         if self.timestamps:
-            parts += term.style(_stamp(record.get("t")), "dim", on=color) + " "
+            parts += terminal.style(_stamp(record.get("t")), "dim", on=color) + " "
         if self.prefixes:
-            parts += term.style(f"[{term.safe(task)}]", self._color(task), on=color) + " "
+            parts += terminal.style(f"[{terminal.safe(task)}]", self._color(task), on=color) + " "
         return parts
 
     def _color(self, task: str) -> str:

@@ -338,13 +338,13 @@ def test_the_tasks_of_the_run_are_offered(world: Any, invoke: Any) -> None:
 
 
 def test_who_is_missing_is_told_while_a_gang_comes_up(gang: Any, invoke: Any) -> None:
-    from stoker.cli.attached import status_text
+    from stoker.cli.watch_run import status_text
 
     run = {**gang.runs[0], "state": "starting", "reason": "3 of 4 tasks up; worker-3: pulling image"}
     assert status_text(run) == "digits-7f3k starting: 3 of 4 tasks up; worker-3: pulling image"
 
 
 def test_a_world_that_forms_again_is_told(gang: Any) -> None:
-    from stoker.cli.attached import status_text
+    from stoker.cli.watch_run import status_text
 
     assert status_text(gang.runs[0]) == "digits-7f3k running: generation 3 comes up, 2 of 3 tasks up"

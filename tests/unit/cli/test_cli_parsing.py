@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import catalog, clicked, docs
+from stoker.cli import click_adapter, command_index, docs
 from stoker.cli.errors import UsageMistake
 from stoker.cli.load import load
 from stoker.cli.params import Command, quick
 
 LEAVES: dict[str, Command] = {}
-for _name in catalog.MODULES:
+for _name in command_index.MODULES:
     _command = load(_name)
     LEAVES |= {f"{_name} {sub}": command for sub, command in _command.subcommands.items()} or {
         _name: _command
@@ -28,11 +28,11 @@ for _name in catalog.MODULES:
 
 
 def test_the_first_page_of_help_says_what_the_commands_say_of_themselves() -> None:
-    for _, commands in catalog.GROUPS:
+    for _, commands in command_index.GROUPS:
         for name, _, summary in commands:
             assert load(name).summary == summary
-            assert f"  {name:<10}  {summary}\n" in catalog.top_help()
-    assert all(len(line) <= 80 for line in catalog.top_help().splitlines())
+            assert f"  {name:<10}  {summary}\n" in command_index.top_help()
+    assert all(len(line) <= 80 for line in command_index.top_help().splitlines())
 
 
 @pytest.mark.parametrize("path", LEAVES)
@@ -63,7 +63,7 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 def by_click(command: Command, argv: list[str]) -> dict[str, Any] | None:
     try:
-        return clicked.parse(command, f"stoker {command.name}", argv)
+        return click_adapter.parse(command, f"stoker {command.name}", argv)
     except UsageMistake:
         return None
 

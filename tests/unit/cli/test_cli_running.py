@@ -320,7 +320,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The first wait for a record is interrupted, as by Ctrl-C; the number of interrupts can be set."""
     import queue
 
-    from stoker.cli import attached
+    from stoker.cli import watch_run
 
     left = {"interrupts": 1}
     real = queue.SimpleQueue
@@ -338,7 +338,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise KeyboardInterrupt
             return self._real.get(timeout=timeout)
 
-    monkeypatch.setattr(attached.queue, "SimpleQueue", Interrupting)
+    monkeypatch.setattr(watch_run.queue, "SimpleQueue", Interrupting)
     return left
 
 
@@ -374,7 +374,7 @@ def test_ctrl_c_asks(fake: Any, invoke: Any, script: Path, interrupted: Any) -> 
 
 
 def test_the_state_is_told_while_nothing_is_printed(fake: Any, make_run: Any) -> None:
-    from stoker.cli.attached import status_text
+    from stoker.cli.watch_run import status_text
 
     run = make_run("digits-7f3k", "queued", place=2, reason="waits for 2 cpu")
     assert status_text(run) == "digits-7f3k queued (2nd in line): waits for 2 cpu"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import term
+from stoker.cli.rendering import terminal
 
 ATTACKS = {
     "title": "\x1b]0;owned\x07",
@@ -58,15 +58,15 @@ def harmless(text: str, *, colors: bool = False) -> bool:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_text_is_neutralised(name: str) -> None:
     attack = ATTACKS[name]
-    assert harmless(term.safe(attack))
-    assert "\n" not in term.safe(attack)
-    for line in term.safe_lines(attack):
+    assert harmless(terminal.safe(attack))
+    assert "\n" not in terminal.safe(attack)
+    for line in terminal.safe_lines(attack):
         assert harmless(line)
     for colors in (False, True):
-        shown = term.safe_log(attack, colors=colors)
+        shown = terminal.safe_log(attack, colors=colors)
         assert harmless(shown, colors=colors)
         if colors and OURS.search(shown):
-            assert shown.endswith(term.RESET)
+            assert shown.endswith(terminal.RESET)
 
 
 def test_random_bytes_are_neutralised() -> None:
@@ -79,17 +79,17 @@ def test_random_bytes_are_neutralised() -> None:
         text += bytes(dice.randrange(256) for _ in range(dice.randrange(12))).decode(
             "utf-8", "surrogateescape"
         )
-        assert harmless(term.safe(text)), ascii(text)
-        assert harmless(term.safe_log(text, colors=False)), ascii(text)
-        assert harmless(term.safe_log(text, colors=True), colors=True), ascii(text)
+        assert harmless(terminal.safe(text)), ascii(text)
+        assert harmless(terminal.safe_log(text, colors=False)), ascii(text)
+        assert harmless(terminal.safe_log(text, colors=True), colors=True), ascii(text)
 
 
 def test_what_log_lines_look_like() -> None:
-    assert term.safe_log("\x1b[32mok\x1b[0m done", colors=True) == "\x1b[32mok\x1b[0m done\x1b[0m"
-    assert term.safe_log("\x1b[32mok\x1b[0m\tdone", colors=False) == "ok\tdone"
-    assert term.safe_log("\x1b[A\x1b[2K50%|####|\r", colors=False) == "50%|####|"
-    assert term.safe_log("bell\x07 \x1b]0;x\x07", colors=True) == "bell\\x07 \\x1b]0;x\\x07"
-    assert term.safe("two\nlines\t\u202e") == "two\\nlines\\t\\u202e"
+    assert terminal.safe_log("\x1b[32mok\x1b[0m done", colors=True) == "\x1b[32mok\x1b[0m done\x1b[0m"
+    assert terminal.safe_log("\x1b[32mok\x1b[0m\tdone", colors=False) == "ok\tdone"
+    assert terminal.safe_log("\x1b[A\x1b[2K50%|####|\r", colors=False) == "50%|####|"
+    assert terminal.safe_log("bell\x07 \x1b]0;x\x07", colors=True) == "bell\\x07 \\x1b]0;x\\x07"
+    assert terminal.safe("two\nlines\t\u202e") == "two\\nlines\\t\\u202e"
 
 
 @pytest.mark.parametrize("tty", [None, 100])
@@ -189,11 +189,11 @@ def test_colour_only_where_it_is_wanted(fake: Any, invoke: Any, make_run: Any, m
 
 
 def test_widths() -> None:
-    assert term.width("日本") == 4
-    assert term.cut("日本語", 5) == "日本…"
-    assert term.cut("plain", 5) == "plain"
-    assert term.cut("plain text", 6) == "plain…"
-    assert term.pad("é", 3) == "é  "
+    assert terminal.width("日本") == 4
+    assert terminal.cut("日本語", 5) == "日本…"
+    assert terminal.cut("plain", 5) == "plain"
+    assert terminal.cut("plain text", 6) == "plain…"
+    assert terminal.pad("é", 3) == "é  "
 
 
 def test_a_c_locale_does_not_break_names(tmp_path: Any) -> None:
@@ -222,7 +222,7 @@ def test_ctrl_c_interrupts_a_question_whichever_thread_the_kernel_gives_it_to() 
     interrupt = threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGINT))
     interrupt.start()
     with open(reading) as stream, pytest.raises(KeyboardInterrupt):
-        term.read_line(stream)
+        terminal.read_line(stream)
     done.set()
     other.join()
     interrupt.join()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.restoring import restore
+from stoker.cli.restore import restore
 from stoker.engine.kubernetes import names
 from stoker.errors import Conflict, NotFound, SpecError, StoreDamaged
 from stoker.settings import Home

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.render import Column, table
+from stoker.cli.rendering import terminal, units
+from stoker.cli.rendering.tables import Column, table
 from stoker.errors import Conflict, NotFound, StoreDamaged
 
 Json = dict[str, Any]
@@ -21,12 +21,12 @@ def create(ctx: Context, *, path: str | None, as_json: bool) -> int:
     if as_json:
         ctx.json(answer)
         return 0
-    ctx.print(term.safe(answer["path"]))
+    ctx.print(terminal.safe(answer["path"]))
     return 0
 
 
 def listing(ctx: Context, *, as_json: bool) -> int:
-    from stoker.cli.restoring import listed
+    from stoker.cli.restore import listed
 
     found = listed(ctx.home)
     if as_json:
@@ -45,12 +45,12 @@ def listing(ctx: Context, *, as_json: bool) -> int:
     )
     rows = [
         (
-            human.clock(entry["made_at"]),
-            human.age(entry["made_at"]),
+            units.clock(entry["made_at"]),
+            units.age(entry["made_at"]),
             str(entry["kind"]),
             "damaged" if entry["runs"] is None else str(entry["runs"]),
-            human.size(entry["size"]),
-            term.safe(entry["path"]),
+            units.size(entry["size"]),
+            terminal.safe(entry["path"]),
         )
         for entry in found
     ]
@@ -60,7 +60,7 @@ def listing(ctx: Context, *, as_json: bool) -> int:
 
 
 def restore(ctx: Context, *, path: str | None, stop_server: bool, as_json: bool) -> int:
-    from stoker.cli import restoring
+    from stoker.cli import restore as restoring
 
     if path is None:
         paths = [Path(entry["path"]) for entry in restoring.best_first(ctx.home)]
@@ -84,7 +84,7 @@ def restore(ctx: Context, *, path: str | None, stop_server: bool, as_json: bool)
 
 def _restore_first(ctx: Context, paths: list[Path]) -> Json:
     """The first copy that is not damaged."""
-    from stoker.cli import restoring
+    from stoker.cli import restore as restoring
 
     damaged: list[str] = []
     for copy in paths:
@@ -93,26 +93,28 @@ def _restore_first(ctx: Context, paths: list[Path]) -> Json:
         except StoreDamaged as exc:
             if copy == paths[-1]:
                 raise
-            ctx.note(f"passed over: {term.safe(exc.message)}")
+            ctx.note(f"passed over: {terminal.safe(exc.message)}")
             damaged.append(str(copy))
     raise AssertionError("no copy was named")
 
 
 def _say_restored(ctx: Context, report: Json) -> None:
-    runs = "?" if report["runs"] is None else human.plural(report["runs"], "run")
-    ctx.note(f"restored from {term.safe(report['from'])}: {runs}, made {human.age(report['made_at'])} ago")
+    runs = "?" if report["runs"] is None else units.plural(report["runs"], "run")
+    ctx.note(
+        f"restored from {terminal.safe(report['from'])}: {runs}, made {units.age(report['made_at'])} ago"
+    )
     if report["aside"]:
-        ctx.note(f"what was there is in {term.safe(report['aside'])}")
+        ctx.note(f"what was there is in {terminal.safe(report['aside'])}")
     if not report["missing"]:
         ctx.note("every run this home acknowledged is there")
         return
     count = len(report["missing"])
     ctx.note(
-        f"{human.plural(count, 'run')} acknowledged after the copy was made {'is' if count == 1 else 'are'} missing:"
+        f"{units.plural(count, 'run')} acknowledged after the copy was made {'is' if count == 1 else 'are'} missing:"
     )
     for entry in report["missing"]:
-        when = human.clock(entry["t"]) if isinstance(entry.get("t"), int | float) else "-"
-        ctx.print(f"{term.safe(entry['id'])}  {when}  {term.safe(entry.get('name') or '')}".rstrip())
+        when = units.clock(entry["t"]) if isinstance(entry.get("t"), int | float) else "-"
+        ctx.print(f"{terminal.safe(entry['id'])}  {when}  {terminal.safe(entry.get('name') or '')}".rstrip())
     ctx.note(
         "what there is of them is left alone, tasks that run included; to let go of it: stoker backup forget"
     )
@@ -128,8 +130,8 @@ def forget(ctx: Context, *, runs: tuple[str, ...], everything: bool, as_json: bo
         ctx.json(answer["forgotten"])
         return 0
     for entry in answer["forgotten"]:
-        ended = f", {human.plural(len(entry['tasks']), 'task')} told to end" if entry["tasks"] else ""
-        ctx.note(f"{term.safe(entry['id'])} forgotten{ended}")
+        ended = f", {units.plural(len(entry['tasks']), 'task')} told to end" if entry["tasks"] else ""
+        ctx.note(f"{terminal.safe(entry['id'])} forgotten{ended}")
     return 0
 
 
@@ -145,7 +147,7 @@ def _server_away(ctx: Context, stop: bool) -> None:
         ctx.err.write(f"the server (pid {record['pid']}) runs; stop it? runs go on. [y/N] ")
         ctx.err.flush()
         assert ctx.stdin is not None
-        stop = term.read_line(ctx.stdin).strip().lower() in ("y", "yes")
+        stop = terminal.read_line(ctx.stdin).strip().lower() in ("y", "yes")
     if not stop:
         raise Conflict(
             "the server runs, and its database cannot be replaced under it",

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.cli import facts, human, term
+from stoker.cli import checklist
 from stoker.cli.context import Context
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.render import Cell, Column, table
+from stoker.cli.rendering import terminal, units
+from stoker.cli.rendering.tables import Cell, Column, table
 from stoker.errors import SpecError
 
 Json = dict[str, Any]
@@ -36,9 +37,9 @@ def add(
     if as_json:
         ctx.json(answer)
         return 0
-    ctx.note(f"added {term.safe(name)}; it is looked at now")
+    ctx.note(f"added {terminal.safe(name)}; it is looked at now")
     code = _check(ctx, name)
-    ctx.note(f"try it: stoker run --cluster {term.safe(name)} -- python -c 'print(6 * 7)'")
+    ctx.note(f"try it: stoker run --cluster {terminal.safe(name)} -- python -c 'print(6 * 7)'")
     return code
 
 
@@ -61,7 +62,7 @@ def change(ctx: Context, *, name: str, settings: Sequence[str], as_json: bool) -
     if as_json:
         ctx.json(answer)
     else:
-        ctx.note(f"changed {term.safe(name)}; runs that are on it go on as they were")
+        ctx.note(f"changed {terminal.safe(name)}; runs that are on it go on as they were")
     return 0
 
 
@@ -96,14 +97,14 @@ def _row(one: Json) -> list[Cell | str]:
         where = one["trouble"]
     reachable = Cell("yes", ("green",)) if one.get("reachable") else Cell("no", ("red", "bold"))
     return [
-        Cell(term.safe(one["name"]) + (" *" if one.get("default") else ""), ("bold",)),
+        Cell(terminal.safe(one["name"]) + (" *" if one.get("default") else ""), ("bold",)),
         reachable,
         f"{one['ready']}/{one['nodes']}",
-        human.number(one["cpu"]),
-        human.size(one["memory"]),
+        units.number(one["cpu"]),
+        units.size(one["memory"]),
         str(one["gpus"]) if one["gpus"] else "-",
         str(one["runs"]),
-        term.safe(str(where)),
+        terminal.safe(str(where)),
     ]
 
 
@@ -117,9 +118,12 @@ def check(ctx: Context, *, name: str, as_json: bool) -> int:
 
 def _check(ctx: Context, name: str) -> int:
     found = ctx.client.check_cluster(name)["checks"]
-    return facts.show(
+    return checklist.show(
         ctx,
-        [facts.fact(one["name"], _STATUS[one["ok"]], one["text"], one.get("hint") or "") for one in found],
+        [
+            checklist.fact(one["name"], _STATUS[one["ok"]], one["text"], one.get("hint") or "")
+            for one in found
+        ],
     )
 
 
@@ -128,7 +132,7 @@ def remove(ctx: Context, *, name: str, as_json: bool) -> int:
     if as_json:
         ctx.json(answer)
     else:
-        ctx.note(f"removed {term.safe(name)}")
+        ctx.note(f"removed {terminal.safe(name)}")
     return 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli import facts
+from stoker.cli import checklist
+from stoker.cli.checklist import fact
 from stoker.cli.context import Context
-from stoker.cli.facts import fact
 from stoker.cli.params import JSON, Command
 from stoker.errors import ServerUnreachable, StokerError
 
@@ -23,7 +23,7 @@ def doctor(ctx: Context, *, as_json: bool) -> int:
         failed = any(one["status"] == "fail" for one in found)
         ctx.json({"ok": not failed, "facts": found})
         return 1 if failed else 0
-    return facts.show(ctx, found)
+    return checklist.show(ctx, found)
 
 
 def _program() -> list[Json]:

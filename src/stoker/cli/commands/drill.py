@@ -7,11 +7,11 @@ import signal
 import time
 from typing import Any
 
-from stoker.cli import human, render, term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option, task_option
+from stoker.cli.rendering import tables, terminal, units
 from stoker.errors import Conflict, ServerUnreachable, StokerError
 
 HOWS = ("process", "launcher", "server", "preempt")
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, as_json: bool) -> int:
-    limit = human.parse_duration(timeout)
+    limit = units.parse_duration(timeout)
     if task is not None and how in ("server", "preempt"):
         raise UsageMistake(
             f"--task goes with --how process or launcher, not {how}",
@@ -33,7 +33,7 @@ def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, a
         raise Conflict(
             f"{before['id']} is {before['state']}, and only a running run can be drilled",
             hint=f"stoker resume {before['id']} starts it again."
-            if before["state"] in render.TERMINAL
+            if before["state"] in tables.TERMINAL
             else "Wait until it runs.",
         )
     if task is None and how in ("process", "launcher"):
@@ -43,7 +43,7 @@ def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, a
     began, hurt_at = time.monotonic(), time.time()
     did, last_step = _hurt(ctx, before, how, task)
     if not as_json:
-        ctx.note(term.safe(did))
+        ctx.note(terminal.safe(did))
     after = watcher.until_back(before, how, began + limit)
     report = judge(before, after, how, did, last_step, time.monotonic() - began, hurt_at, task)
     if as_json:
@@ -130,13 +130,13 @@ class _Watcher:
         events = self.ctx.client.events(self.run_id)["events"]
         for event in events[self._told :] if not self.quiet else []:
             self.ctx.note(
-                f"  {human.clock(event['t'])}  {term.pad(term.safe(event['kind']), 10)}  {term.safe(event.get('text') or '')}"
+                f"  {units.clock(event['t'])}  {terminal.pad(terminal.safe(event['kind']), 10)}  {terminal.safe(event.get('text') or '')}"
             )
         self._told = len(events)
 
 
 def _ended(run: Json) -> bool:
-    return run["state"] in render.TERMINAL or run["state"] == "suspended"
+    return run["state"] in tables.TERMINAL or run["state"] == "suspended"
 
 
 def _tasks(run: Json) -> list[Json]:
@@ -253,10 +253,10 @@ def _verdict(report: Json) -> str:
     if report["kept_going"] and report["how"] != "server":
         return f"fine: {report['task']} is gone and the others go on, as the job says (on_loss: ignore)"
     if report["kept_going"]:
-        return f"fine: the training went on; the server was back after {human.duration(report['seconds'])}"
+        return f"fine: the training went on; the server was back after {units.duration(report['seconds'])}"
     if not report["resumed"]:
         what = f": {report['reason']}" if report.get("reason") else ""
-        return f"not resumed: {report['state']} after {human.duration(report['seconds'])}{what}"
+        return f"not resumed: {report['state']} after {units.duration(report['seconds'])}{what}"
     if report["from_checkpoint"] is None:
         where = "from the start, because no checkpoint was there"
     elif report["from_step"] is not None:
@@ -264,20 +264,20 @@ def _verdict(report: Json) -> str:
     else:
         where = f"from checkpoint {report['from_checkpoint']}"
     if report["alone"]:
-        return f"{report['task']} came back alone in {human.duration(report['seconds'])}; the others never stopped"
+        return f"{report['task']} came back alone in {units.duration(report['seconds'])}; the others never stopped"
     again = report.get("generation") or 1
     where = f"as generation {again} {where}" if again > 1 else where
     lost = report["lost_steps"]
     spent = report["lost_seconds"]
-    parts = [human.plural(lost, "step")] if lost is not None else []
-    parts += [f"{human.duration(spent)} of work"] if spent is not None else []
+    parts = [units.plural(lost, "step")] if lost is not None else []
+    parts += [f"{units.duration(spent)} of work"] if spent is not None else []
     cost = f"; lost {', '.join(parts)}" if parts else ""
-    return f"resumed in {human.duration(report['seconds'])} {where}{cost}"
+    return f"resumed in {units.duration(report['seconds'])} {where}{cost}"
 
 
 def _print(ctx: Context, report: Json) -> None:
     style = ("green", "bold") if report["resumed"] else ("red", "bold")
-    ctx.print(f"{ctx.style('verdict', *style)}: {term.safe(report['verdict'])}")
+    ctx.print(f"{ctx.style('verdict', *style)}: {terminal.safe(report['verdict'])}")
     fresh = report["from_checkpoint"] is None and not report["kept_going"] and not report["alone"]
     if report["resumed"] and fresh:
         ctx.note(
@@ -285,7 +285,7 @@ def _print(ctx: Context, report: Json) -> None:
         )
     elif not report["resumed"] and report["state"] == "failed":
         ctx.note(
-            f"\nhint: With `--retries 1` a killed training is tried again. stoker why {term.safe(report['run'])} says more."
+            f"\nhint: With `--retries 1` a killed training is tried again. stoker why {terminal.safe(report['run'])} says more."
         )
 
 

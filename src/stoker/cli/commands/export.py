@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.cli.rendering import terminal
 
 KINDS = ("job", "pytorchjob", "trainjob", "mpijob", "tfjob")
 
@@ -41,7 +41,7 @@ def export(
         ctx.json(found.manifest)
     else:
         for line in to_yaml([found.manifest]).splitlines():
-            ctx.print(term.safe(line))
+            ctx.print(terminal.safe(line))
     for key in found.left_out:
         ctx.note(f"note: `{key}` is not in it: a {kind} has no word for it")
     if job.secrets:

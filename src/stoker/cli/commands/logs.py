@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stoker.cli import human
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import Argument, Command, Option, task_option
-from stoker.cli.render import TERMINAL
+from stoker.cli.rendering import units
+from stoker.cli.rendering.tables import TERMINAL
 from stoker.cli.stream import Printer, records, several_tasks
 from stoker.errors import NotFound
 
@@ -96,7 +96,7 @@ def _check_there(run: dict[str, Any], *, task: str | None, attempt: int | None) 
 
 def since_when(text: str) -> float:
     """`10m` ago, or a moment: `2026-01-31`, `2026-01-31T14:00`, `14:00` (today), seconds since the epoch."""
-    ago = human.parse_duration(text)
+    ago = units.parse_duration(text)
     if ago is not None:
         return ago if ago > 1e9 else time.time() - ago
     for form in ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"):

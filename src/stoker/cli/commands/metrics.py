@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.guess import nearest
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.plot import numeric, plot
-from stoker.cli.render import Column, table
+from stoker.cli.rendering import terminal, units
+from stoker.cli.rendering.plot import numeric, plot
+from stoker.cli.rendering.tables import Column, table
 from stoker.errors import NotFound
 
 POINTS = 2000
@@ -34,7 +34,7 @@ def metrics(
     names = [str(entry["key"]) for entry in keys]
     if key not in names:
         close = nearest(key, names)
-        known = ", ".join(term.safe(name) for name in names[:10]) or "none yet"
+        known = ", ".join(terminal.safe(name) for name in names[:10]) or "none yet"
         raise NotFound(
             f"{run_id} has no metric {key!r}",
             hint=f"Did you mean {close}?" if close else f"Metrics: {known}.",
@@ -74,7 +74,7 @@ def _list(ctx: Context, run: str, all_ranks: bool, as_plot: bool, no_plot: bool,
         return 0
     if not keys:
         ctx.note(
-            f"{term.safe(run_id)} has reported no metrics; report some with stoker.report(step=..., loss=...)"
+            f"{terminal.safe(run_id)} has reported no metrics; report some with stoker.report(step=..., loss=...)"
         )
         return 0
     columns = (
@@ -87,9 +87,9 @@ def _list(ctx: Context, run: str, all_ranks: bool, as_plot: bool, no_plot: bool,
     )
     rows = [
         (
-            term.safe(entry["key"]),
+            terminal.safe(entry["key"]),
             *(
-                term.safe(human.number(entry.get(name)))
+                terminal.safe(units.number(entry.get(name)))
                 for name in ("last", "min", "max", "last_step", "count")
             ),
         )
@@ -116,10 +116,10 @@ def _plain(keys: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _draw(ctx: Context, key: str, points: list[Any], *, rows: int) -> None:
     drawable = numeric(points)
     left_out = len(points) - len(drawable)
-    note = f"  ({human.plural(left_out, 'point')} NaN or infinite)" if left_out else ""
-    ctx.print(ctx.style(term.safe(key), "bold") + note)
+    note = f"  ({units.plural(left_out, 'point')} NaN or infinite)" if left_out else ""
+    ctx.print(ctx.style(terminal.safe(key), "bold") + note)
     for line in plot(
-        drawable, columns=min(ctx.columns or 80, 120), rows=rows, unicode=term.unicode_ok(ctx.out)
+        drawable, columns=min(ctx.columns or 80, 120), rows=rows, unicode=terminal.unicode_ok(ctx.out)
     ):
         ctx.print(line)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.params import JSON, Command
-from stoker.cli.render import Cell, Column, table
+from stoker.cli.rendering import terminal, units
+from stoker.cli.rendering.tables import Cell, Column, table
 
 
 def nodes(ctx: Context, *, as_json: bool) -> int:
@@ -40,7 +40,7 @@ def _asides(node: dict[str, Any]) -> list[str]:
     for aside in node.get("set_aside") or []:
         what = f"GPU {aside['gpu']} of {node['name']}" if aside.get("gpu") else node["name"]
         kept = "used last" if aside.get("spared") else "set aside"
-        lines.append(f"  {term.safe(what)} is {kept}: {term.safe(aside['reason'])}")
+        lines.append(f"  {terminal.safe(what)} is {kept}: {terminal.safe(aside['reason'])}")
     return lines
 
 
@@ -48,12 +48,14 @@ def _row(node: dict[str, Any]) -> list[Cell | str]:
     used = node.get("used") or {}
     gpus = node.get("gpus") or []
     isolation = node.get("isolation") or {}
-    enforced = ", ".join(f"{term.safe(key)}: {term.safe(value)}" for key, value in sorted(isolation.items()))
+    enforced = ", ".join(
+        f"{terminal.safe(key)}: {terminal.safe(value)}" for key, value in sorted(isolation.items())
+    )
     return [
-        Cell(term.safe(node["name"]), ("bold",)),
+        Cell(terminal.safe(node["name"]), ("bold",)),
         Cell("yes", ("green",)) if node.get("ready") else Cell("no", ("red", "bold")),
-        f"{human.number(used.get('cpu') or 0)}/{human.number(node.get('cpu'))}",
-        f"{human.size(used.get('memory') or 0)}/{human.size(node.get('memory'))}",
+        f"{units.number(used.get('cpu') or 0)}/{units.number(node.get('cpu'))}",
+        f"{units.size(used.get('memory') or 0)}/{units.size(node.get('memory'))}",
         f"{_count(used.get('gpus'))}/{len(gpus)}" if gpus else "-",
         str(len({run["id"] for run in node.get("runs") or []})),
         str(len(node.get("runs") or [])),
@@ -71,14 +73,14 @@ def _gpus(node: dict[str, Any]) -> list[str]:
     owners = {gpu: _owner(run, node) for run in node.get("runs") or [] for gpu in run.get("gpus") or []}
     if any(gpu.get("memory") for gpu in gpus) or node.get("cluster") in (None, "local"):
         return [_gpu(gpu, owners.get(gpu.get("id"))) for gpu in gpus]
-    name = term.safe(node["name"])
+    name = terminal.safe(node["name"])
     lines = []
     for run in node.get("runs") or []:
         held = len(run.get("gpus") or [])
         if held:
-            model = term.safe(gpus[0].get("model") or "") if gpus else ""
+            model = terminal.safe(gpus[0].get("model") or "") if gpus else ""
             lines.append(
-                f"  {name}  {human.plural(held, 'GPU')}  {model}  {term.safe(_owner(run, node))}".rstrip()
+                f"  {name}  {units.plural(held, 'GPU')}  {model}  {terminal.safe(_owner(run, node))}".rstrip()
             )
     return lines
 
@@ -91,10 +93,14 @@ def _owner(run: dict[str, Any], node: dict[str, Any]) -> str:
 
 
 def _gpu(gpu: dict[str, Any], owner: str | None) -> str:
-    state = "" if gpu.get("healthy", True) else f"  set aside: {term.safe(gpu.get('reason') or 'unhealthy')}"
-    held = f"  {term.safe(owner)}" if owner else ""
-    model = term.safe(gpu.get("model") or "")
-    return f"  gpu {term.safe(gpu.get('index', '?'))}  {model}  {human.size(gpu.get('memory'))}{held}{state}"
+    state = (
+        "" if gpu.get("healthy", True) else f"  set aside: {terminal.safe(gpu.get('reason') or 'unhealthy')}"
+    )
+    held = f"  {terminal.safe(owner)}" if owner else ""
+    model = terminal.safe(gpu.get("model") or "")
+    return (
+        f"  gpu {terminal.safe(gpu.get('index', '?'))}  {model}  {units.size(gpu.get('memory'))}{held}{state}"
+    )
 
 
 COMMANDS = {

@@ -9,7 +9,7 @@ from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.guess import nearest
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.render import LIVE, STATE_STYLES, runs_table
+from stoker.cli.rendering.tables import LIVE, STATE_STYLES, runs_table
 
 DEFAULT = 20
 PAGE = 500

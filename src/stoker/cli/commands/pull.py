@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.download import Download
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.plans import plan_all
+from stoker.cli.pull_plan import plan_all
+from stoker.cli.rendering import terminal, units
 from stoker.errors import NotFound
 from stoker.spec import refusals
 
@@ -36,7 +36,7 @@ def pull(
     run_id = str(whole["id"])
     chosen = _checkpoint(whole, checkpoint) if what == "checkpoints" else None
     if what == "checkpoints" and (refused := refusals.of_run(whole).summary):
-        ctx.note(f"{term.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {term.safe(refused)}")
+        ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {terminal.safe(refused)}")
     files = ctx.client.files(run_id, what=what, checkpoint=chosen)["files"]
     folder = Path(output) if output is not None else Path(run_id) / what
     if not files:
@@ -48,9 +48,9 @@ def pull(
     if as_json:
         ctx.json([{"path": str(plan.target), "size": plan.size, "sha256": plan.sha256} for plan in plans])
         return 0
-    fetched = human.size(download.fetched)
+    fetched = units.size(download.fetched)
     ctx.note(
-        f"{human.plural(len(plans), 'file')}, {human.size(total)} ({fetched} fetched) in {term.safe(folder)}"
+        f"{units.plural(len(plans), 'file')}, {units.size(total)} ({fetched} fetched) in {terminal.safe(folder)}"
     )
     return 0
 
@@ -60,11 +60,11 @@ def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     kept = [c for c in run.get("checkpoints") or [] if c.get("kept", True)]
     kept.sort(key=lambda c: c.get("created_at") or 0)
     refused = refusals.of_run(run)
-    said = term.safe(refused.summary)
+    said = terminal.safe(refused.summary)
     if not kept:
         raise NotFound(
             f"{run['id']} has no checkpoints" + (f": {said}" if said else ""),
-            hint=term.safe(refused.hint) if said else "Write them to $STOKER_CHECKPOINT_DIR.",
+            hint=terminal.safe(refused.hint) if said else "Write them to $STOKER_CHECKPOINT_DIR.",
             details={"what": "checkpoint", "refused": refused.reasons},
         )
     if wanted is None:
@@ -72,7 +72,7 @@ def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     exact = [c for c in kept if wanted in (str(c["id"]), str(c["name"]))]
     found = exact or [c for c in kept if str(c["id"]).startswith(wanted)]
     if not found:
-        names = ", ".join(term.safe(c["id"]) for c in kept[-5:])
+        names = ", ".join(terminal.safe(c["id"]) for c in kept[-5:])
         raise NotFound(
             f"{run['id']} keeps no checkpoint {wanted!r}" + (f"; {said}" if said else ""),
             hint=f"Kept: {names}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import job_flags, params, submitting
+from stoker.cli import job_flags, params, submit_flow
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import Argument, Command
@@ -23,22 +23,22 @@ def rerun(
     as_json: bool,
 ) -> int:
     if not dry_run:
-        submitting.check_detached(detach, as_json)
+        submit_flow.check_detached(detach, as_json)
     old = on_run(ctx, run, ctx.client.run)
     job = changed(old["job"], sets)
     given = {item.partition("=")[0] for item in secret}
     names = [*secret, *(name for name in job.get("secrets") or [] if name not in given)]
-    secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
+    secrets = job_flags.secrets(names, lambda name: submit_flow.ask_secret(ctx, name))
     if dry_run:
-        return submitting.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
+        return submit_flow.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
     answer = ctx.client.submit(
-        key=key or submitting.new_key(),
+        key=key or submit_flow.new_key(),
         job=job,
         code=old.get("code"),
         secrets=secrets,
         record={**(old.get("record") or {}), "rerun_of": old["id"]},
     )
-    return submitting.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
+    return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 
 
 def changed(job: dict[str, Any], sets: tuple[str, ...]) -> dict[str, Any]:

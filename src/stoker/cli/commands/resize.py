@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.cli import term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.cli.rendering import terminal
 
 
 def resize(ctx: Context, *, run: str, cpu: str | None, memory: str | None, as_json: bool) -> int:
@@ -16,7 +16,7 @@ def resize(ctx: Context, *, run: str, cpu: str | None, memory: str | None, as_js
     if as_json:
         ctx.json(answer)
     else:
-        ctx.note(f"{term.safe(answer['how'])}: {term.safe(answer['text'])}")
+        ctx.note(f"{terminal.safe(answer['how'])}: {terminal.safe(answer['text'])}")
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.cli import job_flags, params, submitting, term
-from stoker.cli.attached import watch
+from stoker.cli import job_flags, params, submit_flow
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
+from stoker.cli.rendering import terminal
+from stoker.cli.watch_run import watch
 
 
 def resume(
@@ -24,13 +25,13 @@ def resume(
     # A suspended run still has its secrets; those of an ended one were forgotten.
     needed = [] if old["state"] == "suspended" else old["job"].get("secrets") or []
     names = [*secret, *(name for name in needed if name not in given)]
-    secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
-    answer = ctx.client.resume(old["id"], key=key or submitting.new_key(), secrets=secrets, set=sets)
+    secrets = job_flags.secrets(names, lambda name: submit_flow.ask_secret(ctx, name))
+    answer = ctx.client.resume(old["id"], key=key or submit_flow.new_key(), secrets=secrets, set=sets)
     if as_json:
         ctx.json(answer)
         return 0
-    name = term.safe(answer["id"])
-    ctx.note(f"{name} {term.safe(answer['state'])}")
+    name = terminal.safe(answer["id"])
+    ctx.note(f"{name} {terminal.safe(answer['state'])}")
     if follow:
         attempts = old.get("attempts") or [{}]
         return watch(ctx, answer, after=attempts[-1])

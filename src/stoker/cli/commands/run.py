@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.cli import job_flags, params, submitting
+from stoker.cli import job_flags, params, submit_flow
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.params import Argument, Command, Option
@@ -27,32 +27,32 @@ def run(
     **values: Any,
 ) -> int:
     if not dry_run:
-        submitting.check_detached(detach, as_json)
+        submit_flow.check_detached(detach, as_json)
     found = job_flags.given(values)
     if not command and file is None and "image" not in found:
         raise UsageMistake("stoker run needs a command", hint="As in: stoker run train.py --epochs 5")
     base, where = _base(file, sets)
-    workdir = submitting.workdir_of(
+    workdir = submit_flow.workdir_of(
         where if base is not None and "workdir" not in found else Path(), {**_workdir(base), **found}
     )
-    words = submitting.python_command(command, workdir) if command else []
-    secrets = job_flags.secrets(found.get("secret", ()), lambda name: submitting.ask_secret(ctx, name))
+    words = submit_flow.python_command(command, workdir) if command else []
+    secrets = job_flags.secrets(found.get("secret", ()), lambda name: submit_flow.ask_secret(ctx, name))
     if base is not None:
         rest = [name for name in base.secrets if name not in secrets]
-        secrets |= job_flags.secrets(rest, lambda name: submitting.ask_secret(ctx, name))
+        secrets |= job_flags.secrets(rest, lambda name: submit_flow.ask_secret(ctx, name))
     job = job_flags.plain_job(found, words) if base is None and not sets else None
     if job is None:
         job = _checked(found, words, base, sets)
-    job = submitting.with_framework(ctx, job, workdir, quiet=quiet)
+    job = submit_flow.with_framework(ctx, job, workdir, quiet=quiet)
     try:
         if dry_run:
-            return submitting.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
-        answer = submitting.submit(ctx, job=job, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
+            return submit_flow.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
+        answer = submit_flow.submit(ctx, job=job, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
     except SpecError:
         # The server names keys; people typed flags. Where the mistake is in them, say it in their words.
         _checked(found, words, base, sets)
         raise
-    return submitting.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
+    return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 
 
 def _base(file: str | None, sets: tuple[str, ...]) -> tuple[Any, Path]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command
+from stoker.cli.rendering import terminal, units
 
 
 def scale(ctx: Context, *, run: str, workers: str, as_json: bool) -> int:
@@ -17,7 +17,7 @@ def scale(ctx: Context, *, run: str, workers: str, as_json: bool) -> int:
     if as_json:
         ctx.json(answer)
     else:
-        ctx.note(term.safe(text(answer)))
+        ctx.note(terminal.safe(text(answer)))
     return 0
 
 
@@ -46,13 +46,13 @@ def text(answer: dict[str, Any]) -> str:
     """What happens now, in a line."""
     now, then = int(answer.get("from") or 0), int(answer["to"])
     if not now:
-        return f"starts with up to {human.plural(then, 'worker')}, as many as there is room for"
+        return f"starts with up to {units.plural(then, 'worker')}, as many as there is room for"
     if then > now:
-        more = human.plural(then - now, "more task")
+        more = units.plural(then - now, "more task")
         return f"grows from {now} to {then}: {more} asked for; they join at a checkpoint, as soon as there is room"
     if then < now:
         return f"shrinks from {now} to {then}: goes on with {then}, from its newest checkpoint"
-    return f"has {human.plural(now, 'worker')} already: nothing changes"
+    return f"has {units.plural(now, 'worker')} already: nothing changes"
 
 
 COMMANDS = {

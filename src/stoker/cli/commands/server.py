@@ -6,10 +6,10 @@ import os
 import time
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.params import JSON, Command, Option
+from stoker.cli.rendering import terminal, units
 from stoker.errors import Conflict, ServerUnreachable, StokerError
 
 Json = dict[str, Any]
@@ -28,23 +28,23 @@ def start(ctx: Context, *, anew: bool = False, as_json: bool) -> int:
         ctx.json(facts(ctx))
         return 0
     ctx.note(
-        f"the server {'already runs' if before else 'runs'}: pid {record['pid']}, {term.safe(record['url'])}"
+        f"the server {'already runs' if before else 'runs'}: pid {record['pid']}, {terminal.safe(record['url'])}"
     )
     found = facts(ctx)
     if serves_nobody(found):
-        ctx.note(f"but it serves nobody: {term.safe(found['store']['status'])}")
-        ctx.note(f"hint: {term.safe(found['store'].get('hint') or 'See stoker server logs.')}")
+        ctx.note(f"but it serves nobody: {terminal.safe(found['store']['status'])}")
+        ctx.note(f"hint: {terminal.safe(found['store'].get('hint') or 'See stoker server logs.')}")
     return 0
 
 
 def _put_aside(ctx: Context) -> None:
-    from stoker.cli.anew import begin_anew  # lazy: rarely needed
+    from stoker.cli.new_database import begin_anew  # lazy: rarely needed
 
     if serves_nobody(facts(ctx)):
         stop_server(ctx)
     aside = begin_anew(ctx.home)
     if aside is not None:
-        ctx.note(f"what was left of the lost database is in {term.safe(str(aside))}")
+        ctx.note(f"what was left of the lost database is in {terminal.safe(str(aside))}")
 
 
 def stop(ctx: Context, *, as_json: bool) -> int:
@@ -94,7 +94,7 @@ def status(ctx: Context, *, as_json: bool) -> int:
         ctx.json(found)
         return 0 if found["running"] else 4
     if not found["running"]:
-        ctx.print(f"the server of {term.safe(found['home'])} does not run")
+        ctx.print(f"the server of {terminal.safe(found['home'])} does not run")
         return 4
     for label, text in _lines(found):
         ctx.print(f"{label:<9} {text}")
@@ -120,16 +120,16 @@ def serves_nobody(found: Json) -> bool:
 def _lines(found: Json) -> list[tuple[str, str]]:
     store = found.get("store") or {}
     counts = found.get("counts") or {}
-    states = ", ".join(f"{count} {term.safe(state)}" for state, count in sorted(counts.items()) if count)
+    states = ", ".join(f"{count} {terminal.safe(state)}" for state, count in sorted(counts.items()) if count)
     return [
-        ("url", term.safe(found["url"])),
+        ("url", terminal.safe(found["url"])),
         ("pid", str(found["pid"])),
-        ("version", term.safe(found.get("version") or "?")),
-        ("home", term.safe(found["home"])),
-        ("up", human.age(found.get("started_at"))),
+        ("version", terminal.safe(found.get("version") or "?")),
+        ("home", terminal.safe(found["home"])),
+        ("up", units.age(found.get("started_at"))),
         (
             "store",
-            f"{term.safe(store.get('kind'))}, schema {store.get('schema')}, {term.safe(store.get('status'))}",
+            f"{terminal.safe(store.get('kind'))}, schema {store.get('schema')}, {terminal.safe(store.get('status'))}",
         ),
         ("runs", states or "none"),
         *_unknown(found.get("unknown") or []),
@@ -139,7 +139,7 @@ def _lines(found: Json) -> list[tuple[str, str]]:
 def _unknown(runs: list[Json]) -> list[tuple[str, str]]:
     if not runs:
         return []
-    names = ", ".join(f"{term.safe(run['id'])}{_tasks(run)}" for run in runs[:10])
+    names = ", ".join(f"{terminal.safe(run['id'])}{_tasks(run)}" for run in runs[:10])
     more = f" and {len(runs) - 10} more" if len(runs) > 10 else ""
     return [
         ("unknown", f"to the database, but not to this home: {names}{more}"),
@@ -148,7 +148,7 @@ def _unknown(runs: list[Json]) -> list[tuple[str, str]]:
 
 
 def _tasks(run: Json) -> str:
-    return f" ({human.plural(len(run['tasks']), 'task')} there)" if run["tasks"] else ""
+    return f" ({units.plural(len(run['tasks']), 'task')} there)" if run["tasks"] else ""
 
 
 def logs(ctx: Context, *, follow: bool, tail: int) -> int:
@@ -168,20 +168,20 @@ def logs(ctx: Context, *, follow: bool, tail: int) -> int:
         file.seek(max(0, end - (1 << 20)))
         lines = file.read().decode(errors="replace").splitlines()
         for line in lines[len(lines) - min(tail, len(lines)) :]:
-            ctx.print(term.safe_log(line, colors=False))
+            ctx.print(terminal.safe_log(line, colors=False))
         rest = b""
         while follow:
             ctx.out.flush()
             *whole, rest = (rest + file.read()).split(b"\n")
             for found in whole:
-                ctx.print(term.safe_log(found.decode(errors="replace"), colors=False))
+                ctx.print(terminal.safe_log(found.decode(errors="replace"), colors=False))
             time.sleep(0.3)
     return 0
 
 
 def migrate(ctx: Context, *, to: str | None, as_json: bool) -> int:
     _own_server_only()
-    from stoker.cli.migrating import migrate as move
+    from stoker.cli.database_move import migrate as move
 
     progress = _Rows(ctx)
     try:
@@ -192,10 +192,10 @@ def migrate(ctx: Context, *, to: str | None, as_json: bool) -> int:
         ctx.json(report)
         return 0
     done = "was there already" if report["already"] else "moved and compared"
-    ctx.note(f"{sum(report['rows'].values())} rows {done}: {term.safe(report['to'])}")
+    ctx.note(f"{sum(report['rows'].values())} rows {done}: {terminal.safe(report['to'])}")
     if report["kept"]:
-        ctx.note(f"the old database is kept: {term.safe(report['kept'])}")
-    ctx.note(f"set in {term.safe(report['setting'])}; the next start of the server uses it")
+        ctx.note(f"the old database is kept: {terminal.safe(report['kept'])}")
+    ctx.note(f"set in {terminal.safe(report['setting'])}; the next start of the server uses it")
     return 0
 
 
@@ -204,7 +204,7 @@ class _Rows:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._terminal = term.is_terminal(ctx.err)
+        self._terminal = terminal.is_terminal(ctx.err)
         self._drawn = False
 
     def __call__(self, table: str, done: int, of: int) -> None:

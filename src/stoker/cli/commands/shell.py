@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 
-from stoker.cli import term
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, task_option
+from stoker.cli.rendering import terminal
 from stoker.errors import StokerError
 
 
@@ -24,7 +24,7 @@ def shell(ctx: Context, *, run: str, command: tuple[str, ...], task: str | None,
     if shutil.which(argv[0]) is None:
         raise StokerError(
             f"{argv[0]!r} is not on this machine",
-            hint="Where it is, this gets you in: " + " ".join(term.safe(word) for word in argv),
+            hint="Where it is, this gets you in: " + " ".join(terminal.safe(word) for word in argv),
         )
     environment = {**os.environ, **{str(key): str(value) for key, value in (way.get("env") or {}).items()}}
     if way.get("cwd"):

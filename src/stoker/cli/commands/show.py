@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.showing import Page, events_page, show_page
+from stoker.cli.rendering.run_details import Page, events_page, show_page
 
 
 def show(ctx: Context, *, run: str, events: bool, as_json: bool) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.cli import term
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.render import TERMINAL
+from stoker.cli.rendering import terminal
+from stoker.cli.rendering.tables import TERMINAL
 from stoker.errors import StokerError
 
 ENDING = (*TERMINAL, "stopping", "suspended")
@@ -30,7 +30,7 @@ def stop(ctx: Context, *, runs: tuple[str, ...], kill: bool, wait: bool, as_json
         answers.append(run)
         if not as_json:
             asked = "" if run["state"] in ENDING else ", asked to die" if kill else ", asked to stop"
-            ctx.note(f"{term.safe(run['id'])} {term.safe(run['state'])}{asked}")
+            ctx.note(f"{terminal.safe(run['id'])} {terminal.safe(run['state'])}{asked}")
     if as_json:
         ctx.json(answers)
     return code

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.cli import foreign, params, submitting
+from stoker.cli import import_files, params, submit_flow
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.params import Argument, Command, Option
@@ -31,18 +31,18 @@ def submit(
     from stoker.spec.formats import is_foreign
 
     if not dry_run:
-        submitting.check_detached(detach, as_json)
+        submit_flow.check_detached(detach, as_json)
     if cluster is not None:
         sets = (*sets, f"cluster={cluster}")
-    data = foreign.read(file)
+    data = import_files.read(file)
     source = "the standard input" if file == "-" else file
     base = Path() if file == "-" else Path(file).absolute().parent
-    folders = foreign.volumes(volume)
+    folders = import_files.volumes(volume)
     if is_foreign(data):
-        found = foreign.understood(ctx, data, source, sets=sets, volumes=folders, lenient=lenient)
+        found = import_files.understood(ctx, data, source, sets=sets, volumes=folders, lenient=lenient)
         if dry_run:
-            return foreign.dry_run(ctx, found, secret=secret, as_json=as_json)
-        return foreign.submit(
+            return import_files.dry_run(ctx, found, secret=secret, as_json=as_json)
+        return import_files.submit(
             ctx,
             found,
             base=base,
@@ -55,13 +55,13 @@ def submit(
         )
     _only_foreign(lenient, folders)
     job = parse_job(data, source=source, overrides=sets, folder=base)
-    tree, secrets = foreign.with_secrets(ctx, job, secret)
-    workdir = submitting.workdir_of(base, tree)
-    tree = submitting.with_framework(ctx, tree, workdir, quiet=quiet)
+    tree, secrets = import_files.with_secrets(ctx, job, secret)
+    workdir = submit_flow.workdir_of(base, tree)
+    tree = submit_flow.with_framework(ctx, tree, workdir, quiet=quiet)
     if dry_run:
-        return submitting.dry_run(ctx, job=tree, secrets=secrets, as_json=as_json)
-    answer = submitting.submit(ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
-    return submitting.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
+        return submit_flow.dry_run(ctx, job=tree, secrets=secrets, as_json=as_json)
+    answer = submit_flow.submit(ctx, job=tree, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
+    return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 
 
 def _only_foreign(lenient: bool, volumes: Mapping[str, str]) -> None:

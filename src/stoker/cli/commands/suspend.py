@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.cli import term
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command
+from stoker.cli.rendering import terminal
 
 
 def suspend(ctx: Context, *, run: str, as_json: bool) -> int:
@@ -13,9 +13,9 @@ def suspend(ctx: Context, *, run: str, as_json: bool) -> int:
     if as_json:
         ctx.json(answer)
         return 0
-    name = term.safe(answer["id"])
+    name = terminal.safe(answer["id"])
     asked = "" if answer["state"] == "suspended" else ", asked to suspend"
-    ctx.note(f"{name} {term.safe(answer['state'])}{asked}; later: stoker resume {name}")
+    ctx.note(f"{name} {terminal.safe(answer['state'])}{asked}; later: stoker resume {name}")
     return 0
 
 

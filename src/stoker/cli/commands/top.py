@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stoker.cli import human, term
 from stoker.cli.context import Context
 from stoker.cli.params import JSON, Command, Option
-from stoker.cli.render import Cell, Column, table
+from stoker.cli.rendering import terminal, units
+from stoker.cli.rendering.tables import Cell, Column, table
 
 Json = dict[str, Any]
 _BAR = 10
@@ -21,7 +21,7 @@ def top(ctx: Context, *, watch: bool, every: float, as_json: bool) -> int:
         return 0
     while True:
         lines = _lines(ctx, ctx.client.nodes()["nodes"])
-        if watch and term.is_terminal(ctx.out):
+        if watch and terminal.is_terminal(ctx.out):
             ctx.out.write(_CLEAR)
         for line in lines:
             ctx.print(line)
@@ -56,9 +56,9 @@ def _node(node: Json, wide: int) -> list[Cell | str]:
     gpus = len(node.get("gpus") or [])
     style = ("bold",) if node.get("ready") else ("red", "bold")
     return [
-        Cell(term.safe(node["name"]) + ("" if node.get("ready") else " (not ready)"), style),
-        f"{bar(used.get('cpu') or 0, node.get('cpu') or 0, wide)}{human.number(used.get('cpu') or 0)}/{human.number(node.get('cpu'))}",
-        f"{bar(used.get('memory') or 0, node.get('memory') or 0, wide)}{human.size(used.get('memory') or 0)}/{human.size(node.get('memory'))}",
+        Cell(terminal.safe(node["name"]) + ("" if node.get("ready") else " (not ready)"), style),
+        f"{bar(used.get('cpu') or 0, node.get('cpu') or 0, wide)}{units.number(used.get('cpu') or 0)}/{units.number(node.get('cpu'))}",
+        f"{bar(used.get('memory') or 0, node.get('memory') or 0, wide)}{units.size(used.get('memory') or 0)}/{units.size(node.get('memory'))}",
         f"{bar(used.get('gpus') or 0, gpus, wide)}{used.get('gpus') or 0}/{gpus}" if gpus else "-",
         "",
         "",
@@ -76,21 +76,21 @@ def _run(run: Json, *, named: bool) -> list[Cell | str]:
     usage = run.get("usage") or {}
     parts = []
     if usage.get("cpu") is not None:
-        parts.append(f"{human.number(round(usage['cpu'], 1))} CPU")
+        parts.append(f"{units.number(round(usage['cpu'], 1))} CPU")
     if usage.get("memory"):
-        parts.append(human.size(usage["memory"]))
+        parts.append(units.size(usage["memory"]))
     if usage.get("gpu") is not None:
         parts.append(f"GPU {usage['gpu']:.0f}%")
     elif usage.get("gpu_peak") is not None:
         parts.append(f"GPU up to {usage['gpu_peak']:.0f}%")
-    task = f" {term.safe(run['task'])}" if named and run.get("task") else ""
+    task = f" {terminal.safe(run['task'])}" if named and run.get("task") else ""
     return [
-        f"  {term.safe(run['id'])}{task}",
-        human.number(run.get("cpu") or 0),
-        human.size(run["memory"]) if run.get("memory") else "-",
+        f"  {terminal.safe(run['id'])}{task}",
+        units.number(run.get("cpu") or 0),
+        units.size(run["memory"]) if run.get("memory") else "-",
         str(len(run.get("gpus") or [])) if run.get("gpus") else "-",
-        term.safe(", ".join(parts)),
-        term.safe(run.get("user") or ""),
+        terminal.safe(", ".join(parts)),
+        terminal.safe(run.get("user") or ""),
     ]
 
 

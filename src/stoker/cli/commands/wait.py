@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stoker.cli import human, render, term
 from stoker.cli.context import Context
 from stoker.cli.errors import UsageMistake
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command, Option
-from stoker.cli.showing import warnings
+from stoker.cli.rendering import tables, terminal, units
+from stoker.cli.rendering.run_details import warnings
 from stoker.errors import ServerUnreachable
 
 TIMED_OUT = 124
@@ -20,7 +20,7 @@ def wait(ctx: Context, *, runs: tuple[str, ...], timeout: str | None, as_json: b
     """The exit code is that of the first run (as given) that did not succeed."""
     seconds = None
     if timeout is not None:
-        seconds = human.parse_duration(timeout)
+        seconds = units.parse_duration(timeout)
         if seconds is None:
             raise UsageMistake(
                 f"--timeout: {timeout!r} is not a duration", hint="Write 90, 10m, 2h or 1h30m."
@@ -32,16 +32,16 @@ def wait(ctx: Context, *, runs: tuple[str, ...], timeout: str | None, as_json: b
         run = await_end(ctx, run_id, until)
         if run is None:
             unit = "" if timeout is None or timeout[-1:].isalpha() else "s"
-            ctx.note(f"{term.safe(run_id)} has not ended after {timeout}{unit}")
+            ctx.note(f"{terminal.safe(run_id)} has not ended after {timeout}{unit}")
             return TIMED_OUT
         ended.append(run)
         if not as_json:
             ctx.note(ending_line(run))
             for warning in warnings(run):
-                ctx.note(f"{term.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {warning}")
+                ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {warning}")
     if as_json:
         ctx.json(ended)
-    return next((code for code in map(render.exit_status, ended) if code), 0)
+    return next((code for code in map(tables.exit_status, ended) if code), 0)
 
 
 def await_end(ctx: Context, run_id: str, until: float | None) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def await_end(ctx: Context, run_id: str, until: float | None) -> dict[str, Any] 
                 raise
             ctx.reconnect()
             continue
-        if run["state"] in render.TERMINAL or run["state"] == "suspended":
+        if run["state"] in tables.TERMINAL or run["state"] == "suspended":
             return run
         if until is not None and time.monotonic() >= until:
             return None
@@ -66,12 +66,14 @@ def await_end(ctx: Context, run_id: str, until: float | None) -> dict[str, Any] 
 
 def ending_line(run: dict[str, Any]) -> str:
     """`digits-7f3k failed after 3m20s: exit code 1`"""
-    took = render.ran_for(run, time.time())
-    after = f" after {human.duration(took)}" if took is not None else ""
-    detail = "" if run["state"] == "succeeded" else render.info(run)
+    took = tables.ran_for(run, time.time())
+    after = f" after {units.duration(took)}" if took is not None else ""
+    detail = "" if run["state"] == "succeeded" else tables.info(run)
     if detail == run["state"]:
         detail = ""
-    return f"{term.safe(run['id'])} {term.safe(run['state'])}{after}" + (f": {detail}" if detail else "")
+    return f"{terminal.safe(run['id'])} {terminal.safe(run['state'])}{after}" + (
+        f": {detail}" if detail else ""
+    )
 
 
 COMMANDS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.cli import render, term
 from stoker.cli.context import Context
 from stoker.cli.lookup import on_run
 from stoker.cli.params import JSON, Argument, Command
+from stoker.cli.rendering import tables, terminal
 
 
 def why(ctx: Context, *, run: str, as_json: bool) -> int:
@@ -14,8 +14,8 @@ def why(ctx: Context, *, run: str, as_json: bool) -> int:
         ctx.json(answer)
         return 0
     columns = ctx.columns
-    state = ctx.style(term.safe(answer["state"]), *render.STATE_STYLES.get(answer["state"], ()))
-    ctx.print(f"{ctx.style(term.safe(answer['run']), 'bold')} {state}")
+    state = ctx.style(terminal.safe(answer["state"]), *tables.STATE_STYLES.get(answer["state"], ()))
+    ctx.print(f"{ctx.style(terminal.safe(answer['run']), 'bold')} {state}")
     ctx.print()
     for line in paragraph(answer.get("text") or "nothing to explain", columns):
         ctx.print(line)
@@ -30,7 +30,7 @@ def why(ctx: Context, *, run: str, as_json: bool) -> int:
 
 def paragraph(text: str, columns: int | None) -> list[str]:
     """Wrapped on a terminal; as it is in a pipe."""
-    return term.safe_lines(text) if columns is None else render.wrap(text, min(columns, 100))
+    return terminal.safe_lines(text) if columns is None else tables.wrap(text, min(columns, 100))
 
 
 COMMANDS = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli import human, term
 from stoker.cli.errors import UsageMistake
+from stoker.cli.rendering import terminal, units
 from stoker.errors import ServerUnreachable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def ask_secret(ctx: Context, name: str) -> str:
         )
     import getpass  # lazy: rarely asked
 
-    return getpass.getpass(f"{term.safe(name)}: ")
+    return getpass.getpass(f"{terminal.safe(name)}: ")
 
 
 def submit(
@@ -66,7 +66,7 @@ def _ship(ctx: Context, workdir: Path, send: Callable[[str | None], Json]) -> Js
     progress = _Progress(ctx)
     try:
         return submit_with_code(
-            ctx.client, workdir, ctx.home.cache, send, progress, lambda text: ctx.warn(term.safe(text))
+            ctx.client, workdir, ctx.home.cache, send, progress, lambda text: ctx.warn(terminal.safe(text))
         )
     finally:
         progress.clear()
@@ -77,13 +77,13 @@ class _Progress:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self._terminal = term.is_terminal(ctx.err)
+        self._terminal = terminal.is_terminal(ctx.err)
         self._drawn = False
 
     def __call__(self, sent: int, total: int) -> None:
         if self._terminal:
             self._drawn = True
-            self.ctx.err.write(f"\rsending code: {human.size(sent)} of {human.size(total)}\x1b[K")
+            self.ctx.err.write(f"\rsending code: {units.size(sent)} of {units.size(total)}\x1b[K")
             self.ctx.err.flush()
 
     def clear(self) -> None:
@@ -98,25 +98,25 @@ def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str], as_json: boo
     manifest = (answer.get("plan") or {}).get("manifest")
     if manifest and not as_json:
         for line in str(manifest).splitlines():
-            ctx.print(term.safe(line))
+            ctx.print(terminal.safe(line))
     elif len((answer.get("plan") or {}).get("tasks") or ()) > 1 and not as_json:
         _plan(ctx, answer)
     else:
         ctx.json(answer)
     for note in answer.get("notes") or []:
-        ctx.note(f"note: {term.safe(note)}")
+        ctx.note(f"note: {terminal.safe(note)}")
     return 0
 
 
 def _plan(ctx: Context, answer: Json) -> None:
     """The tasks of a run with several, as a table; `--json` has all of it."""
-    from stoker.cli import gangs, render  # lazy: only for several tasks
+    from stoker.cli.rendering import gang_tables, tables  # lazy: only for several tasks
 
     tasks, job = answer["plan"]["tasks"], answer.get("job") or {}
-    name = term.safe(job.get("name") or "the run")
-    framework = f", {term.safe(job['framework'])}" if job.get("framework") else ""
-    ctx.print(f"{name} would start {human.plural(len(tasks), 'task')}{framework}")
-    for line in render.table(*gangs.plan_table(answer), fit=ctx.columns, color=ctx.out_color):
+    name = terminal.safe(job.get("name") or "the run")
+    framework = f", {terminal.safe(job['framework'])}" if job.get("framework") else ""
+    ctx.print(f"{name} would start {units.plural(len(tasks), 'task')}{framework}")
+    for line in tables.table(*gang_tables.plan_table(answer), fit=ctx.columns, color=ctx.out_color):
         ctx.print(line)
 
 
@@ -124,17 +124,17 @@ def deliver(ctx: Context, run: Json, *, detach: bool, as_json: bool, quiet: bool
     """Print the id and leave, or stay and watch."""
     _warnings(ctx, run)
     if not detach:
-        from stoker.cli.attached import watch  # lazy: a detached run needs no threads
+        from stoker.cli.watch_run import watch  # lazy: a detached run needs no threads
 
         if not quiet:
-            ctx.note(f"{term.safe(run['id'])} submitted")
+            ctx.note(f"{terminal.safe(run['id'])} submitted")
         return watch(ctx, run, quiet=quiet)
-    name = term.safe(run["id"])
+    name = terminal.safe(run["id"])
     if as_json:
         ctx.json(run)
     else:
         ctx.print(name)
-        if not quiet and term.is_terminal(ctx.err):
+        if not quiet and terminal.is_terminal(ctx.err):
             ctx.out.flush()
             ctx.note(f"  stoker logs -f {name}\n  stoker show {name}\n  stoker stop {name}")
     return 0
@@ -142,7 +142,7 @@ def deliver(ctx: Context, run: Json, *, detach: bool, as_json: bool, quiet: bool
 
 def _warnings(ctx: Context, run: Json) -> None:
     for warning in run.get("warnings") or []:
-        ctx.warn(term.safe(warning))
+        ctx.warn(terminal.safe(warning))
 
 
 def workdir_of(base: Path, job: Mapping[str, Any]) -> Path:
@@ -167,7 +167,7 @@ def with_framework(ctx: Context, job: Json, workdir: Path, *, quiet: bool = Fals
         return job
     if not quiet:
         hint = "" if found.framework else "; say which with --framework"
-        ctx.note(f"framework: {found.framework or 'none'} ({term.safe(found.why)}{hint})")
+        ctx.note(f"framework: {found.framework or 'none'} ({terminal.safe(found.why)}{hint})")
     return {**job, "framework": found.framework} if found.framework else job
 
 

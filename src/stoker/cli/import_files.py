@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli import job_flags, submitting, term
+from stoker.cli import job_flags, submit_flow
 from stoker.cli.errors import UsageMistake
+from stoker.cli.rendering import terminal
 from stoker.errors import Refused
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def understood(
         raise _cannot(found, ignored, source)
     for note in sorted([*found.of(Level.SAID), *ignored], key=lambda note: note.line):
         word = "ignored" if note.level is Level.IGNORED else "note"
-        ctx.note(term.safe(f"{word}: {_line(note, source)}"))
+        ctx.note(terminal.safe(f"{word}: {_line(note, source)}"))
     return [(one, override_job(one.job, sets) if sets else one.job) for one in found.translations]
 
 
@@ -84,21 +85,21 @@ def submit(
     runs = []
     for number, (one, job) in enumerate(found):
         tree, secrets = with_secrets(ctx, job, secret)
-        answer = submitting.submit(
+        answer = submit_flow.submit(
             ctx,
             job=tree,
-            workdir=submitting.workdir_of(base, tree),
+            workdir=submit_flow.workdir_of(base, tree),
             ship=ships(job) and not no_code,
             key=key if key is None or len(found) == 1 else f"{key}-{number}",
             secrets=secrets,
         )
         runs.append(answer)
         if not quiet:
-            ctx.note(term.safe(f'kind {one.kind} "{one.name}" -> run {answer["id"]}: {shape(job)}'))
+            ctx.note(terminal.safe(f'kind {one.kind} "{one.name}" -> run {answer["id"]}: {shape(job)}'))
     if len(runs) > 1 and detach and as_json:
         ctx.json(runs)
         return 0
-    codes = [submitting.deliver(ctx, run, detach=detach, as_json=as_json, quiet=quiet) for run in runs]
+    codes = [submit_flow.deliver(ctx, run, detach=detach, as_json=as_json, quiet=quiet) for run in runs]
     return next((code for code in codes if code), 0)
 
 
@@ -121,15 +122,15 @@ def dry_run(
         ctx.json(answers[0] if len(answers) == 1 else answers)
     else:
         for line in to_yaml([job_tree(job) for _, job in found]).splitlines():
-            ctx.print(term.safe(line))
+            ctx.print(terminal.safe(line))
     ctx.out.flush()
     for one, job in found:
         names = [name.partition("=")[0] for name in secret]
         tree = {**job.to_json(), "secrets": list(dict.fromkeys([*job.secrets, *names]))}
         answer = ctx.client.check(job=tree, secrets=dict.fromkeys(tree["secrets"], ""))
-        ctx.note(term.safe(f'kind {one.kind} "{one.name}" -> {shape(job)}'))
+        ctx.note(terminal.safe(f'kind {one.kind} "{one.name}" -> {shape(job)}'))
         for note in answer.get("notes") or []:
-            ctx.note(f"note: {term.safe(note)}")
+            ctx.note(f"note: {terminal.safe(note)}")
     return 0
 
 
@@ -141,7 +142,7 @@ def ships(job: Job) -> bool:
 def with_secrets(ctx: Context, job: Job, secret: Sequence[str]) -> tuple[Json, dict[str, str]]:
     given = {item.partition("=")[0] for item in secret}
     names = [*secret, *(name for name in job.secrets if name not in given)]
-    secrets = job_flags.secrets(names, lambda name: submitting.ask_secret(ctx, name))
+    secrets = job_flags.secrets(names, lambda name: submit_flow.ask_secret(ctx, name))
     tree = job.to_json()
     if given - set(job.secrets):
         tree["secrets"] = [*job.secrets, *sorted(given - set(job.secrets))]

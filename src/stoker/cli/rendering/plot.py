@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from stoker.cli import human
+from stoker.cli.rendering import units
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
@@ -29,7 +29,7 @@ def plot(
         return ["(nothing to draw)"]
     low, high = min(v for _, v in points), max(v for _, v in points)
     first, last = min(s for s, _ in points), max(s for s, _ in points)
-    labels = (human.number(high), human.number(low))
+    labels = (units.number(high), units.number(low))
     left = max(len(label) for label in labels)
     wide = max(8, columns - left - 2)
     across, down = (2, 4) if unicode else (1, 1)
@@ -47,7 +47,7 @@ def plot(
             else "".join(" *"[b] for b in row)
         )
         lines.append(f"{label:>{left}} {'│' if unicode else '|'}{drawn}".rstrip())
-    steps = (human.number(first), human.number(last))
+    steps = (units.number(first), units.number(last))
     gap = max(1, wide - len(steps[0]) - len(steps[1]))
     lines.append(" " * (left + 2) + steps[0] + (" " * gap + steps[1] if first != last else ""))
     return lines

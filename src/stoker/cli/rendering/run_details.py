@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.cli import gangs, human, render, term
-from stoker.cli.render import Cell, Column, table
+from stoker.cli.rendering import gang_tables, tables, terminal, units
+from stoker.cli.rendering.tables import Cell, Column, table
 
 Json = Mapping[str, Any]
 LABEL = 11
@@ -25,18 +25,18 @@ class Page:
         self.lines: list[str] = []
 
     def title(self, text: str) -> None:
-        self.lines += ["", term.style(text, "bold", on=self.color)]
+        self.lines += ["", terminal.style(text, "bold", on=self.color)]
 
     def field(self, label: str, text: str) -> None:
         """`  command    python train.py`, wrapped under itself on a terminal."""
         if not text:
             return
-        head = "  " + term.style(term.pad(label, LABEL), "dim", on=self.color)
-        body = [text] if self.fit is None else render.wrap(text, self.fit - LABEL - 2)
+        head = "  " + terminal.style(terminal.pad(label, LABEL), "dim", on=self.color)
+        body = [text] if self.fit is None else tables.wrap(text, self.fit - LABEL - 2)
         self.lines.append(head + body[0])
         self.lines += [" " * (LABEL + 2) + line for line in body[1:]]
 
-    def table(self, columns: Sequence[Column], rows: Sequence[render.Row]) -> None:
+    def table(self, columns: Sequence[Column], rows: Sequence[tables.Row]) -> None:
         fit = None if self.fit is None else self.fit - 2
         self.lines += ["  " + line for line in table(columns, rows, fit=fit, color=self.color)]
 
@@ -44,7 +44,7 @@ class Page:
 def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
     _header(run, page)
     _hang(run, events, page)
-    if gangs.several(run):
+    if gang_tables.several(run):
         _tasks(run, page)
     else:
         _resources(run, page)
@@ -52,20 +52,20 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
     _attempts(run, page)
     _checkpoints(run, page)
     _outputs(run, page)
-    _events(events, page, EVENTS, term.safe(run["id"]))
+    _events(events, page, EVENTS, terminal.safe(run["id"]))
     for warning in warnings(run):
-        page.lines += ["", f"{term.style('warning', 'yellow', 'bold', on=page.color)}: {warning}"]
+        page.lines += ["", f"{terminal.style('warning', 'yellow', 'bold', on=page.color)}: {warning}"]
     _next(run, page)
     return page.lines
 
 
 def warnings(run: Json, most: int = 5) -> list[str]:
     """Safe to print; of many, the newest, which are last."""
-    found = [term.safe(warning) for warning in run.get("warnings") or []]
+    found = [terminal.safe(warning) for warning in run.get("warnings") or []]
     if len(found) <= most:
         return found
     left = len(found) - most
-    return [f"{left} more: stoker show {term.safe(run['id'])} --json", *found[left:]]
+    return [f"{left} more: stoker show {terminal.safe(run['id'])} --json", *found[left:]]
 
 
 def events_page(events: Sequence[Json], page: Page) -> list[str]:
@@ -74,23 +74,26 @@ def events_page(events: Sequence[Json], page: Page) -> list[str]:
 
 
 def _header(run: Json, page: Page) -> None:
-    name = term.style(term.safe(run["id"]), "bold", on=page.color)
-    state = term.style(term.safe(run["state"]), *render.STATE_STYLES.get(run["state"], ()), on=page.color)
-    took = render.ran_for(run, page.now)
-    page.lines.append(f"{name}  {state}" + (f"  {human.duration(took)}" if took is not None else ""))
+    name = terminal.style(terminal.safe(run["id"]), "bold", on=page.color)
+    state = terminal.style(
+        terminal.safe(run["state"]), *tables.STATE_STYLES.get(run["state"], ()), on=page.color
+    )
+    took = tables.ran_for(run, page.now)
+    page.lines.append(f"{name}  {state}" + (f"  {units.duration(took)}" if took is not None else ""))
     if run.get("reason") and run["reason"] != "completed":
-        place = f"{human.ordinal(run['place'])} in line: " if run.get("place") else ""
+        place = f"{units.ordinal(run['place'])} in line: " if run.get("place") else ""
         page.field(
-            "because" if run["state"] in ("failed", "stopped") else "reason", place + term.safe(run["reason"])
+            "because" if run["state"] in ("failed", "stopped") else "reason",
+            place + terminal.safe(run["reason"]),
         )
-    page.field("command", gangs.render_command(run.get("command") or []))
-    page.field("tags", " ".join(f"#{term.safe(tag)}" for tag in run.get("tags") or []))
+    page.field("command", gang_tables.render_command(run.get("command") or []))
+    page.field("tags", " ".join(f"#{terminal.safe(tag)}" for tag in run.get("tags") or []))
     project = run.get("project")
-    page.field("project", term.safe(project) if project not in (None, "default") else "")
+    page.field("project", terminal.safe(project) if project not in (None, "default") else "")
     page.field("priority", str(run["priority"]) if run.get("priority") else "")
     page.field(
         "submitted",
-        _when(run.get("created_at"), page) + (f" by {term.safe(run['user'])}" if run.get("user") else ""),
+        _when(run.get("created_at"), page) + (f" by {terminal.safe(run['user'])}" if run.get("user") else ""),
     )
     page.field("started", _when(run.get("started_at"), page) if run.get("started_at") else "")
     page.field("ended", _when(run.get("ended_at"), page) if run.get("ended_at") else "")
@@ -98,22 +101,22 @@ def _header(run: Json, page: Page) -> None:
 
 
 def _when(t: float | None, page: Page) -> str:
-    return f"{human.clock(t, page.now)} ({human.age(t, page.now)} ago)"
+    return f"{units.clock(t, page.now)} ({units.age(t, page.now)} ago)"
 
 
 def _code(run: Json) -> str:
     git = (run.get("record") or {}).get("git") or {}
-    parts = [f"tree {term.safe(run['code'])[:12]}"] if run.get("code") else []
+    parts = [f"tree {terminal.safe(run['code'])[:12]}"] if run.get("code") else []
     if git.get("commit"):
         dirty = " with changes that are not committed" if git.get("dirty") else ""
-        parts.append(f"git {term.safe(git['commit'])[:12]}{dirty}")
+        parts.append(f"git {terminal.safe(git['commit'])[:12]}{dirty}")
     return ", ".join(parts)
 
 
 def _resources(run: Json, page: Page) -> None:
-    wanted = render.resources(run)
+    wanted = tables.resources(run)
     used = (run.get("attempts") or [{}])[-1].get("usage") or {}
-    rows: list[render.Row] = []
+    rows: list[tables.Row] = []
     if wanted.get("cpu") is not None or used.get("cpu_peak") is not None:
         rows.append(("cpu", _number(wanted.get("cpu")), _number(used.get("cpu_peak"), 2), _cpu_note(used)))
     if wanted.get("memory") is not None or used.get("memory_peak") is not None:
@@ -123,11 +126,11 @@ def _resources(run: Json, page: Page) -> None:
             if isinstance(peak, int | float) and isinstance(limit, int | float) and limit
             else ""
         )
-        rows.append(("memory", "-" if limit is None else render.memory(limit), human.size(peak), share))
+        rows.append(("memory", "-" if limit is None else tables.memory(limit), units.size(peak), share))
     if wanted.get("gpu") or used.get("gpu_peak") is not None:
         peak_gpu = used.get("gpu_peak")
         memory = used.get("gpu_memory_peak")
-        note = f"{human.size(memory)} of GPU memory" if memory else ""
+        note = f"{units.size(memory)} of GPU memory" if memory else ""
         rows.append(
             ("gpu", _number(wanted.get("gpu")), "-" if peak_gpu is None else f"{peak_gpu:.0f}%", note)
         )
@@ -142,13 +145,13 @@ def _resources(run: Json, page: Page) -> None:
 
 def _tasks(run: Json, page: Page) -> None:
     """Who is there, and how the world stands."""
-    attempt = gangs.newest(run)
+    attempt = gang_tables.newest(run)
     number = attempt.get("number") or 1
     page.title("Tasks" if number == 1 else f"Tasks of attempt {number}")
-    page.table(*gangs.tasks_table(run))
+    page.table(*gang_tables.tasks_table(run))
     page.lines.append("")
-    page.field("world", term.safe((attempt.get("world") or {}).get("text") or "").removeprefix("world "))
-    page.field("straggler", term.safe((attempt.get("straggler") or {}).get("text") or ""))
+    page.field("world", terminal.safe((attempt.get("world") or {}).get("text") or "").removeprefix("world "))
+    page.field("straggler", terminal.safe((attempt.get("straggler") or {}).get("text") or ""))
     _scaling(run, page)
     _isolation(attempt.get("isolation") or {}, page)
 
@@ -159,19 +162,19 @@ def _scaling(run: Json, page: Page, *, alone: bool = False) -> None:
         return
     if alone:
         page.lines.append("")
-    page.field("pace", term.safe(found.get("pace") or ""))
-    page.field("scaling", term.safe(found.get("text") or ""))
+    page.field("pace", terminal.safe(found.get("pace") or ""))
+    page.field("scaling", terminal.safe(found.get("text") or ""))
 
 
 def _hang(run: Json, events: Sequence[Json], page: Page) -> None:
     """The newest one of each task of the newest attempt: what was seen, and where the stacks are."""
-    began = (gangs.newest(run).get("started_at") or 0.0) - 1.0
+    began = (gang_tables.newest(run).get("started_at") or 0.0) - 1.0
     found = [event for event in events if event["kind"] == "hang" and event["t"] >= began]
     if found:
         newest = {(event.get("data") or {}).get("task"): event for event in found}
         for event in list(newest.values())[-4:]:
             page.field(
-                "hang", f"{term.safe(event.get('text') or '')} ({human.age(event['t'], page.now)} ago)"
+                "hang", f"{terminal.safe(event.get('text') or '')} ({units.age(event['t'], page.now)} ago)"
             )
 
 
@@ -179,7 +182,9 @@ def _isolation(how: Json, page: Page) -> None:
     """What holds the run to its limits, and what does not."""
     if not how:
         return
-    page.field("held by", ", ".join(f"{term.safe(kind)}: {term.safe(how[kind])}" for kind in sorted(how)))
+    page.field(
+        "held by", ", ".join(f"{terminal.safe(kind)}: {terminal.safe(how[kind])}" for kind in sorted(how))
+    )
     loose = [kind for kind in ("memory", "cpu", "pids", "processes", "gpu") if kind not in how]
     if loose:
         page.field("not held", f"{', '.join(loose)}; `stoker doctor` says why")
@@ -192,12 +197,12 @@ def _numbers(*values: Any) -> bool:
 def _number(value: Any, digits: int | None = None) -> str:
     if digits is not None and isinstance(value, float):
         value = round(value, digits)
-    return human.number(value)
+    return units.number(value)
 
 
 def _cpu_note(used: Json) -> str:
     seconds = used.get("cpu_seconds")
-    return f"{human.duration(float(seconds))} of CPU time" if seconds else ""
+    return f"{units.duration(float(seconds))} of CPU time" if seconds else ""
 
 
 def _attempts(run: Json, page: Page) -> None:
@@ -215,15 +220,15 @@ def _attempts(run: Json, page: Page) -> None:
         Column("HOW IT ENDED", shrink=True),
     )
     names = {c["id"]: c for c in run.get("checkpoints") or []}
-    rows: list[render.Row] = []
+    rows: list[tables.Row] = []
     for attempt in attempts:
-        took = render.ran_for(attempt, page.now)
+        took = tables.ran_for(attempt, page.now)
         rows.append(
             (
                 str(attempt["number"]),
                 _attempt_state(attempt),
-                human.clock(attempt.get("started_at"), page.now),
-                human.duration(took),
+                units.clock(attempt.get("started_at"), page.now),
+                units.duration(took),
                 _origin(attempt, names),
                 _place(attempt),
                 cause_text(attempt),
@@ -234,11 +239,11 @@ def _attempts(run: Json, page: Page) -> None:
     lines = (last.get("evidence") or {}).get("last_lines") or []
     if lines and last.get("cause") not in (None, "completed"):
         whose = (last.get("evidence") or {}).get("task")
-        of = f"{term.safe(whose)} in attempt" if whose else "attempt"
+        of = f"{terminal.safe(whose)} in attempt" if whose else "attempt"
         page.lines += ["", f"  last lines of {of} {last['number']}:"]
-        shown = [term.safe_log(str(line), colors=False) for line in lines[-8:]]
+        shown = [terminal.safe_log(str(line), colors=False) for line in lines[-8:]]
         page.lines += [
-            "    " + (line if page.fit is None else term.cut(line, page.fit - 4)) for line in shown
+            "    " + (line if page.fit is None else terminal.cut(line, page.fit - 4)) for line in shown
         ]
 
 
@@ -247,7 +252,7 @@ def _attempt_state(attempt: Json) -> Cell:
     if state == "ended":
         fine = attempt.get("cause") == "completed"
         return Cell("ended", ("green",) if fine else ("red",))
-    return render.state_cell(state)
+    return tables.state_cell(state)
 
 
 def _origin(attempt: Json, checkpoints: Mapping[str, Json]) -> str:
@@ -257,19 +262,19 @@ def _origin(attempt: Json, checkpoints: Mapping[str, Json]) -> str:
     known = checkpoints.get(found)
     if known is not None and known.get("step") is not None:
         return f"step {known['step']}"
-    return term.safe(known["name"] if known is not None else found)
+    return terminal.safe(known["name"] if known is not None else found)
 
 
 def _place(attempt: Json) -> str:
     if len(attempt.get("nodes") or ()) > 1:
-        return human.plural(len(attempt["nodes"]), "node")
+        return units.plural(len(attempt["nodes"]), "node")
     gpus = attempt.get("gpus") or []
-    node = term.safe(attempt.get("node") or "-")
+    node = terminal.safe(attempt.get("node") or "-")
     return f"{node} gpu {','.join(_short_gpu(gpu) for gpu in gpus)}" if gpus else node
 
 
 def _short_gpu(gpu: Any) -> str:
-    text = term.safe(gpu)
+    text = terminal.safe(gpu)
     return text if len(text) <= 8 else text.removeprefix("GPU-")[:8]
 
 
@@ -279,21 +284,25 @@ def cause_text(attempt: Json) -> str:
     if not cause:
         return ""
     evidence = attempt.get("evidence") or {}
-    said = next((term.safe(evidence[key]) for key in ("message", "proof", "text") if evidence.get(key)), "")
+    said = next(
+        (terminal.safe(evidence[key]) for key in ("message", "proof", "text") if evidence.get(key)), ""
+    )
     parts = []
     if cause != "completed" and attempt.get("exit_code") not in (None, 0) and not evidence.get("signal"):
         parts.append(f"exit code {attempt['exit_code']}")
     if evidence.get("signal") and _signal(evidence["signal"]) not in said:
         parts.append(_signal(evidence["signal"]))
     if _numbers(evidence.get("peak"), evidence.get("limit")):
-        parts.append(f"peak {human.size(evidence['peak'])} of {human.size(evidence['limit'])}")
+        parts.append(f"peak {units.size(evidence['peak'])} of {units.size(evidence['limit'])}")
     if said:
         parts.append(said)
     if evidence.get("task") and cause != "completed":
         parts = [
-            f"{term.safe(evidence['task'])}: {', '.join(parts)}" if parts else term.safe(evidence["task"])
+            f"{terminal.safe(evidence['task'])}: {', '.join(parts)}"
+            if parts
+            else terminal.safe(evidence["task"])
         ]
-    return ": ".join([term.safe(cause), ", ".join(parts)] if parts else [term.safe(cause)])
+    return ": ".join([terminal.safe(cause), ", ".join(parts)] if parts else [terminal.safe(cause)])
 
 
 def _signal(number: Any) -> str:
@@ -302,7 +311,7 @@ def _signal(number: Any) -> str:
     try:
         return signal.Signals(int(number)).name
     except ValueError:
-        return f"signal {term.safe(number)}"
+        return f"signal {terminal.safe(number)}"
 
 
 def _checkpoints(run: Json, page: Page) -> None:
@@ -324,12 +333,12 @@ def _checkpoints(run: Json, page: Page) -> None:
         columns,
         [
             (
-                term.safe(c["id"]),
-                term.safe(c["name"]),
+                terminal.safe(c["id"]),
+                terminal.safe(c["name"]),
                 "-" if c.get("step") is None else str(c["step"]),
-                human.size(c.get("size")),
-                human.clock(c.get("created_at"), page.now),
-                term.safe(c.get("how") or ""),
+                units.size(c.get("size")),
+                units.clock(c.get("created_at"), page.now),
+                terminal.safe(c.get("how") or ""),
             )
             for c in shown
         ],
@@ -340,7 +349,7 @@ def _outputs(run: Json, page: Page) -> None:
     outputs = run.get("outputs")
     if outputs and outputs.get("files"):
         page.title("Outputs")
-        page.lines.append(f"  {human.plural(outputs['files'], 'file')}, {human.size(outputs.get('bytes'))}")
+        page.lines.append(f"  {units.plural(outputs['files'], 'file')}, {units.size(outputs.get('bytes'))}")
 
 
 def _events(events: Sequence[Json], page: Page, limit: int | None, name: str) -> None:
@@ -350,21 +359,21 @@ def _events(events: Sequence[Json], page: Page, limit: int | None, name: str) ->
     shown = events if limit is None else events[-limit:]
     if len(shown) < len(events):
         page.lines.append(f"  ... {len(events) - len(shown)} earlier: stoker show {name} --events")
-    wide = max(term.width(term.safe(event["kind"])) for event in shown)
+    wide = max(terminal.width(terminal.safe(event["kind"])) for event in shown)
     for event in shown:
-        when = term.style(human.clock(event["t"], page.now), "dim", on=page.color)
-        text = term.safe(event.get("text") or "")
+        when = terminal.style(units.clock(event["t"], page.now), "dim", on=page.color)
+        text = terminal.safe(event.get("text") or "")
         room = (
             None
             if page.fit is None
-            else page.fit - 2 - term.width(human.clock(event["t"], page.now)) - wide - 4
+            else page.fit - 2 - terminal.width(units.clock(event["t"], page.now)) - wide - 4
         )
-        text = text if room is None else term.cut(text, room)
-        page.lines.append(f"  {when}  {term.pad(term.safe(event['kind']), wide)}  {text}".rstrip())
+        text = text if room is None else terminal.cut(text, room)
+        page.lines.append(f"  {when}  {terminal.pad(terminal.safe(event['kind']), wide)}  {text}".rstrip())
 
 
 def _next(run: Json, page: Page) -> None:
-    name, state = term.safe(run["id"]), run["state"]
+    name, state = terminal.safe(run["id"]), run["state"]
     ideas: dict[str, list[str]] = {
         "queued": [f"stoker why {name}"],
         "failed": [f"stoker why {name}", f"stoker logs {name} --tail 50", f"stoker resume {name}"],
@@ -375,4 +384,4 @@ def _next(run: Json, page: Page) -> None:
         else [f"stoker logs {name}"],
     }
     found = ideas.get(state, [f"stoker logs -f {name}", f"stoker stop {name}"])
-    page.lines += ["", *(term.style(f"  {line}", "dim", on=page.color) for line in found)]
+    page.lines += ["", *(terminal.style(f"  {line}", "dim", on=page.color) for line in found)]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stoker.cli import human, term
+from stoker.cli.rendering import terminal, units
 
 STATE_STYLES = {
     "queued": ("yellow",),
@@ -43,7 +43,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row], *, fit: int | None, co
     """Aligned lines. `fit`: the width to stay within, by cutting the columns that may shrink; None: cut nothing."""
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     widths = [
-        max([term.width(column.title), *(term.width(row[index].text) for row in cells)])
+        max([terminal.width(column.title), *(terminal.width(row[index].text) for row in cells)])
         for index, column in enumerate(columns)
     ]
     if fit is not None:
@@ -69,7 +69,7 @@ def _kept(columns: Sequence[Column], widths: Sequence[int], fit: int) -> list[in
 
 
 def _least(column: Column) -> int:
-    return max(8, term.width(column.title))
+    return max(8, terminal.width(column.title))
 
 
 def _shrink(columns: Sequence[Column], widths: list[int], fit: int) -> None:
@@ -87,10 +87,12 @@ def _line(
 ) -> str:
     parts = []
     for index, (column, cell) in enumerate(zip(columns, row, strict=True)):
-        text = cell.text if fit is None else term.cut(cell.text, widths[index])
+        text = cell.text if fit is None else terminal.cut(cell.text, widths[index])
         last = index == len(columns) - 1
-        padded = text if last and not column.right else term.pad(text, widths[index], right=column.right)
-        parts.append(padded.replace(text, term.style(text, *cell.styles, on=color), 1) if text else padded)
+        padded = text if last and not column.right else terminal.pad(text, widths[index], right=column.right)
+        parts.append(
+            padded.replace(text, terminal.style(text, *cell.styles, on=color), 1) if text else padded
+        )
     return "  ".join(parts).rstrip()
 
 
@@ -113,10 +115,10 @@ def runs_table(
     ]
     rows: list[list[Cell | str]] = [
         [
-            Cell(term.safe(run["id"]), ("bold",)),
+            Cell(terminal.safe(run["id"]), ("bold",)),
             state_cell(run["state"]),
-            human.age(run.get("created_at"), at),
-            human.duration(ran_for(run, at)),
+            units.age(run.get("created_at"), at),
+            units.duration(ran_for(run, at)),
             tasks_up(run) or "-",
             asked(run),
             info(run),
@@ -129,7 +131,7 @@ def runs_table(
 
 
 def state_cell(state: str) -> Cell:
-    return Cell(term.safe(state), STATE_STYLES.get(state, ()))
+    return Cell(terminal.safe(state), STATE_STYLES.get(state, ()))
 
 
 def tasks_up(run: Mapping[str, Any]) -> str:
@@ -160,33 +162,33 @@ def asked(run: Mapping[str, Any]) -> str:
     wanted = resources(run)
     parts = []
     if wanted.get("cpu") is not None:
-        parts.append(f"{human.number(wanted['cpu'])} cpu")
+        parts.append(f"{units.number(wanted['cpu'])} cpu")
     if wanted.get("memory") is not None:
         parts.append(memory(wanted["memory"]))
     if wanted.get("gpu"):
-        parts.append(f"{human.number(wanted['gpu'])} gpu")
+        parts.append(f"{units.number(wanted['gpu'])} gpu")
     workers = (run.get("job") or {}).get("workers")
-    each = f"{term.safe(workers)} x " if parts and workers not in (None, 1) else ""
+    each = f"{terminal.safe(workers)} x " if parts and workers not in (None, 1) else ""
     return each + " ".join(parts) if parts else "-"
 
 
 def memory(value: Any) -> str:
-    return human.size(value) if isinstance(value, int | float) else term.safe(value)
+    return units.size(value) if isinstance(value, int | float) else terminal.safe(value)
 
 
 def info(run: Mapping[str, Any]) -> str:
     """The one thing worth knowing about a run in a list."""
     state = run["state"]
-    reason = term.safe(run.get("reason") or "")
+    reason = terminal.safe(run.get("reason") or "")
     if reason in ("completed", state):
         reason = ""
     if state == "queued":
         place = run.get("place")
-        where = f"{human.ordinal(place)} in line" if place else ""
+        where = f"{units.ordinal(place)} in line" if place else ""
         return ": ".join(part for part in (where, reason) if part)
     if state in ("failed", "stopped") or run.get("cause") not in (None, "completed"):
         code = run.get("exit_code")
-        cause = term.safe(run.get("cause") or "")
+        cause = terminal.safe(run.get("cause") or "")
         return reason or (f"exit code {code}" if code not in (None, 0) else "" if cause == state else cause)
     if reason:
         return reason
@@ -197,11 +199,11 @@ def info(run: Mapping[str, Any]) -> str:
         gpus = newest.get("gpus") or []
         parts = [f"attempt {number}"] if number > 1 else []
         many = len(newest.get("nodes") or ())
-        where = human.plural(many, "node") if many > 1 else term.safe(newest.get("node") or "")
+        where = units.plural(many, "node") if many > 1 else terminal.safe(newest.get("node") or "")
         parts += [f"on {where}"] if where else []
-        parts += [f"gpu {','.join(term.safe(gpu) for gpu in gpus)}"] if gpus else []
+        parts += [f"gpu {','.join(terminal.safe(gpu) for gpu in gpus)}"] if gpus else []
         return ", ".join(parts)
-    return " ".join(f"#{term.safe(tag)}" for tag in run.get("tags") or [])
+    return " ".join(f"#{terminal.safe(tag)}" for tag in run.get("tags") or [])
 
 
 def exit_status(run: Mapping[str, Any]) -> int:
@@ -219,7 +221,7 @@ def wrap(text: str, columns: int, *, indent: str = "") -> list[str]:
     import textwrap  # lazy: only for `why` and `show`
 
     lines: list[str] = []
-    for paragraph in term.safe_lines(text):
+    for paragraph in terminal.safe_lines(text):
         found = textwrap.wrap(
             paragraph, max(20, columns - len(indent)), break_long_words=False, break_on_hyphens=False
         )

@@ -10,7 +10,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli import human, render, term
+from stoker.cli.rendering import tables, terminal, units
 from stoker.cli.stream import Printer, records, several_tasks
 from stoker.errors import ServerUnreachable, StokerError
 
@@ -111,7 +111,9 @@ class _Watch:
             self.status.show(run)
         except ServerUnreachable:
             # The reading thread brings the server back; until then the last known state stands.
-            self.status.say(f"{term.safe(self.id)}: the server went away; the training goes on; reconnecting")
+            self.status.say(
+                f"{terminal.safe(self.id)}: the server went away; the training goes on; reconnecting"
+            )
             try:
                 self.ctx.reconnect()
             except ServerUnreachable:
@@ -122,36 +124,36 @@ class _Watch:
         self.status.clear()
         if not self.quiet:
             if end.get("state") == "succeeded" and not end.get("warnings"):
-                self.ctx.note(f"{term.safe(self.id)} succeeded")
+                self.ctx.note(f"{terminal.safe(self.id)} succeeded")
             else:
                 self._say_ending(str(end.get("state")))
-        return render.exit_status(end)
+        return tables.exit_status(end)
 
     def _say_ending(self, state: str) -> None:
         from stoker.cli.commands.wait import ending_line
-        from stoker.cli.showing import warnings
+        from stoker.cli.rendering.run_details import warnings
 
         try:
             run = self.ctx.client.run(self.id)
         except ServerUnreachable:
             # It died just now. How the run ended is known, and that decides the exit code.
-            self.ctx.note(f"{term.safe(self.id)} {term.safe(state)}")
+            self.ctx.note(f"{terminal.safe(self.id)} {terminal.safe(state)}")
             return
         self.ctx.note(ending_line(run))
         for warning in warnings(run):
-            self.ctx.note(f"{term.style('warning', 'yellow', 'bold', on=self.ctx.err_color)}: {warning}")
+            self.ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=self.ctx.err_color)}: {warning}")
         if run["state"] == "failed":
-            self.ctx.note(f"\nhint: stoker why {term.safe(self.id)}")
+            self.ctx.note(f"\nhint: stoker why {terminal.safe(self.id)}")
 
     # -- Ctrl-C ----------------------------------------------------------------------------------------------
 
     def _act(self, answer: str) -> int | None:
         if answer == "k":
-            self.ctx.note(f"killing {term.safe(self.id)}")
+            self.ctx.note(f"killing {terminal.safe(self.id)}")
             self._stop(kill=True)
         elif answer == "s":
             self.stopping = True
-            self.ctx.note(f"\nstopping {term.safe(self.id)}; Ctrl-C again kills it")
+            self.ctx.note(f"\nstopping {terminal.safe(self.id)}; Ctrl-C again kills it")
             self._stop(kill=False)
         elif answer == "away":
             return self._detach(130)
@@ -171,7 +173,7 @@ class _Watch:
         while True:
             self.ctx.err.write("\ndetach, stop or continue? [d/s/c] ")
             self.ctx.err.flush()
-            line = term.read_line(self.ctx.stdin)
+            line = terminal.read_line(self.ctx.stdin)
             word = line.strip().lower()
             if not line:
                 return "d"
@@ -179,7 +181,7 @@ class _Watch:
                 return word[0]
 
     def _detach(self, code: int) -> int:
-        name = term.safe(self.id)
+        name = terminal.safe(self.id)
         self.ctx.note(f"detached; {name} goes on\n  stoker logs -f {name}\n  stoker stop {name}")
         return code
 
@@ -190,7 +192,7 @@ class _Status:
     def __init__(self, ctx: Context, quiet: bool) -> None:
         self.ctx = ctx
         self.quiet = quiet
-        self.transient = term.is_terminal(ctx.err)
+        self.transient = terminal.is_terminal(ctx.err)
         self._shown = ""
         self._last = ""
 
@@ -210,8 +212,8 @@ class _Status:
             self.ctx.note(text)
             return
         self.clear()
-        self._shown = term.cut(text, (term.columns(self.ctx.err) or 80) - 1)
-        self.ctx.err.write(term.style(self._shown, "dim", on=self.ctx.err_color))
+        self._shown = terminal.cut(text, (terminal.columns(self.ctx.err) or 80) - 1)
+        self.ctx.err.write(terminal.style(self._shown, "dim", on=self.ctx.err_color))
         self.ctx.err.flush()
 
     def clear(self) -> None:
@@ -230,8 +232,8 @@ def _re_forms(attempt: Json) -> bool:
 def status_text(run: Json) -> str:
     """`digits-7f3k queued (2nd in line): waits for 2 cpu`"""
     place = run.get("place")
-    where = f" ({human.ordinal(int(place))} in line)" if place and run["state"] == "queued" else ""
-    reason = term.safe(run.get("reason") or "")
+    where = f" ({units.ordinal(int(place))} in line)" if place and run["state"] == "queued" else ""
+    reason = terminal.safe(run.get("reason") or "")
     attempts = run.get("attempts") or []
     if run["state"] == "running" and attempts and _re_forms(attempts[-1]):
         newest = attempts[-1]
@@ -240,6 +242,6 @@ def status_text(run: Json) -> str:
         )
     number = attempts[-1].get("number", 1) if attempts else 1
     again = f", attempt {number}" if number > 1 else ""
-    return f"{term.safe(run['id'])} {term.safe(run['state'])}{where}{again}" + (
+    return f"{terminal.safe(run['id'])} {terminal.safe(run['state'])}{where}{again}" + (
         f": {reason}" if reason else ""
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli import human, render, term
 from stoker.cli.context import Context
+from stoker.cli.rendering import tables, terminal, units
 
 Json = dict[str, Any]
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -19,7 +19,7 @@ def show(ctx: Context, facts: list[Json]) -> int:
     """Print them, then how many are bad. The exit code: 1 when one fails; warnings are not failures."""
     failed = sum(found["status"] == "fail" for found in facts)
     warned = sum(found["status"] == "warn" for found in facts)
-    wide = max((term.width(term.safe(found["name"])) for found in facts), default=0)
+    wide = max((terminal.width(terminal.safe(found["name"])) for found in facts), default=0)
     for found in facts:
         _print(ctx, found, wide)
     ctx.out.flush()
@@ -33,17 +33,17 @@ def show(ctx: Context, facts: list[Json]) -> int:
 def _print(ctx: Context, found: Json, wide: int) -> None:
     mark, colour = MARKS.get(found["status"], ("?", "red"))
     room = 100_000 if ctx.columns is None else ctx.columns - wide - 8
-    first, *rest = render.wrap(str(found["text"]), room) or [""]
+    first, *rest = tables.wrap(str(found["text"]), room) or [""]
     ctx.print(
-        f"{ctx.style(f'{mark:<4}', colour)}  {term.pad(term.safe(found['name']), wide)}  {first}".rstrip()
+        f"{ctx.style(f'{mark:<4}', colour)}  {terminal.pad(terminal.safe(found['name']), wide)}  {first}".rstrip()
     )
     indent = " " * (wide + 8)
     for line in rest:
         ctx.print(indent + line)
     if found.get("fix") and found["status"] != "ok":
-        for line in render.wrap(f"fix: {found['fix']}", room):
+        for line in tables.wrap(f"fix: {found['fix']}", room):
             ctx.print(ctx.style(indent + line, "cyan"))
 
 
 def _count(number: int, word: str) -> str:
-    return human.plural(number, word) if number else f"no {word}s"
+    return units.plural(number, word) if number else f"no {word}s"

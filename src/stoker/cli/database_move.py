@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.restoring import server_kept_away
+from stoker.cli.restore import server_kept_away
 from stoker.errors import Conflict, NotFound, Refused
 from stoker.settings import Home, Settings
 

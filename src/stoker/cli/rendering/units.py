@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from stoker.cli import term
+from stoker.cli.rendering import terminal
 
 
 def duration(seconds: float | None) -> str:
@@ -67,7 +67,7 @@ def size(count: float | None) -> str:
 def number(value: Any) -> str:
     """A metric or a count: `0.0123`, `1.5e-07`, `12000`; strings such as `NaN` stay as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "-" if value is None else term.safe(value)
+        return "-" if value is None else terminal.safe(value)
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e7):
         return str(int(value))
     return f"{value:.4g}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.cli import human, render, term
-from stoker.cli.render import Cell, Column, Row
+from stoker.cli.rendering import tables, terminal, units
+from stoker.cli.rendering.tables import Cell, Column, Row
 
 Json = Mapping[str, Any]
 
@@ -57,24 +57,24 @@ def tasks_table(run: Json) -> tuple[list[Column], list[Row]]:
 def _cells(task: Json, run: Json, over: bool) -> list[Cell | str]:
     used = task.get("usage") or {}
     replaced = int(task.get("incarnation") or 1) - 1
-    phase = term.safe(task.get("phase") or "starting")
+    phase = terminal.safe(task.get("phase") or "starting")
     code = task.get("exit_code")
     failed = phase == "ended" and code not in (None, 0)
     styles = ("red", "bold") if failed else PHASE_STYLES.get(phase, ())
     cpu = used.get("cpu_peak") if over else used.get("cpu")
     memory = used.get("memory_peak") if over else used.get("memory")
     gpu = used.get("gpu_peak") if over else used.get("gpu", used.get("gpu_peak"))
-    asked = render.asked({"job": {"resources": asked_of(run.get("job") or {}, str(task.get("role") or ""))}})
+    asked = tables.asked({"job": {"resources": asked_of(run.get("job") or {}, str(task.get("role") or ""))}})
     return [
-        Cell(term.safe(task["name"]), ("bold",)),
-        term.safe(_where(task)),
+        Cell(terminal.safe(task["name"]), ("bold",)),
+        terminal.safe(_where(task)),
         str(task.get("generation") or 1),
         Cell(phase, styles),
         "" if code is None else str(code),
-        "" if used.get("step") is None else human.number(used["step"]),
-        "" if used.get("step_seconds") is None else human.number(used["step_seconds"]),
-        "" if cpu is None else human.number(round(float(cpu), 2)),
-        human.size(memory) if memory else "",
+        "" if used.get("step") is None else units.number(used["step"]),
+        "" if used.get("step_seconds") is None else units.number(used["step_seconds"]),
+        "" if cpu is None else units.number(round(float(cpu), 2)),
+        units.size(memory) if memory else "",
         "" if gpu is None else f"{float(gpu):.0f}%",
         f"{replaced}x" if replaced else "",
         "" if asked == "-" else asked,
@@ -110,7 +110,7 @@ def plan_table(answer: Json) -> tuple[list[Column], list[Row]]:
         command = task.get("command") or []
         rows.append(
             [
-                Cell(term.safe(task["name"]), ("bold",)),
+                Cell(terminal.safe(task["name"]), ("bold",)),
                 _asked(task),
                 str(task.get("processes") or 1),
                 _LOSS.get(task.get("on_loss"), "") + (" (if there is room)" if task.get("optional") else ""),
@@ -134,12 +134,12 @@ _LOSS = {"world": "all start again", "task": "comes back alone", "ignore": "stay
 
 def _asked(task: Json) -> str:
     found = {key: task.get(key) for key in ("cpu", "memory", "gpu") if task.get(key)}
-    return render.asked({"job": {"resources": found}})
+    return tables.asked({"job": {"resources": found}})
 
 
 def render_command(command: Sequence[str]) -> str:
     import shlex  # lazy: only where a command is shown
 
     if len(command) == 3 and list(command[:2]) == ["/bin/sh", "-c"]:
-        return term.safe(command[2])
-    return term.safe(" ".join(shlex.quote(str(word)) for word in command))
+        return terminal.safe(command[2])
+    return terminal.safe(" ".join(shlex.quote(str(word)) for word in command))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from stoker.cli.restoring import server_kept_away
+from stoker.cli.restore import server_kept_away
 from stoker.errors import Conflict, NotFound, StokerError, StoreDamaged
 from stoker.settings import Home, Settings
 
