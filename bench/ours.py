@@ -18,7 +18,7 @@ from stoker.client.local import read_token, serving
 from stoker.settings import Home
 
 START = 60.0
-_OWN = ("-m stoker.server", "-m stoker.launcher.forkserver.server", "from stoker.sdk.writing import")
+_OWN = ("-m stoker.server", "-m stoker.launcher.forkserver.server", "from stoker.sdk.writer_process import")
 
 
 @dataclass(frozen=True)

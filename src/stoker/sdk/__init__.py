@@ -12,9 +12,9 @@ A script that uses them runs unchanged outside Stoker: reports go nowhere, check
 from __future__ import annotations
 
 from stoker.sdk import checkpoint, stacks
+from stoker.sdk.jax import jax_initialize
 from stoker.sdk.reporting import report
-from stoker.sdk.running import params, should_stop
-from stoker.sdk.worlds import jax_initialize
+from stoker.sdk.run_info import params, should_stop
 
 __all__ = ["checkpoint", "jax_initialize", "params", "report", "should_stop"]
 

@@ -20,7 +20,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Union
 
-from stoker.sdk import running, saving
+from stoker.sdk import async_save, run_info
 from stoker.sdk.atomic import Data, place
 from stoker.task import formats, layout
 
@@ -74,7 +74,7 @@ def save(
     'checkpoints/step-2'
     """
     check(name, keep)
-    if not saving.saver().busy:
+    if not async_save.saver().busy:
         wait()  # An older one that is written later must not take this one's place.
     return put(name, data, step=step, metrics=metrics, keep=keep)
 
@@ -84,7 +84,7 @@ def wait() -> None:
 
     >>> wait()
     """
-    saving.saver().wait()
+    async_save.saver().wait()
 
 
 def load(name: Optional[str] = None) -> Union[bytes, Path, None]:
@@ -105,7 +105,7 @@ def latest() -> Optional[Path]:
     >>> latest() is None or latest().parent == directory()
     True
     """
-    saver = saving.saver()
+    saver = async_save.saver()
     saver.settle()
     resumed = os.environ.get("STOKER_RESUME_FROM")
     if resumed and not _saved and saver.last is None:
@@ -138,14 +138,14 @@ def save_torch(
     if name is None:
         name = "last.pt" if step is None else f"step-{step}.pt"
     # A signal handler that interrupted a save cannot use the memory that this one is being copied to.
-    if not asynchronous or saving.saver().busy:
+    if not asynchronous or async_save.saver().busy:
         return save(name, lambda path: torch.save(state, path), step=step, metrics=metrics, keep=keep)
     from stoker.sdk.torch_state import Archive  # imports torch
 
     check(name, keep)
     snapshot = Archive(state)
     request = {**_about(name, step, metrics, keep), "files": {"": [["zip", snapshot.records]]}}
-    saving.saver().save(snapshot, request)
+    async_save.saver().save(snapshot, request)
     return str(directory() / name)
 
 
@@ -172,7 +172,7 @@ def save_sharded(
     if name is None:
         name = "last" if step is None else f"step-{step}"
     check(name, keep)
-    saver = saving.saver()
+    saver = async_save.saver()
     if saver.busy:
         raise RuntimeError("save_sharded was called by a signal handler while this process was saving")
     saver.settle()
@@ -208,7 +208,7 @@ def load_sharded(state: Dict[str, Any], name: Optional[str] = None) -> bool:
     if stoker.checkpoint.load_sharded(state):
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     """
-    saving.saver().settle()
+    async_save.saver().settle()
     path = latest() if name is None else directory() / name
     if path is None or not path.exists():
         return False
@@ -253,10 +253,10 @@ def _about(
 
 def announce(name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]]) -> None:
     """Tell Stoker that it is complete. If that fails it still counts, as something renamed into place."""
-    task = running.task_directory()
+    task = run_info.task_directory()
     if task is None:
         return
-    line: Dict[str, Any] = {"name": name, "step": _step(step), "generation": running.generation()}
+    line: Dict[str, Any] = {"name": name, "step": _step(step), "generation": run_info.generation()}
     line["metrics"] = _numbers(metrics or {})
     path = os.path.join(task, layout.COMMITS)
     try:
@@ -267,14 +267,14 @@ def announce(name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]
         finally:
             os.close(fd)
     except OSError as exc:
-        running.warn("commit", f"checkpoint: step and metrics of {name} cannot be noted ({exc})")
+        run_info.warn("commit", f"checkpoint: step and metrics of {name} cannot be noted ({exc})")
 
 
 def _step(step: Any) -> Optional[int]:
     try:
         return None if step is None else int(step)
     except (TypeError, ValueError):
-        running.warn("checkpoint step", f"checkpoint: step={step!r} is not a whole number; left out")
+        run_info.warn("checkpoint step", f"checkpoint: step={step!r} is not a whole number; left out")
         return None
 
 
@@ -284,7 +284,7 @@ def _numbers(metrics: Mapping[str, Any]) -> Dict[str, float]:
         try:
             number = float(value)
         except (TypeError, ValueError) as exc:
-            running.warn(
+            run_info.warn(
                 f"metric {name}", f"checkpoint: metric {name} is left out, it is not one number ({exc})"
             )
             continue
@@ -313,4 +313,4 @@ def prune(name: str, keep: int) -> None:
             try:
                 path.unlink()
             except OSError as exc:
-                running.warn("prune", f"checkpoint: {path.name} cannot be deleted ({exc})")
+                run_info.warn("prune", f"checkpoint: {path.name} cannot be deleted ({exc})")

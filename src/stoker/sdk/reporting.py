@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-from stoker.sdk import running
+from stoker.sdk import run_info
 from stoker.task import layout
 
 _FLOAT_MAX = 1.7976931348623157e308
@@ -56,7 +56,7 @@ class Reporter:
                     raise TypeError("text is not a number")
                 value = float(value)
             except Exception as exc:  # noqa: BLE001 - a foreign type's float() may raise anything; training goes on
-                running.warn(
+                run_info.warn(
                     f"value {name}", f"report: {name} is left out, {kind.__name__} is not one number ({exc})"
                 )
                 return None
@@ -68,7 +68,7 @@ class Reporter:
         try:
             return int(step)
         except Exception as exc:  # noqa: BLE001 - as above
-            running.warn(
+            run_info.warn(
                 "step", f"report: step={step!r} is not a whole number ({exc}); counting on from {self._step}"
             )
             return self._step + 1
@@ -85,18 +85,18 @@ class Reporter:
             written = os.write(self._fd or 0, data)
             self._torn = written != len(data)
         except OSError as exc:
-            running.warn("write", f"report: metrics cannot be written ({exc}); going on without them")
+            run_info.warn("write", f"report: metrics cannot be written ({exc}); going on without them")
 
     def _open(self) -> None:
         with self._lock:
-            directory = running.task_directory()
+            directory = run_info.task_directory()
             if self._ready or directory is None:
                 self._ready = True
                 return
             # Several processes of one task: who it is, so that what they report of one thing is told apart.
             rank = os.environ.get("LOCAL_RANK", "0")
             tail = f"-{int(rank)}" if rank.isascii() and rank.isdigit() and 0 < int(rank) < 10000 else ""
-            name = f"{running.generation()}-{os.getpid()}-{os.urandom(4).hex()}{tail}.jsonl"
+            name = f"{run_info.generation()}-{os.getpid()}-{os.urandom(4).hex()}{tail}.jsonl"
             path = os.path.join(directory, layout.METRICS, name)
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -104,7 +104,7 @@ class Reporter:
                     path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
                 )
             except OSError as exc:
-                running.warn("open", f"report: metrics cannot be written ({exc}); going on without them")
+                run_info.warn("open", f"report: metrics cannot be written ({exc}); going on without them")
             self._ready = True
 
     def forked(self) -> "Reporter":

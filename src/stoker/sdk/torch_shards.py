@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import default_planner, filesystem
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from stoker.sdk import archive
-from stoker.sdk.saving import Memory
+from stoker.sdk.async_save import Memory
 from stoker.sdk.torch_state import Archive, copy
 
 METADATA = ".metadata"

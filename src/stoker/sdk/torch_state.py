@@ -18,7 +18,7 @@ from typing import Any, Deque, Dict, List, Tuple
 import torch  # this module is imported only by those who use it
 
 from stoker.sdk import archive
-from stoker.sdk.saving import Memory
+from stoker.sdk.async_save import Memory
 
 _PREFIX = "archive"
 _PIECE = 8 << 20

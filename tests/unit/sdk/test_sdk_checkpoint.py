@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.sdk import checkpoint, running
+from stoker.sdk import checkpoint, run_info
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STOKER_GENERATION", "2")
     monkeypatch.setenv("STOKER_CHECKPOINT_DIR", str(tmp_path / "checkpoints" / "2"))
     monkeypatch.setattr(checkpoint, "_saved", [])
-    monkeypatch.setattr(running, "_warned", set())
+    monkeypatch.setattr(run_info, "_warned", set())
     return tmp_path
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import stoker
 from stoker import sdk
-from stoker.sdk import checkpoint, reporting, running
+from stoker.sdk import checkpoint, reporting, run_info
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "_reporter", reporting.Reporter())
-    monkeypatch.setattr(running, "_warned", set())
-    monkeypatch.setattr(running, "_stop", {"seen": False, "next": 0.0})
+    monkeypatch.setattr(run_info, "_warned", set())
+    monkeypatch.setattr(run_info, "_stop", {"seen": False, "next": 0.0})
     monkeypatch.setattr(checkpoint, "_saved", [])
 
 
@@ -74,7 +74,7 @@ def test_what_is_exported() -> None:
         assert all(getattr(module, name).__doc__ for name in module.__all__)
 
 
-@pytest.mark.parametrize("module", [reporting, running, checkpoint], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [reporting, run_info, checkpoint], ids=lambda module: module.__name__)
 def test_examples_in_the_documentation(module: Any, outside: Path) -> None:
     result = doctest.testmod(module)
     assert result.attempted

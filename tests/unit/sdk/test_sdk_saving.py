@@ -21,8 +21,8 @@ import pytest
 
 import stoker
 from stoker.launcher.verify import verify
-from stoker.sdk import archive, checkpoint, running, saving, writing
-from stoker.sdk.saving import Memory, Saver
+from stoker.sdk import archive, async_save, checkpoint, run_info, writer_process
+from stoker.sdk.async_save import Memory, Saver
 
 
 class Bytes:
@@ -61,7 +61,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STOKER_GENERATION", "2")
     monkeypatch.setenv("STOKER_CHECKPOINT_DIR", str(tmp_path / "checkpoints" / "2"))
     monkeypatch.setattr(checkpoint, "_saved", [])
-    monkeypatch.setattr(running, "_warned", set())
+    monkeypatch.setattr(run_info, "_warned", set())
     return tmp_path / "checkpoints" / "2"
 
 
@@ -71,7 +71,7 @@ def saver(request: pytest.FixtureRequest, there: Path, monkeypatch: pytest.Monke
     if request.param == "thread":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     fresh = Saver()
-    monkeypatch.setattr(saving, "_saver", fresh)
+    monkeypatch.setattr(async_save, "_saver", fresh)
     yield fresh
     fresh.finish()
 
@@ -193,7 +193,7 @@ def test_a_handler_that_saves_while_the_script_does(saver: Saver, there: Path) -
 
     class Interrupted(Bytes):
         def fill(self, memory: Memory) -> None:
-            assert saving.saver().busy
+            assert async_save.saver().busy
             stoker.checkpoint.save("handler", b"by itself")
             super().fill(memory)
 
@@ -362,10 +362,10 @@ def part(rank: int, ranks: int, token: str = "t") -> dict[str, Any]:
 
 def test_the_last_to_write_its_part_puts_the_whole_in_its_place(there: Path) -> None:
     memory = memoryview(b"0" * 10 + b"1" * 10 + b"2" * 10)
-    assert writing.perform(part(2, 3), memory) is None
-    assert writing.perform(part(0, 3), memory) is None
+    assert writer_process.perform(part(2, 3), memory) is None
+    assert writer_process.perform(part(0, 3), memory) is None
     assert [name for name in os.listdir(there) if not name.startswith(".")] == []
-    assert writing.perform(part(1, 3), memory) == str(there / "step-1")
+    assert writer_process.perform(part(1, 3), memory) == str(there / "step-1")
     found = {path.name: path.read_bytes() for path in (there / "step-1").iterdir()}
     assert found == {f"__{rank}_0.distcp": str(rank).encode() * 10 for rank in range(3)}
     assert os.listdir(there) == ["step-1"]
@@ -374,9 +374,9 @@ def test_the_last_to_write_its_part_puts_the_whole_in_its_place(there: Path) -> 
 
 def test_parts_of_a_save_that_failed_never_meet_those_of_the_next(there: Path) -> None:
     memory = memoryview(b"0" * 10 + b"1" * 10)
-    assert writing.perform(part(0, 2, "first"), memory) is None
-    assert writing.perform(part(1, 2, "second"), memory) is None
-    assert writing.perform(part(0, 2, "second"), memoryview(b"n" * 20)) == str(there / "step-1")
+    assert writer_process.perform(part(0, 2, "first"), memory) is None
+    assert writer_process.perform(part(1, 2, "second"), memory) is None
+    assert writer_process.perform(part(0, 2, "second"), memoryview(b"n" * 20)) == str(there / "step-1")
     assert (there / "step-1" / "__0_0.distcp").read_bytes() == b"n" * 10
 
 

@@ -18,11 +18,11 @@ import threading
 import time
 from typing import Any, Dict, Mapping, Optional, Protocol
 
-from stoker.sdk import running
+from stoker.sdk import run_info
 
 _ROUND = 2 << 20
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from stoker.sdk.writing import main; main()"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from stoker.sdk.writer_process import main; main()"
 SLOW = 1.0
 """Seconds of waiting for the save before that are worth a word."""
 
@@ -104,7 +104,7 @@ class Saver:
                     self._memory = Memory()
                 self._memory.reserve(snapshot.size)
                 snapshot.fill(self._memory)
-                self._hand_over({**request, "memory": self._memory.size, "env": running.identity()})
+                self._hand_over({**request, "memory": self._memory.size, "env": run_info.identity()})
             finally:
                 self._owner = 0
 
@@ -124,7 +124,7 @@ class Saver:
             if said is not None:
                 self._take_in(said)
         if self.busy and time.monotonic() - began > SLOW:
-            running.warn(
+            run_info.warn(
                 "slow",
                 f"checkpoint: the training waited {time.monotonic() - began:.1f} s for the save before; save less often",
             )
@@ -138,7 +138,7 @@ class Saver:
         self.settle()
         error = self.take_error()
         if error is not None:
-            running.warn("save", f"checkpoint: {error}")
+            run_info.warn("save", f"checkpoint: {error}")
         if self._writer is not None:
             self._writer.close()
         if self._memory is not None:
@@ -253,7 +253,7 @@ class _Thread(_Writer):
         self._thread.start()
 
     def _work(self, request: Mapping[str, Any], memory: mmap.mmap) -> None:
-        from stoker.sdk.writing import answer  # it needs the package that needs this module
+        from stoker.sdk.writer_process import answer  # it needs the package that needs this module
 
         self._result = json.loads(answer(request, memory))
 
@@ -276,7 +276,7 @@ def _start(memory: Memory) -> _Writer:
     try:
         return _Writer(memory)
     except OSError as exc:
-        running.warn("writer", f"checkpoint: written by a thread, no process can be started for it ({exc})")
+        run_info.warn("writer", f"checkpoint: written by a thread, no process can be started for it ({exc})")
         return _Thread()
 
 

@@ -18,7 +18,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from stoker.linux import direct_io
-from stoker.sdk import archive, checkpoint, running
+from stoker.sdk import archive, checkpoint, run_info
 from stoker.sdk.atomic import swap, sync
 from stoker.task import formats
 
@@ -38,7 +38,7 @@ def main() -> None:
         request = json.loads(line)
         if memory is None or len(memory) < request["memory"]:
             memory = mmap.mmap(fd, request["memory"], prot=mmap.PROT_READ)
-        for name in running.IDENTITY:
+        for name in run_info.IDENTITY:
             os.environ.pop(name, None)
         os.environ.update(request["env"])
         os.write(1, answer(request, memory))
