@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.cli.docs import cli_markdown
 from stoker.spec import reference_markdown
-from stoker.spec.formats.reference import HEADING, tables_markdown
+from stoker.spec.interop.reference import HEADING, tables_markdown
 
 HERE = Path(__file__).parent
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stoker.spec.formats.export import KINDS as EXPORTED
-from stoker.spec.formats.reading import KINDS
-from stoker.spec.formats.reference import HEADING, tables_markdown
-from stoker.spec.formats.trainer import RUNTIMES
+from stoker.spec.interop.export import KINDS as EXPORTED
+from stoker.spec.interop.reader import KINDS
+from stoker.spec.interop.reference import HEADING, tables_markdown
+from stoker.spec.interop.trainer import RUNTIMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "foreign-files.md").read_text()
 

@@ -37,7 +37,7 @@ EXCEPTIONS = {
         "control/ingest/redaction.py",
         "dynamic",
     ): "secrets, escaped, and marks, each of which ends before the next begins",
-    ("spec/formats/expanding.py", "dynamic"): "a literal, escaped",
+    ("spec/interop/expansion.py", "dynamic"): "a literal, escaped",
     ("engine/kubernetes/config.py", "dynamic"): "see FUNCTIONS",
     ("spec/quantities.py", "dynamic"): "see FUNCTIONS",
 }

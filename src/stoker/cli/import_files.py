@@ -14,7 +14,7 @@ from stoker.errors import Refused
 if TYPE_CHECKING:
     from stoker.cli.context import Context
     from stoker.spec import Job
-    from stoker.spec.formats import Note, Reading, Target, Translation
+    from stoker.spec.interop import Note, Reading, Target, Translation
 
 Json = dict[str, Any]
 LOCAL = (None, "local")
@@ -56,7 +56,7 @@ def understood(
     """The jobs in a file. Says what is done otherwise; raises Refused for what cannot be done at all, and for what
     cannot be honoured unless that is fine with the user."""
     from stoker.spec import override_job  # lazy: pydantic
-    from stoker.spec.formats import Level, translate
+    from stoker.spec.interop import Level, translate
 
     found = translate(data, source=source, target=_target(ctx, sets, volumes))
     _refuse(found.of(Level.REFUSED), source)
@@ -107,7 +107,7 @@ def dry_run(
     ctx: Context, found: Sequence[tuple[Translation, Job]], *, secret: Sequence[str], as_json: bool
 ) -> int:
     """The job files that say the same; then whether they could run. Nothing is started."""
-    from stoker.spec.formats.writing import job_tree, to_yaml  # lazy: pydantic
+    from stoker.spec.interop.writer import job_tree, to_yaml  # lazy: pydantic
 
     if as_json:
         answers = [
@@ -151,7 +151,7 @@ def with_secrets(ctx: Context, job: Job, secret: Sequence[str]) -> tuple[Json, d
 
 def shape(job: Job) -> str:
     """`1 master, 3 workers, torch`"""
-    from stoker.spec.parts import WORKER, parts  # lazy: pydantic
+    from stoker.spec.roles import WORKER, parts  # lazy: pydantic
 
     words = []
     for part in parts(job):
@@ -166,7 +166,7 @@ def shape(job: Job) -> str:
 
 def _target(ctx: Context, sets: Sequence[str], volumes: Mapping[str, str]) -> Target:
     """Where it would go: to a cluster, or to this machine, with or without something that runs images."""
-    from stoker.spec.formats import Target  # lazy: pydantic
+    from stoker.spec.interop import Target  # lazy: pydantic
 
     named = [text.partition("=") for text in sets]
     cluster = next((value for key, _, value in reversed(named) if key == "cluster"), None)
@@ -213,7 +213,7 @@ def _refuse(notes: Sequence[Note], source: str) -> None:
 
 
 def _cannot(found: Reading, notes: Sequence[Note], source: str) -> Refused:
-    from stoker.spec.formats import Level
+    from stoker.spec.interop import Level
 
     things = "one thing" if len(notes) == 1 else f"{len(notes)} things"
     lines = [f"{things} in {source} cannot be honoured"]

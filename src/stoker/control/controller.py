@@ -30,7 +30,7 @@ from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
 from stoker.spec import Job, override_job, quantities
-from stoker.spec.words import HOLDING, RunState
+from stoker.spec.states import HOLDING, RunState
 from stoker.store import Store, home_contents
 from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
 

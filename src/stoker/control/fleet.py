@@ -19,7 +19,7 @@ from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Ask, NodeShape, Place, Request
 from stoker.settings import Settings
 from stoker.spec import Job
-from stoker.spec.parts import Part
+from stoker.spec.roles import Part
 from stoker.store.rows import RunRow
 from stoker.task.fencing import Sight, Vigil
 

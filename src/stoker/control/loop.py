@@ -38,7 +38,7 @@ from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Scheduler
 from stoker.settings import Settings
 from stoker.spec import Job
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store import Store
 from stoker.store.rows import (
     AddEvent,

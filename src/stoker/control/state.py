@@ -16,8 +16,8 @@ from stoker.control.policy.outcome import Verdict
 from stoker.engine.base import Handle, Observation
 from stoker.scheduling import Place
 from stoker.spec import Job
-from stoker.spec.parts import Part
-from stoker.spec.words import RunState
+from stoker.spec.roles import Part
+from stoker.spec.states import RunState
 from stoker.store.rows import AttemptRow, RunRow
 from stoker.task.directory import TaskDir
 

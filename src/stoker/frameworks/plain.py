@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stoker.frameworks.base import Body, Member, World
 from stoker.frameworks.world import body, decided, facts
 from stoker.spec.job import Job
-from stoker.spec.parts import WORKER
+from stoker.spec.roles import WORKER
 
 
 class Plain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker import frameworks
 from stoker.spec import Job
-from stoker.spec.parts import Part, parts
+from stoker.spec.roles import Part, parts
 
 
 def parts_of(job: Job) -> tuple[Part, ...]:

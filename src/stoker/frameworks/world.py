@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from stoker.errors import SpecError
 from stoker.frameworks.base import Body, Member, World
 from stoker.spec.job import Job
-from stoker.spec.parts import FIRST, WORKER
+from stoker.spec.roles import FIRST, WORKER
 
 TRAIN = (*FIRST, WORKER)
 """Roles that train. What else there is (ps, evaluator, your own) stands beside them."""

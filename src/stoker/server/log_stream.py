@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from stoker.control.logs.lines import Position
 from stoker.server.responses import encode
 from stoker.server.services import Services
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store.rows import RunRow
 
 PIECE = 256 << 10

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from stoker.spec.reference import reference_markdown
     from stoker.spec.schema import job_schema
     from stoker.spec.setup import setup_inputs
+    from stoker.spec.states import Cause, RunState
     from stoker.spec.support import refuse_unsupported, unsupported
-    from stoker.spec.words import Cause, RunState
 
 _HOMES = {
     "Best": "job",

@@ -199,7 +199,7 @@ class Role(_Part):
     args: Arguments = ()
     pod: PodTemplate | None = None
     on_loss: OnLoss | None = None
-    """None: by the role's name, see `stoker.spec.parts`."""
+    """None: by the role's name, see `stoker.spec.roles`."""
     ends: Annotated[bool | None, PlainValidator(_switch)] = None
     """Whether the run is over when all tasks of this role are. None: by the role's name."""
     may_fail: Annotated[bool, PlainValidator(_switch)] = False

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, func, select, union_all
 
 from stoker.errors import Conflict, NotFound
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store import codec
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, PartRow, RunFilter, RunRow, TaskRow
 from stoker.store.schema import (

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from stoker.errors import Conflict
-from stoker.spec.words import TERMINAL, RunState
+from stoker.spec.states import TERMINAL, RunState
 from stoker.store import codec, queries
 from stoker.store.rows import Json, NewRun, RunRow
 from stoker.store.schema import events, resume_keys, run_records, run_tags, runs

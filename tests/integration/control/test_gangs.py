@@ -18,7 +18,7 @@ from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 from stoker.control.runs import shutdown, task_reader
 from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gang_deadlock
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 from stoker.testing.fake_engine import Behaviour
 
 __all__ = ["gang"]

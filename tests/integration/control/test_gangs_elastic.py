@@ -19,7 +19,7 @@ from stoker.control.runs import task_reader
 from stoker.control.runs.reconcile import Steps
 from stoker.engine.base import Node, Observation
 from stoker.errors import EngineError, Refused
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 from stoker.store.rows import RunRow
 
 __all__ = ["gang"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.control.policy.outcome import Verdict, decide, judge, lost
-from stoker.spec.words import Cause, RunState
+from stoker.spec.states import Cause, RunState
 from stoker.task.formats import Ending
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.control.policy.failure_policy import Decision, Seat, decide
 from stoker.control.policy.outcome import Verdict
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 DONE = Verdict(Cause.COMPLETED, 0, "completed", {})
 BAD = Verdict(Cause.USER_ERROR, 1, "exit code 1", {"kind": "exit"})

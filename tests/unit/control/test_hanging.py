@@ -8,7 +8,7 @@ from typing import Any
 from stoker.control.ingest.journal_reader import Intake
 from stoker.control.runs import hang
 from stoker.spec import Job
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 SILENT = {"seconds": 60.0, "stacks": "stacks/1-1.txt", "how": "py-spy"}
 

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.control.runs.shutdown import Leaving
 from stoker.spec import Job
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.task.local_directory import UnsafePath
 
 

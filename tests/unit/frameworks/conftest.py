@@ -10,7 +10,7 @@ import pytest
 from stoker.frameworks import Member, World
 from stoker.frameworks.base import Framework
 from stoker.spec import Job
-from stoker.spec.parts import parts
+from stoker.spec.roles import parts
 
 Make = Callable[..., World]
 

@@ -11,7 +11,7 @@ import pytest
 from stoker.frameworks import NAMES, Member, World, find
 from stoker.launcher.helpers import horovod
 from stoker.spec import parse_job
-from stoker.spec.parts import parts
+from stoker.spec.roles import parts
 
 TEXT = (Path(__file__).parents[3] / "docs/distributed.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", TEXT, re.S | re.M))

@@ -11,7 +11,7 @@ from stoker.errors import SpecError
 from stoker.frameworks import HELPER, NAMES, Body, Member, World, find
 from stoker.spec import Job
 from stoker.spec.keys import CHOICES
-from stoker.spec.parts import parts
+from stoker.spec.roles import parts
 
 ARGV = ("python", "train.py")
 

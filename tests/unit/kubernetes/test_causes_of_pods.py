@@ -12,7 +12,7 @@ import pytest
 
 from stoker.engine.kubernetes.status import image_errors, pod_causes, unschedulable
 from stoker.engine.kubernetes.status.pod_causes import Finding
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 PODS = Path(__file__).parent / "pods"
 

@@ -12,8 +12,8 @@ import pytest
 
 from stoker.errors import SpecError
 from stoker.spec import parse_job
-from stoker.spec.formats import reading
-from stoker.spec.formats.reading import is_foreign
+from stoker.spec.interop import reading
+from stoker.spec.interop.reader import is_foreign
 from stoker.spec.yaml12 import scalar
 
 CORE: list[tuple[str, Any]] = [

@@ -17,9 +17,9 @@ def export(
     ctx: Context, *, run: str, kind: str | None, image: str | None, namespace: str | None, as_json: bool
 ) -> int:
     from stoker.spec import Job  # lazy: pydantic
-    from stoker.spec.formats.export import Source
-    from stoker.spec.formats.export import export as exported
-    from stoker.spec.formats.writing import to_yaml
+    from stoker.spec.interop.export import Source
+    from stoker.spec.interop.export import export as exported
+    from stoker.spec.interop.writer import to_yaml
 
     if kind is None:
         raise UsageMistake(

@@ -28,7 +28,7 @@ def submit(
     as_json: bool,
 ) -> int:
     from stoker.spec import parse_job  # lazy: pydantic
-    from stoker.spec.formats import is_foreign
+    from stoker.spec.interop import is_foreign
 
     if not dry_run:
         submit_flow.check_detached(detach, as_json)

@@ -25,7 +25,7 @@ from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
 from stoker.control.runs import debug_hold
 from stoker.control.state import LiveRun, LiveTask
 from stoker.errors import DiskFull, NotFound, StokerError
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow
 from stoker.task import layout

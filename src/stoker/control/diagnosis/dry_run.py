@@ -10,7 +10,7 @@ from stoker.frameworks.base import HELPER, Member, World
 from stoker.frameworks.roles import has_world
 from stoker.scheduling import Ask
 from stoker.spec import Job
-from stoker.spec.parts import Part
+from stoker.spec.roles import Part
 
 
 def tasks(job: Job, parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict[str, Any]]:

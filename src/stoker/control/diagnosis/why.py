@@ -10,7 +10,7 @@ from typing import Any
 from stoker.control.diagnosis.readiness import Muster
 from stoker.control.fleet import Wait
 from stoker.scheduling import Explanation
-from stoker.spec.words import Cause, RunState
+from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow
 
 

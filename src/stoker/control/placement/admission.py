@@ -14,7 +14,7 @@ from stoker.engine.base import Observation
 from stoker.engine.port_allocator import Ports
 from stoker.frameworks.roles import has_world, ports
 from stoker.scheduling import Grow, Place, Start
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store.rows import AddAttempt, AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from stoker.control.policy.outcome import Verdict
 from stoker.control.state import LiveRun, LiveTask, tasks_of
 from stoker.errors import Conflict, Refused
 from stoker.scheduling import Grow, Shrink
-from stoker.spec.parts import WORKER
-from stoker.spec.words import Cause, RunState
+from stoker.spec.roles import WORKER
+from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stoker.control.state import LiveRun, LiveTask
 from stoker.scheduling import Aside, Failure, NodeShape, Request, Suspicion, trusted
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop

@@ -10,7 +10,7 @@ from stoker.control.fleet import Member
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Node
 from stoker.scheduling import Aside
-from stoker.spec.words import HOLDING
+from stoker.spec.states import HOLDING
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop

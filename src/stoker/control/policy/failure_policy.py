@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.control.policy.outcome import Verdict
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 
 @dataclass(frozen=True)

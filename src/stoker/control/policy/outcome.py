@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.engine.base import Observation
-from stoker.spec.words import Cause, RunState
+from stoker.spec.states import Cause, RunState
 from stoker.task.formats import Ending
 
 _FULL = ("No space left on device", "Disk quota exceeded")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError, NotFound
 from stoker.spec import Job
-from stoker.spec.words import Cause, RunState
+from stoker.spec.states import Cause, RunState
 from stoker.store.rows import (
     AddAttempt,
     AddEvent,

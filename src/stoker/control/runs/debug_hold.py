@@ -14,7 +14,7 @@ from stoker.control.state import numbers_of, places_of
 from stoker.engine.base import ASIDE_FOR, Shows
 from stoker.errors import Conflict, Refused
 from stoker.spec import Job
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store.rows import AttemptRow, RunRow
 
 if TYPE_CHECKING:

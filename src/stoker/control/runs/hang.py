@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.control.policy.outcome import Verdict
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 from stoker.store.rows import AddEvent, Change, EventRow
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Observation, SetsAside
 from stoker.errors import NotFound, StokerError, StoreError
 from stoker.frameworks.roles import is_anchor
-from stoker.spec.parts import WORKER
-from stoker.spec.words import Cause, RunState
+from stoker.spec.roles import WORKER
+from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.directory import TaskDir
 from stoker.task.layout import Part

@@ -17,7 +17,7 @@ from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import ASIDE_FOR, SetsAside
 from stoker.errors import StokerError
 from stoker.spec import refusals
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store.rows import (
     AddCheckpoint,
     AddEvent,

@@ -12,7 +12,7 @@ from stoker.errors import Conflict, Refused
 from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Verdict
 from stoker.spec import Job
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:

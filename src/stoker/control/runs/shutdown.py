@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker.control.startup import orders
 from stoker.control.state import LiveRun, LiveTask
-from stoker.spec.words import Cause, RunState
+from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.local_directory import UnsafePath
 

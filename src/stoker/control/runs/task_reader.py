@@ -14,7 +14,7 @@ from stoker.control.policy import outcome
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Presence
 from stoker.launcher.recovery import StillHeld, collect
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import Ending, Status
 

@@ -28,7 +28,7 @@ from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
 from stoker.frameworks.base import World
 from stoker.frameworks.roles import has_world
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
 from stoker.task.layout import Part
 

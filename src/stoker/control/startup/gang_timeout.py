@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stoker.control.policy import outcome
 from stoker.control.state import LiveRun, LiveTask
 from stoker.scheduling import Half, LetGo, Standoff
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 if TYPE_CHECKING:
     from stoker.control.loop import Loop

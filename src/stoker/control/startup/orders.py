@@ -11,7 +11,7 @@ from stoker.engine.base import Surroundings
 from stoker.frameworks.base import Body
 from stoker.frameworks.commands import python_call
 from stoker.spec import Job, setup_inputs
-from stoker.spec.parts import Part
+from stoker.spec.roles import Part
 from stoker.spec.tree import Tree
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order

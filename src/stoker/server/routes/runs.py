@@ -16,7 +16,7 @@ from stoker.server.responses import JsonAnswer
 from stoker.server.routes import run_of, services_of
 from stoker.server.views.rows import rows as views
 from stoker.spec import quantities
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store.rows import RunFilter
 
 router = APIRouter(prefix="/api/v1/runs")

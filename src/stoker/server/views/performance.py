@@ -14,7 +14,7 @@ from typing import Any
 from stoker.control.diagnosis.speedup import Speed, compare, speed, useful
 from stoker.control.diagnosis.straggler import Signs, straggler
 from stoker.control.logs.reader import LogArchive
-from stoker.spec.words import RunState
+from stoker.spec.states import RunState
 from stoker.store import Store
 from stoker.store.metrics import MetricPoint
 from stoker.store.rows import RunFilter, RunRow

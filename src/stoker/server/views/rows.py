@@ -8,7 +8,7 @@ from typing import Any
 from stoker.server.services import Services
 from stoker.server.views.attempts import tasks_view, world_view
 from stoker.server.views.rows import performance
-from stoker.spec.words import HOLDING, RunState
+from stoker.spec.states import HOLDING, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow, TaskRow
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stoker.spec.formats import Target, translate
-from stoker.spec.formats.writing import job_tree
+from stoker.spec.interop import Target, translate
+from stoker.spec.interop.writer import job_tree
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "files").iterdir())

@@ -8,9 +8,9 @@ import pytest
 
 from stoker.errors import Refused
 from stoker.spec import Job
-from stoker.spec.formats import Level, Target, translate
-from stoker.spec.formats.export import KINDS, Source, export
-from stoker.spec.formats.writing import to_yaml
+from stoker.spec.interop import Level, Target, translate
+from stoker.spec.interop.export import KINDS, Source, export
+from stoker.spec.interop.writer import to_yaml
 
 JOB: dict[str, Any] = {
     "name": "digits",
@@ -85,7 +85,7 @@ def test_read_back_it_is_the_same_job(kind: str, tree: dict[str, Any]) -> None:
 
 def _plain(job: Job) -> dict[str, Any]:
     """A role that says what the job says anyway, and one that does not, are the same."""
-    from stoker.spec.parts import parts
+    from stoker.spec.roles import parts
 
     return {
         part.role: (part.count, part.least, part.on_loss, part.ends, part.job.to_json())

@@ -14,8 +14,8 @@ import yaml
 
 from stoker.errors import SpecError
 from stoker.spec import parse_job
-from stoker.spec.formats import Level, Target, is_foreign, translate
-from stoker.spec.formats.writing import job_yaml
+from stoker.spec.interop import Level, Target, is_foreign, translate
+from stoker.spec.interop.writer import job_yaml
 
 
 def _manifests() -> Any:

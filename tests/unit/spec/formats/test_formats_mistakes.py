@@ -12,7 +12,7 @@ import yaml
 
 from stoker.errors import SpecError
 from stoker.spec import parse_job
-from stoker.spec.formats import Level, Reading, Target, is_foreign, translate
+from stoker.spec.interop import Level, Reading, Target, is_foreign, translate
 
 HERE, THERE = Target(), Target(cluster=True)
 JOB = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"

@@ -11,9 +11,9 @@ import pytest
 
 from stoker.errors import SpecError
 from stoker.spec import Job
-from stoker.spec.formats import Level, Reading, Target, translate
-from stoker.spec.formats.expanding import Variables, command, escaped, looped, moved
-from stoker.spec.formats.rows import BY_SCOPE, ROWS, SCOPES, Does
+from stoker.spec.interop import Level, Reading, Target, translate
+from stoker.spec.interop.expansion import Variables, command, escaped, looped, moved
+from stoker.spec.interop.rows import BY_SCOPE, ROWS, SCOPES, Does
 
 THERE = Target(cluster=True)
 

@@ -28,7 +28,7 @@ from stoker.engine.kubernetes.manifests.template import MAIN
 from stoker.engine.kubernetes.status import pod_causes
 from stoker.errors import EngineError, StokerError
 from stoker.settings import LogSettings
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 from stoker.task import formats, layout
 from stoker.task.formats import Ending, Order, Status
 from stoker.task.local_directory import NearTaskDir

@@ -16,7 +16,7 @@ from stoker.engine.kubernetes.lifecycle.create import marks
 from stoker.engine.kubernetes.lifecycle.launcherless import by_itself, is_plain
 from stoker.engine.kubernetes.status import pod_causes
 from stoker.engine.kubernetes.status.pod_causes import Finding
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 Object = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.engine.kubernetes.quantity import show_size, size
 from stoker.engine.kubernetes.status import image_errors, unschedulable
-from stoker.spec.words import Cause
+from stoker.spec.states import Cause
 
 Object = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from stoker.spec import quantities
-from stoker.spec.formats import amounts
-from stoker.spec.formats.assemble import Draft, Group
-from stoker.spec.formats.ledger import Level, View
-from stoker.spec.formats.pods import Piece, Target, command, piece, without_image
+from stoker.spec.interop import amounts
+from stoker.spec.interop.assemble import Draft, Group
+from stoker.spec.interop.ledger import Level, View
+from stoker.spec.interop.pods import Piece, Target, command, piece, without_image
 from stoker.spec.job import Job
 from stoker.spec.problems import nearest, show
 from stoker.spec.quantities import MAX_WORKERS

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from stoker.errors import SpecError
 from stoker.spec import problems
-from stoker.spec.formats.rows import BY_SCOPE, Does
+from stoker.spec.interop.rows import BY_SCOPE, Does
 from stoker.spec.problems import Problem, nearest, show
 from stoker.spec.quantities import Bad
 from stoker.spec.yaml12 import Mark

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from stoker.spec import quantities
-from stoker.spec.formats import expanding
-from stoker.spec.formats.assemble import RESTARTS, Draft, Group
-from stoker.spec.formats.ledger import Level, View
-from stoker.spec.formats.pods import Piece, Target, piece
+from stoker.spec.interop import expanding
+from stoker.spec.interop.assemble import RESTARTS, Draft, Group
+from stoker.spec.interop.ledger import Level, View
+from stoker.spec.interop.pods import Piece, Target, piece
 from stoker.spec.job import Job
 from stoker.spec.quantities import MAX_WORKERS
 

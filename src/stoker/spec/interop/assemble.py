@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.spec import names, quantities
-from stoker.spec.formats.ledger import At, Ledger, Level, View
-from stoker.spec.formats.pods import Piece, said_timeout
+from stoker.spec.interop.ledger import At, Ledger, Level, View
+from stoker.spec.interop.pods import Piece, said_timeout
 from stoker.spec.job import Job
 from stoker.spec.load import Origin, job_from_tree
 from stoker.spec.quantities import Workers

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import Refused
-from stoker.spec.formats.expanding import escaped
+from stoker.spec.interop.expansion import escaped
 from stoker.spec.job import Job, Resources
-from stoker.spec.parts import Part, parts
 from stoker.spec.quantities import show_size
+from stoker.spec.roles import Part, parts
 
 Object = dict[str, Any]
 KINDS = ("job", "pytorchjob", "trainjob", "mpijob", "tfjob")
@@ -39,7 +39,7 @@ class Source:
 
 def export(source: Source, kind: str) -> Exported:
     """Raises Refused where the job cannot be said as such a kind."""
-    from stoker.spec.formats import export_kubeflow as kubeflow  # lazy: these two know each other
+    from stoker.spec.interop import export_kubeflow as kubeflow  # lazy: these two know each other
 
     makers: Mapping[str, Callable[[Source], Object]] = {
         "job": _job,

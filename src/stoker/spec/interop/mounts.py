@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.spec import names, quantities
-from stoker.spec.formats.ledger import Ledger, Level, View
+from stoker.spec.interop.ledger import Ledger, Level, View
 from stoker.spec.problems import show
 
 _ON_CLUSTER = ("configMap", "downwardAPI", "ephemeral", "secret", "projected", "nfs", "csi", "hostPath")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.errors import Refused
-from stoker.spec.formats.export import Object, Source, amounts, command, metadata, seconds, template
-from stoker.spec.formats.trainer import RUNTIMES
+from stoker.spec.interop.export import Object, Source, amounts, command, metadata, seconds, template
+from stoker.spec.interop.trainer import RUNTIMES
 from stoker.spec.job import Job
-from stoker.spec.parts import FIRST, WORKER, Part, parts
+from stoker.spec.roles import FIRST, WORKER, Part, parts
 
 V1 = "kubeflow.org/v1"
 

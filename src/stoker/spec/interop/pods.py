@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from stoker.spec import quantities
-from stoker.spec.formats import amounts, expanding, mounting
-from stoker.spec.formats.expanding import Variables
-from stoker.spec.formats.ledger import At, Ledger, Level, View
+from stoker.spec.interop import amounts, expanding, mounting
+from stoker.spec.interop.expansion import Variables
+from stoker.spec.interop.ledger import At, Ledger, Level, View
 from stoker.spec.problems import show
 from stoker.spec.quantities import show_duration
 

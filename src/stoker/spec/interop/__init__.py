@@ -14,8 +14,8 @@ What cannot be honoured is never passed over: it becomes a note with its path, i
 submits decides. What could reach beyond a pod (the host, privileges) is not theirs to decide: see `Level`.
 """
 
-from stoker.spec.formats.ledger import Level, Note
-from stoker.spec.formats.reading import is_foreign
-from stoker.spec.formats.translate import Reading, Target, Translation, translate
+from stoker.spec.interop.ledger import Level, Note
+from stoker.spec.interop.reader import is_foreign
+from stoker.spec.interop.translate import Reading, Target, Translation, translate
 
 __all__ = ["Level", "Note", "Reading", "Target", "Translation", "is_foreign", "translate"]

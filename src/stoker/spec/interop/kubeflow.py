@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from stoker.spec import quantities
-from stoker.spec.formats.assemble import Draft, Group, restarts
-from stoker.spec.formats.ledger import Level, View
-from stoker.spec.formats.pods import Target, piece
+from stoker.spec.interop.assemble import Draft, Group, restarts
+from stoker.spec.interop.ledger import Level, View
+from stoker.spec.interop.pods import Target, piece
 from stoker.spec.job import Job
 from stoker.spec.problems import nearest, show
 from stoker.spec.quantities import MAX_WORKERS, Workers

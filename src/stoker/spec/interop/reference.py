@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.spec.formats.rows import BY_SCOPE, SCOPES, Does
+from stoker.spec.interop.rows import BY_SCOPE, SCOPES, Does
 
 HEADING = "## What becomes of each key"
 _ORDER = (Does.HONOURED, Does.HARMLESS, Does.SAID, Does.IGNORED, Does.REFUSED)

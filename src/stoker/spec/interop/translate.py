@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker.spec.formats import kubeflow, mpi, single, trainer
-from stoker.spec.formats.assemble import Draft
-from stoker.spec.formats.ledger import Ledger, Level, Note, View
-from stoker.spec.formats.pods import Target
-from stoker.spec.formats.reading import KINDS, Document, documents
+from stoker.spec.interop import kubeflow, mpi, single, trainer
+from stoker.spec.interop.assemble import Draft
+from stoker.spec.interop.ledger import Ledger, Level, Note, View
+from stoker.spec.interop.pods import Target
+from stoker.spec.interop.reader import KINDS, Document, documents
 from stoker.spec.job import Job
 
 __all__ = ["Reading", "Target", "Translation", "translate"]

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from stoker.spec import quantities
-from stoker.spec.formats.assemble import Draft, Group, restarts
-from stoker.spec.formats.kubeflow import old_policy, replicas, run_policy
-from stoker.spec.formats.ledger import Level, View
-from stoker.spec.formats.pods import Target
-from stoker.spec.formats.single import BACKOFF
+from stoker.spec.interop.assemble import Draft, Group, restarts
+from stoker.spec.interop.kubeflow import old_policy, replicas, run_policy
+from stoker.spec.interop.ledger import Level, View
+from stoker.spec.interop.pods import Target
+from stoker.spec.interop.single import BACKOFF
 from stoker.spec.job import Job
 from stoker.spec.quantities import MAX_WORKERS
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.errors import SpecError
 from stoker.spec import yaml12
-from stoker.spec.formats.ledger import file_error
+from stoker.spec.interop.ledger import file_error
 from stoker.spec.problems import nearest, show
 from stoker.spec.yaml12 import Mark, YamlError
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.spec import quantities
-from stoker.spec.formats.ledger import At, Ledger, Level
+from stoker.spec.interop.ledger import At, Ledger, Level
 from stoker.spec.problems import show
 
 GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
