@@ -8,9 +8,10 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from stoker.courier import pages, settle, trees
+from stoker.courier import listing, recovery
 from stoker.courier.buffers import Busy
 from stoker.courier.jobs import Jobs
+from stoker.courier.manifest import is_digest
 from stoker.courier.placement import Incomplete, Placing, split
 from stoker.courier.shared_volume import Shared
 from stoker.courier.staging import Damaged, Piece, Staging
@@ -211,11 +212,11 @@ class Verbs:
             courier_protocol.text(call.header.get("after")),
         )
         most = courier_protocol.number(call.header.get("max_entries"), MOST_ENTRIES)
-        return self._job(call, lambda: pages.page(self._directory, path, after, most))
+        return self._job(call, lambda: listing.page(self._directory, path, after, most))
 
     def _settle(self, call: Call) -> Reply:
         generation = courier_protocol.number(call.header.get("generation"))
-        return self._job(call, lambda: settle.settle(self._directory, generation))
+        return self._job(call, lambda: recovery.settle(self._directory, generation))
 
     def _salvage(self, call: Call) -> Reply:
         generation, name = (
@@ -229,7 +230,7 @@ class Verbs:
         if self._shared is None:
             raise FileNotFoundError(errno.ENOENT, "there is no shared volume here", name)
         directory = self._shared.path(name)
-        return self._job(call, lambda: settle.salvage(directory, generation, numbers))
+        return self._job(call, lambda: recovery.salvage(directory, generation, numbers))
 
     def _job(self, call: Call, work: Callable[[], Dict[str, Any]]) -> Reply:
         result = self._jobs.result(courier_protocol.text(call.header.get("job"), 64), work)
@@ -241,7 +242,7 @@ def _target(call: Call) -> Tuple[str, str]:
 
 
 def _digest(value: Any) -> str:
-    if not trees.is_digest(value):
+    if not is_digest(value):
         raise Malformed(f"not a SHA-256 digest: {str(value)[:80]!r}")
     return str(value)
 

@@ -14,7 +14,7 @@ import stat
 import threading
 from typing import Any, Dict, Iterator, Tuple
 
-from stoker.courier import trees
+from stoker.courier.manifest import Entry, entries, plain
 from stoker.courier.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
 from stoker.task import formats
 from stoker.task.local_directory import NearTaskDir, UnsafePath
@@ -55,7 +55,7 @@ class Placing:
                 trash.throw(here, TREE)
                 os.mkdir(TREE, 0o755, dir_fd=here)
                 with subdirectory(here, TREE) as root, _content(here, manifest) as source:
-                    _build(trees.entries(source), root, here)
+                    _build(entries(source), root, here)
                 if replace:
                     trash.throw(parent, name)
                 os.rename(TREE, name, src_dir_fd=here, dst_dir_fd=parent)
@@ -96,7 +96,7 @@ class Placing:
 def split(path: str) -> Tuple[str, str]:
     """Directory and name of a path that may be placed or discarded."""
     folder, _, name = path.rpartition("/")
-    if not trees.plain(path) or HOME in path.split("/")[:2]:
+    if not plain(path) or HOME in path.split("/")[:2]:
         raise UnsafePath(errno.EPERM, "not a path beneath the task directory", path)
     return folder, name
 
@@ -115,7 +115,7 @@ def _content(here: int, digest: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _build(entries: Iterator[trees.Entry], root: int, contents: int) -> None:
+def _build(entries: Iterator[Entry], root: int, contents: int) -> None:
     """Entries come sorted, so those of one directory mostly come together: one directory is open at a time."""
     current, here = "", os.dup(root)
     try:
@@ -148,7 +148,7 @@ def _descend(root: int, folder: str) -> int:
     return fd
 
 
-def _put(entry: trees.Entry, name: str, here: int, contents: int) -> None:
+def _put(entry: Entry, name: str, here: int, contents: int) -> None:
     """The verified file itself under another name, the first time it is wanted; a copy from then on, since what
     training does to one of its files must not reach another."""
     with _content(contents, entry.sha256) as source:

@@ -22,7 +22,7 @@ import container_runtimes
 from container_runtimes import BARE, IMAGE, Runtime
 
 from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, Shows, TaskPlan
-from stoker.engine.local.containers.commands import commands
+from stoker.engine.local.containers import commands
 from stoker.engine.local.host import cgroups, processes
 from stoker.errors import Refused
 from stoker.spec import Job

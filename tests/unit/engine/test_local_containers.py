@@ -13,8 +13,9 @@ import pytest
 
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.local import shell
-from stoker.engine.local.containers.commands import Box, Runtime, commands, tasks
-from stoker.engine.local.containers.commands import runtime as runtimes
+from stoker.engine.local.containers import commands, tasks
+from stoker.engine.local.containers import runtime as runtimes
+from stoker.engine.local.containers.commands import Box, Runtime
 from stoker.engine.local.containers.tasks import Boxes
 from stoker.engine.local.host import cgroups, resize
 from stoker.engine.local.host.gpus import Gpus

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from stoker.engine.local.containers.commands import commands, runtime
+from stoker.engine.local.containers import commands, runtime
 from stoker.engine.local.host import capacity, isolation, processes
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation

@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 
-from stoker.engine.local.containers.commands import Runtime, commands
+from stoker.engine.local.containers import commands
+from stoker.engine.local.containers.commands import Runtime
 from stoker.engine.local.tasks.registry import Known
 from stoker.task import container_layout
 

@@ -14,7 +14,7 @@ from stoker.server.redact import redactor
 from stoker.server.requests import Drill, Nothing, Resize, Resume, Scale, Shell, Stop, Submission
 from stoker.server.responses import JsonAnswer
 from stoker.server.routes import run_of, services_of
-from stoker.server.views.rows import rows as views
+from stoker.server.views import runs as views
 from stoker.spec import quantities
 from stoker.spec.states import RunState
 from stoker.store.rows import RunFilter

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from stoker.spec import quantities
-from stoker.spec.interop import amounts, expanding, mounting
+from stoker.spec.interop import amounts, expansion, mounts
 from stoker.spec.interop.expansion import Variables
 from stoker.spec.interop.ledger import At, Ledger, Level, View
 from stoker.spec.problems import show
@@ -72,7 +72,7 @@ class Piece:
     """Where in the file a key of the job comes from."""
 
     def run(self) -> str | list[str] | None:
-        return None if self.words is None else expanding.command(self.words, self.variables, self.first)
+        return None if self.words is None else expansion.command(self.words, self.variables, self.first)
 
 
 def piece(
@@ -214,7 +214,7 @@ def _command(container: View, found: Piece) -> None:
             container.note("args", "holds a value that only a running pod has; write `command` as well")
     found.lines[("run",)] = container.path("command" if command else "args")
     if where and found.words is not None:
-        found.first.append(f"cd {expanding.shell([where], found.variables)}")
+        found.first.append(f"cd {expansion.shell([where], found.variables)}")
     elif where:
         container.note(
             "workingDir", "the image's own command starts where the image says; write `command` as well"
@@ -222,7 +222,7 @@ def _command(container: View, found: Piece) -> None:
 
 
 def _volumes(spec: View, container: View, found: Piece, target: Target) -> None:
-    have = mounting.mounted(spec, container, target.folders)
+    have = mounts.mounted(spec, container, target.folders)
     found.mounts = have.mounts
     for path, place in have.lines.items():
         found.lines[("mounts", path)] = place
@@ -256,10 +256,10 @@ def without_image(container: View, found: Piece, *, runs: bool = True) -> None:
             container.ledger.note(where, path, why, Level.SAID)
     found.mounts = {}
     if found.words is not None:
-        found.words = [expanding.moved(word, folders) for word in found.words]
-    found.env = {name: expanding.moved(value, folders) for name, value in found.env.items()}
+        found.words = [expansion.moved(word, folders) for word in found.words]
+    found.env = {name: expansion.moved(value, folders) for name, value in found.env.items()}
     known = found.variables.known
-    found.variables.known = {name: expanding.moved(value, folders) for name, value in known.items()}
+    found.variables.known = {name: expansion.moved(value, folders) for name, value in known.items()}
 
 
 def _security(spec: View, container: View, found: Piece, target: Target) -> None:

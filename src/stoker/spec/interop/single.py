@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from stoker.spec import quantities
-from stoker.spec.interop import expanding
+from stoker.spec.interop import expansion
 from stoker.spec.interop.assemble import RESTARTS, Draft, Group
 from stoker.spec.interop.ledger import Level, View
 from stoker.spec.interop.pods import Piece, Target, piece
@@ -75,6 +75,6 @@ def _tasks(spec: View, draft: Draft, found: Piece) -> int:
         return at_once
     why = f"each of {at_once} does its part, one after the other; one that fails begins its part again"
     spec.note("completions", why, Level.SAID)
-    run = expanding.looped(found.words, found.variables, found.first, completions, at_once)
-    found.words, found.first = ["/bin/sh", "-c", expanding.escaped(run)], []
+    run = expansion.looped(found.words, found.variables, found.first, completions, at_once)
+    found.words, found.first = ["/bin/sh", "-c", expansion.escaped(run)], []
     return at_once

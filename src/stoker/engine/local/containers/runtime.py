@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from stoker.engine.local.containers.commands import Runtime, commands
+from stoker.engine.local.containers import commands
+from stoker.engine.local.containers.commands import Runtime
 from stoker.engine.local.host import processes
 from stoker.errors import EngineError, EngineUnavailable
 

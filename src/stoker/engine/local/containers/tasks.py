@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.engine.base import Attempt
-from stoker.engine.local.containers.commands import Box, Runtime, commands
-from stoker.engine.local.containers.commands import runtime as runtimes
+from stoker.engine.local.containers import commands
+from stoker.engine.local.containers import runtime as runtimes
+from stoker.engine.local.containers.commands import Box, Runtime
 from stoker.engine.local.host import processes
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.processes import Identity

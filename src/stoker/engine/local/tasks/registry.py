@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.engine.local.containers.commands import commands
+from stoker.engine.local.containers import commands
 from stoker.engine.local.host import cgroups, processes
 from stoker.engine.local.host.processes import Identity
 from stoker.engine.local.tasks import directories

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.server.services import Services
+from stoker.server.views import performance
 from stoker.server.views.attempts import tasks_view, world_view
-from stoker.server.views.rows import performance
 from stoker.spec.states import HOLDING, RunState
 from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow, TaskRow
 
