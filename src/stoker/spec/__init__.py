@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Best": "job",
-    "Cause": "words",
+    "Cause": "states",
     "Checkpoint": "job",
     "FLAGS": "flags",
     "Flag": "flags",
@@ -33,7 +33,7 @@ _HOMES = {
     "Job": "job",
     "Resources": "job",
     "Role": "job",
-    "RunState": "words",
+    "RunState": "states",
     "Setup": "job",
     "Workers": "quantities",
     "derive_name": "names",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.courier import __main__ as main
-from stoker.courier import pages, trees
+from stoker.courier import listing, manifest
 from stoker.courier.buffers import SMALL, Buffers, Busy
 from stoker.courier.jobs import KEPT, RUNNING, Jobs
 from stoker.courier.trash import Trash
@@ -45,9 +45,9 @@ def test_paths_are_judged_as_by_the_server(path: str) -> None:
     try:
         check_path(path)
     except SpecError:
-        assert not trees.plain(path)
+        assert not manifest.plain(path)
     else:
-        assert trees.plain(path)
+        assert manifest.plain(path)
 
 
 @pytest.mark.parametrize("target", [*ODD, "../b/c", "../../b", "../../../b", "b/../../c"])
@@ -56,9 +56,9 @@ def test_links_are_judged_as_by_the_server(path: str, target: str) -> None:
     try:
         check_link(path, target)
     except SpecError:
-        assert not trees.inside(path, target)
+        assert not manifest.inside(path, target)
     else:
-        assert trees.inside(path, target)
+        assert manifest.inside(path, target)
 
 
 # -- listing -------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def walked(root: Path, path: str = "output", most: int = 10_000) -> list[dict[st
     found: list[dict[str, object]] = []
     after: str | None = ""
     while after is not None:
-        page = pages.page(str(root), path, after, most)
+        page = listing.page(str(root), path, after, most)
         found += page["entries"]
         after = page["after"]
     return found
@@ -86,9 +86,9 @@ def test_pages_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     wanted["d1.txt"] = hashlib.sha256(b"").hexdigest()
     whole = walked(tmp_path)
     assert {entry["path"]: entry["sha256"] for entry in whole} == wanted
-    monkeypatch.setattr(pages, "PAGE", 1)
+    monkeypatch.setattr(listing, "PAGE", 1)
     assert walked(tmp_path) == whole
-    monkeypatch.setattr(pages, "PAGE", 700)
+    monkeypatch.setattr(listing, "PAGE", 700)
     assert walked(tmp_path) == whole
 
 
@@ -96,8 +96,8 @@ def test_a_page_ends_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "output").mkdir()
     for name in "abc":
         (tmp_path / "output" / name).write_bytes(b"")
-    monkeypatch.setattr(pages, "PAUSE", 0.0)
-    assert pages.page(str(tmp_path), "output", "", 10)["after"] == "a"
+    monkeypatch.setattr(listing, "PAUSE", 0.0)
+    assert listing.page(str(tmp_path), "output", "", 10)["after"] == "a"
     assert [entry["path"] for entry in walked(tmp_path)] == ["a", "b", "c"]
 
 
@@ -105,13 +105,13 @@ def test_a_directory_that_changes_between_pages(tmp_path: Path, monkeypatch: pyt
     for name in ("a/1", "b/1", "c/1"):
         (tmp_path / "output" / name).parent.mkdir(parents=True)
         (tmp_path / "output" / name).write_bytes(b"")
-    monkeypatch.setattr(pages, "PAGE", 1)
-    page = pages.page(str(tmp_path), "output", "a/1", 10)
+    monkeypatch.setattr(listing, "PAGE", 1)
+    page = listing.page(str(tmp_path), "output", "a/1", 10)
     assert page["after"] == "b/1"
     (tmp_path / "output/b/1").unlink()
     (tmp_path / "output/b").rmdir()
     (tmp_path / "output/b").symlink_to(tmp_path)
-    assert [entry["path"] for entry in pages.page(str(tmp_path), "output", "b/1", 10)["entries"]] == ["c/1"]
+    assert [entry["path"] for entry in listing.page(str(tmp_path), "output", "b/1", 10)["entries"]] == ["c/1"]
 
 
 def test_too_many_entries_are_refused_before_they_are_held(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_too_many_entries_are_refused_before_they_are_held(tmp_path: Path) -> No
     for number in range(20):
         (tmp_path / "output" / str(number)).write_bytes(b"")
     with pytest.raises(TooMany):
-        pages.page(str(tmp_path), "output", "", 19)
+        listing.page(str(tmp_path), "output", "", 19)
     assert len(walked(tmp_path, most=20)) == 20
 
 

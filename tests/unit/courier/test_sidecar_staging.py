@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.courier import placing
+from stoker.courier import placement
 from stoker.courier.handlers import Call, Verbs
 from stoker.courier.placement import Incomplete, Placing
 from stoker.courier.staging import HOME, Damaged, Piece, Staging, slot_name, stage_of
@@ -30,7 +30,7 @@ def sha(data: bytes) -> str:
 
 
 class Place:
-    """A task directory, and the server's part in a placing."""
+    """A task directory, and the server's part in placing a tree."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -371,7 +371,7 @@ def test_a_manifest_of_any_size_is_read_in_pieces(here: Place) -> None:
 
 
 def test_without_links_it_is_copied(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "_link", lambda *_: False)
+    monkeypatch.setattr(placement, "_link", lambda *_: False)
     files = {"a": b"1", "b.sh": b"22"}
     here.all("code", here.tree(files))
     assert contents(here.root / "code") == files

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.errors import SpecError
 from stoker.spec import parse_job
-from stoker.spec.interop import reading
+from stoker.spec.interop import reader
 from stoker.spec.interop.reader import is_foreign
 from stoker.spec.yaml12 import scalar
 
@@ -169,5 +169,5 @@ def test_a_job_file_of_blanks_is_refused_at_once() -> None:
 
 
 def test_sizes_are_checked_before_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_text", lambda data: pytest.fail("read all the same"))
+    monkeypatch.setattr(reader, "_text", lambda data: pytest.fail("read all the same"))
     assert not is_foreign(b"kind: Job\n" * 200_000)

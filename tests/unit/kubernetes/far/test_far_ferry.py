@@ -20,7 +20,7 @@ from stoker.engine.kubernetes.courier_client import (
     Mirror,
     Pace,
 )
-from stoker.engine.kubernetes.courier_client import ferry as ferry_module
+from stoker.engine.kubernetes.courier_client import poller as ferry_module
 from stoker.engine.kubernetes.courier_client.client import Incomplete
 from stoker.engine.kubernetes.courier_client.transport import StreamTransport
 from stoker.errors import BlobDamaged, EngineUnavailable

@@ -16,7 +16,7 @@ import trustme
 from aiohttp import web
 from kubeapi import Api, kubeconfig, status, until
 
-from stoker.engine.kubernetes.api import Cache, Kube, KubeConfig, Select, cache, kinds
+from stoker.engine.kubernetes.api import Cache, Kube, KubeConfig, Select, informer, kinds
 from stoker.errors import EngineUnavailable
 
 
@@ -46,7 +46,7 @@ def names(made: Cache) -> list[str]:
     return sorted(obj["metadata"]["name"] for obj in made.list(kinds.PODS))
 
 
-async def told(reader: cache.Changes, count: int) -> list[tuple[str, bool]]:
+async def told(reader: informer.Changes, count: int) -> list[tuple[str, bool]]:
     found = []
     async with asyncio.timeout(60):
         while len(found) < count:

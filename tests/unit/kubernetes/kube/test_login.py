@@ -19,12 +19,12 @@ import pytest
 import trustme
 from kubeapi import Api, kubeconfig, until
 
-from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, kinds, login, plugin
+from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, credentials, exec_plugin, kinds
 
 
 @pytest.fixture(autouse=True)
 def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "LOOK", 0.0)
+    monkeypatch.setattr(credentials, "LOOK", 0.0)
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +83,7 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path, ca: trustme.
 def test_a_refused_token_is_looked_up_again_in_its_file_and_in_the_kubeconfig(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login, "LOOK", 3600.0)
+    monkeypatch.setattr(credentials, "LOOK", 3600.0)
 
     async def story() -> None:
         file = tmp_path / "token"
@@ -401,7 +401,7 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path, ca: t
         )
         config = KubeConfig.load(kubeconfig(tmp_path / "config", "https://k", ca, program.user()))
         assert config.user.plugin is not None
-        hanging = plugin.PluginLogin(config, config.user.plugin, timeout=3)
+        hanging = exec_plugin.PluginLogin(config, config.user.plugin, timeout=3)
         with pytest.raises(KubeUnavailable, match="did not end within 3 s"):
             await hanging.identity()
         child = int((tmp_path / "child").read_text())
@@ -424,14 +424,14 @@ def test_credentials_that_cannot_be_renewed_count_until_they_expire(
         program = Program(tmp_path, prints(token="token-COUNT", expirationTimestamp=expiring(3600)))
         config = KubeConfig.load(kubeconfig(tmp_path / "config", "https://k", ca, program.user()))
         assert config.user.plugin is not None
-        asked = plugin.PluginLogin(config, config.user.plugin)
+        asked = exec_plugin.PluginLogin(config, config.user.plugin)
         first = await asked.identity()
         program.body("sys.exit('offline')")
         began = time.time()
-        monkeypatch.setattr(plugin.time, "time", lambda: began + 3590)
+        monkeypatch.setattr(exec_plugin.time, "time", lambda: began + 3590)
         assert await asked.identity() == first
         assert program.runs == 2
-        monkeypatch.setattr(plugin.time, "time", lambda: began + 3700)
+        monkeypatch.setattr(exec_plugin.time, "time", lambda: began + 3700)
         with pytest.raises(KubeUnavailable, match="offline"):
             await asked.identity()
 

@@ -37,11 +37,11 @@ __all__ = [
 
 _HOMES = {
     "Answer": "session",
-    "Cache": "cache",
-    "Change": "cache",
+    "Cache": "informer",
+    "Change": "informer",
     "Ended": "streams",
     "Kube": "client",
-    "Select": "cache",
+    "Select": "informer",
 }
 
 
