@@ -27,12 +27,19 @@ from typing import Any
 import uvloop
 
 from stoker.blobs import BlobStore
-from stoker.engine.kubernetes.courier_client import Courier, FarDirectory, Ferry, Mirror, Pace, direct
+from stoker.engine.kubernetes.courier_client import (
+    Courier,
+    Mirror,
+    Poller,
+    PollInterval,
+    RemoteTaskDir,
+    direct,
+)
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import courier_protocol, layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.couriers import CourierProcess, far_directory
 from stoker.transfer import carry_checkpoint, restore_checkpoint
 
@@ -122,7 +129,7 @@ def others(pipe: Connection, home: str, key: bytes, lines: float) -> None:
 async def measure(
     count: int, seconds: float, port: int, made: credentials.Keys, home: Path
 ) -> dict[str, float]:
-    loop, pace, changes = asyncio.get_running_loop(), Pace(), [0]
+    loop, pace, changes = asyncio.get_running_loop(), PollInterval(), [0]
 
     def changed(key: object) -> None:
         changes[0] += 1
@@ -132,8 +139,8 @@ async def measure(
     ferries = []
     for number, line in enumerate(lines):
         mirror = Mirror(home / "mirror" / str(number), source="pod", boot_id="boot")
-        directory = FarDirectory(Courier(made.courier, line), mirror, loop)
-        ferries.append(Ferry(directory, ("run", number, "worker-0"), changed, pace=pace))
+        directory = RemoteTaskDir(Courier(made.courier, line), mirror, loop)
+        ferries.append(Poller(directory, ("run", number, "worker-0"), changed, pace=pace))
     tasks = []
     for ferry in ferries:
         tasks.append(asyncio.create_task(ferry.run()))
@@ -212,7 +219,7 @@ def transfers(size: int) -> dict[str, float]:
         courier = CourierProcess(root, home / "keys")
         try:
             with far_directory(courier, home / "mirror" / "worker-0") as far:
-                for name, directory in (("near", NearTaskDir(str(root))), ("far", far)):
+                for name, directory in (("near", LocalTaskDir(str(root))), ("far", far)):
                     used, ours_used = courier.cpu(), time.process_time()
                     begin = time.monotonic()
                     restore_checkpoint(blobs, tree, directory, 1)

@@ -20,7 +20,7 @@ from recipe import stoker
 
 from stoker import __version__
 from stoker.errors import StokerError
-from stoker.images import Cache, Image, Logins, Registry, Rules, write_archive
+from stoker.images import Cache, HostRules, Image, Logins, Registry, write_archive
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def _deliver(image: Image, arguments: argparse.Namespace) -> str:
     if arguments.output:
         write_archive(image, arguments.output, arguments.name)
         return str(arguments.output)
-    rules = Rules(plain=tuple(arguments.plain), ca_files=tuple(arguments.ca_file))
+    rules = HostRules(plain=tuple(arguments.plain), ca_files=tuple(arguments.ca_file))
     with Registry(logins=Logins.load(), rules=rules) as registry:
         started = time.monotonic()
         reference = registry.push(image, arguments.push)

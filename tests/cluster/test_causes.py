@@ -26,7 +26,7 @@ from engine_parts import (
 
 from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.courier_client.connections import Nowhere
+from stoker.engine.kubernetes.courier_client.connections import NoAddress
 from stoker.errors import EngineError
 from stoker.settings import Home
 from stoker.task.directory import TaskDir
@@ -206,7 +206,7 @@ def test_a_full_quota(stage: Stage) -> None:
             async def reached() -> TaskDir | None:
                 # It is noted on the Secret which pod is the task's after the pod is there.
                 directory = await engine.reach(found.handle, "worker-0")
-                return None if isinstance(directory, Nowhere) else directory
+                return None if isinstance(directory, NoAddress) else directory
 
             await phase(await until(reached, "the task to be known"), "ready")
 

@@ -18,7 +18,7 @@ import yaml
 from harness.pods import pod
 
 from stoker.engine.kubernetes.api import (
-    Cache,
+    Informer,
     Kind,
     Kube,
     KubeConfig,
@@ -45,8 +45,8 @@ async def client(path: Path) -> AsyncIterator[Kube]:
 
 
 @contextlib.asynccontextmanager
-async def mirror(kube: Kube, *selects: Select | Kind, **options: Any) -> AsyncIterator[Cache]:
-    cache = Cache(kube, selects, **options)
+async def mirror(kube: Kube, *selects: Select | Kind, **options: Any) -> AsyncIterator[Informer]:
+    cache = Informer(kube, selects, **options)
     cache.start()
     try:
         await cache.ready()

@@ -20,7 +20,14 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.engine.kubernetes.courier_client import Courier, CourierLost, FarDirectory, Ferry, Mirror, direct
+from stoker.engine.kubernetes.courier_client import (
+    Courier,
+    CourierLost,
+    Mirror,
+    Poller,
+    RemoteTaskDir,
+    direct,
+)
 from stoker.engine.kubernetes.manifests.credentials import make
 from stoker.launcher import bundle
 from stoker.launcher.journal import Journal
@@ -183,13 +190,13 @@ class Cutter:
 @contextmanager
 def cut_off(
     courier: CourierProcess, mirror: Path, after: Callable[[], int], patience: float = 30.0
-) -> Iterator[tuple[FarDirectory, Cutter]]:
+) -> Iterator[tuple[RemoteTaskDir, Cutter]]:
     cutter = Cutter(courier.port, after)
     thread = LoopThread()
     line = direct("127.0.0.1", cutter.port, courier.certificate)
     try:
         made = Mirror(mirror, source="a pod", boot_id=BOOT)
-        yield FarDirectory(Courier(courier.key, line), made, thread.loop, patience=patience), cutter
+        yield RemoteTaskDir(Courier(courier.key, line), made, thread.loop, patience=patience), cutter
     finally:
         thread.run(line.close())
         thread.close()
@@ -313,7 +320,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
     """Killed couriers in between: nothing is lost, nothing twice."""
     with far_directory(courier, tmp_path / "m" / "t") as far:
         changes: list[Any] = []
-        ferry = Ferry(far, ("run", 1, "worker-0"), changes.append)
+        ferry = Poller(far, ("run", 1, "worker-0"), changes.append)
         thread = LoopThread.__new__(LoopThread)
         thread.loop = far._calls._loop
         sailing = asyncio.run_coroutine_threadsafe(ferry.run(), thread.loop)

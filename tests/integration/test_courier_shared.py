@@ -14,16 +14,16 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.salvage import staged_of
-from stoker.engine.kubernetes.courier_client import FarDirectory
+from stoker.engine.kubernetes.courier_client import RemoteTaskDir
 from stoker.errors import BlobDamaged
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.task import layout
 from stoker.task.directory import SharingTaskDir
-from stoker.task.layout import Part
+from stoker.task.layout import SharedPart
 from stoker.testing.couriers import CourierProcess, far_directory
 from stoker.transfer import carry_checkpoint
 
-LOST = Part("digits-7f3k", 1, "worker-0", 1)
+LOST = SharedPart("digits-7f3k", 1, "worker-0", 1)
 
 
 def archive(text: str) -> bytes:
@@ -51,7 +51,7 @@ def volume(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def far(tmp_path: Path, volume: Path) -> Iterator[FarDirectory]:
+def far(tmp_path: Path, volume: Path) -> Iterator[RemoteTaskDir]:
     root = tmp_path / "task"
     for name in layout.DIRECTORIES:
         (root / name).mkdir(parents=True)
@@ -64,7 +64,7 @@ def far(tmp_path: Path, volume: Path) -> Iterator[FarDirectory]:
         courier.kill()
 
 
-def test_what_was_complete_is_taken_and_removed(far: FarDirectory, volume: Path, tmp_path: Path) -> None:
+def test_what_was_complete_is_taken_and_removed(far: RemoteTaskDir, volume: Path, tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
     assert isinstance(far, SharingTaskDir)
     (volume / "emptied-1a2b").mkdir()
@@ -83,7 +83,7 @@ def test_what_was_complete_is_taken_and_removed(far: FarDirectory, volume: Path,
 
 
 def test_what_a_task_that_still_lives_does_to_its_copies_is_noticed(
-    far: FarDirectory, volume: Path, tmp_path: Path
+    far: RemoteTaskDir, volume: Path, tmp_path: Path
 ) -> None:
     (first, second) = staged_of(far.salvage(LOST, 1, []))
     spoiled = volume / LOST.name / layout.staged(second.number) / "step-2.pt"
@@ -97,7 +97,7 @@ def test_what_a_task_that_still_lives_does_to_its_copies_is_noticed(
     assert carry_checkpoint(far, first, blobs, part=LOST)[1] == len(archive("one"))
 
 
-def test_a_part_that_is_gone_and_one_that_cannot_be_read(far: FarDirectory, volume: Path) -> None:
+def test_a_part_that_is_gone_and_one_that_cannot_be_read(far: RemoteTaskDir, volume: Path) -> None:
     with pytest.raises(FileNotFoundError):
         far.salvage(LOST._replace(attempt=7), 1, [])
     (volume / LOST.name / layout.SCAN).unlink()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stoker.task.directory import TaskDir
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.couriers import CourierProcess, far_directory
 from stoker.testing.taskdir_suite import TaskDirSuite
 
@@ -15,7 +15,7 @@ from stoker.testing.taskdir_suite import TaskDirSuite
 class TestNear(TaskDirSuite):
     @contextmanager
     def reach(self, root: Path, scratch: Path) -> Iterator[TaskDir]:
-        yield NearTaskDir(str(root))
+        yield LocalTaskDir(str(root))
 
 
 class TestFar(TaskDirSuite):

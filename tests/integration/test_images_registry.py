@@ -22,7 +22,17 @@ from cryptography.x509 import load_pem_x509_certificate
 from images import LocalRegistry
 
 from stoker.errors import ImageMissing, RegistryDenied, RegistryUnreachable
-from stoker.images import Image, Logins, Registry, Rules, Settings, Tree, assemble, pushing, write_layer
+from stoker.images import (
+    HostRules,
+    Image,
+    LayerTree,
+    Logins,
+    Registry,
+    Settings,
+    assemble,
+    pushing,
+    write_layer,
+)
 
 HTPASSWD = "bob:$2y$05$TBlJnUeII1fa2DJAEAx5GeIuCZCAkgg9LJnEoAvGR2r0B8C5gJNDe\n"
 """The password is hunter2."""
@@ -34,7 +44,7 @@ def image(tmp_path: Path) -> Image:
 
 
 def make(folder: Path, text: str, **settings: Any) -> Image:
-    base, top = Tree(), Tree()
+    base, top = LayerTree(), LayerTree()
     base.file("etc/passwd", "root:x:0:0::/:/bin/sh\napp:x:1000:1001::/:/bin/sh\n")
     base.file("etc/group", "root:x:0:\nstaff:x:50:\n")
     top.file("app/text", text)
@@ -78,7 +88,7 @@ def test_push_and_read(open_registry: LocalRegistry, image: Image) -> None:
 def test_layers_in_several_chunks(
     open_registry: LocalRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = Tree()
+    tree = LayerTree()
     tree.file("noise", b"".join(str(i * 7919 % 10007).encode() for i in range(200_000)))
     image = assemble([write_layer(tree, tmp_path / "layer")], Settings())
     size = image.layers[0].size
@@ -286,7 +296,7 @@ def test_tls(tmp_path: Path, image: Image) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     with LocalRegistry(tmp_path / "registry", certificate=paths) as server:
         name = f"{server.host}/team/app:1"
-        with Registry(rules=Rules(ca_files=(str(tmp_path / "ca.pem"),))) as registry:
+        with Registry(rules=HostRules(ca_files=(str(tmp_path / "ca.pem"),))) as registry:
             registry.push(image, name)
             assert registry.config(name).digest == image.digest
         with Registry() as registry, pytest.raises(RegistryUnreachable, match="is not trusted"):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from recipe import archives
 from stoker.errors import ImageError
-from stoker.images import Entry, Tree, cache_home
+from stoker.images import Entry, LayerTree, cache_home
 
 _UNWANTED = re.compile(
     r"usr/share/(man|locale|info|lintian|bug|bash-completion|i18n|gdb|gcc|menu|pixmaps|applications|base-files)(/|$)"
@@ -95,9 +95,9 @@ def fetch(package: Package) -> Path:
     return path
 
 
-def unpack(packages: Iterable[Package], keep: Callable[[str], bool] = lambda _: True) -> Tree:
+def unpack(packages: Iterable[Package], keep: Callable[[str], bool] = lambda _: True) -> LayerTree:
     """The files of these packages, without manuals and translations. `keep` is asked with each file's path."""
-    tree = Tree()
+    tree = LayerTree()
     for package in packages:
         members = _members(fetch(package).read_bytes())
         _add_data(tree, members["data"], keep)
@@ -109,7 +109,7 @@ def unpack(packages: Iterable[Package], keep: Callable[[str], bool] = lambda _: 
     return tree
 
 
-def finish(tree: Tree) -> None:
+def finish(tree: LayerTree) -> None:
     """What the maintainer scripts of the base packages would have made."""
     for name in ("bin", "sbin", "lib"):
         tree.link(name, f"usr/{name}")
@@ -133,7 +133,7 @@ def finish(tree: Tree) -> None:
     tree.file("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
 
 
-def _add_data(tree: Tree, member: tuple[str, bytes], keep: Callable[[str], bool]) -> None:
+def _add_data(tree: LayerTree, member: tuple[str, bytes], keep: Callable[[str], bool]) -> None:
     with _tar(member) as tar:
         for info in tar:
             name = info.name.removeprefix(".").strip("/")

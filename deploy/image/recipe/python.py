@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recipe import debian
 from stoker.errors import ImageError
-from stoker.images import Tree, cache_home
+from stoker.images import LayerTree, cache_home
 
 VERSION = "3.11"
 """Of the suite in packages.toml."""
@@ -54,7 +54,7 @@ def closure(project: Path, lock: Path, architecture: str) -> set[str]:
     return names
 
 
-def install(requirements: str, architecture: str) -> Tree:
+def install(requirements: str, architecture: str) -> LayerTree:
     """Wheels of these requirements, which must all have versions and hashes, where Debian's Python looks for them."""
     with tempfile.TemporaryDirectory() as folder:
         listed, target = Path(folder) / "requirements.txt", Path(folder) / "target"
@@ -70,16 +70,16 @@ def install(requirements: str, architecture: str) -> Tree:
         return _held(target)
 
 
-def compiled(tree: Tree, lock: Path) -> Tree:
+def compiled(tree: LayerTree, lock: Path) -> LayerTree:
     """Bytecode for every module of a tree that is not too broken to compile. A read-only root cannot make its own.
 
     Marked to be taken as it is: times in an image mean nothing.
     """
-    result = Tree()
+    result = LayerTree()
     run = interpreter(lock)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
-        sources = Tree()
+        sources = LayerTree()
         for name, entry in tree:
             if name.endswith(".py") and entry.data is not None:
                 sources.put(name, entry)
@@ -174,9 +174,9 @@ def _check_records(target: Path) -> None:
                         )
 
 
-def _held(target: Path) -> Tree:
+def _held(target: Path) -> LayerTree:
     """An installed target as a tree that outlives it. Scripts name this machine's Python: they are left out."""
-    tree = Tree()
+    tree = LayerTree()
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target).as_posix()
         if path.is_file() and not name.startswith("bin/") and not _LEFT_OUT.search(name):

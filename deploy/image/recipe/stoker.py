@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recipe import debian, python
 from stoker.errors import ImageError
-from stoker.images import Cache, Image, Layer, Settings, Tree, assemble, layers
+from stoker.images import Cache, Image, Layer, LayerTree, Settings, assemble, layers
 
 ROOT = Path(__file__).parents[3]
 LOCKS = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def base(cache: Cache, architecture: str = "amd64") -> Layer:
     """A small Debian: libc, a shell, coreutils, certificates, time zones."""
     packages = debian.read_lock(lock(architecture))["base"]
 
-    def make() -> Tree:
+    def make() -> LayerTree:
         tree = debian.unpack(packages)
         debian.finish(tree)
         return tree
@@ -67,7 +67,7 @@ def runtime(cache: Cache, architecture: str = "amd64") -> Layer:
     """Python and the libraries it needs."""
     packages = debian.read_lock(lock(architecture))["python"]
 
-    def make() -> Tree:
+    def make() -> LayerTree:
         tree = debian.unpack(packages)
         tree.add(python.compiled(tree, lock(architecture)))
         return tree
@@ -85,7 +85,7 @@ def wheels(cache: Cache, names: set[str], architecture: str, made_by: str) -> La
     """Packages of the project's lock."""
     chosen = python.select((ROOT / "requirements/lock.txt").read_text(), names)
 
-    def make() -> Tree:
+    def make() -> LayerTree:
         tree = python.install(chosen, architecture)
         tree.add(python.compiled(tree, lock(architecture)))
         return tree
@@ -124,8 +124,8 @@ _HOW = _how()
 """Read when the code is: a process that goes on with old code must not leave its layers under the new code's name."""
 
 
-def _program(files: list[Path], root: Path) -> Tree:
-    tree = Tree()
+def _program(files: list[Path], root: Path) -> LayerTree:
+    tree = LayerTree()
     with tempfile.TemporaryDirectory() as folder:
         for name, data in _wheel(files, root, Path(folder)).items():
             if not name.endswith(".dist-info/RECORD"):

@@ -32,7 +32,7 @@ _VERSION = b"2"
 """Part of every fingerprint. Raised whenever the same patterns begin to mean something else."""
 
 
-class Layer:
+class IgnoreLayer:
     """The patterns of one ignore file, for paths beneath its directory."""
 
     def __init__(self, content: bytes, *, name: str, strip: str = "", add: str = "") -> None:
@@ -73,13 +73,13 @@ class Layer:
         return decision
 
 
-class Rules:
+class IgnoreRules:
     """What is ignored in one directory. Immutable; a directory with ignore files of its own extends it."""
 
     def __init__(
         self,
-        git: tuple[Layer, ...] = (),
-        stoker: tuple[Layer, ...] = (),
+        git: tuple[IgnoreLayer, ...] = (),
+        stoker: tuple[IgnoreLayer, ...] = (),
         fingerprint: str = "",
         size: int = 0,
     ) -> None:
@@ -89,7 +89,7 @@ class Rules:
         """Equal fingerprints decide every path alike; empty: nothing is ignored."""
         self._size = size
 
-    def extended(self, directory: str, files: dict[str, bytes], *, add: str = "") -> Rules:
+    def extended(self, directory: str, files: dict[str, bytes], *, add: str = "") -> IgnoreRules:
         """With the ignore files (name -> content) of `directory`, a path relative to the top or ''."""
         strip = f"{directory}/" if directory else ""
         git, stoker, seed = self._git, self._stoker, self.fingerprint
@@ -97,7 +97,7 @@ class Rules:
         if size > MAX_BYTES:
             raise _too_large(f"the ignore files for {directory or '.'!r} have")
         for name, content in sorted(files.items()):
-            layer = Layer(content, name=strip + name, strip=strip, add=add)
+            layer = IgnoreLayer(content, name=strip + name, strip=strip, add=add)
             if name == STOKER:
                 stoker = (*stoker, layer)
             else:
@@ -109,7 +109,7 @@ class Rules:
                 add.encode(errors="surrogateescape"),
             ]
             seed = hashlib.sha256(b"\0".join([*parts, name.encode(), content])).hexdigest()[:24]
-        return Rules(git, stoker, seed, size)
+        return IgnoreRules(git, stoker, seed, size)
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """For a path whose parents are not ignored."""
@@ -121,13 +121,13 @@ class Rules:
         return decision
 
 
-def rules_above(workdir: Path) -> Rules:
+def rules_above(workdir: Path) -> IgnoreRules:
     """What the repository around `workdir` says about it; nothing when it is no part of one."""
     chain = [workdir, *workdir.parents]
     top = next((n for n, directory in enumerate(chain) if (directory / ".git").exists()), None)
     if top is None:
-        return Rules()
-    rules = Rules()
+        return IgnoreRules()
+    rules = IgnoreRules()
     if excluded := read_rules(chain[top] / ".git" / "info" / "exclude"):
         rules = rules.extended("", {"exclude": excluded}, add=_between(chain[top], workdir))
     for directory in reversed(chain[1 : top + 1]):

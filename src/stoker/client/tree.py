@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.client.ignore import ALWAYS, NAMES, Rules, read_rules, rules_above
+from stoker.client.ignore import ALWAYS, NAMES, IgnoreRules, read_rules, rules_above
 from stoker.errors import Refused, SpecError, TooLarge
 from stoker.spec.tree import CODE_BYTES, CODE_FILES, Tree, TreeFile, check_link, check_path
 
@@ -96,7 +96,7 @@ class _Scanner:
         self._hashed = 0
 
     def scan(self) -> Scan:
-        waiting: list[tuple[str, Rules]] = [("", rules_above(self._root))]
+        waiting: list[tuple[str, IgnoreRules]] = [("", rules_above(self._root))]
         while waiting:
             directory, rules = waiting.pop()
             waiting.extend(self._directory(directory, rules))
@@ -118,7 +118,7 @@ class _Scanner:
             _save(self._cache_path, self._new)
         return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats)
 
-    def _directory(self, directory: str, rules: Rules) -> Iterator[tuple[str, Rules]]:
+    def _directory(self, directory: str, rules: IgnoreRules) -> Iterator[tuple[str, IgnoreRules]]:
         """Sort out one directory; yields those beneath it that are to be looked at."""
         entries = self._entries(directory)
         names = {entry.name for entry in entries}
@@ -157,7 +157,9 @@ class _Scanner:
         except OSError as exc:
             raise _unreadable(directory or ".", exc) from exc
 
-    def _ignored(self, rules: Rules, known: dict[str, Any], name: str, path: str, is_directory: bool) -> bool:
+    def _ignored(
+        self, rules: IgnoreRules, known: dict[str, Any], name: str, path: str, is_directory: bool
+    ) -> bool:
         if not rules.fingerprint:
             return False
         before = known.get(_key(name, is_directory))

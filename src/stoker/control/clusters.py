@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker.control.fleet import ANY, LOCAL
-from stoker.control.loop import Loop
+from stoker.control.loop import ControlLoop
 from stoker.engine.base import Engine, Shows
 from stoker.errors import Conflict, NotFound, Refused, SpecError, StokerError
 from stoker.store import Store
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 class Clusters:
     """May be called from any thread. What it acknowledged is durable."""
 
-    def __init__(self, store: Store, loop: Loop, backend: Backend | None) -> None:
+    def __init__(self, store: Store, loop: ControlLoop, backend: Backend | None) -> None:
         self._store = store
         self._loop = loop
         self._given = backend

@@ -15,9 +15,9 @@ from stoker.control import run_secrets
 from stoker.control.clusters import Backend, Clusters
 from stoker.control.diagnosis import dry_run, readiness, why
 from stoker.control.fleet import Fleet, Wait, attempt_of, plan_of
-from stoker.control.image_metadata import Imaging
-from stoker.control.loop import Loop
-from stoker.control.notifier import Hub
+from stoker.control.image_metadata import ImageMetadata
+from stoker.control.loop import ControlLoop
+from stoker.control.notifier import Notifier
 from stoker.control.placement import elastic, node_report
 from stoker.control.run_secrets import check as check_secrets
 from stoker.control.runs import debug_hold
@@ -54,10 +54,10 @@ class Controller:
         self._settings = settings
         self._store = store
         self._blobs = blobs
-        self._hub = Hub()
+        self._hub = Notifier()
         self._fleet = Fleet([engine], settings.server.cluster or None)
-        self._loop = Loop(settings, store, blobs, self._fleet, self._hub)
-        self._imaging = Imaging(settings)
+        self._loop = ControlLoop(settings, store, blobs, self._fleet, self._hub)
+        self._imaging = ImageMetadata(settings)
         self.clusters = Clusters(store, self._loop, backend)
         for one in self.clusters.engines():
             self._fleet.add(one)
@@ -239,10 +239,10 @@ class Controller:
 
         return self._loop.ask(ask)
 
-    def musters(self, run_ids: Sequence[str]) -> dict[str, readiness.Muster]:
+    def musters(self, run_ids: Sequence[str]) -> dict[str, readiness.Readiness]:
         """Who is there of those of them that have several tasks: one visit to the loop for a whole page."""
 
-        async def ask() -> dict[str, readiness.Muster]:
+        async def ask() -> dict[str, readiness.Readiness]:
             lives = [live for run_id in run_ids if (live := self._loop.runs.get(run_id)) is not None]
             found = ((live.id, readiness.muster(live)) for live in lives)
             return {run_id: one for run_id, one in found if one is not None}

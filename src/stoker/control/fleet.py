@@ -19,9 +19,9 @@ from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Ask, NodeShape, Place, Request
 from stoker.settings import Settings
 from stoker.spec import Job
-from stoker.spec.roles import Part
+from stoker.spec.roles import RoleTasks
 from stoker.store.rows import RunRow
-from stoker.task.fencing import Sight, Vigil
+from stoker.task.fencing import TaskSight, Vigil
 
 if TYPE_CHECKING:
     from stoker.control.state import LiveTask
@@ -31,7 +31,7 @@ ANY = "any"
 
 
 @dataclass
-class Member:
+class FleetMember:
     """One engine and what was last heard of it."""
 
     engine: Engine
@@ -54,28 +54,28 @@ class Fleet:
     """Engines by name. The first one given is the server's own machine."""
 
     def __init__(self, engines: Iterable[Engine], default: str | None = None) -> None:
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, FleetMember] = {}
         for engine in engines:
-            self._members[engine.name] = Member(engine)
+            self._members[engine.name] = FleetMember(engine)
         self.home = next(iter(self._members))
         self.default = default or self.home
         """Where a job goes that names no cluster."""
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[FleetMember]:
         return iter(list(self._members.values()))
 
     @property
     def names(self) -> list[str]:
         return list(self._members)
 
-    def add(self, engine: Engine) -> Member:
-        member = self._members[engine.name] = Member(engine)
+    def add(self, engine: Engine) -> FleetMember:
+        member = self._members[engine.name] = FleetMember(engine)
         return member
 
-    def discard(self, name: str) -> Member | None:
+    def discard(self, name: str) -> FleetMember | None:
         return self._members.pop(name, None)
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> FleetMember:
         try:
             return self._members[name]
         except KeyError:
@@ -93,14 +93,14 @@ class Fleet:
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
-    def candidates(self, job: Job) -> list[Member]:
+    def candidates(self, job: Job) -> list[FleetMember]:
         """Where the job may go, the first choice first. Refused, with the reasons, when it may go nowhere."""
         wanted = job.cluster or self.default
         if wanted != ANY:
             member = self.member(wanted)
             self._refuse(member, job)
             return [member]
-        fitting: list[Member] = []
+        fitting: list[FleetMember] = []
         reasons: list[str] = []
         for member in self:
             try:
@@ -113,7 +113,7 @@ class Fleet:
             raise Refused("no engine here can run this:\n  " + "\n  ".join(reasons))
         return fitting
 
-    def _refuse(self, member: Member, job: Job) -> None:
+    def _refuse(self, member: FleetMember, job: Job) -> None:
         member.engine.refuse(job)
         for part in parts_of(job) if job.roles or job.framework else ():
             member.engine.refuse(part.job)
@@ -124,7 +124,9 @@ class Fleet:
         by_role = {part.role: self._ask(part, members, found, job) for part in found}
         return {name: replace(by_role[name.rpartition("-")[0]], name=name) for name in self.task_names(job)}
 
-    def _ask(self, part: Part, members: Sequence[Member], found: Sequence[Part], job: Job) -> Ask:
+    def _ask(
+        self, part: RoleTasks, members: Sequence[FleetMember], found: Sequence[RoleTasks], job: Job
+    ) -> Ask:
         needs = [self._need(member, part, found) for member in members]
         if not needs:
             return Ask(gpu=part.job.resources.gpu, among=frozenset({job.cluster or self.default}))
@@ -136,7 +138,7 @@ class Fleet:
             among=frozenset() if anywhere else frozenset().union(*(need.among for need in needs)),
         )
 
-    def _need(self, member: Member, part: Part, found: Sequence[Part]) -> Needs:
+    def _need(self, member: FleetMember, part: RoleTasks, found: Sequence[RoleTasks]) -> Needs:
         """Tasks that name no CPU share this machine's: however many they are, they fit when nobody else is there."""
         need = member.engine.needs(part.job)
         unsaid = sum(one.least for one in found if one.job.resources.cpu is None)
@@ -175,7 +177,7 @@ class Fleet:
         needed = [name for part in found for name in part.names[: part.least]]
         return needed + [name for part in found for name in part.names[part.least :]]
 
-    def _possible(self, job: Job) -> list[Member]:
+    def _possible(self, job: Job) -> list[FleetMember]:
         try:
             return self.candidates(job)
         except (Refused, NotFound):
@@ -187,7 +189,7 @@ class Fleet:
     def shapes(self) -> list[NodeShape]:
         return [self._shape(member, node) for member in self for node in member.nodes]
 
-    def _shape(self, member: Member, node: Node) -> NodeShape:
+    def _shape(self, member: FleetMember, node: Node) -> NodeShape:
         return NodeShape(
             name=self.full(member.name, node.name),
             cpu=node.cpu,
@@ -261,9 +263,9 @@ def plan_of(run: RunRow, task: LiveTask, node: str, settings: Settings) -> TaskP
     )
 
 
-def sight(seen: Observation, job: Job) -> Sight:
+def sight(seen: Observation, job: Job) -> TaskSight:
     """An observation as the vigil sees it."""
-    return Sight(
+    return TaskSight(
         task=f"{seen.run}/{seen.attempt}/{seen.task}/{seen.incarnation}",
         presence=str(seen.presence),
         node=seen.node,

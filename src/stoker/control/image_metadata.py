@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Imaging:
+class ImageMetadata:
     """Reads images. Any thread."""
 
     def __init__(self, settings: Settings) -> None:
@@ -53,12 +53,12 @@ class Imaging:
 
     def _read(self, name: str) -> dict[str, Any]:
         if self._registry is None:
-            from stoker.images import Logins, Registry, Rules  # lazy: most homes never read an image
+            from stoker.images import HostRules, Logins, Registry  # lazy: most homes never read an image
 
             given = self._settings
             self._registry = Registry(
                 logins=Logins.load(),
-                rules=Rules(
+                rules=HostRules(
                     plain=tuple(given.plain), inside=tuple(given.inside), ca_files=tuple(given.ca_files)
                 ),
             )

@@ -20,17 +20,17 @@ from stoker.blobs import BlobStore
 from stoker.control import maintenance
 from stoker.control.committer import Committer
 from stoker.control.fleet import Fleet
-from stoker.control.ingest.checkpoint_transfer import Abandoned, Carriers
-from stoker.control.ingest.installed_packages import Packages
+from stoker.control.ingest.checkpoint_transfer import Abandoned, CheckpointTransfers
+from stoker.control.ingest.installed_packages import InstalledPackages
 from stoker.control.logs.reader import LogArchive
-from stoker.control.notifier import Hub
-from stoker.control.placement.admission import Seating
-from stoker.control.placement.engine_watcher import Attendant
-from stoker.control.placement.node_health import Suspects
+from stoker.control.notifier import Notifier
+from stoker.control.placement.admission import Admission
+from stoker.control.placement.engine_watcher import EngineWatcher
+from stoker.control.placement.node_health import NodeHealth
 from stoker.control.runs import adoption, debug_hold
-from stoker.control.runs.reconcile import Steps
-from stoker.control.runs.unknown_tasks import Strangers
-from stoker.control.startup.attempt_launcher import Launcher
+from stoker.control.runs.reconcile import Reconciler
+from stoker.control.runs.unknown_tasks import UnknownTasks
+from stoker.control.startup.attempt_launcher import AttemptLauncher
 from stoker.control.state import LiveRun, LiveTask, numbers_of
 from stoker.engine.base import Engine, Observation
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
@@ -68,11 +68,13 @@ class _Over(Exception):
     """Ends a session and everything in it."""
 
 
-class Loop:
+class ControlLoop:
     """Runs in its own thread. `notify`, `preempt` and `ask` may be called from any thread; everything else belongs
     to the loop's."""
 
-    def __init__(self, settings: Settings, store: Store, blobs: BlobStore, fleet: Fleet, hub: Hub) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, blobs: BlobStore, fleet: Fleet, hub: Notifier
+    ) -> None:
         self.settings = settings
         self.store = store
         self.blobs = blobs
@@ -83,8 +85,8 @@ class Loop:
         self.runs: dict[str, LiveRun] = {}
         self.scheduler = Scheduler()
         self.committer = Committer(store)
-        self.seating = Seating(self)
-        self.suspects = Suspects(self)
+        self.seating = Admission(self)
+        self.suspects = NodeHealth(self)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -93,18 +95,18 @@ class Loop:
         self._loaded = False
         """Whether this session knows all runs there are: what is said of one before that is heard after it."""
         self._schedule = asyncio.Event()
-        self._attendants: dict[str, Attendant] = {}
+        self._attendants: dict[str, EngineWatcher] = {}
         self._notices: list[RunRow] = []
-        self._steps = Steps(self, Launcher(settings, store, blobs))
+        self._steps = Reconciler(self, AttemptLauncher(settings, store, blobs))
         self.cleaning: set[tuple[str, int]] = set()
         self.kept: dict[str, AttemptRow] = {}
         """By run: attempts that failed and are left for a look."""
         self.archive = LogArchive(settings.home)
-        self.packages = Packages(store)
-        self.carriers = Carriers()
+        self.packages = InstalledPackages(store)
+        self.carriers = CheckpointTransfers()
         self.backups = maintenance.Backups(settings, store)
         self.sweeper = maintenance.Sweeper(store, blobs, settings.home)
-        self.strangers = Strangers(self)
+        self.strangers = UnknownTasks(self)
 
     # -- from any thread -------------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class Loop:
             self._session = group
             group.create_task(self.committer.run())
             for member in self.fleet:
-                self._attendants[member.name] = Attendant(self, member)
+                self._attendants[member.name] = EngineWatcher(self, member)
                 self._attendants[member.name].begin(group)
             await self._load()
             group.create_task(self.seating.watch(self._schedule))  # not before all who hold a place are known
@@ -205,7 +207,7 @@ class Loop:
         self.runs.clear()
         self.cleaning.clear()
         self.kept.clear()
-        self.carriers = Carriers()
+        self.carriers = CheckpointTransfers()
         self.scheduler = Scheduler()
         self.scheduler.set_nodes(self.suspects.trusted())
         self.committer = Committer(self.store)
@@ -363,7 +365,7 @@ class Loop:
         await self._leave(engine.name)
         member = self.fleet.add(engine)
         if self._session is not None:
-            attendant = self._attendants[engine.name] = Attendant(self, member)
+            attendant = self._attendants[engine.name] = EngineWatcher(self, member)
             attendant.begin(self._session)
             if self._loaded:
                 attendant.attend(self._session)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 _REMEMBERED = 100_000
 
 
-class Hub:
+class Notifier:
     """A counter per run that only rises. `publish` may be called from any thread; `changed` is awaited in any
     event loop. A run nobody published about is at 0."""
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.fleet import Wait
-from stoker.control.ingest.journal_reader import Pump
+from stoker.control.ingest.journal_reader import JournalReader
 from stoker.control.ingest.redaction import NOTHING, Redaction
-from stoker.control.policy.outcome import Verdict
+from stoker.control.policy.outcome import Outcome
 from stoker.engine.base import Handle, Observation
 from stoker.scheduling import Place
 from stoker.spec import Job
-from stoker.spec.roles import Part
+from stoker.spec.roles import RoleTasks
 from stoker.spec.states import RunState
 from stoker.store.rows import AttemptRow, RunRow
 from stoker.task.directory import TaskDir
@@ -27,7 +27,7 @@ class LiveTask:
     """One task of the current attempt. Of a task that was replaced only the newest incarnation is here."""
 
     name: str
-    part: Part
+    part: RoleTasks
     index: int
     incarnation: int = 1
     generation: int = 1
@@ -38,8 +38,8 @@ class LiveTask:
     """Reached and there."""
     ordered: bool = False
     """It has the order to run its generation."""
-    pump: Pump | None = None
-    verdict: Verdict | None = None
+    pump: JournalReader | None = None
+    verdict: Outcome | None = None
     """How its newest body ended; None while it runs or waits."""
     ended: float = 0.0
     """When, by the clock of its own machine."""
@@ -135,7 +135,7 @@ class LiveRun:
 
     row: RunRow
     job: Job
-    parts: tuple[Part, ...]
+    parts: tuple[RoleTasks, ...]
     """Of the job, with what its framework adds."""
     attempt: AttemptRow | None = None
     tasks: dict[str, LiveTask] = field(default_factory=dict)
@@ -148,9 +148,9 @@ class LiveRun:
     """Monotonic time at which the first of the tasks that are waited for was up."""
     let_go: int = 0
     """How often it gave back what it had, because the rest of it found no room."""
-    closing: Verdict | None = None
+    closing: Outcome | None = None
     """The attempt ends like this as soon as all its tasks have ended."""
-    reforming: Verdict | None = None
+    reforming: Outcome | None = None
     """The world starts again because of this as soon as all its members have ended."""
     form_at: float = 0.0
     """Monotonic time before which the next generation does not start: backoff."""
@@ -262,7 +262,7 @@ class LiveRun:
         self.row = replace(self.row, **values)
 
 
-def tasks_of(parts: Iterable[Part], attempt: AttemptRow) -> dict[str, LiveTask]:
+def tasks_of(parts: Iterable[RoleTasks], attempt: AttemptRow) -> dict[str, LiveTask]:
     """The tasks of an attempt as they were placed."""
     found = {}
     for part in parts:

@@ -17,9 +17,9 @@ import time
 from typing import List
 
 from stoker.courier import server
-from stoker.courier.handlers import Verbs
+from stoker.courier.handlers import Handlers
 from stoker.task import courier_protocol, formats, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.task.safe_open import open_beneath
 
 TOUCH = 10.0
@@ -79,19 +79,19 @@ def main(argv: List[str]) -> int:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(os.path.join(given.key_dir, "tls.crt"), os.path.join(given.key_dir, "tls.key"))
-    verbs = Verbs(given.directory, shared=given.shared)
+    verbs = Handlers(given.directory, shared=given.shared)
     verbs.recover()
     listener = server.listen(given.port, given.host)
     print(f"courier listens on port {listener.getsockname()[1]}", flush=True)
     contact = Contact(given.directory)
-    near = NearTaskDir(given.directory)
-    server.Server(listener, context, key, verbs, contact.touch).serve(
+    near = LocalTaskDir(given.directory)
+    server.CourierServer(listener, context, key, verbs, contact.touch).serve(
         lambda: ending.is_set() and released(near)
     )
     return 0
 
 
-def released(near: NearTaskDir) -> bool:
+def released(near: LocalTaskDir) -> bool:
     order = near.order()
     return order is None or order.verb == "release"
 

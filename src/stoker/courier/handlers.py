@@ -12,13 +12,13 @@ from stoker.courier import listing, recovery
 from stoker.courier.buffers import Busy
 from stoker.courier.jobs import Jobs
 from stoker.courier.manifest import is_digest
-from stoker.courier.placement import Incomplete, Placing, split
-from stoker.courier.shared_volume import Shared
+from stoker.courier.placement import Incomplete, TreePlacement, split
+from stoker.courier.shared_volume import SharedVolume
 from stoker.courier.staging import Damaged, Piece, Staging
 from stoker.courier.sync import Asked, Gone, Sync
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Bytes, Malformed
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import TooMany, open_beneath
 
 MOST_PIECES = 10_000
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
     status: int = 200
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """One request, while it is answered."""
 
     header: Dict[str, Any]
@@ -43,22 +43,22 @@ class Call(NamedTuple):
     """Readable when whoever asked is gone."""
 
 
-class Verbs:
+class Handlers:
     """May be used from any thread."""
 
     def __init__(self, directory: str, *, shared: Optional[str] = None, job_wait: float = 20.0) -> None:
         """`shared`: the volume for checkpoints that the tasks of one server share, if there is one."""
         self._directory = directory
-        self._shared = Shared(shared) if shared else None
-        self._near = NearTaskDir(directory)
+        self._shared = SharedVolume(shared) if shared else None
+        self._near = LocalTaskDir(directory)
         self._sync = Sync(directory)
         self._staging = Staging(directory, lasting=shared is not None)
-        self._placing = Placing(directory, self._staging)
+        self._placing = TreePlacement(directory, self._staging)
         self._jobs = Jobs(wait=job_wait)
         self._order_lock = threading.Lock()
         self._newest = -1
         """The newest order given to this courier. One that was held up on the way does not undo a later one."""
-        self._verbs: Dict[str, Callable[[Call], Reply]] = {
+        self._verbs: Dict[str, Callable[[Request], Reply]] = {
             courier_protocol.SYNC: self._news,
             courier_protocol.ORDER: self._order,
             courier_protocol.READ: self._read,
@@ -75,7 +75,7 @@ class Verbs:
     def recover(self) -> None:
         self._staging.recover()
 
-    def obey(self, path: str, call: Call) -> Reply:
+    def obey(self, path: str, call: Request) -> Reply:
         """What the server hears. Never raises but Gone (see sync)."""
         verb = self._verbs.get(path)
         if verb is None:
@@ -103,11 +103,11 @@ class Verbs:
 
     # -- the small ones --------------------------------------------------------------------------------------
 
-    def _news(self, call: Call) -> Reply:
+    def _news(self, call: Request) -> Reply:
         news = self._sync.wait(Asked.parse(call.header), call.other)
         return Reply(news.header(), news.data)
 
-    def _order(self, call: Call) -> Reply:
+    def _order(self, call: Request) -> Reply:
         raw = call.header.get("order")
         try:
             order = formats.Order.from_json(raw if isinstance(raw, dict) else {})
@@ -120,7 +120,7 @@ class Verbs:
             self._newest = order.seq
         return Reply({})
 
-    def _read(self, call: Call) -> Reply:
+    def _read(self, call: Request) -> Reply:
         path = courier_protocol.text(call.header.get("path"))
         offset = courier_protocol.number(call.header.get("offset"))
         fd = self._open(path)
@@ -148,7 +148,7 @@ class Verbs:
             return self._shared.open(path[len(layout.SHARED) + 1 :])
         return self._near.open(path)
 
-    def _discard(self, call: Call) -> Reply:
+    def _discard(self, call: Request) -> Reply:
         path = courier_protocol.text(call.header.get("path"))
         folder, name = split(path)
         if self._shared is not None and path.startswith(f"{layout.SHARED}/"):
@@ -164,12 +164,12 @@ class Verbs:
             trash.empty()
         return Reply({})
 
-    def _parts(self, call: Call) -> Reply:
+    def _parts(self, call: Request) -> Reply:
         return Reply({"names": [] if self._shared is None else self._shared.names()})
 
     # -- content ---------------------------------------------------------------------------------------------
 
-    def _missing(self, call: Call) -> Reply:
+    def _missing(self, call: Request) -> Reply:
         path, manifest = _target(call)
         replace = call.header.get("replace") is True
         if self._placing.settled(path, manifest, replace=replace):
@@ -178,7 +178,7 @@ class Verbs:
         complete, begun = self._staging.here(path, manifest, digests)
         return Reply({"settled": False, "complete": complete, "begun": begun})
 
-    def _blob(self, call: Call) -> Reply:
+    def _blob(self, call: Request) -> Reply:
         path, manifest = _target(call)
         split(path)
         if "verify" in call.header:
@@ -194,7 +194,7 @@ class Verbs:
         self._staging.verify(path, manifest, digest, size)
         return {}
 
-    def _place(self, call: Call) -> Reply:
+    def _place(self, call: Request) -> Reply:
         path, manifest = _target(call)
         replace = call.header.get("replace") is True
 
@@ -206,7 +206,7 @@ class Verbs:
 
     # -- what takes long -------------------------------------------------------------------------------------
 
-    def _walk(self, call: Call) -> Reply:
+    def _walk(self, call: Request) -> Reply:
         path, after = (
             courier_protocol.text(call.header.get("path")),
             courier_protocol.text(call.header.get("after")),
@@ -214,11 +214,11 @@ class Verbs:
         most = courier_protocol.number(call.header.get("max_entries"), MOST_ENTRIES)
         return self._job(call, lambda: listing.page(self._directory, path, after, most))
 
-    def _settle(self, call: Call) -> Reply:
+    def _settle(self, call: Request) -> Reply:
         generation = courier_protocol.number(call.header.get("generation"))
         return self._job(call, lambda: recovery.settle(self._directory, generation))
 
-    def _salvage(self, call: Call) -> Reply:
+    def _salvage(self, call: Request) -> Reply:
         generation, name = (
             courier_protocol.number(call.header.get("generation")),
             courier_protocol.text(call.header.get("part")),
@@ -232,12 +232,12 @@ class Verbs:
         directory = self._shared.path(name)
         return self._job(call, lambda: recovery.salvage(directory, generation, numbers))
 
-    def _job(self, call: Call, work: Callable[[], Dict[str, Any]]) -> Reply:
+    def _job(self, call: Request, work: Callable[[], Dict[str, Any]]) -> Reply:
         result = self._jobs.result(courier_protocol.text(call.header.get("job"), 64), work)
         return Reply({"running": True}) if result is None else Reply({"running": False, **result})
 
 
-def _target(call: Call) -> Tuple[str, str]:
+def _target(call: Request) -> Tuple[str, str]:
     return courier_protocol.text(call.header.get("path")), _digest(call.header.get("manifest"))
 
 

@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import Found, TooMany, check_depth, look, open_beneath, reopen
 
 PAGE = 512 << 10
@@ -29,7 +29,7 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
         root = open_beneath(directory, path)
     except FileNotFoundError:
         return {"entries": entries, "seen": 0, "after": None}
-    near = NearTaskDir(directory)
+    near = LocalTaskDir(directory)
     seen, size, end = 0, 0, time.monotonic() + PAUSE
     try:
         for found, name in _walk(root, after.split("/") if after else [], max_entries):
@@ -106,7 +106,7 @@ def _is_directory(fd: int, name: str) -> bool:
     return True
 
 
-def _describe(near: NearTaskDir, folder: str, found: Found) -> Optional[Dict[str, Any]]:
+def _describe(near: LocalTaskDir, folder: str, found: Found) -> Optional[Dict[str, Any]]:
     if found.link is not None:
         return {"path": found.path, "link": found.link}
     try:

@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, Tuple
 from stoker.courier.manifest import Entry, entries, plain
 from stoker.courier.staging import HOME, TREE, Staging, slot_name, stage_of, subdirectory
 from stoker.task import formats
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import OPEN_DIRECTORY, occupied
 
 _PLACED = f"{HOME}/placed"
@@ -29,11 +29,11 @@ class Incomplete(Exception):
     """Content of the manifest is not here."""
 
 
-class Placing:
+class TreePlacement:
     """May be used from any thread."""
 
     def __init__(self, directory: str, staging: Staging) -> None:
-        self._near = NearTaskDir(directory)
+        self._near = LocalTaskDir(directory)
         self._staging = staging
         self._lock = threading.Lock()
 

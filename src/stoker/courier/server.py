@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Callable, Dict, List, Optional
 
 from stoker.courier.buffers import Buffers, Busy
-from stoker.courier.handlers import Call, Reply, Verbs
+from stoker.courier.handlers import Handlers, Reply, Request
 from stoker.courier.http import BadRequest, Channel, Head
 from stoker.courier.sync import Gone
 from stoker.task import courier_protocol
@@ -42,7 +42,7 @@ class _Visit:
         self.since = time.monotonic()
 
 
-class Server:
+class CourierServer:
     """Serves until `stop`. One thread per connection; the caller's thread accepts."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Server:
         listener: socket.socket,
         context: ssl.SSLContext,
         key: bytes,
-        verbs: Verbs,
+        verbs: Handlers,
         touch: Callable[[], None],
     ) -> None:
         """`touch`: called for every authentic request."""
@@ -173,7 +173,7 @@ class Server:
             reply = Reply({"error": str(exc)}, status=400)
         else:
             lend = lambda length: lent.enter_context(self._buffers.lend(length))  # noqa: E731
-            reply = self._verbs.obey(head.path, Call(header, data, lend, channel.fileno()))
+            reply = self._verbs.obey(head.path, Request(header, data, lend, channel.fileno()))
         self._answer(channel, claim.nonce, reply)
         return True
 

@@ -14,19 +14,19 @@ from typing import Iterator, List
 
 from stoker.courier.trash import Trash
 from stoker.task import layout
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath
 
 MOST = 10_000
 """Names that are told of."""
 
 
-class Shared:
+class SharedVolume:
     """May be used from any thread, and on one volume by many couriers."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._near = NearTaskDir(root)
+        self._near = LocalTaskDir(root)
         # Each user has its own: one cannot throw into what another made for itself.
         self._trash = f".trash-{os.getuid()}"
 

@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from stoker.linux import inotify
 from stoker.task import courier_protocol, layout
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath
 
 ANSWER = 4 << 20
@@ -121,7 +121,7 @@ class Sync:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._near = NearTaskDir(directory)
+        self._near = LocalTaskDir(directory)
 
     def wait(self, asked: Asked, other: Optional[int] = None) -> News:
         """What is new, as soon as there is something; nothing after `asked.wait` seconds. `other`: a descriptor

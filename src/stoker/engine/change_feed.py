@@ -9,7 +9,7 @@ Key = tuple[str, int, str]
 """run, attempt, task"""
 
 
-class Hints:
+class ChangeFeed:
     """A queue in which each task waits at most once. Fed from any thread, read by one coroutine.
 
     Make it inside the event loop that reads it.

@@ -1,6 +1,6 @@
 """Ports for tasks that share this machine's address: no two tasks are given the same one.
 
-`Ports.take(n)`, `Ports.give(ports)`, and after a restart of the server `Ports.adopt(ports)`.
+`PortAllocator.take(n)`, `PortAllocator.give(ports)`, and after a restart of the server `PortAllocator.adopt(ports)`.
 
 A task listens long after its port was chosen, so a port that is free now is not enough:
 
@@ -35,7 +35,7 @@ EPHEMERAL = "/proc/sys/net/ipv4/ip_local_port_range"
 LOCK = "\0stoker-port-{}"
 
 
-class Ports:
+class PortAllocator:
     """The ports that this server's tasks have. Any thread may call it.
 
     What is taken stays locked until it is given back or this process ends; a new process calls `adopt` with what

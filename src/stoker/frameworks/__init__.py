@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from stoker.frameworks.base import HELPER, Body, Framework, Member, World
+from stoker.frameworks.base import HELPER, Framework, TaskCommand, World, WorldMember
 
-__all__ = ["HELPER", "NAMES", "Body", "Framework", "Member", "World", "find"]
+__all__ = ["HELPER", "NAMES", "TaskCommand", "Framework", "WorldMember", "World", "find"]
 
 PLAIN = "none"
 NAMES = ("torch", "tensorflow", "jax", "mpi", "horovod", "dask", PLAIN)

@@ -2,7 +2,7 @@
 
 A framework knows nothing of engines, servers or files: the same world gives the same bodies on one machine and in
 pods. What must run beside the training (a launcher's remote shell, several processes in one task) is a helper that
-the task's own launcher brings; see `Body.argv`.
+the task's own launcher brings; see `TaskCommand.argv`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ interpreter and the way to that helper here."""
 
 
 @dataclass(frozen=True)
-class Member:
+class WorldMember:
     """One task of a world."""
 
     task: str
@@ -44,16 +44,16 @@ class World:
     run: str
     attempt: int
     generation: int
-    members: tuple[Member, ...]
+    members: tuple[WorldMember, ...]
     key: str = field(default="", repr=False)
     """A secret that the members of this generation share, and nobody else."""
 
-    def role(self, name: str) -> tuple[Member, ...]:
+    def role(self, name: str) -> tuple[WorldMember, ...]:
         return tuple(member for member in self.members if member.role == name)
 
 
 @dataclass(frozen=True)
-class Body:
+class TaskCommand:
     """What one task runs."""
 
     argv: tuple[str, ...]
@@ -84,6 +84,6 @@ class Framework(Protocol):
         """How many ports a task of this role needs."""
         ...
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         """`job`: as the member's role sees it (`spec.parts`). `argv`: its command."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.errors import SpecError
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.commands import is_python, words
 from stoker.frameworks.world import body, decided, endpoint, facts
 from stoker.spec.job import Job, Role
@@ -39,7 +39,7 @@ class Dask:
     def ports(self, role: str) -> int:
         return 2 if role == SCHEDULER else 1
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, each = facts(world, member)
         schedulers = world.role(SCHEDULER)
         if not schedulers:
@@ -54,7 +54,7 @@ class Dask:
         return body(job, argv, env, each)
 
 
-def _scheduler(member: Member, argv: Sequence[str]) -> list[str]:
+def _scheduler(member: WorldMember, argv: Sequence[str]) -> list[str]:
     port, dashboard = member.ports
     place = [
         "--host",
@@ -67,7 +67,7 @@ def _scheduler(member: Member, argv: Sequence[str]) -> list[str]:
     return [*_dask(argv), "scheduler", *place]
 
 
-def _worker(address: str, member: Member, job: Job, argv: Sequence[str], count: int) -> list[str]:
+def _worker(address: str, member: WorldMember, job: Job, argv: Sequence[str], count: int) -> list[str]:
     """Without a nanny: a worker that ends is ours to bring back, and to tell of."""
     options = ["--no-nanny", "--no-dashboard", "--death-timeout", _PATIENCE, "--host", member.address]
     if count == 1:

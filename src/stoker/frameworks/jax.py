@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.world import body, decided, endpoint, facts, processes, trainers
 from stoker.spec.job import Job
 
@@ -22,7 +22,7 @@ class Jax:
     def ports(self, role: str) -> int:
         return 1
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, each = facts(world, member)
         training = trainers(world)
         if member not in training:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.errors import SpecError
-from stoker.frameworks.base import HELPER, Body, Member, World
+from stoker.frameworks.base import HELPER, TaskCommand, World, WorldMember
 from stoker.frameworks.world import body, decided, endpoint, facts, trainers
 from stoker.spec.job import Job, Role
 
@@ -42,7 +42,7 @@ class Mpi:
     def ports(self, role: str) -> int:
         return 1
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, _ = facts(world, member)
         env["STOKER_WORLD_KEY"] = world.key
         hosts = trainers(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.world import body, decided, facts
 from stoker.spec.job import Job
 from stoker.spec.roles import WORKER
@@ -20,7 +20,7 @@ class Plain:
     def ports(self, role: str) -> int:
         return 1
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, each = facts(world, member)
         if member.role == WORKER:
             env["JOB_COMPLETION_INDEX"] = str(member.index)  # as Kubernetes calls it in Indexed Jobs

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from stoker import frameworks
 from stoker.spec import Job
-from stoker.spec.roles import Part, parts
+from stoker.spec.roles import RoleTasks, parts
 
 
-def parts_of(job: Job) -> tuple[Part, ...]:
+def parts_of(job: Job) -> tuple[RoleTasks, ...]:
     """In the order of their ranks."""
     return parts(frameworks.find(job.framework).complete(job))
 
 
-def has_world(job: Job, found: tuple[Part, ...]) -> bool:
+def has_world(job: Job, found: tuple[RoleTasks, ...]) -> bool:
     """Whether its tasks are told of each other. One process that says no framework is simply run."""
     alone = len(found) == 1 and found[0].count == 1
     return not alone or job.framework is not None or (found[0].job.processes or 1) > 1

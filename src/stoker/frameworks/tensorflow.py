@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from stoker.errors import SpecError
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.world import body, endpoint, facts, only_one
 from stoker.spec.job import Job
 
@@ -31,7 +31,7 @@ class TensorFlow:
     def ports(self, role: str) -> int:
         return 1
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, each = facts(world, member)
         kind = _TYPES.get(member.role, member.role)
         if kind in (*_CLUSTER, "evaluator"):

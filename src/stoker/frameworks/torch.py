@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.commands import calls_torchrun, is_python, words
 from stoker.frameworks.world import body, decided, facts, first_rank, processes, trainers
 from stoker.spec.job import Job
@@ -37,7 +37,7 @@ class Torch:
     def ports(self, role: str) -> int:
         return 1
 
-    def body(self, world: World, member: Member, job: Job, argv: Sequence[str]) -> Body:
+    def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, each = facts(world, member)
         training = trainers(world)
         env["MASTER_ADDR"], env["MASTER_PORT"] = training[0].address, str(training[0].ports[0])
@@ -68,7 +68,7 @@ def starts_itself(argv: Sequence[str]) -> bool:
     return calls_torchrun(argv) or _is_accelerate(argv)
 
 
-def _launches(argv: Sequence[str], member: Member) -> bool:
+def _launches(argv: Sequence[str], member: WorldMember) -> bool:
     """Whether it will start several processes. `accelerate launch` does so only for several GPUs; else it becomes the
     one process, with the environment it finds."""
     return calls_torchrun(argv) or (_is_accelerate(argv) and member.gpus > 1)
@@ -82,7 +82,7 @@ def _run_id(world: World) -> str:
     return f"{world.run}-{world.attempt}-{world.generation}"
 
 
-def _ranks(world: World, member: Member) -> list[dict[str, str]]:
+def _ranks(world: World, member: WorldMember) -> list[dict[str, str]]:
     """What torchrun gives each process."""
     training = trainers(world)
     count, first = processes(world, member), first_rank(world, member)
@@ -105,7 +105,7 @@ def _ranks(world: World, member: Member) -> list[dict[str, str]]:
     ]
 
 
-def _nodes(world: World, member: Member, each: int) -> dict[str, str]:
+def _nodes(world: World, member: WorldMember, each: int) -> dict[str, str]:
     """For a torchrun of this task: the tasks are its nodes."""
     training = trainers(world)
     return {
@@ -120,7 +120,7 @@ def _as_node(rank: dict[str, str]) -> dict[str, str]:
     return {"PET_NNODES": rank["WORLD_SIZE"], "PET_NODE_RANK": rank["RANK"], "PET_NPROC_PER_NODE": "1"}
 
 
-def _placed(argv: Sequence[str], world: World, member: Member) -> list[str]:
+def _placed(argv: Sequence[str], world: World, member: WorldMember) -> list[str]:
     """`accelerate launch` takes its place among the machines from its arguments only."""
     found = words(argv)
     if not _is_accelerate(argv) or any(word.split("=")[0] in _OWN_PLACE for word in found):

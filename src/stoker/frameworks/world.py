@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.errors import SpecError
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.spec.job import Job
 from stoker.spec.roles import FIRST, WORKER
 
@@ -17,29 +17,29 @@ TRAIN = (*FIRST, WORKER)
 """Roles that train. What else there is (ps, evaluator, your own) stands beside them."""
 
 
-def trainers(world: World) -> tuple[Member, ...]:
+def trainers(world: World) -> tuple[WorldMember, ...]:
     """Those whose processes have ranks in the training; everybody in a world that has none of these roles."""
     return tuple(member for member in world.members if member.role in TRAIN) or world.members
 
 
-def processes(world: World, member: Member) -> int:
+def processes(world: World, member: WorldMember) -> int:
     """How many the member runs: a task beside the training runs one, whatever `processes` says of the workers."""
     return max(1, member.processes) if member in trainers(world) else 1
 
 
-def first_rank(world: World, member: Member) -> int:
+def first_rank(world: World, member: WorldMember) -> int:
     """The rank of its first process among all."""
     before = world.members[: world.members.index(member)]
     return sum(processes(world, other) for other in before)
 
 
-def endpoint(member: Member, port: int = 0) -> str:
+def endpoint(member: WorldMember, port: int = 0) -> str:
     """`host:port`; `port`: which of its own."""
     host = f"[{member.address}]" if ":" in member.address else member.address
     return f"{host}:{member.ports[port]}"
 
 
-def facts(world: World, member: Member) -> tuple[dict[str, str], list[dict[str, str]]]:
+def facts(world: World, member: WorldMember) -> tuple[dict[str, str], list[dict[str, str]]]:
     """Variables that say the same in every framework: of the task, and of each of its processes."""
     count = processes(world, member)
     task = {
@@ -55,7 +55,7 @@ def facts(world: World, member: Member) -> tuple[dict[str, str], list[dict[str, 
     return task, each
 
 
-def peers(members: Iterable[Member]) -> str:
+def peers(members: Iterable[WorldMember]) -> str:
     return ",".join(endpoint(member) for member in members)
 
 
@@ -65,11 +65,11 @@ def variable(name: str) -> str:
 
 def body(
     job: Job, argv: Sequence[str], env: Mapping[str, str], each: Sequence[Mapping[str, str]] = ({},)
-) -> Body:
+) -> TaskCommand:
     """What the job's own `env` names is the user's and stays. One process has no part of its own."""
     if len(each) == 1:
         env, each = {**env, **each[0]}, ()
-    return Body(
+    return TaskCommand(
         argv=tuple(argv), env=_without(env, job.env), each=tuple(_without(one, job.env) for one in each)
     )
 

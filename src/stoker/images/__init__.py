@@ -14,12 +14,12 @@ Everything is synchronous: call it from a worker thread.
 
 from stoker.images.accounts import Account
 from stoker.images.build import Cache, Image, Settings, assemble, cache_home, write_archive
-from stoker.images.layers import Entry, Layer, Tree, write_layer
+from stoker.images.layers import Entry, Layer, LayerTree, write_layer
 from stoker.images.logins import Login, Logins
 from stoker.images.manifest import Blob, ImageConfig
 from stoker.images.reference import Reference
 from stoker.images.registry import Registry
-from stoker.images.rules import Rules
+from stoker.images.rules import HostRules
 
 __all__ = [
     "Account",
@@ -33,9 +33,9 @@ __all__ = [
     "Logins",
     "Reference",
     "Registry",
-    "Rules",
+    "HostRules",
     "Settings",
-    "Tree",
+    "LayerTree",
     "assemble",
     "cache_home",
     "write_archive",

@@ -18,7 +18,7 @@ from stoker.errors import ImageError
 from stoker.images.manifest import Blob, ImageConfig
 from stoker.images.reference import Reference
 from stoker.images.session import Ask, Session, check
-from stoker.images.tarscan import Member, members
+from stoker.images.tarscan import TarMember, members
 
 BUDGET: Final = 1 << 30
 """Compressed bytes read at most for one image."""
@@ -42,7 +42,7 @@ class _Search:
     wanted: set[str]
     found: dict[str, str] = field(default_factory=dict)
 
-    def see(self, member: Member) -> None:
+    def see(self, member: TarMember) -> None:
         if member.name in self.wanted:
             self.found[member.name] = member.text
         elif (hidden := _hidden_by(member.name)) is not None:
@@ -86,7 +86,7 @@ def _read_files(session: Session, config: ImageConfig, wanted: set[str]) -> dict
     return {name: search.found.get(name, "") for name in wanted}
 
 
-def _layer(session: Session, reference: Reference, layer: Blob, wanted: set[str]) -> Iterator[Member]:
+def _layer(session: Session, reference: Reference, layer: Blob, wanted: set[str]) -> Iterator[TarMember]:
     with session.open(Ask(reference, "GET", f"blobs/{layer.digest}")) as answer:
         check(answer, reference, 200)
         raw = _Hashed(answer.pieces(), layer)

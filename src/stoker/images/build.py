@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ImageError
-from stoker.images.layers import EPOCH, Layer, Tree, write_layer
+from stoker.images.layers import EPOCH, Layer, LayerTree, write_layer
 from stoker.images.manifest import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, Blob
 from stoker.images.reference import Reference
 
@@ -132,7 +132,7 @@ class Cache:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or cache_home()
 
-    def layer(self, key: str, make: Callable[[], Tree], made_by: str = "") -> Layer:
+    def layer(self, key: str, make: Callable[[], LayerTree], made_by: str = "") -> Layer:
         folder = self.root / "layers"
         name = hashlib.sha256(key.encode()).hexdigest()
         path, note = folder / f"{name}.tar.gz", folder / f"{name}.json"

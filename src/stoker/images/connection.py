@@ -46,7 +46,7 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Body:
+class FileBody:
     """Part of a file, read anew for each try."""
 
     path: Path
@@ -99,13 +99,13 @@ class Connection(http.client.HTTPConnection):
         self.sock = sock
 
     def exchange(
-        self, method: str, target: str, headers: dict[str, str], body: bytes | Body | None
+        self, method: str, target: str, headers: dict[str, str], body: bytes | FileBody | None
     ) -> http.client.HTTPResponse:
-        if isinstance(body, Body):
+        if isinstance(body, FileBody):
             headers = {**headers, "Content-Length": str(body.size)}
         try:
             self.request(
-                method, target, body=body.pieces() if isinstance(body, Body) else body, headers=headers
+                method, target, body=body.pieces() if isinstance(body, FileBody) else body, headers=headers
             )
         except (BrokenPipeError, ConnectionResetError) as exc:
             # Who refuses a body early answers before having read all of it: listen to what it says.

@@ -46,7 +46,7 @@ class Entry:
         return self.data.read_bytes() if isinstance(self.data, Path) else self.data or b""
 
 
-class Tree:
+class LayerTree:
     """Names and what is under them, relative to the root of an image. What is added later replaces what was there."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Tree:
     def put(self, name: str, entry: Entry) -> None:
         self._entries[_clean(name)] = entry
 
-    def add(self, other: Tree) -> None:
+    def add(self, other: LayerTree) -> None:
         self._entries.update(other._entries)
 
     def copy(self, source: Path, name: str = "", keep: Callable[[str], bool] = lambda _: True) -> None:
@@ -135,7 +135,7 @@ class Layer:
         return replace(self, made_by=made_by)
 
 
-def write_layer(tree: Tree, path: Path) -> Layer:
+def write_layer(tree: LayerTree, path: Path) -> Layer:
     """The tree as a gzipped tar at `path`, which appears complete or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -169,7 +169,7 @@ class _Hashing(io.RawIOBase):
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def _write_tar(tree: Tree, out: _Hashing) -> None:
+def _write_tar(tree: LayerTree, out: _Hashing) -> None:
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_CHUNK) as tar:
         for name, entry in tree:
             info = tarfile.TarInfo(name)

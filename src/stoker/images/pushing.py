@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from stoker.errors import ImageError, RegistryDenied, RegistryUnreachable
 from stoker.images.build import Image
-from stoker.images.connection import Body, Origin, joined
+from stoker.images.connection import FileBody, Origin, joined
 from stoker.images.manifest import OCI_MANIFEST
 from stoker.images.reference import Reference
 from stoker.images.session import Ask, Session, check
@@ -25,7 +25,7 @@ def push(session: Session, image: Image, reference: Reference, mount_from: Seque
     if reference.digest and reference.digest != image.digest:
         raise ImageError(f"{reference} names another image than the one to be pushed, {image.digest}")
     for layer in image.layers:
-        _send(session, reference, layer.digest, Body(layer.path, 0, layer.size), mount_from)
+        _send(session, reference, layer.digest, FileBody(layer.path, 0, layer.size), mount_from)
     blob = image.config_blob
     _send(session, reference, blob.digest, image.config, ())
     ask = Ask(
@@ -42,7 +42,7 @@ def push(session: Session, image: Image, reference: Reference, mount_from: Seque
 
 
 def _send(
-    session: Session, reference: Reference, digest: str, body: bytes | Body, mount_from: Sequence[str]
+    session: Session, reference: Reference, digest: str, body: bytes | FileBody, mount_from: Sequence[str]
 ) -> None:
     """One blob, from the start again when the way to the registry breaks."""
     if _has(session, reference, digest, _PUSH):
@@ -85,21 +85,23 @@ def _start(session: Session, reference: Reference, digest: str, source: str) -> 
         return None if answer.status == 201 else _location(session, reference, answer)
 
 
-def _upload(session: Session, reference: Reference, digest: str, body: bytes | Body, where: str) -> None:
+def _upload(session: Session, reference: Reference, digest: str, body: bytes | FileBody, where: str) -> None:
     headers = {"Content-Type": "application/octet-stream"}
     last = body
-    if isinstance(body, Body) and body.size > CHUNK:
+    if isinstance(body, FileBody) and body.size > CHUNK:
         start = 0
         while body.size - start > CHUNK:
-            where = _patch(session, reference, where, Body(body.path, start, CHUNK), headers)
+            where = _patch(session, reference, where, FileBody(body.path, start, CHUNK), headers)
             start += CHUNK
-        last = Body(body.path, start, body.size - start)
+        last = FileBody(body.path, start, body.size - start)
     url = f"{where}{'&' if '?' in where else '?'}{urllib.parse.urlencode({'digest': digest})}"
     with session.open(Ask(reference, "PUT", url, _PUSH, headers, last)) as answer:
         check(answer, reference, 201)
 
 
-def _patch(session: Session, reference: Reference, where: str, part: Body, headers: dict[str, str]) -> str:
+def _patch(
+    session: Session, reference: Reference, where: str, part: FileBody, headers: dict[str, str]
+) -> str:
     range_ = {**headers, "Content-Range": f"{part.offset}-{part.offset + part.size - 1}"}
     with session.open(Ask(reference, "PATCH", where, _PUSH, range_, part)) as answer:
         check(answer, reference, 202)

@@ -1,6 +1,6 @@
 """Reading images from registries and pushing them there, over the OCI distribution protocol.
 
-Documents have caps, digests are verified, and what a registry may make us do is limited by `Rules`.
+Documents have caps, digests are verified, and what a registry may make us do is limited by `HostRules`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.images.build import Image
 from stoker.images.logins import Logins
 from stoker.images.manifest import Blob, ImageConfig
 from stoker.images.reference import Reference
-from stoker.images.rules import Rules
+from stoker.images.rules import HostRules
 from stoker.images.session import Ask, Session, check
 
 LARGEST_MANIFEST: Final = 4 << 20
@@ -36,8 +36,8 @@ class Registry:
     What was found under a digest is remembered: asking again for the same image costs one small request.
     """
 
-    def __init__(self, *, logins: Logins | None = None, rules: Rules | None = None) -> None:
-        self._session = Session(logins or Logins(), rules or Rules())
+    def __init__(self, *, logins: Logins | None = None, rules: HostRules | None = None) -> None:
+        self._session = Session(logins or Logins(), rules or HostRules())
         self._lock = threading.Lock()
         self._blobs: OrderedDict[str, bytes] = OrderedDict()
         self._accounts: OrderedDict[tuple[str, str], Account] = OrderedDict()

@@ -21,7 +21,7 @@ _METADATA = frozenset(
 
 
 @dataclass(frozen=True)
-class Rules:
+class HostRules:
     """What the admin allows. Hosts are written `HOST` (any port) or `HOST:PORT`."""
 
     plain: tuple[str, ...] = ()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from stoker.errors import ImageError, StokerError
 from stoker.images.auth import Keys
-from stoker.images.connection import Body, Origin, shown
+from stoker.images.connection import FileBody, Origin, shown
 from stoker.images.logins import Logins
 from stoker.images.manifest import document
 from stoker.images.reference import Reference
-from stoker.images.rules import Rules
+from stoker.images.rules import HostRules
 from stoker.images.wire import Answer, Call, Wire
 
 _LARGEST_ERROR = 64 << 10
@@ -30,7 +30,7 @@ class Ask:
     actions: str = "pull"
     """What the token must allow: `pull` or `pull,push`."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | Body | None = field(default=None, repr=False)
+    body: bytes | FileBody | None = field(default=None, repr=False)
     source: str = ""
     """A second repository to read from: for mounting its blobs."""
 
@@ -43,7 +43,7 @@ class Ask:
 class Session:
     """Connections and logins of one client. May be used from any thread."""
 
-    def __init__(self, logins: Logins, rules: Rules) -> None:
+    def __init__(self, logins: Logins, rules: HostRules) -> None:
         self._wire = Wire(rules)
         self._keys = Keys(self._wire, logins)
 

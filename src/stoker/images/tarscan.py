@@ -18,14 +18,14 @@ _EXTENSIONS = (b"x", b"g", b"L", b"K")
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     name: str
     """Without a leading `./` or `/`."""
     text: str = ""
     """Content, of a file that was wanted."""
 
 
-def members(stream: Iterator[bytes], wanted: set[str], largest: int) -> Iterator[Member]:
+def members(stream: Iterator[bytes], wanted: set[str], largest: int) -> Iterator[TarMember]:
     """Every member with an ordinary name; content only of wanted regular files, which may have `largest` bytes."""
     source = _Source(stream)
     while header := source.header():
@@ -34,11 +34,11 @@ def members(stream: Iterator[bytes], wanted: set[str], largest: int) -> Iterator
         if name in wanted and kind in _FILES:
             if size > largest:
                 raise ImageError(f"{name} of the image has {size} bytes, more than {largest}")
-            yield Member(name, source.read(padded)[:size].decode(errors="replace"))
+            yield TarMember(name, source.read(padded)[:size].decode(errors="replace"))
             continue
         source.skip(0 if kind in _WITHOUT_DATA else padded)
         if kind not in _EXTENSIONS:
-            yield Member(name)
+            yield TarMember(name)
 
 
 class _Source:

@@ -23,8 +23,8 @@ from typing import Final
 from stoker.errors import ImageError, RegistryUnreachable, TooLarge
 from stoker.images.connection import (
     READ_TIMEOUT,
-    Body,
     Connection,
+    FileBody,
     Origin,
     joined,
     proxy_for,
@@ -32,7 +32,7 @@ from stoker.images.connection import (
     shown,
     translated,
 )
-from stoker.images.rules import Rules
+from stoker.images.rules import HostRules
 
 DOCUMENT_DEADLINE: Final = 120.0
 """Seconds for one whole document, however it trickles."""
@@ -54,7 +54,7 @@ class Call:
     """Base URL of the registry this is about. Other hosts are there because it named them."""
     headers: Mapping[str, str] = field(default_factory=dict)
     authorization: str | None = field(default=None, repr=False)
-    body: bytes | Body | None = field(default=None, repr=False)
+    body: bytes | FileBody | None = field(default=None, repr=False)
 
 
 class Answer:
@@ -92,8 +92,8 @@ class Answer:
 class Wire:
     """Connections to registries and to where they send us. May be used from any thread."""
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, rules: HostRules | None = None) -> None:
+        self.rules = rules or HostRules()
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[Connection]] = defaultdict(list)
         self._bases: dict[str, str] = {}

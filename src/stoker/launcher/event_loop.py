@@ -19,7 +19,7 @@ SAFETY_NET = 5.0
 _EVENTS = inotify.IN_CLOSE_WRITE | inotify.IN_MOVED_TO | inotify.IN_DELETE_SELF | inotify.IN_MOVE_SELF
 
 
-class Loop:
+class EventLoop:
     """Waits for signals, orders and readable descriptors."""
 
     def __init__(self, directory: str) -> None:

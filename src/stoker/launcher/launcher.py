@@ -15,16 +15,16 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from stoker.launcher import lease, task_files
 from stoker.launcher.checkpoints.scanner import Scanner
-from stoker.launcher.event_loop import Loop
+from stoker.launcher.event_loop import EventLoop
 from stoker.launcher.lease import Lease
 from stoker.launcher.process import container_env, exit_reason
-from stoker.launcher.process.execution import Running
-from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.execution import Execution
+from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import has_code, read_secrets, working_directory
 from stoker.launcher.records import Records
 from stoker.launcher.telemetry.cgroup_usage import Cgroup
-from stoker.launcher.telemetry.output_log import Log
-from stoker.launcher.warm_start.pool import Spares
+from stoker.launcher.telemetry.output_log import OutputLog
+from stoker.launcher.warm_start.pool import StandbyPool
 from stoker.linux import syscalls
 from stoker.task import fencing, layout
 from stoker.task.formats import Ending, Order, TaskInfo
@@ -92,15 +92,15 @@ class Launcher:
         self.info = container_env.adapted(info) if contained else info
         for name in layout.DIRECTORIES:
             os.makedirs(os.path.join(directory, name), exist_ok=True)
-        self.log = Log(directory, self.info.log_budget, self.info.log_segment)
+        self.log = OutputLog(directory, self.info.log_budget, self.info.log_segment)
         self.records = Records(directory, self.log)
         self.journal, self.status = self.records.journal, self.records.status
         syscalls.subreaper()
-        self.tree = Tree(self.info.cgroup, contained)
+        self.tree = ProcessTree(self.info.cgroup, contained)
         self._lease: Optional[Lease] = None
         if self.info.lease is not None:
             self._lease = Lease(self.info.lease, lease.clock(), exclusive=self.info.exclusive)
-        self.running: Optional[Running] = None
+        self.running: Optional[Execution] = None
         self.terminated = False
         """SIGTERM was received: nothing is started any more."""
         self.seq = self.journal.used
@@ -115,8 +115,8 @@ class Launcher:
         self._complained = ""
         self._brought: Optional[bool] = None
         """Whether there is code, found at the first order: a setup may leave files where none was brought."""
-        self._spares = Spares(self.tree, bundle)
-        self._loop = Loop(directory)
+        self._spares = StandbyPool(self.tree, bundle)
+        self._loop = EventLoop(directory)
 
     def run(self) -> int:
         self._recover()
@@ -203,7 +203,7 @@ class Launcher:
         if self.running is not None:
             self._follow(self.running, now)
 
-    def _follow(self, running: Running, now: float) -> None:
+    def _follow(self, running: Execution, now: float) -> None:
         running.tick(now)
         if running.stage == "done":
             self._ended(running)
@@ -347,7 +347,7 @@ class Launcher:
         if self._brought is None:
             self._brought = has_code(code)
         self.log.forget()
-        running = self.running = Running(
+        running = self.running = Execution(
             self.directory,
             self.info,
             order,
@@ -428,7 +428,7 @@ class Launcher:
 
     # -- endings ---------------------------------------------------------------------------------------------
 
-    def _ended(self, running: Running) -> None:
+    def _ended(self, running: Execution) -> None:
         assert running.ending is not None
         self.running = None
         if self.terminated or self._released or (running.ending.kind, running.ending.code) == ("exit", 0):

@@ -7,7 +7,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from stoker.launcher import task_files
 from stoker.launcher.journal import Journal
-from stoker.launcher.telemetry.output_log import Log
+from stoker.launcher.telemetry.output_log import OutputLog
 from stoker.linux import syscalls
 from stoker.task import layout
 from stoker.task.formats import Ending, Status
@@ -16,7 +16,7 @@ from stoker.task.formats import Ending, Status
 class Records:
     """One per launcher, used from its one thread. Raises DirectoryGone when nobody wants them any more."""
 
-    def __init__(self, directory: str, log: Log) -> None:
+    def __init__(self, directory: str, log: OutputLog) -> None:
         self.directory = directory
         self.journal = Journal(directory)
         self.log = log

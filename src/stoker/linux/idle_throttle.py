@@ -38,7 +38,7 @@ def none() -> None:
     """Nobody has to be given way to."""
 
 
-class Spare:
+class IdleThrottle:
     """`pause` is a Pause. `hurried`: whether somebody waits for the work now, asked each time. `turns`: a file that all
     name who take turns; empty: there is nobody else."""
 
@@ -51,7 +51,7 @@ class Spare:
         self._began = self._used = 0.0
         self._until = 0.0
 
-    def __enter__(self) -> "Spare":
+    def __enter__(self) -> "IdleThrottle":
         return self
 
     def __exit__(self, *exc: Any) -> None:

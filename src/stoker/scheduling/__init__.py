@@ -9,14 +9,15 @@ some back, `Scheduler.replace(id, index, avoid)` finds a new place for one, `Sch
 the wish; `Scheduler.may_grow(id)` says that it has settled, and `Scheduler.adjust()`, called after each `decide()`, who
 grows (`Grow`) and who is to give back (`Shrink`); `Scheduler.adopt(request, places, indexes)` believes what a restart finds.
 
-Beside the queue: `Standoff` says which of several half-started gangs lets go, `Suspicion` which nodes and GPUs are set
+Beside the queue: `Deadlock` says which of several half-started gangs lets go, `HealthTracker` which nodes and GPUs are set
 aside because too much failed on them, and `trusted(nodes, asides)` what is left to hand out.
 """
 
-from stoker.scheduling.gang_deadlock import Half, LetGo, Standoff
+from stoker.scheduling.gang_deadlock import Deadlock, LetGo, PartialGang
 from stoker.scheduling.model import (
     Ask,
     Explanation,
+    Feasibility,
     Grow,
     Held,
     Holder,
@@ -27,10 +28,9 @@ from stoker.scheduling.model import (
     Shrink,
     Snapshot,
     Start,
-    Verdict,
     gpu_name,
 )
-from stoker.scheduling.node_health import Aside, Failure, Suspicion, trusted
+from stoker.scheduling.node_health import Aside, Failure, HealthTracker, trusted
 from stoker.scheduling.scheduler import Scheduler
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "Explanation",
     "Failure",
     "Grow",
-    "Half",
+    "PartialGang",
     "Held",
     "Holder",
     "LetGo",
@@ -50,10 +50,10 @@ __all__ = [
     "Shortage",
     "Shrink",
     "Snapshot",
-    "Standoff",
+    "Deadlock",
     "Start",
-    "Suspicion",
-    "Verdict",
+    "HealthTracker",
+    "Feasibility",
     "gpu_name",
     "trusted",
 ]

@@ -15,7 +15,7 @@ from stoker.scheduling.model import Ask, Held, Place, Request
 NONE: frozenset[int] = frozenset()
 
 
-class Holding:
+class Allocation:
     """What one request has. The places themselves are the ledger's, in the order of `indexes`."""
 
     lost = NONE

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stoker.scheduling.allocation import Holding
+from stoker.scheduling.allocation import Allocation
 from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import Amount, Held, Place, Request, Shape, amounts, form_of
 from stoker.scheduling.placement import Space, place_in_one
 from stoker.scheduling.queue import FIRST, LAST, Bucket, Key, Queue, key_of
-from stoker.scheduling.reservations import Reserve
+from stoker.scheduling.reservations import Reservations
 
 
-class Holders:
+class Allocations:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._all: dict[str, Holding] = {}
+        self._all: dict[str, Allocation] = {}
         self.short: set[str] = set()
         """Those of them that wait for a new place for a task."""
         self._elastic: set[str] = set()
         """Those that may have more than they need."""
 
-    def get(self, id: str) -> Holding | None:
+    def get(self, id: str) -> Allocation | None:
         return self._all.get(id)
 
-    def elastic(self) -> list[Holding]:
+    def elastic(self) -> list[Allocation]:
         return [self._all[id] for id in sorted(self._elastic)] if self._elastic else []
 
     def snapshot(self) -> tuple[Held, ...]:
@@ -45,7 +45,7 @@ class Holders:
             bucket.keys.add(FIRST)
             yield key_of(holding.request), bucket
 
-    def domains(self, holding: Holding) -> tuple[str, ...]:
+    def domains(self, holding: Allocation) -> tuple[str, ...]:
         """Where more of its tasks may go: to the others."""
         domain = self._ledger.domain_of(self._ledger.places(holding.request.id))
         domain = holding.domain if domain is None else domain
@@ -54,9 +54,9 @@ class Holders:
     # -- changes ---------------------------------------------------------------------------------------------
 
     def start(self, request: Request, shape: Shape, places: tuple[Place, ...]) -> None:
-        self._hold(Holding(request, shape.indexes), places, shape.tasks)
+        self._hold(Allocation(request, shape.indexes), places, shape.tasks)
 
-    def hold(self, holding: Holding, places: tuple[Place, ...]) -> None:
+    def hold(self, holding: Allocation, places: tuple[Place, ...]) -> None:
         """It has exactly this from now on."""
         self._ledger.release(holding.request.id)
         self._hold(holding, places, amounts(holding.asks))
@@ -70,7 +70,7 @@ class Holders:
         self._elastic.discard(id)
         return True
 
-    def give_back(self, holding: Holding, gone: frozenset[int], *, for_good: bool) -> None:
+    def give_back(self, holding: Allocation, gone: frozenset[int], *, for_good: bool) -> None:
         """The places of these tasks. They wait for no other."""
         self._drop(holding, gone)
         holding.lost -= gone
@@ -78,7 +78,7 @@ class Holders:
             holding.done |= gone.intersection(range(len(holding.request.tasks)))
         self._note(holding)
 
-    def replace(self, holding: Holding, index: int, avoid: frozenset[str], queue: Queue) -> Place | None:
+    def replace(self, holding: Allocation, index: int, avoid: frozenset[str], queue: Queue) -> Place | None:
         """Another place for this task: for one it needs wherever one is free, for an extra where nobody waits for it.
         None: there is none, and one that it needs waits for it."""
         self._drop(holding, frozenset({index}))
@@ -95,14 +95,14 @@ class Holders:
         self._note(holding)
         return given.get(index)
 
-    def reserve(self, waiting: Iterable[Bucket]) -> Reserve:
+    def reserve(self, waiting: Iterable[Bucket]) -> Reservations:
         """What is kept for those that miss a task, and for all of these."""
-        reserve = Reserve(self._ledger)
+        reserve = Reservations(self._ledger)
         for bucket in (*[bucket for _, bucket in self.incomplete()], *waiting):
             reserve.block(bucket)
         return reserve
 
-    def add(self, holding: Holding, nodes: Mapping[int, str], avoid: frozenset[str]) -> dict[int, Place]:
+    def add(self, holding: Allocation, nodes: Mapping[int, str], avoid: frozenset[str]) -> dict[int, Place]:
         """Further tasks on these nodes, where there is room. Which places that makes."""
         tasks = holding.request.tasks
         given = amounts([tasks[index] for index in nodes])
@@ -111,10 +111,10 @@ class Holders:
         self._keep(holding, {**self._places(holding), **more})
         return more
 
-    def _places(self, holding: Holding) -> dict[int, Place]:
+    def _places(self, holding: Allocation) -> dict[int, Place]:
         return dict(zip(holding.indexes, self._ledger.places(holding.request.id), strict=True))
 
-    def _drop(self, holding: Holding, gone: frozenset[int]) -> None:
+    def _drop(self, holding: Allocation, gone: frozenset[int]) -> None:
         before = self._places(holding)
         if gone.isdisjoint(before):
             return
@@ -123,18 +123,18 @@ class Holders:
         holding.giving = {index: asker for index, asker in holding.giving.items() if index not in gone}
         self._keep(holding, {index: place for index, place in before.items() if index not in gone})
 
-    def _keep(self, holding: Holding, places: Mapping[int, Place]) -> None:
+    def _keep(self, holding: Allocation, places: Mapping[int, Place]) -> None:
         holding.indexes = tuple(sorted(places))
         self.hold(holding, tuple(places[index] for index in holding.indexes))
 
-    def _hold(self, holding: Holding, places: tuple[Place, ...], tasks: tuple[Amount, ...]) -> None:
+    def _hold(self, holding: Allocation, places: tuple[Place, ...], tasks: tuple[Amount, ...]) -> None:
         id = holding.request.id
         self._ledger.hold(id, tasks, places)
         self._all[id] = holding
         if holding.request.extra:
             self._elastic.add(id)
 
-    def _note(self, holding: Holding) -> None:
+    def _note(self, holding: Allocation) -> None:
         if holding.lost:
             self.short.add(holding.request.id)
         else:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from stoker.scheduling.allocation import Holding
-from stoker.scheduling.allocations import Holders
+from stoker.scheduling.allocation import Allocation
+from stoker.scheduling.allocations import Allocations
 from stoker.scheduling.model import Ask, Grow, Place, Shape, form_of
 from stoker.scheduling.placement import Room, place_in_one
 from stoker.scheduling.queue import LAST, Queue
-from stoker.scheduling.reservations import Reserve
+from stoker.scheduling.reservations import Reservations
 
 Turn = tuple[int, int, int, str]
 """(-priority, tasks beyond its need, seq, id): who comes first."""
@@ -28,7 +28,7 @@ class Wish:
 
     __slots__ = ("_extras", "_missing", "_refused", "domains", "got", "holding", "in_order")
 
-    def __init__(self, holding: Holding, domains: tuple[str, ...], in_order: bool = False) -> None:
+    def __init__(self, holding: Allocation, domains: tuple[str, ...], in_order: bool = False) -> None:
         self.holding = holding
         self.domains = domains
         """The one where its other tasks are. More or none: it is not known yet, and nothing is given."""
@@ -63,12 +63,12 @@ class Wish:
                 self._missing.clear()
         return False
 
-    def fulfil(self, holders: Holders) -> dict[int, Place]:
+    def fulfil(self, holders: Allocations) -> dict[int, Place]:
         """It has what it got from now on."""
         return holders.add(self.holding, self.got, self.holding.request.avoid) if self.got else {}
 
 
-def grow(holders: Holders, queue: Queue) -> list[Grow]:
+def grow(holders: Allocations, queue: Queue) -> list[Grow]:
     """Those that may grow, and with what."""
     wishes = wishes_of(holders)
     if not wishes:
@@ -83,12 +83,12 @@ def grow(holders: Holders, queue: Queue) -> list[Grow]:
     return grown
 
 
-def wishes_of(holders: Holders) -> list[Wish]:
+def wishes_of(holders: Allocations) -> list[Wish]:
     """Of all that may grow."""
     return [Wish(holding, holders.domains(holding)) for holding in holders.elastic() if holding.may_grow]
 
 
-def share_out(wishes: Sequence[Wish], reserve: Reserve) -> None:
+def share_out(wishes: Sequence[Wish], reserve: Reservations) -> None:
     """Fill in what each gets. `reserve` knows all who wait."""
     turns = [(wish.turn, wish) for wish in wishes if len(wish.domains) == 1]
     heapify(turns)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stoker.errors import NotFound
-from stoker.scheduling.allocation import Holding
-from stoker.scheduling.allocations import Holders
+from stoker.scheduling.allocation import Allocation
+from stoker.scheduling.allocations import Allocations
 from stoker.scheduling.feasibility import ever_fits, fits_whole, scope
-from stoker.scheduling.ledger import Ledger, Node
+from stoker.scheduling.ledger import Ledger, NodeAccount
 from stoker.scheduling.model import (
     RESOURCES,
     Amount,
@@ -32,7 +32,7 @@ from stoker.scheduling.queue import Bucket, Queue, Term, key_of
 from stoker.scheduling.reservations import claim, holding
 
 
-def explain(id: str, queue: Queue, ledger: Ledger, holders: Holders) -> Explanation:
+def explain(id: str, queue: Queue, ledger: Ledger, holders: Allocations) -> Explanation:
     holding = holders.get(id)
     if holding is not None:
         places = ledger.places(id)
@@ -46,7 +46,7 @@ def explain(id: str, queue: Queue, ledger: Ledger, holders: Holders) -> Explanat
     return replace(found, position=queue.position(request), queued=len(queue))
 
 
-def _holds(holding: Holding, places: Sequence[Place]) -> str:
+def _holds(holding: Allocation, places: Sequence[Place]) -> str:
     request = holding.request
     nodes = ", ".join(sorted({place.node for place in places})) or "no node"
     text = f"has its resources on {nodes}"
@@ -61,7 +61,7 @@ def _holds(holding: Holding, places: Sequence[Place]) -> str:
     return text
 
 
-def _coming(id: str, holders: Holders) -> str:
+def _coming(id: str, holders: Allocations) -> str:
     """Who gives back tasks for it."""
     given = {
         holding.request.id: list(holding.giving.values()).count(id)
@@ -152,7 +152,7 @@ def _nearest_lack(shape: Shape, ledger: Ledger) -> _Lack | None:
     return min((lack for lack in lacks if lack is not None), key=lambda lack: lack.distance, default=None)
 
 
-def _lack(shape: Shape, nodes: Sequence[Node], known: set[str]) -> _Lack | None:
+def _lack(shape: Shape, nodes: Sequence[NodeAccount], known: set[str]) -> _Lack | None:
     """Place what fits; then look at the first task that does not."""
     rooms = [Room.of(node) for node in nodes]
     fitting = 0

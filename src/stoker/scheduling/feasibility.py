@@ -9,10 +9,10 @@ from stoker.scheduling.model import (
     RESOURCES,
     Amount,
     Ask,
+    Feasibility,
     Group,
     NodeShape,
     Shape,
-    Verdict,
     form_of,
     in_units,
     say,
@@ -21,10 +21,10 @@ from stoker.scheduling.model import (
 from stoker.scheduling.placement import Room, place, times, within
 
 
-def ever_fits(asks: Sequence[Ask], domains: tuple[str, ...], nodes: Sequence[NodeShape]) -> Verdict:
+def ever_fits(asks: Sequence[Ask], domains: tuple[str, ...], nodes: Sequence[NodeShape]) -> Feasibility:
     """Whether all of it would fit into one domain of these nodes with nothing on them."""
     if not nodes:
-        return Verdict(False, "there are no nodes")
+        return Feasibility(False, "there are no nodes")
     shape = Shape(form_of(asks, domains))
     known = {node.domain for node in nodes}
     fields = _fields(domains, nodes)
@@ -33,10 +33,10 @@ def ever_fits(asks: Sequence[Ask], domains: tuple[str, ...], nodes: Sequence[Nod
         reason, resource = _too_big(group, scope(group.among, domains, known), everywhere)
         if reason:
             name = asks[group.indexes[0]].name if len(shape.groups) > 1 else ""
-            return Verdict(False, f"{name}: {reason}" if name else reason, group.indexes[0], resource)
+            return Feasibility(False, f"{name}: {reason}" if name else reason, group.indexes[0], resource)
     if all(place(shape, field) is None for field in fields.values()):
-        return Verdict(False, _together(shape, fields, known))
-    return Verdict(True)
+        return Feasibility(False, _together(shape, fields, known))
+    return Feasibility(True)
 
 
 def scope(among: frozenset[str], domains: Sequence[str], all_domains: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ LONGEST_WAIT = 600.0
 
 
 @dataclass(frozen=True)
-class Half:
+class PartialGang:
     """A gang that is starting and not complete."""
 
     id: str
@@ -57,7 +57,7 @@ class LetGo:
     """Seconds to wait before it may start again."""
 
 
-class Standoff:
+class Deadlock:
     """Who lets go. Remembers only when somebody last did, so that a new one at worst waits a little longer.
     Not thread-safe; `now` never goes back."""
 
@@ -66,14 +66,14 @@ class Standoff:
         self._last = dict(last or {})
         """When somebody last let go, by cluster."""
 
-    def judge(self, halves: Sequence[Half], now: float) -> list[LetGo]:
+    def judge(self, halves: Sequence[PartialGang], now: float) -> list[LetGo]:
         decided: list[LetGo] = []
         for where in sorted({half.where for half in halves}):
             here = sorted((half for half in halves if half.where == where), key=_order)
             decided += self._judge(here, where, now)
         return decided
 
-    def _judge(self, here: list[Half], where: str, now: float) -> list[LetGo]:
+    def _judge(self, here: list[PartialGang], where: str, now: float) -> list[LetGo]:
         recent = now - self._last.get(where, now - self._patience) < self._patience
         stuck = [half for half in here if half.no_room and now - half.since >= self._early(half)]
         gone: dict[str, str] = {}
@@ -97,7 +97,7 @@ class Standoff:
         tries = {half.id: half.tries for half in here}
         return [LetGo(id, reason, wait(id, tries[id])) for id, reason in gone.items()]
 
-    def _early(self, half: Half) -> float:
+    def _early(self, half: PartialGang) -> float:
         return min(self._patience, half.within / 2)
 
 
@@ -108,5 +108,5 @@ def wait(id: str, tries: int) -> float:
     return doubled * (0.5 + drawn)
 
 
-def _order(half: Half) -> tuple[int, int, str]:
+def _order(half: PartialGang) -> tuple[int, int, str]:
     return (-half.priority, half.seq, half.id)

@@ -16,7 +16,7 @@ from stoker.scheduling.model import ANYWHERE, Amount, NodeShape, Place, gpu_name
 NOTHING = Amount(0, 0, 0)
 
 
-class Node:
+class NodeAccount:
     """One node's account. `cpu`, `memory` and `gpu` are what is free, never negative."""
 
     __slots__ = (
@@ -99,13 +99,13 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, NodeAccount] = {}
         self._held: dict[str, tuple[tuple[Amount, ...], tuple[Place, ...]]] = {}
         self._holders: dict[str, dict[str, Amount]] = {}
-        self.open: list[Node] = []
-        self._open_in: dict[str, list[Node]] = {}
+        self.open: list[NodeAccount] = []
+        self._open_in: dict[str, list[NodeAccount]] = {}
         """The same by domain, in order of name."""
-        self._fields: list[list[Node]] = []
+        self._fields: list[list[NodeAccount]] = []
         self.growth = 0
         self.layout = 0
 
@@ -116,7 +116,7 @@ class Ledger:
             twice = next(name for name in names if names.count(name) > 1)
             raise Conflict(f"two nodes are called {twice!r}", hint="Names of nodes are unique.")
         for name in offered:
-            self._nodes.setdefault(name, Node(name))
+            self._nodes.setdefault(name, NodeAccount(name))
         for name, node in list(self._nodes.items()):
             node.offer(offered.get(name))
             self._forget_if_empty(node)
@@ -131,7 +131,7 @@ class Ledger:
         self.growth += 1
         self.layout += 1
 
-    def fields(self, domains: tuple[str, ...]) -> list[list[Node]]:
+    def fields(self, domains: tuple[str, ...]) -> list[list[NodeAccount]]:
         """The open nodes of each domain a request may choose from, the preferred first."""
         if not domains:
             return self._fields
@@ -145,7 +145,7 @@ class Ledger:
         for task, place in zip(tasks, places, strict=True):
             node = self._nodes.get(place.node)
             if node is None:
-                node = self._nodes[place.node] = Node(place.node)
+                node = self._nodes[place.node] = NodeAccount(place.node)
             node.take(task, place.gpus)
             by_holder = self._holders.setdefault(place.node, {})
             before = by_holder.get(holder, NOTHING)
@@ -171,7 +171,7 @@ class Ledger:
     def holds(self, holder: str) -> bool:
         return holder in self._held
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> NodeAccount:
         """One that is there, or on which something is held."""
         return self._nodes[name]
 
@@ -227,7 +227,7 @@ class Ledger:
             return []
         return node.free_gpus + sorted(set(node.shape.gpus).intersection(node.gpu_holders), key=gpu_order)
 
-    def _forget_if_empty(self, node: Node) -> None:
+    def _forget_if_empty(self, node: NodeAccount) -> None:
         if node.shape is None and not self._holders.get(node.name):
             self._nodes.pop(node.name, None)
             self._holders.pop(node.name, None)

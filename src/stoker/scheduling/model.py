@@ -175,7 +175,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Feasibility:
     """Whether a request could start on these nodes if it were alone on them."""
 
     ok: bool

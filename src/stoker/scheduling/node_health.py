@@ -25,7 +25,7 @@ NODE_CAUSES = frozenset({"lost", "engine-error"})
 
 
 @dataclass(frozen=True)
-class Rules:
+class HealthRules:
     failures: int = 3
     """So many within the window make a suspect."""
     window: float = 3600.0
@@ -73,11 +73,11 @@ class Aside:
         return self.node if self.gpu is None else gpu_name(self.node, self.gpu)
 
 
-class Suspicion:
+class HealthTracker:
     """Remembers failures. Not thread-safe. `failures` is all it knows: one made from it goes on the same."""
 
-    def __init__(self, rules: Rules | None = None, failures: Iterable[Failure] = ()) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, rules: HealthRules | None = None, failures: Iterable[Failure] = ()) -> None:
+        self.rules = rules or HealthRules()
         self._failures = list(failures)
 
     @property

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from stoker.scheduling.allocation import Holding
-from stoker.scheduling.allocations import Holders
-from stoker.scheduling.ledger import Ledger, Node
+from stoker.scheduling.allocation import Allocation
+from stoker.scheduling.allocations import Allocations
+from stoker.scheduling.ledger import Ledger, NodeAccount
 from stoker.scheduling.model import Amount, Place, Shape, Shrink
 from stoker.scheduling.placement import Room, place_in_one
 from stoker.scheduling.queue import Bucket, Key, Queue
-from stoker.scheduling.reservations import Reserve
+from stoker.scheduling.reservations import Reservations
 
 TRIES = 8
 """How many ways to ask are compared once one is known. Each costs a placement or a few."""
@@ -50,7 +50,7 @@ class Loan(NamedTuple):
         return -self.last
 
 
-def shrink(holders: Holders, queue: Queue, ledger: Ledger) -> list[Shrink]:
+def shrink(holders: Allocations, queue: Queue, ledger: Ledger) -> list[Shrink]:
     """Who is told to give back what, and for whom."""
     holdings = holders.elastic()
     told = {holding.request.id: holding.giving for holding in holdings}
@@ -72,12 +72,12 @@ def shrink(holders: Holders, queue: Queue, ledger: Ledger) -> list[Shrink]:
 
 
 class _Plan:
-    def __init__(self, ledger: Ledger, holdings: Sequence[Holding]) -> None:
+    def __init__(self, ledger: Ledger, holdings: Sequence[Allocation]) -> None:
         self._ledger = ledger
         self._coming: dict[str, list[int]] = {}
         """What will be on each node beyond what is left there now: more by what is given back, less by what is
         promised."""
-        self._reserve = Reserve(ledger)
+        self._reserve = Reservations(ledger)
         self._giving = {holding.request.id: dict(holding.giving) for holding in holdings}
         self._pending: dict[str, list[Loan]] = {}
         """What comes back and is not counted yet, by who asked."""
@@ -90,7 +90,7 @@ class _Plan:
         open_nodes = {node.name for node in ledger.open}
         self._loans = sorted(loan for loan in self._loans if loan.node in open_nodes)
 
-    def _loan(self, holding: Holding, index: int, place: Place) -> Loan:
+    def _loan(self, holding: Allocation, index: int, place: Place) -> Loan:
         request = holding.request
         task = request.tasks[index].amount()
         returns = Amount(task.cpu, task.memory, self._ledger.node(place.node).would_return(place.gpus))
@@ -174,7 +174,7 @@ class _Rooms:
 
     def __init__(
         self,
-        fields: Sequence[Sequence[Node]],
+        fields: Sequence[Sequence[NodeAccount]],
         coming: Mapping[str, Sequence[int]],
         kept: Mapping[str, Sequence[int]],
     ) -> None:

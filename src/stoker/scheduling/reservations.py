@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from stoker.scheduling.ledger import Ledger, Node
+from stoker.scheduling.ledger import Ledger, NodeAccount
 from stoker.scheduling.model import Shape
 from stoker.scheduling.placement import Room, place, times, within
 from stoker.scheduling.queue import Bucket, Key, Term
@@ -24,7 +24,7 @@ MANY = 1 << 30
 """More tasks than any queue holds."""
 
 
-def whole(node: Node) -> Room:
+def whole(node: NodeAccount) -> Room:
     """A node as it would be with nothing on it."""
     return Room(node.name, node.total.cpu, node.total.memory, node.total.gpu, node.total.gpu, node.tags)
 
@@ -39,13 +39,13 @@ def claim(bucket: Bucket, ledger: Ledger) -> Sequence[Term]:
     return bucket.terms
 
 
-def holding(shape: Shape, ledger: Ledger) -> list[list[Node]]:
+def holding(shape: Shape, ledger: Ledger) -> list[list[NodeAccount]]:
     """The open nodes of each domain in which the shape would fit if nothing were held."""
     fields = ledger.fields(shape.domains)
     return [field for field in fields if place(shape, [whole(node) for node in field]) is not None]
 
 
-def _terms(shape: Shape, nodes: Sequence[Node]) -> Iterator[Term]:
+def _terms(shape: Shape, nodes: Sequence[NodeAccount]) -> Iterator[Term]:
     for task, among, indexes in shape.groups:
         for node in within(among, nodes):
             most = times(task, whole(node), MANY)
@@ -53,7 +53,7 @@ def _terms(shape: Shape, nodes: Sequence[Node]) -> Iterator[Term]:
                 yield Term(node.name, task, len(indexes), most)
 
 
-class Reserve:
+class Reservations:
     """What the blocked buckets of one pass keep from those behind them. Lives for one pass; the capacity of
     nodes must not change meanwhile."""
 
@@ -82,7 +82,7 @@ class Reserve:
             self._keep(blocked, before)
         return self._kept
 
-    def _rooms(self, nodes: Sequence[Node]) -> list[Room]:
+    def _rooms(self, nodes: Sequence[NodeAccount]) -> list[Room]:
         rooms = []
         for node in nodes:
             room = Room.of(node)

@@ -26,13 +26,14 @@ from heapq import heapify, heappop, heapreplace
 from stoker.errors import Conflict
 from stoker.scheduling import elastic, reclaim
 from stoker.scheduling import explain as explaining
-from stoker.scheduling.allocation import Holding
-from stoker.scheduling.allocations import Holders
+from stoker.scheduling.allocation import Allocation
+from stoker.scheduling.allocations import Allocations
 from stoker.scheduling.feasibility import ever_fits
 from stoker.scheduling.ledger import Ledger
 from stoker.scheduling.model import (
     Ask,
     Explanation,
+    Feasibility,
     Grow,
     NodeShape,
     Place,
@@ -40,12 +41,11 @@ from stoker.scheduling.model import (
     Shrink,
     Snapshot,
     Start,
-    Verdict,
     amounts,
 )
 from stoker.scheduling.placement import place_in_one
 from stoker.scheduling.queue import Bucket, Key, Queue
-from stoker.scheduling.reservations import Reserve
+from stoker.scheduling.reservations import Reservations
 
 
 class Scheduler:
@@ -58,7 +58,7 @@ class Scheduler:
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._queue = Queue()
-        self._holders = Holders(self._ledger)
+        self._holders = Allocations(self._ledger)
         self._unsettled = False
         """Something among those who hold may have to change."""
         self._hungry: list[str] = []
@@ -99,7 +99,7 @@ class Scheduler:
         """It already holds this (after a restart): recorded as it is, whether or not it fits. `indexes`: the tasks
         these places are for, where they are not the first ones. `leaving`: those of them that it was told to give
         back, and that it need not be told again."""
-        holding = Holding(request, tuple(range(len(places)) if indexes is None else sorted(indexes)))
+        holding = Allocation(request, tuple(range(len(places)) if indexes is None else sorted(indexes)))
         holding.check(places, whole=indexes is None)
         holding.giving = dict.fromkeys(sorted(set(leaving).intersection(holding.indexes)), "")
         self.withdraw(request.id)
@@ -197,7 +197,7 @@ class Scheduler:
             return []
         self._stale = False
         starts: list[Start] = []
-        reserve = self._holders.reserve(()) if self._holders.short else Reserve(self._ledger)
+        reserve = self._holders.reserve(()) if self._holders.short else Reservations(self._ledger)
         heads = [(bucket.keys.first(), bucket) for bucket in self._queue.buckets.values()]
         heapify(heads)
         while heads and self._any_room():
@@ -231,7 +231,7 @@ class Scheduler:
         told = reclaim.shrink(self._holders, self._queue, self._ledger)
         return [*told, *elastic.grow(self._holders, self._queue)]
 
-    def can_ever_fit(self, asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Verdict:
+    def can_ever_fit(self, asks: Sequence[Ask], domains: tuple[str, ...] = ()) -> Feasibility:
         """Whether such a request could start if it were alone. Nodes that are not ready count: they return."""
         return ever_fits(asks, domains, self._ledger.shapes())
 
@@ -281,7 +281,7 @@ class Scheduler:
     def _fits_free(self, bucket: Bucket) -> bool:
         return bool(bucket.keys) and self._nodes_in_free(bucket) is not None
 
-    def _nodes_for(self, bucket: Bucket, key: Key, reserve: Reserve) -> list[str] | None:
+    def _nodes_for(self, bucket: Bucket, key: Key, reserve: Reservations) -> list[str] | None:
         nodes = self._nodes_in_free(bucket)
         if nodes is None or not reserve:
             return nodes
@@ -304,7 +304,7 @@ class Scheduler:
             self._hungry.append(request.id)
         return Start(request.id, places)
 
-    def _with_extras(self, starts: list[Start], reserve: Reserve) -> list[Start]:
+    def _with_extras(self, starts: list[Start], reserve: Reservations) -> list[Start]:
         """The same with what they get beyond what they need. Those who hold and may grow have their share too, though
         they are told only in `adjust`: nobody gets more by coming later."""
         hungry, self._hungry = self._hungry, []

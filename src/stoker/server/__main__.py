@@ -22,7 +22,7 @@ from stoker.errors import StokerError, StoreDamaged, StoreLost
 from stoker.server import startup
 from stoker.server.clusters import Kubernetes
 from stoker.server.http_server import Server
-from stoker.server.leadership import Holder, Leading
+from stoker.server.leadership import Holder, Leadership
 from stoker.server.redact import redactor
 from stoker.server.services import Services
 from stoker.settings import Home, Settings
@@ -109,7 +109,7 @@ def _serve(home: Home, arguments: argparse.Namespace, lock: int) -> int:
 def _wait_to_lead(services: Services, lock: int, stack: contextlib.ExitStack) -> None:
     """In the background: this server serves meanwhile, if only to say that it waits."""
     settings, home = services.settings, services.settings.home
-    leading = Leading(
+    leading = Leadership(
         str(settings.database),
         holder=Holder.of(lock, home.replica),
         url=services.url,

@@ -41,7 +41,7 @@ class Limits:
     strangers: int = 256
     """Connections that have not shown the token, kept for `head_seconds`."""
     crowd: int = 1024
-    """The same, for a moment: see `Door`."""
+    """The same, for a moment: see `Connections`."""
     moment: float = 0.1
     """Seconds in which a new connection is not made to go, unless there is a crowd: it had no chance to speak."""
     known: int = 2048
@@ -63,7 +63,7 @@ class Limits:
         )
 
 
-class Door:
+class Connections:
     """All connections of one server. Used in its event loop only.
 
     A server under a flood accepts many connections before it reads from any. So a stranger goes only after a
@@ -136,7 +136,7 @@ class Door:
 class GuardedProtocol(HttpToolsProtocol):
     """One connection, held to the limits."""
 
-    def __init__(self, door: Door, **given: Any) -> None:
+    def __init__(self, door: Connections, **given: Any) -> None:
         super().__init__(**given)
         self.logger = _quiet
         self._door = door

@@ -13,7 +13,7 @@ import uvicorn
 from stoker.client.local import running
 from stoker.server import startup
 from stoker.server.app import create_app
-from stoker.server.connections import Door, GuardedProtocol, Limits
+from stoker.server.connections import Connections, GuardedProtocol, Limits
 from stoker.server.security import shows
 from stoker.server.services import Services
 
@@ -34,7 +34,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, services: Services, lock: int | None = None, limits: Limits | None = None) -> None:
         """`lock`: the descriptor of the home's lock, watched for as long as the server runs."""
-        door = Door(functools.partial(shows, services.token.encode()), limits or Limits())
+        door = Connections(functools.partial(shows, services.token.encode()), limits or Limits())
         config = uvicorn.Config(
             create_app(services),
             loop="uvloop",

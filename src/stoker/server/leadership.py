@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from stoker.errors import NotLeading, StokerError, StoreError
 from stoker.linux.process import boot_id
-from stoker.store.leadership import Leader, Seat
+from stoker.store.leadership import Leader, LeaderLease
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Holder:
         return not holder or holder.split(" ")[1:2] == [self.place]
 
 
-class Leading:
+class Leadership:
     """Waits for the lead and holds it, in threads of its own. `take_up` is called once, with the epoch, in one of
     them; `leads` is True when it has returned."""
 
@@ -75,7 +75,7 @@ class Leading:
         self._over = threading.Event()
         self._renewed = now()
         self._threads: list[threading.Thread] = []
-        self._seat: Seat | None = None
+        self._seat: LeaderLease | None = None
         self.epoch: int | None = None
         self.leads = False
         self.leader: Leader | None = None
@@ -88,7 +88,7 @@ class Leading:
     def connect(self) -> None:
         """Find the database. Without this call first, `start` waits until it is there."""
         if self._seat is None:
-            self._seat = Seat.open(self._database)
+            self._seat = LeaderLease.open(self._database)
 
     def start(self, take_up: Callable[[int], None]) -> None:
         self._run("leading", lambda: self._lead_or_end(take_up))

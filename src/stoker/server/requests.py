@@ -23,11 +23,11 @@ def _variable(name: object, value: object) -> bool:
     return bool(name) and "=" not in name and not any(b"\0" in part for part in encoded)
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Submission(Body):
+class Submission(RequestBody):
     key: Key
     job: dict[str, Any]
     code: Digest | None = None
@@ -51,26 +51,26 @@ Changes = Annotated[
 ]
 
 
-class Cluster(Body):
+class Cluster(RequestBody):
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     config: dict[str, Any] = Field(default_factory=dict)
     changes: Changes = []
 
 
-class ClusterChange(Body):
+class ClusterChange(RequestBody):
     changes: Changes
 
 
-class Stop(Body):
+class Stop(RequestBody):
     kill: bool = False
 
 
-class Resize(Body):
+class Resize(RequestBody):
     cpu: float | str | None = None
     memory: int | str | None = None
 
 
-class Resume(Body):
+class Resume(RequestBody):
     key: Key
     secrets: Secrets = Field(default_factory=dict)
     changes: Changes = []
@@ -79,36 +79,36 @@ class Resume(Body):
 TaskName = Annotated[str, StringConstraints(max_length=80)]
 
 
-class Drill(Body):
+class Drill(RequestBody):
     how: Annotated[str, StringConstraints(max_length=40)] = "process"
     task: TaskName | None = None
 
 
-class Shell(Body):
+class Shell(RequestBody):
     task: TaskName | None = None
 
 
-class Scale(Body):
+class Scale(RequestBody):
     workers: Annotated[int, Field(ge=1, le=100_000)]
 
 
-class Missing(Body):
+class Missing(RequestBody):
     digests: Annotated[list[Digest], Field(max_length=20_000)]
 
 
-class Contents(Body):
+class Contents(RequestBody):
     digests: Annotated[list[Digest], Field(max_length=20_000)]
 
 
-class Backup(Body):
+class Backup(RequestBody):
     path: Annotated[str, StringConstraints(min_length=1, max_length=4000)] | None = None
 
 
-class Forget(Body):
+class Forget(RequestBody):
     runs: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=200)]], Field(max_length=10_000)
     ] = []
 
 
-class Nothing(Body):
+class Nothing(RequestBody):
     """A request that says all by its route."""

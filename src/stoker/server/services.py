@@ -11,7 +11,7 @@ from stoker.blobs import BlobStore, Listings
 from stoker.control.controller import Controller
 from stoker.control.logs.reader import LogArchive
 from stoker.errors import NotLeading, StoreError
-from stoker.server.leadership import Leading
+from stoker.server.leadership import Leadership
 from stoker.settings import Settings
 from stoker.store import Store
 
@@ -36,7 +36,7 @@ class Services:
     parts: tuple[Store, Controller] | None = None
     trouble: StoreError | None = None
     """Why there is no store: it is damaged or lost."""
-    leading: Leading | None = None
+    leading: Leadership | None = None
     """Where several servers share a database; until this one leads, `parts` is None."""
     stop: Callable[[], None] = lambda: None
     """Ends the server once the requests under way are answered."""

@@ -181,7 +181,7 @@ def _parse(data: bytes, origin: Origin, overrides: Sequence[str]) -> Job:
     return job_from_tree(tree, origin, mistakes)
 
 
-def _mapping(node: yaml12.Node | None, origin: Origin) -> dict[str, Any]:
+def _mapping(node: yaml12.YamlNode | None, origin: Origin) -> dict[str, Any]:
     name = origin.source or "the job"
     if node is None:
         raise _file_error(name, "is empty", "Add a line like `run: python train.py`.")

@@ -20,7 +20,7 @@ _SERVES = ("ps", "evaluator", "scheduler")
 
 
 @dataclass(frozen=True)
-class Part:
+class RoleTasks:
     """A role and its tasks."""
 
     role: str
@@ -40,7 +40,7 @@ class Part:
         return [f"{self.role}-{index}" for index in range(self.count)]
 
 
-def parts(job: Job) -> tuple[Part, ...]:
+def parts(job: Job) -> tuple[RoleTasks, ...]:
     """In the order of their ranks: the chief, the workers, then the others as they stand in the file."""
     ahead = [name for name in job.roles if name in FIRST]
     after = [name for name in job.roles if name not in FIRST]
@@ -48,7 +48,7 @@ def parts(job: Job) -> tuple[Part, ...]:
     found = [_role(job, name, job.roles[name], ending) for name in ahead]
     if job.workers.max:
         found.append(
-            Part(
+            RoleTasks(
                 role=WORKER,
                 count=job.workers.max,
                 least=job.workers.min,
@@ -61,7 +61,7 @@ def parts(job: Job) -> tuple[Part, ...]:
     return tuple(found + [_role(job, name, job.roles[name], ending) for name in after])
 
 
-def _role(job: Job, name: str, role: Role, ending: set[str]) -> Part:
+def _role(job: Job, name: str, role: Role, ending: set[str]) -> RoleTasks:
     seen = job.model_copy(
         update={
             "roles": {},
@@ -73,7 +73,7 @@ def _role(job: Job, name: str, role: Role, ending: set[str]) -> Part:
             "pod": role.pod if role.pod is not None else job.pod,
         }
     )
-    return Part(
+    return RoleTasks(
         role=name,
         count=role.count,
         least=role.count,

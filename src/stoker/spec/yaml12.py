@@ -50,7 +50,7 @@ class YamlError(Exception):
 
 
 @dataclass
-class Node:
+class YamlNode:
     """A value with its place. `size` and `height` count what it expands to."""
 
     kind: str
@@ -58,8 +58,8 @@ class Node:
     mark: Mark
     text: str = ""
     plain: bool = True
-    items: list[Node] = field(default_factory=list)
-    pairs: dict[str, tuple[Mark, Node]] = field(default_factory=dict)
+    items: list[YamlNode] = field(default_factory=list)
+    pairs: dict[str, tuple[Mark, YamlNode]] = field(default_factory=dict)
     size: int = 1
     height: int = 1
     done: bool = True
@@ -81,18 +81,18 @@ def scalar(text: str) -> bool | int | float | str | None:
     return text if special is None else float(special)
 
 
-def compose(text: str) -> Node | None:
+def compose(text: str) -> YamlNode | None:
     """The tree of a text with one document; None where it is empty. Raises YamlError."""
     found = _compose(text, _Builder())
     return found[0] if found else None
 
 
-def compose_all(text: str) -> list[Node]:
+def compose_all(text: str) -> list[YamlNode]:
     """The trees of all documents of a text, empty ones left out. Bounds hold for all of them together."""
     return _compose(text, _Builder(many=True))
 
 
-def _compose(text: str, builder: _Builder) -> list[Node]:
+def _compose(text: str, builder: _Builder) -> list[YamlNode]:
     try:
         return builder.build(text)
     except yaml.MarkedYAMLError as exc:
@@ -108,7 +108,9 @@ def _compose(text: str, builder: _Builder) -> list[Node]:
         ) from exc
 
 
-def plain(node: Node, marks: dict[Path, Mark], keeps_text: Callable[[Path], bool], path: Path = ()) -> Any:
+def plain(
+    node: YamlNode, marks: dict[Path, Mark], keeps_text: Callable[[Path], bool], path: Path = ()
+) -> Any:
     """The value of a node as dict, list and scalars; fills `marks` with the place of each path."""
     marks.setdefault(path, node.mark)
     if node.kind == "mapping":
@@ -130,15 +132,15 @@ class _Builder:
 
     def __init__(self, *, many: bool = False) -> None:
         self.many = many
-        self.stack: list[Node] = []
+        self.stack: list[YamlNode] = []
         self.waiting: list[tuple[Mark, str] | None] = []
         """Beside each node of the stack: the key read last, waiting for its value."""
-        self.anchors: dict[str, Node] = {}
+        self.anchors: dict[str, YamlNode] = {}
         self.nodes = 0
-        self.roots: list[Node] = []
+        self.roots: list[YamlNode] = []
         self.documents = 0
 
-    def build(self, text: str) -> list[Node]:
+    def build(self, text: str) -> list[YamlNode]:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
             if isinstance(event, yaml.DocumentStartEvent):
@@ -164,7 +166,7 @@ class _Builder:
     def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> None:
         if event.tag not in (None, "!", f"{_CORE}str"):
             raise _tag_error(event.tag, mark)
-        node = Node(
+        node = YamlNode(
             "scalar", mark, text=_paired(event.value), plain=event.style is None and event.tag is None
         )
         self.anchor(event.anchor, node)
@@ -176,16 +178,16 @@ class _Builder:
             raise _tag_error(event.tag, mark)
         if len(self.stack) >= MAX_DEPTH:
             raise YamlError(f"values are nested more than {MAX_DEPTH} deep", mark, "A job file needs five.")
-        node = Node(kind, mark, done=False)
+        node = YamlNode(kind, mark, done=False)
         self.anchor(event.anchor, node)
         self.stack.append(node)
         self.waiting.append(None)
 
-    def anchor(self, name: str | None, node: Node) -> None:
+    def anchor(self, name: str | None, node: YamlNode) -> None:
         if name is not None:
             self.anchors[name] = node
 
-    def alias(self, name: str, mark: Mark) -> Node:
+    def alias(self, name: str, mark: Mark) -> YamlNode:
         node = self.anchors.get(name)
         if node is None:
             raise YamlError(
@@ -197,7 +199,7 @@ class _Builder:
             raise YamlError(f"`*{name}` contains itself", mark, "Write the value out.")
         return node
 
-    def add(self, node: Node, mark: Mark) -> None:
+    def add(self, node: YamlNode, mark: Mark) -> None:
         """Give a finished node to whatever contains it."""
         self.nodes += 1
         if self.nodes > MAX_NODES:
@@ -224,7 +226,7 @@ class _Builder:
             self.waiting[-1] = None
 
 
-def _key(node: Node, parent: Node, mark: Mark) -> str:
+def _key(node: YamlNode, parent: YamlNode, mark: Mark) -> str:
     if node.kind != "scalar":
         raise YamlError(
             f"a key cannot be a {node.kind}", mark, "Put text that begins with `{` or `[` in quotes."

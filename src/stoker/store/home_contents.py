@@ -30,7 +30,7 @@ _BEFORE_MIGRATION = "before-migration-"
 
 
 @dataclass(frozen=True)
-class Remains:
+class HomeContents:
     runs: int
     """Acknowledged and not let go of."""
     tasks: tuple[str, ...]
@@ -50,10 +50,10 @@ class Remains:
         return self.of_runs or self.blobs
 
 
-def of_home(home: Home) -> Remains:
+def of_home(home: Home) -> HomeContents:
     with_runs = [one for one in best_first(beneath(home.backups)) if one[1].runs]
     tasks = tuple(_task_directories(home))
-    return Remains(len(acknowledged(ledger(home))), tasks, _any_blob(home.blobs), tuple(with_runs))
+    return HomeContents(len(acknowledged(ledger(home))), tasks, _any_blob(home.blobs), tuple(with_runs))
 
 
 def ledger(home: Home) -> list[bytes]:
@@ -96,7 +96,7 @@ def forget(home: Home, runs: Iterable[str], now: float) -> None:
         os.fsync(file.fileno())
 
 
-def lost(home: Home, where: str, found: Remains, *, shared: bool, empty: bool) -> StoreLost:
+def lost(home: Home, where: str, found: HomeContents, *, shared: bool, empty: bool) -> StoreLost:
     """`empty`: there is a database, without a single run. `shared`: it is on a server."""
     what = "has no runs in it" if empty else "is gone"
     return StoreLost(
@@ -111,7 +111,7 @@ def lost(home: Home, where: str, found: Remains, *, shared: bool, empty: bool) -
     )
 
 
-def _there(found: Remains) -> Iterator[str]:
+def _there(found: HomeContents) -> Iterator[str]:
     if found.runs:
         yield f"{found.runs} in its ledger"
     if found.tasks:
@@ -123,7 +123,7 @@ def _there(found: Remains) -> Iterator[str]:
         yield f"{len(found.copies)} {'copy' if len(found.copies) == 1 else 'copies'} of the database"
 
 
-def _ways(home: Home, found: Remains, shared: bool) -> Iterator[str]:
+def _ways(home: Home, found: HomeContents, shared: bool) -> Iterator[str]:
     if shared and home.database.is_file():
         yield f"To move the runs of {home.database} there: stoker server migrate."
     elif not shared and any(name.startswith(_BEFORE_MIGRATION) for name in _names(home.backups)):

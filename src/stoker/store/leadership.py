@@ -51,7 +51,7 @@ class Leader:
     beat: int
 
 
-class Seat:
+class LeaderLease:
     """The row, apart from what a store does with it. Any thread, one at a time. Raises as a Store does."""
 
     def __init__(self, dialect: Dialect, engine: Engine) -> None:

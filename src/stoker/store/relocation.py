@@ -23,7 +23,7 @@ from stoker.store.codec import RESTORE_HINT
 from stoker.store.database import Database
 from stoker.store.dialects.base import is_shared
 from stoker.store.dialects.sqlite import put_in_place as put_file_in_place
-from stoker.store.leadership import Seat
+from stoker.store.leadership import LeaderLease
 from stoker.store.store import Store
 
 LEASE = 15.0
@@ -104,7 +104,7 @@ def taken(url: str | Path, lease: float) -> Iterator[int | None]:
     if not is_shared(url):
         yield None
         return
-    seat = Seat.open(str(url))
+    seat = LeaderLease.open(str(url))
     done = threading.Event()
     try:
         epoch = _take(seat, lease)
@@ -120,7 +120,7 @@ def taken(url: str | Path, lease: float) -> Iterator[int | None]:
         seat.close()
 
 
-def _take(seat: Seat, lease: float) -> int:
+def _take(seat: LeaderLease, lease: float) -> int:
     seen = seat.see()
     until = time.monotonic() + lease
     while seen.holder and time.monotonic() < until:
@@ -139,7 +139,7 @@ def _take(seat: Seat, lease: float) -> int:
     return epoch
 
 
-def _keep(seat: Seat, epoch: int, lease: float, done: threading.Event) -> None:
+def _keep(seat: LeaderLease, epoch: int, lease: float, done: threading.Event) -> None:
     while not done.wait(min(1.0, lease / 5)):
         # A beat that does not get through is tried again by the next; the fence holds in any case.
         with contextlib.suppress(StoreError):

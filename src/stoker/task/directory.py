@@ -1,4 +1,4 @@
-"""Reaching a task directory: on this machine (`NearTaskDir`) or behind a courier (the Kubernetes engine's).
+"""Reaching a task directory: on this machine (`LocalTaskDir`) or behind a courier (the Kubernetes engine's).
 
 Reading is the same for both and always cheap: of a far directory the small growing files (journal, status, log,
 metrics) are mirrored on this machine, as far as they have arrived. Writing and everything in `FarTaskDir` goes
@@ -94,12 +94,14 @@ class SharingTaskDir(FarTaskDir, Protocol):
     shares: bool
     """Whether they are."""
 
-    def parts(self) -> Tuple[List[layout.Part], List[str]]:
+    def parts(self) -> Tuple[List[layout.SharedPart], List[str]]:
         """Whose parts are there, as far as this one may see them, its own too; and the runs whose directories there are
         empty (`discard` of `shared/RUN` removes one)."""
         ...
 
-    def salvage(self, part: layout.Part, generation: int, carried: Sequence[int]) -> List[Dict[str, Any]]:
+    def salvage(
+        self, part: layout.SharedPart, generation: int, carried: Sequence[int]
+    ) -> List[Dict[str, Any]]:
         """The task of this part is given up, or proven gone: as a journal would say it, which checkpoints were complete in
         it, oldest first, but for those with these numbers, and which are damaged. Copies are in the part, to be
         verified by their hashes. FileNotFoundError where there is no such part."""

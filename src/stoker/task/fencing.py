@@ -70,7 +70,7 @@ def accept(record_generation: int, current_generation: int, ended: bool) -> bool
 
 
 @dataclass(frozen=True)
-class Sight:
+class TaskSight:
     """One task as the engine shows it at one look."""
 
     task: str
@@ -100,7 +100,7 @@ class Vigil:
         self._unready: Dict[str, float] = {}
         self._last: Optional[float] = None
 
-    def look(self, now: float, sights: Optional[Sequence[Sight]]) -> Dict[str, str]:
+    def look(self, now: float, sights: Optional[Sequence[TaskSight]]) -> Dict[str, str]:
         """What to do about each task. `now`: this process's monotonic clock. `sights` None: the engine did
         not answer, which says nothing about its tasks."""
         if sights is None:
@@ -113,7 +113,7 @@ class Vigil:
         ours = mass_silence(sights)
         return {sight.task: self._decide(sight, ours) for sight in sights}
 
-    def _longer(self, before: Dict[str, float], sights: List[Sight], passed: float) -> Dict[str, float]:
+    def _longer(self, before: Dict[str, float], sights: List[TaskSight], passed: float) -> Dict[str, float]:
         """A first silent look is zero seconds of silence; each later one adds what passed, within bounds."""
         return {
             sight.task: before[sight.task] + min(passed, GAP * sight.lost_after)
@@ -122,7 +122,7 @@ class Vigil:
             for sight in sights
         }
 
-    def _decide(self, sight: Sight, ours: bool) -> str:
+    def _decide(self, sight: TaskSight, ours: bool) -> str:
         if sight.presence == "gone":
             return REPLACE
         if sight.presence != "silent":
@@ -139,12 +139,12 @@ class Vigil:
         return REPLACE
 
 
-def mass_silence(sights: Sequence[Sight]) -> bool:
+def mass_silence(sights: Sequence[TaskSight]) -> bool:
     """Most tasks are silent, on more than one node: more likely we are cut off than they. One node that is
     lost with everything on it is not that."""
     silent = [sight for sight in sights if sight.presence == "silent"]
     return 2 * len(silent) > len(sights) and len({sight.node for sight in silent}) > 1
 
 
-def _unreachable(sight: Sight) -> bool:
+def _unreachable(sight: TaskSight) -> bool:
     return sight.presence == "silent" and sight.node_ready is False

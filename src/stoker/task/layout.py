@@ -25,7 +25,7 @@ stacks/G-N.txt    launcher    what the processes of a silent body of generation 
 .courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
                               are volumes of their own, also in these
 
-Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`Part`), beside
+Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`SharedPart`), beside
 those of the same run. It outlives the task's machine.
 """
 
@@ -67,7 +67,7 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _PART = re.compile(r"([0-9]{1,9})\.([A-Za-z0-9_-]{1,63})\.([0-9]{1,9})")
 
 
-class Part(NamedTuple):
+class SharedPart(NamedTuple):
     """Whose part of a shared volume it is."""
 
     run: str
@@ -85,13 +85,13 @@ class Part(NamedTuple):
         return f"{SHARED}/{self.name}"
 
 
-def part_of(name: str) -> Optional[Part]:
+def part_of(name: str) -> Optional[SharedPart]:
     """`RUN/ATTEMPT.TASK.INCARNATION`; None for a name that no task's part has."""
     run, _, rest = name.partition("/")
     found = _PART.fullmatch(rest)
     if found is None or not is_run(run):
         return None
-    return Part(run, int(found[1]), found[2], int(found[3]))
+    return SharedPart(run, int(found[1]), found[2], int(found[3]))
 
 
 def is_run(name: str) -> bool:

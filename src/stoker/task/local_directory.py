@@ -20,7 +20,7 @@ class UnsafePath(OSError):
     """The path leaves the directory, goes through a link, or is not a regular file."""
 
 
-class NearTaskDir:
+class LocalTaskDir:
     """Cheap to make; holds no descriptors between calls; may be used from any thread."""
 
     def __init__(self, root: str) -> None:

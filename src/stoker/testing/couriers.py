@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
-from stoker.engine.kubernetes.courier_client import Courier, FarDirectory, Mirror, StreamTransport, direct
+from stoker.engine.kubernetes.courier_client import Courier, Mirror, RemoteTaskDir, StreamTransport, direct
 from stoker.engine.kubernetes.manifests import credentials as attempt_keys
 
 BOOT = "the machine's boot"
@@ -113,14 +113,14 @@ def far_directory(
     patience: float = 30.0,
     source: str = "a pod",
     shares: bool = False,
-) -> Iterator[FarDirectory]:
+) -> Iterator[RemoteTaskDir]:
     """A far directory over this courier, with an event loop of its own."""
     thread = LoopThread()
     transport = courier.transport()
     try:
         client = Courier(courier.key, transport)
         kept = Mirror(mirror, source=source, boot_id=BOOT)
-        yield FarDirectory(client, kept, thread.loop, patience=patience, shares=shares)
+        yield RemoteTaskDir(client, kept, thread.loop, patience=patience, shares=shares)
     finally:
         thread.run(transport.close())
         thread.close()

@@ -18,20 +18,20 @@ from datetime import timedelta
 from typing import Any
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
-from stoker.engine.change_feed import Hints
+from stoker.engine.change_feed import ChangeFeed
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from stoker.settings import Home
 from stoker.spec import Job, refuse_unsupported
 from stoker.task import formats, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.fake_machine import Behaviour, FakeMachine, Script, Simulated, at_once, ended
 
 __all__ = ["Behaviour", "FakeEngine", "FakeTaskDir", "Script", "at_once"]
 
 
-class FakeTaskDir(NearTaskDir):
+class FakeTaskDir(LocalTaskDir):
     """A task directory whose launcher is simulated: an order is acted on as soon as it is written."""
 
     def __init__(
@@ -87,7 +87,7 @@ class FakeEngine:
         self.after: Callable[[str, Any], None] = _nothing
         self.calls: dict[str, int] = {}
         self._lock = threading.RLock()
-        self._listeners: set[Hints] = set()
+        self._listeners: set[ChangeFeed] = set()
         self._machine = FakeMachine(home, script, stop_steps, self._changed)
         self.nodes = [replace(node, boot_id=self._machine.boot_id) for node in self.nodes]
 
@@ -130,9 +130,9 @@ class FakeEngine:
                     self._machine.end_body(task, ended(task, "stopped", signal_number=signal.SIGTERM))
                 self._machine.die(task, f"launcher {task.pid} is gone")
 
-    async def reach(self, handle: Handle, task: str) -> NearTaskDir:
+    async def reach(self, handle: Handle, task: str) -> LocalTaskDir:
         with self._call("reach", handle):
-            place = Place(str(handle["run"]), int(handle["attempt"]), task)
+            place = TaskPlace(str(handle["run"]), int(handle["attempt"]), task)
             path = directories.path_of(self.home.tasks, place)
             return FakeTaskDir(str(path), lambda: self._ordered(place), lambda: self.waiting is None)
 
@@ -155,7 +155,7 @@ class FakeEngine:
     # -- Watches, Drills -------------------------------------------------------------------------------------
 
     async def changes(self) -> AsyncIterator[tuple[str, int, str]]:
-        hints = Hints()
+        hints = ChangeFeed()
         self._listeners.add(hints)
         try:
             async for key in hints:
@@ -165,7 +165,7 @@ class FakeEngine:
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         with self._call("hurt", handle):
-            place = Place(str(handle["run"]), int(handle["attempt"]), task)
+            place = TaskPlace(str(handle["run"]), int(handle["attempt"]), task)
             found = self._machine.tasks.get(place)
             if found is None or not found.alive:
                 raise NotFound(f"{task} of {place.run} is not running")
@@ -193,13 +193,13 @@ class FakeEngine:
     def kill_launcher(self, run: str, attempt: int, task: str) -> None:
         """SIGKILL of a launcher: the body dies with it, nothing is written."""
         with self._lock:
-            found = self._machine.tasks[Place(run, attempt, task)]
+            found = self._machine.tasks[TaskPlace(run, attempt, task)]
             self._machine.die(found, f"launcher {found.pid} is gone")
 
     def terminate_launcher(self, run: str, attempt: int, task: str) -> None:
         """SIGTERM of a launcher, as when somebody deletes its pod: the body is stopped, and none is started any more."""
         with self._lock:
-            self._machine.terminate(self._machine.tasks[Place(run, attempt, task)])
+            self._machine.terminate(self._machine.tasks[TaskPlace(run, attempt, task)])
 
     def reboot(self) -> None:
         """The machine restarts: everything is gone, the boot id is another."""
@@ -215,8 +215,8 @@ class FakeEngine:
 
     def starts(self, run: str, attempt: int, task: str) -> list[tuple[int, int]]:
         """(seq, generation) of every body that was started there, from the journal."""
-        path = directories.path_of(self.home.tasks, Place(run, attempt, task))
-        entries, _ = NearTaskDir(str(path)).journal()
+        path = directories.path_of(self.home.tasks, TaskPlace(run, attempt, task))
+        entries, _ = LocalTaskDir(str(path)).journal()
         return [(entry["seq"], entry["generation"]) for entry in entries if entry.get("k") == "starting"]
 
     # -- how -------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class FakeEngine:
     def _call(self, method: str, argument: Any) -> _Call:
         return _Call(self, method, argument)
 
-    def _ordered(self, place: Place) -> None:
+    def _ordered(self, place: TaskPlace) -> None:
         with self._lock:
             self._machine.ordered(place)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.errors import Conflict
 from stoker.settings import Home
 from stoker.task import formats, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def at_once(info: formats.TaskInfo, order: formats.Order) -> Behaviour:
 class Simulated:
     """One simulated launcher."""
 
-    place: Place
+    place: TaskPlace
     path: Path
     info: formats.TaskInfo
     pid: int
@@ -97,8 +97,8 @@ class FakeMachine:
         self.home = home
         self.script = script
         self.stop_steps = stop_steps
-        self.tasks: dict[Place, Simulated] = {}
-        self._running: set[Place] = set()
+        self.tasks: dict[TaskPlace, Simulated] = {}
+        self._running: set[TaskPlace] = set()
         self._changed = changed
         self._state = home.engine / "fake.json"
         self._load()
@@ -144,7 +144,7 @@ class FakeMachine:
     def _adopt(self, task: Simulated, record: Mapping[str, Any]) -> None:
         """Rebuild a launcher's memory from its files, and let it see an order it has not acted on yet."""
         self.tasks[task.place] = task
-        directory = NearTaskDir(str(task.path))
+        directory = LocalTaskDir(str(task.path))
         status = directory.status()
         order = directory.order()
         if status is not None:
@@ -161,7 +161,7 @@ class FakeMachine:
         self.ordered(task.place)
 
     def submit(self, attempt: Attempt, plan: TaskPlan) -> None:
-        place = Place(attempt.run, attempt.number, plan.name)
+        place = TaskPlace(attempt.run, attempt.number, plan.name)
         path = directories.path_of(self.home.tasks, place)
         known = self.tasks.get(place)
         if known is not None and known.info.incarnation >= plan.incarnation:
@@ -190,11 +190,11 @@ class FakeMachine:
 
     # -- the simulated launcher ------------------------------------------------------------------------------
 
-    def ordered(self, place: Place) -> None:
+    def ordered(self, place: TaskPlace) -> None:
         task = self.tasks.get(place)
         if task is None or not task.alive:
             return
-        order = NearTaskDir(str(task.path)).order()
+        order = LocalTaskDir(str(task.path)).order()
         if order is None or order.seq <= task.seq:
             return
         task.seq, task.generation = order.seq, order.generation
@@ -331,7 +331,7 @@ def ended(
 
 def _record_in(path: Path) -> dict[str, Any] | None:
     """A simulated launcher is recorded in its directory: nothing in there is hostile."""
-    raw = NearTaskDir(str(path)).read(layout.ENGINE)
+    raw = LocalTaskDir(str(path)).read(layout.ENGINE)
     return json.loads(raw) if raw else None
 
 

@@ -28,7 +28,7 @@ AT_ONCE = 3
 _PARTS = ".fetch"
 
 
-class Taken:
+class FetchedFiles:
     """What a task handed over: digests and sizes. One process and one journey at a time; any thread of it."""
 
     def __init__(self, task_dir: FarTaskDir) -> None:

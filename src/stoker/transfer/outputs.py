@@ -14,9 +14,9 @@ from stoker.errors import BlobDamaged, DiskFull, SpecError, TooLarge
 from stoker.spec.tree import TreeFile, check_link, check_path
 from stoker.task import layout
 from stoker.task.directory import FarTaskDir
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import Found, open_beneath
-from stoker.transfer.fetch import Fetcher, Taken, store
+from stoker.transfer.fetch import FetchedFiles, Fetcher, store
 from stoker.transfer.walk import too_many, walk
 
 MARGIN = 1 << 30
@@ -25,7 +25,7 @@ AT_ONCE = 4
 """Files of a far directory that are fetched at a time."""
 
 
-def copy(task_dir: NearTaskDir, blobs: BlobStore, max_entries: int, max_bytes: int) -> list[TreeFile]:
+def copy(task_dir: LocalTaskDir, blobs: BlobStore, max_entries: int, max_bytes: int) -> list[TreeFile]:
     """The outputs of a directory here, stored."""
     try:
         root = open_beneath(task_dir.root, layout.OUTPUT)
@@ -93,7 +93,7 @@ class _Contents:
     def __init__(self, task_dir: FarTaskDir, blobs: BlobStore, known: str | None, spare: int) -> None:
         """`spare`: bytes by which a file may have grown since it was listed."""
         self._blobs = blobs
-        self._taken = Taken(task_dir)
+        self._taken = FetchedFiles(task_dir)
         self._known = blobs.tree(known).blobs() if known is not None else {}
         self._spare = spare
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -151,7 +151,7 @@ def _named(found: Sequence[Found]) -> Iterator[tuple[str, Found]]:
         yield name, entry
 
 
-def _copied(task_dir: NearTaskDir, name: str, entry: Found, blobs: BlobStore, left: int) -> TreeFile | None:
+def _copied(task_dir: LocalTaskDir, name: str, entry: Found, blobs: BlobStore, left: int) -> TreeFile | None:
     if entry.link is not None:
         return TreeFile(name, link=entry.link)
     try:

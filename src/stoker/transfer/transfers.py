@@ -24,10 +24,10 @@ from stoker.spec.tree import Tree, TreeFile, check_digest
 from stoker.task import layout
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.task.safe_open import open_beneath
 from stoker.transfer import outputs
-from stoker.transfer.fetch import Fetcher, Taken, store
+from stoker.transfer.fetch import FetchedFiles, Fetcher, store
 from stoker.transfer.merge import for_task, merge
 from stoker.transfer.outputs import check_room, plain_mode
 
@@ -61,7 +61,7 @@ def carry_checkpoint(
     staged: StagedCheckpoint,
     blobs: BlobStore,
     *,
-    part: layout.Part | None = None,
+    part: layout.SharedPart | None = None,
     pause: Pause = none,
     rename: Rename | None = None,
 ) -> tuple[str, int]:
@@ -186,8 +186,8 @@ def restore_checkpoint(
         os.close(parent)
 
 
-def _near(task_dir: TaskDir) -> NearTaskDir:
-    if not isinstance(task_dir, NearTaskDir):
+def _near(task_dir: TaskDir) -> LocalTaskDir:
+    if not isinstance(task_dir, LocalTaskDir):
         raise TypeError(f"a task directory that is neither near nor far: {task_dir!r}")
     return task_dir
 
@@ -225,7 +225,7 @@ def _declared(raw: Any, far: bool) -> TreeFile:
 
 
 def _carry_file(
-    task_dir: NearTaskDir,
+    task_dir: LocalTaskDir,
     path: str,
     file: TreeFile,
     sums: Callable[[], Mapping[str, str]] | None,
@@ -262,7 +262,7 @@ def _carry_file(
     return replace(file, sha256=found)
 
 
-def _sums(task_dir: NearTaskDir) -> dict[str, str]:
+def _sums(task_dir: LocalTaskDir) -> dict[str, str]:
     """Hashes of what was taken out of this directory before. As much the task's own words as its journal is."""
     found: dict[str, str] = {}
     offset = 0
@@ -277,7 +277,7 @@ def _sums(task_dir: NearTaskDir) -> dict[str, str]:
 def _fetch_checkpoint(
     task_dir: FarTaskDir, directory: str, tree: Tree, blobs: BlobStore, pause: Pause
 ) -> None:
-    taken = Taken(task_dir)
+    taken = FetchedFiles(task_dir)
     wanted = {file.sha256: file for file in tree.files}
     missing = [
         file

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from recipe import debian, python, stoker
 
-from stoker.images import Cache, Image, Layer, Registry, Settings, Tree, assemble
+from stoker.images import Cache, Image, Layer, LayerTree, Registry, Settings, assemble
 
 HERE = Path(__file__).parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -44,7 +44,7 @@ def _root(cache: Cache) -> Image:
 
 
 def _nonroot(cache: Cache) -> Image:
-    tree = Tree()
+    tree = LayerTree()
     tree.file("etc/passwd", f"{_USERS.passwd}app:x:1000:1000::/home/app:/bin/sh\n")
     tree.file("etc/group", f"{_USERS.group}app:x:1000:\n")
     tree.directory("home/app", owner=1000)
@@ -55,10 +55,10 @@ def _nonroot(cache: Cache) -> Image:
 def _conda(cache: Cache) -> Image:
     packages = debian.read_lock(stoker.lock("amd64"))["python"]
 
-    def make() -> Tree:
+    def make() -> LayerTree:
         found = debian.unpack(packages)
         found.add(python.compiled(found, stoker.lock("amd64")))
-        moved = Tree()
+        moved = LayerTree()
         for name, entry in found:
             for part in ("usr/bin", "usr/lib/python3"):
                 name = name.replace(part, f"opt/conda/{part[4:]}", 1) if name.startswith(part) else name
@@ -73,7 +73,7 @@ def _conda(cache: Cache) -> Image:
 
 
 def _entrypoint(cache: Cache) -> Image:
-    tree = Tree()
+    tree = LayerTree()
     tree.file("app/entry.sh", (HERE / "files/entry.sh").read_bytes(), 0o755)
     tree.file("app/train.py", (HERE / "files/train.py").read_bytes())
     settings = Settings(
@@ -85,8 +85,8 @@ def _entrypoint(cache: Cache) -> Image:
 def _nopython(cache: Cache) -> Image:
     (package,) = debian.read_lock(HERE / "packages.amd64.lock")["busybox"]
 
-    def make() -> Tree:
-        tree = Tree()
+    def make() -> LayerTree:
+        tree = LayerTree()
         program = debian.unpack([package]).get("usr/bin/busybox")
         assert program is not None
         tree.put("bin/busybox", program)
@@ -102,7 +102,7 @@ def _nopython(cache: Cache) -> Image:
 
 
 def _readonly(cache: Cache) -> Image:
-    tree = Tree()
+    tree = LayerTree()
     tree.directory("job", owner=1001)
     settings = Settings(cmd=("python3",), user="1001:1001", workdir="/job", env={"PATH": PATH})
     return assemble([*_python(cache), _small(cache, "readonly", tree)], settings)
@@ -119,7 +119,7 @@ def _train(cache: Cache) -> Image:
 def _openmpi(cache: Cache) -> Image:
     packages = debian.read_lock(HERE / "packages.amd64.lock")["openmpi"]
 
-    def make() -> Tree:
+    def make() -> LayerTree:
         tree = debian.unpack(packages)
         # As Debian's alternatives would have it.
         for name in ("mpirun", "mpiexec"):
@@ -168,12 +168,12 @@ def _cxx(cache: Cache) -> Layer:
 
 def _named_python(cache: Cache) -> Layer:
     """`python`, as most people call it."""
-    tree = Tree()
+    tree = LayerTree()
     tree.link("usr/bin/python", "python3")
     return _small(cache, "python", tree)
 
 
-def _small(cache: Cache, name: str, tree: Tree) -> Layer:
+def _small(cache: Cache, name: str, tree: LayerTree) -> Layer:
     """A layer that is quicker made than described: its content is its key."""
     content = [f"{path} {entry.mode:o} {entry.uid} {entry.read()!r}" for path, entry in tree]
     return cache.layer(stoker.key(name, *content), lambda: tree, name)

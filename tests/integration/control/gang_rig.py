@@ -19,7 +19,7 @@ from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.fake_engine import Behaviour, FakeEngine
 
 LONG = Behaviour(hang=True)
@@ -82,7 +82,7 @@ class Gang(Watched):
 
     def order(self, run: str, task: str) -> Order:
         """The newest order to run."""
-        look = NearTaskDir(str(self.settings.home.tasks / run / "1" / task)).order
+        look = LocalTaskDir(str(self.settings.home.tasks / run / "1" / task)).order
         return wait(look, lambda found: found is not None and found.verb == "run")
 
     def workers(self, run: str) -> list[str]:

@@ -19,7 +19,7 @@ from test_control_loop import Rig, rig  # noqa: F401 - a fixture
 from stoker.control.ingest import checkpoint_transfer, journal_reader
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 DATA = b"weights" * 10
 
@@ -59,7 +59,7 @@ def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.Monke
         wait(lambda: rig.store.metric_points(run, "late"))
         assert not rig.store.checkpoints(run)
         rig.controller.stop_run(run, kill=False, by="ada")
-        wait(lambda: (order := NearTaskDir(str(directory)).order()) is not None and order.verb == "stop")
+        wait(lambda: (order := LocalTaskDir(str(directory)).order()) is not None and order.verb == "stop")
     finally:
         may_end.set()
     assert rig.ended(run).state == "stopped"

@@ -16,7 +16,7 @@ from gang_rig import LONG, Gang, gang
 
 from stoker.control.placement import engine_watcher
 from stoker.control.runs import task_reader
-from stoker.control.runs.reconcile import Steps
+from stoker.control.runs.reconcile import Reconciler
 from stoker.engine.base import Node, Observation
 from stoker.errors import EngineError, Refused
 from stoker.spec.states import Cause
@@ -180,7 +180,7 @@ def test_a_server_that_dies_while_a_run_shrinks_goes_on_shrinking(
         raise RuntimeError("the server dies here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Steps, "_restart", dies)
+        patched.setattr(Reconciler, "_restart", dies)
         gang.controller.scale(run, 2)
         gang.end(run, lambda _: reached.is_set())
         gang.close()

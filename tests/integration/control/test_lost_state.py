@@ -18,7 +18,7 @@ from rigs import Rig, scripted
 from stoker.engine.base import Node, Presence
 from stoker.errors import NotFound
 from stoker.task import layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_one_of_several_tasks_that_lost_its_directory_is_replaced(rig: Rig) -> N
     wait(lambda: rig.store.attempt(row.id, 1).generation == 2)
     wait(
         lambda: (
-            (order := NearTaskDir(str(_directory(rig, row.id, 1, "worker-1"))).order())
+            (order := LocalTaskDir(str(_directory(rig, row.id, 1, "worker-1"))).order())
             and order.generation == 2
         )
     )
@@ -96,7 +96,7 @@ def test_a_run_that_started_after_the_copy_was_made_is_taken_over(rig: Rig) -> N
     wait(lambda: rig.store.run(row.id).state == "running")
     assert rig.store.run(row.id).attempt == 1
     assert "was taken over" in _texts(rig, row.id)
-    journal = NearTaskDir(str(_directory(rig, row.id, 1))).read(layout.JOURNAL)
+    journal = LocalTaskDir(str(_directory(rig, row.id, 1))).read(layout.JOURNAL)
     assert journal.count(b'"starting"') == 1
     rig.controller.stop_run(row.id, kill=True, by="ada")
     assert rig.ended(row.id).state == "stopped"
@@ -111,7 +111,7 @@ def test_a_later_attempt_than_the_copy_knows_is_taken_over(rig: Rig) -> None:
     copy.restore()
     wait(lambda: (found := rig.store.run(row.id)).attempt == 2 and found.state == "running")
     assert rig.store.attempt(row.id, 1).cause == "lost"
-    assert NearTaskDir(str(_directory(rig, row.id, 2))).read(layout.JOURNAL).count(b'"starting"') == 1
+    assert LocalTaskDir(str(_directory(rig, row.id, 2))).read(layout.JOURNAL).count(b'"starting"') == 1
 
 
 def test_several_tasks_that_the_copy_does_not_know_end_before_others_start(rig: Rig) -> None:
@@ -138,7 +138,7 @@ def test_a_generation_that_the_copy_does_not_know_is_taken_over(rig: Rig) -> Non
     wait(lambda: rig.store.attempt(row.id, 1).generation == 2)
     wait(
         lambda: (
-            (order := NearTaskDir(str(_directory(rig, row.id, 1, "worker-1"))).order())
+            (order := LocalTaskDir(str(_directory(rig, row.id, 1, "worker-1"))).order())
             and order.generation == 2
         )
     )
@@ -146,7 +146,7 @@ def test_a_generation_that_the_copy_does_not_know_is_taken_over(rig: Rig) -> Non
     wait(lambda: rig.store.attempt(row.id, 1).generation == 2)
     assert "generation 2 is running" in _texts(rig, row.id)
     for task in ("worker-0", "worker-1"):
-        journal = NearTaskDir(str(_directory(rig, row.id, 1, task))).read(layout.JOURNAL)
+        journal = LocalTaskDir(str(_directory(rig, row.id, 1, task))).read(layout.JOURNAL)
         assert journal.count(b'"generation":2') and not journal.count(b'"generation":3')
     rig.controller.stop_run(row.id, kill=True, by="ada")
     assert rig.ended(row.id).state == "stopped"
@@ -161,7 +161,7 @@ def test_a_run_that_was_resumed_after_the_copy_was_made_is_taken_over(rig: Rig) 
     copy.restore()
     found = rig.until(row.id, "running")
     assert (found.attempt, found.cause, found.ended_at, found.desired) == (2, None, None, "run")
-    assert NearTaskDir(str(_directory(rig, row.id, 2))).read(layout.JOURNAL).count(b'"starting"') == 1
+    assert LocalTaskDir(str(_directory(rig, row.id, 2))).read(layout.JOURNAL).count(b'"starting"') == 1
     rig.controller.stop_run(row.id, kill=True, by="ada")
     assert rig.ended(row.id).state == "stopped"
 

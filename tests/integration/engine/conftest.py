@@ -17,7 +17,7 @@ from stoker.engine.base import Attempt, Handle, Observation, Presence, TaskPlan 
 from stoker.engine.local import LocalEngine  # noqa: E402
 from stoker.settings import Home, LocalSettings, Settings  # noqa: E402
 from stoker.task import formats, layout  # noqa: E402
-from stoker.task.local_directory import NearTaskDir  # noqa: E402
+from stoker.task.local_directory import LocalTaskDir  # noqa: E402
 
 T = TypeVar("T")
 WAIT = 60.0
@@ -74,7 +74,7 @@ class Box:
         """What the engine knows of the task's launcher."""
         return self.home.engine / "tasks" / f"{run}.1.worker-0.json"
 
-    async def directory(self, handle: Handle) -> NearTaskDir:
+    async def directory(self, handle: Handle) -> LocalTaskDir:
         return await self.engine.reach(handle, "worker-0")
 
     async def lines(self, handle: Handle) -> list[str]:

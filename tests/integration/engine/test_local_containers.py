@@ -132,9 +132,9 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "uid": os.getuid(
 
 
 def _place() -> Any:
-    from stoker.engine.local.tasks.directories import Place
+    from stoker.engine.local.tasks.directories import TaskPlace
 
-    return Place("run-1", 1, "worker-0")
+    return TaskPlace("run-1", 1, "worker-0")
 
 
 def test_the_image_s_own_command_and_a_setup(box: Any, runtime: Runtime) -> None:

@@ -14,7 +14,7 @@ import pytest
 from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.local.host import processes
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.errors import EngineUnavailable
 from stoker.launcher.forkserver import child
 from stoker.launcher.task_files import take_lock
@@ -61,7 +61,7 @@ def test_a_pid_that_now_belongs_to_somebody_else_is_not_the_launcher(box) -> Non
 
 def test_a_crash_between_the_directory_and_the_start_is_made_good(box) -> None:
     async def story() -> None:
-        path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
+        path = directories.path_of(box.home.tasks, TaskPlace("run-1", 1, "worker-0"))
         directories.create(path, TaskInfo("run-1", 1, "worker-0"))
         (seen,) = await box.engine.observe()
         assert (seen.presence, seen.proof) == (Presence.GONE, "its launcher was never started")
@@ -233,7 +233,7 @@ def _name(pid: int) -> str:
 
 def _taken(box) -> tuple[Path, int]:
     """A task's directory, held as by a launcher that is not recorded yet; and the lock."""
-    path = directories.path_of(box.home.tasks, Place("run-1", 1, "worker-0"))
+    path = directories.path_of(box.home.tasks, TaskPlace("run-1", 1, "worker-0"))
     directories.create(path, TaskInfo("run-1", 1, "worker-0"))
     lock = take_lock(str(path))
     assert lock is not None

@@ -14,7 +14,7 @@ import pytest
 from stoker.engine.base import Attempt, Presence, TaskPlan
 from stoker.engine.local.host import cgroups, isolation, processes
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.engine.local.tasks.task_info import group_name, render
 from stoker.errors import EngineError
 
@@ -205,7 +205,7 @@ def test_the_group_of_a_task_that_has_not_started_stays_for_its_start(box) -> No
     async def story() -> None:
         await box.engine.capacity()
         (info,) = render(Attempt("run-1", 1, (TaskPlan("worker-0", cpu=1.0),)), box.engine.isolation)
-        place = Place("run-1", 1, "worker-0")
+        place = TaskPlace("run-1", 1, "worker-0")
         directories.create(directories.path_of(box.home.tasks, place), info)
         tree = box.engine.isolation.tree
         assert info.cgroup is not None and tree is not None

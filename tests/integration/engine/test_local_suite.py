@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stoker.engine.base import Engine, Handle
 from stoker.engine.local import LocalEngine
-from stoker.engine.local.tasks.directories import Place
-from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.directories import TaskPlace
+from stoker.engine.local.tasks.records import TaskRecords
 from stoker.settings import Home, LocalSettings, Settings
 from stoker.task.formats import Status
 from stoker.testing.engine_suite import EngineSuite
@@ -19,8 +19,8 @@ class TestLocalEngine(EngineSuite):
 
     def proof(self, engine: Engine, handle: Handle, status: Status) -> str:
         # In a PID namespace the launcher calls itself 1; the machine's number stands in the engine's record.
-        place = Place(str(handle["run"]), int(handle["attempt"]), "worker-0")
-        record = Records(self.home.engine / "tasks").read(place)
+        place = TaskPlace(str(handle["run"]), int(handle["attempt"]), "worker-0")
+        record = TaskRecords(self.home.engine / "tasks").read(place)
         assert record is not None and record.identity is not None
         return f"launcher {record.identity.pid} is gone"
 

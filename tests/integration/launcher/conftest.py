@@ -25,7 +25,7 @@ from container_box import Pod, Shape
 
 from stoker.launcher.task_files import take_lock
 from stoker.task import container_layout, formats, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -52,7 +52,7 @@ class Task:
 
     def __init__(self, root: Path, **info: Any) -> None:
         self.root = root
-        self.near = NearTaskDir(str(root))
+        self.near = LocalTaskDir(str(root))
         self.seq = 0
         self.uid: int | None = None
         """Whose directory it is, when not ours."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import NotLeading, StokerError
-from stoker.server.leadership import Holder, Leading
-from stoker.store.leadership import Seat
+from stoker.server.leadership import Holder, Leadership
+from stoker.store.leadership import LeaderLease
 from stoker.testing.store_postgres import PostgresServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
 from cutting import Cutter
 
 
-class Candidate(Leading):
+class Candidate(Leadership):
     """A server in miniature: notes in a common list when it leads and when it would end."""
 
     def __init__(self, name: str, url: str, lease: float, story: list[str]) -> None:
@@ -126,7 +126,7 @@ def test_one_that_was_overtaken_ends(url: str) -> None:
     ada = Candidate("ada", url, 5, [])
     ada.run()
     until(lambda: ada.leads)
-    thief = Seat.open(url)
+    thief = LeaderLease.open(url)
     until(lambda: thief.take(thief.see(), "thief", "") is not None)
     until(lambda: ada.story == ["ada leads", "ada ends"])
     assert "another server leads" in ada.why

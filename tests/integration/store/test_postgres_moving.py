@@ -18,7 +18,7 @@ import pytest
 
 from stoker.errors import Conflict, NotFound, StoreDamaged, StoreError
 from stoker.store import Store, put_in_place, relocation, row_copy
-from stoker.store.leadership import Seat
+from stoker.store.leadership import LeaderLease
 from stoker.store.rows import (
     AddAttempt,
     AddCheckpoint,
@@ -204,7 +204,7 @@ def test_killed_on_the_way_it_is_done_again(url: str, path: Path) -> None:
 
 
 def test_not_while_a_server_leads(url: str, path: Path) -> None:
-    seat = Seat.open(url)
+    seat = LeaderLease.open(url)
     epoch = seat.take(seat.see(), "ada place nonce", "http://ada")
     assert epoch is not None
     alive = True

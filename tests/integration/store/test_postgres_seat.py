@@ -11,7 +11,7 @@ import pytest
 
 from stoker.errors import NotLeading, StoreError
 from stoker.store import Store, schema
-from stoker.store.leadership import Seat
+from stoker.store.leadership import LeaderLease
 from stoker.store.rows import AddEvent, EventRow
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer
@@ -27,13 +27,13 @@ def url(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
-def seat(url: str) -> Iterator[Seat]:
-    seat = Seat.open(url)
+def seat(url: str) -> Iterator[LeaderLease]:
+    seat = LeaderLease.open(url)
     yield seat
     seat.close()
 
 
-def test_it_is_taken_once(seat: Seat) -> None:
+def test_it_is_taken_once(seat: LeaderLease) -> None:
     nobody = seat.see()
     assert (nobody.epoch, nobody.holder) == (0, "")
     assert seat.take(nobody, "ada", "http://ada") == 1
@@ -53,12 +53,12 @@ def test_it_is_taken_once(seat: Seat) -> None:
 
 
 def test_of_many_that_try_at_once_one_leads(url: str) -> None:
-    seats = [Seat.open(url) for _ in range(6)]
+    seats = [LeaderLease.open(url) for _ in range(6)]
     seen = seats[0].see()
     start = threading.Barrier(len(seats))
     taken: list[int | None] = []
 
-    def work(seat: Seat, name: str) -> None:
+    def work(seat: LeaderLease, name: str) -> None:
         start.wait(30)
         taken.append(seat.take(seen, name, ""))
 
@@ -74,7 +74,7 @@ def test_of_many_that_try_at_once_one_leads(url: str) -> None:
         seat.close()
 
 
-def test_the_old_leader_writes_nothing_more(url: str, seat: Seat) -> None:
+def test_the_old_leader_writes_nothing_more(url: str, seat: LeaderLease) -> None:
     epoch = seat.take(seat.see(), "ada", "")
     told: list[str] = []
     with Store.open(url, epoch=epoch) as old:
@@ -97,7 +97,7 @@ def test_the_old_leader_writes_nothing_more(url: str, seat: Seat) -> None:
             assert new.submit(new_run("on it goes"), now=3.0)[1]
 
 
-def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: Seat) -> None:
+def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: LeaderLease) -> None:
     """Whoever wants the seat waits for it, and then sees that it has moved."""
     epoch = seat.take(seat.see(), "ada", "")
     assert epoch is not None
@@ -116,7 +116,7 @@ def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: Seat) -> None
         seen = seat.see()
         seat.renew(epoch)
         taken: list[int | None] = []
-        other = Seat.open(url, busy_timeout=20.0)
+        other = LeaderLease.open(url, busy_timeout=20.0)
         taker = threading.Thread(target=lambda: taken.append(other.take(seen, "bob", "")))
         taker.start()
         go_on.set()
@@ -129,7 +129,7 @@ def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: Seat) -> None
 
 def test_taken_although_the_answer_was_lost(postgres: PostgresServer, url: str) -> None:
     with Cutter(postgres.root) as cutter:
-        seat = Seat.open(url.replace(str(postgres.root), str(cutter.root)))
+        seat = LeaderLease.open(url.replace(str(postgres.root), str(cutter.root)))
         seen = seat.see()
         cutter.cut("after")
         assert seat.take(seen, "ada", "") == 1
@@ -138,7 +138,7 @@ def test_taken_although_the_answer_was_lost(postgres: PostgresServer, url: str) 
 
 
 def test_a_database_of_a_newer_version_is_not_taken(
-    url: str, seat: Seat, monkeypatch: pytest.MonkeyPatch
+    url: str, seat: LeaderLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While servers are replaced by newer ones, an older one must not take what it cannot use."""
     monkeypatch.setattr(schema, "VERSION", schema.VERSION - 1)
@@ -152,7 +152,7 @@ def test_waiting_changes_no_older_schema(
 ) -> None:
     Store.open(url).close()
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
-    seat = Seat.open(url)
+    seat = LeaderLease.open(url)
     assert seat.see().epoch == 0
     assert postgres.execute("SELECT version_num FROM alembic_version", url) == [
         (f"{schema.VERSION - 1:04d}",)
@@ -162,5 +162,5 @@ def test_waiting_changes_no_older_schema(
 
 def test_a_file_has_no_seat(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not shared"):
-        Seat.open(str(tmp_path / "stoker.db"))
+        LeaderLease.open(str(tmp_path / "stoker.db"))
     assert list(tmp_path.iterdir()) == []

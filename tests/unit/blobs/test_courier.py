@@ -13,7 +13,7 @@ from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
 
 
@@ -44,9 +44,9 @@ def stage(root: Path, files: dict[str, bytes], number: int = 1) -> StagedCheckpo
 
 def test_code_is_brought_once(blobs: BlobStore, root: Path) -> None:
     digest = blobs.put_tree(Tree((TreeFile("train.py", *blobs.put_stream([b"print()"])),)))
-    bring_code(blobs, digest, NearTaskDir(str(root)))
+    bring_code(blobs, digest, LocalTaskDir(str(root)))
     (root / "code" / "train.py").write_bytes(b"changed by the task")
-    bring_code(blobs, digest, NearTaskDir(str(root)))
+    bring_code(blobs, digest, LocalTaskDir(str(root)))
     assert (root / "code" / "train.py").read_bytes() == b"changed by the task"
 
 
@@ -56,12 +56,12 @@ def test_code_is_not_brought_through_a_link(blobs: BlobStore, root: Path, tmp_pa
     (tmp_path / "outside").mkdir()
     (root / "code").symlink_to(tmp_path / "outside")
     with pytest.raises(UnsafePath):
-        bring_code(blobs, digest, NearTaskDir(str(root)))
+        bring_code(blobs, digest, LocalTaskDir(str(root)))
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_a_checkpoint_goes_out_and_comes_back(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     files = {"step-1/model.pt": os.urandom(100_000), "step-1/shards/0": b"zero", "step-1/empty": b""}
     digest, size = carry_checkpoint(task, stage(root, files), blobs)
     assert size == 100_004
@@ -75,7 +75,7 @@ def test_a_checkpoint_goes_out_and_comes_back(blobs: BlobStore, root: Path) -> N
 
 
 def test_carrying_again_after_a_crash_gives_the_same(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     staged = stage(root, {"a": b"1", "b": b"2", "c": b"3"})
     # The first try stored two and unlinked one of them.
     blobs.put_file(root / layout.staged(1) / "a", move=True)
@@ -85,7 +85,7 @@ def test_carrying_again_after_a_crash_gives_the_same(blobs: BlobStore, root: Pat
 
 
 def test_changed_bytes_are_refused(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     staged = stage(root, {"model": b"good weights"})
     path = root / layout.staged(1) / "model"
     for wrong in (b"evil weights", b"good", b"good weights and more"):
@@ -106,7 +106,7 @@ def unhashed(staged: StagedCheckpoint, *paths: str) -> StagedCheckpoint:
 
 
 def test_what_its_launcher_did_not_hash_is_hashed_here(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     files = {"step-1/model.pt": b"weights", "step-1/copy.pt": b"weights", "step-1/config": b"{}"}
     hashed = carry_checkpoint(task, stage(root, files), blobs)
     staged = unhashed(stage(root, files, 2), "step-1/model.pt", "step-1/copy.pt")
@@ -118,21 +118,21 @@ def test_what_its_launcher_did_not_hash_is_hashed_here(blobs: BlobStore, root: P
 def test_an_unhashed_file_is_taken_again_after_a_crash_at_any_point(
     blobs: BlobStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     staged = unhashed(stage(root, {"a": b"1", "b": b"2", "c": b"3"}), "a", "b", "c")
-    appended = NearTaskDir.append
+    appended = LocalTaskDir.append
     left = iter([True, False])
 
-    def dies_at_the_second(self: NearTaskDir, path: str, value: dict[str, object]) -> None:
+    def dies_at_the_second(self: LocalTaskDir, path: str, value: dict[str, object]) -> None:
         if not next(left):
             raise OSError("the power is cut")
         appended(self, path, value)
 
-    monkeypatch.setattr(NearTaskDir, "append", dies_at_the_second)
+    monkeypatch.setattr(LocalTaskDir, "append", dies_at_the_second)
     with pytest.raises(OSError, match="power"):
         carry_checkpoint(task, staged, blobs)
     assert not (root / layout.staged(1) / "a").exists() and (root / layout.staged(1) / "b").exists()
-    monkeypatch.setattr(NearTaskDir, "append", appended)
+    monkeypatch.setattr(LocalTaskDir, "append", appended)
     digest, size = carry_checkpoint(task, staged, blobs)
     found = [blobs.path(file.sha256).read_bytes() for file in blobs.tree(digest).files]
     assert (size, found) == (3, [b"1", b"2", b"3"])
@@ -141,21 +141,21 @@ def test_an_unhashed_file_is_taken_again_after_a_crash_at_any_point(
 def test_hashes_that_were_noted_are_read_once_however_many_files_are_gone(
     blobs: BlobStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     files = {f"{n}": b"%d" % n for n in range(40)}
     staged = unhashed(stage(root, files), *files)
     carried = carry_checkpoint(task, staged, blobs)
     read: list[str] = []
-    lines = NearTaskDir.lines
+    lines = LocalTaskDir.lines
     monkeypatch.setattr(
-        NearTaskDir, "lines", lambda self, path, offset: (read.append(path), lines(self, path, offset))[1]
+        LocalTaskDir, "lines", lambda self, path, offset: (read.append(path), lines(self, path, offset))[1]
     )
     assert carry_checkpoint(task, staged, blobs) == carried
     assert read == [layout.SUMS] * 2, "to its end, and to see that it is the end"
 
 
 def test_an_unhashed_file_that_is_gone_is_not_made_up(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     staged = unhashed(stage(root, {"m": b"weights"}), "m")
     (root / layout.staged(1) / "m").unlink()
     with pytest.raises(NotFound, match="gone"):
@@ -180,7 +180,7 @@ def test_hashes_are_noted_in_a_file_and_nowhere_else(
         sums.mkdir()
     staged = unhashed(stage(root, {"m": b"weights"}), "m")
     with pytest.raises(OSError):
-        carry_checkpoint(NearTaskDir(str(root)), staged, blobs)
+        carry_checkpoint(LocalTaskDir(str(root)), staged, blobs)
     assert outside.read_bytes() == b""
     assert (root / layout.staged(1) / "m").read_bytes() == b"weights", "it stays until its hash is noted"
 
@@ -208,7 +208,7 @@ def test_links_and_pipes_are_never_followed(blobs: BlobStore, root: Path, tmp_pa
         (tmp_path / "away" / "000001" / "d").symlink_to(secret)
         (root / "staged").symlink_to(tmp_path / "away")
     with pytest.raises(UnsafePath):
-        carry_checkpoint(NearTaskDir(str(root)), staged, blobs)
+        carry_checkpoint(LocalTaskDir(str(root)), staged, blobs)
     assert (secret / "f").read_bytes() == b"private"
     assert blobs.usage().blobs == 0
 
@@ -228,7 +228,7 @@ def test_a_journal_is_not_believed(blobs: BlobStore, root: Path, change: dict[st
     staged = stage(root, {"f": b"data"})
     staged.files[0].update(change)
     with pytest.raises(SpecError):
-        carry_checkpoint(NearTaskDir(str(root)), staged, blobs)
+        carry_checkpoint(LocalTaskDir(str(root)), staged, blobs)
 
 
 @pytest.mark.parametrize("number", ["../../x", -1, 10**12, True])
@@ -236,11 +236,11 @@ def test_the_number_of_a_checkpoint_is_a_number(blobs: BlobStore, root: Path, nu
     staged = stage(root, {"f": b"data"})
     staged.number = number  # type: ignore[assignment]
     with pytest.raises(SpecError):
-        carry_checkpoint(NearTaskDir(str(root)), staged, blobs)
+        carry_checkpoint(LocalTaskDir(str(root)), staged, blobs)
 
 
 def test_a_damaged_checkpoint_is_not_restored(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     digest, _ = carry_checkpoint(task, stage(root, {"m": b"weights"}), blobs)
     path = blobs.path(hashlib.sha256(b"weights").hexdigest())
     path.chmod(0o600)
@@ -251,7 +251,7 @@ def test_a_damaged_checkpoint_is_not_restored(blobs: BlobStore, root: Path) -> N
 
 
 def test_restoring_does_not_go_through_links(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     digest, _ = carry_checkpoint(task, stage(root, {"m": b"weights"}), blobs)
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -268,7 +268,7 @@ def test_restoring_does_not_go_through_links(blobs: BlobStore, root: Path, tmp_p
 
 
 def test_restoring_over_a_directory_without_permissions(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     digest, _ = carry_checkpoint(task, stage(root, {"m": b"weights"}), blobs)
     locked = root / "checkpoints" / "2" / "locked" / "deeper"
     locked.mkdir(parents=True)
@@ -290,15 +290,15 @@ def test_outputs(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
     os.mkfifo(out / "pipe")
     with open(os.fsencode(out) + b"/caf\xe9", "wb") as handle:
         handle.write(b"latin")
-    digest, files, size = carry_outputs(NearTaskDir(str(root)), blobs)
+    digest, files, size = carry_outputs(LocalTaskDir(str(root)), blobs)
     tree = blobs.tree(digest)
     assert [file.path for file in tree.files] == ["caf\\xe9", "latest", "model.bin", "plots/loss.png"]
     assert (files, size) == (4, 15)
-    assert carry_outputs(NearTaskDir(str(root)), blobs)[0] == digest, "a second try finds the same"
+    assert carry_outputs(LocalTaskDir(str(root)), blobs)[0] == digest, "a second try finds the same"
 
 
 def test_no_outputs(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     assert carry_outputs(task, blobs)[1:] == (0, 0)
     (root / "output").rmdir()
     assert carry_outputs(task, blobs)[1:] == (0, 0)
@@ -307,7 +307,7 @@ def test_no_outputs(blobs: BlobStore, root: Path, tmp_path: Path) -> None:
 
 
 def test_outputs_are_capped(blobs: BlobStore, root: Path) -> None:
-    task = NearTaskDir(str(root))
+    task = LocalTaskDir(str(root))
     for n in range(12):
         (root / "output" / f"d{n}").mkdir()
     with pytest.raises(TooLarge, match="entries"):
@@ -328,4 +328,4 @@ def test_outputs_nested_without_end(blobs: BlobStore, root: Path) -> None:
         here = deeper
     os.close(here)
     with pytest.raises(TooLarge, match="nested"):
-        carry_outputs(NearTaskDir(str(root)), blobs)
+        carry_outputs(LocalTaskDir(str(root)), blobs)

@@ -16,20 +16,20 @@ from checkpoint_scanning import Clock, Task
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.ingest import journal_reader as pumps
-from stoker.control.ingest.checkpoint_transfer import Carriers
-from stoker.control.ingest.journal_reader import Intake, Pump
+from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
+from stoker.control.ingest.journal_reader import Intake, JournalReader
 from stoker.settings import Home
 from stoker.store import Store
 from stoker.store.rows import CheckpointRow, NewRun
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.transfer import carry_checkpoint
 
 SIZE = 2000
 
 
-class Slow(Carriers):
+class Slow(CheckpointTransfers):
     """Carries one when it is told to, in any order."""
 
     def __init__(self) -> None:
@@ -92,10 +92,10 @@ class Rig:
         self.saves = 0
         self.restart()
 
-    def pump(self, rank: Rank) -> Pump:
+    def pump(self, rank: Rank) -> JournalReader:
         cursors = self.store.cursors(self.run, 1)
-        near = NearTaskDir(str(rank.root))
-        return Pump(
+        near = LocalTaskDir(str(rank.root))
+        return JournalReader(
             self.home, self.blobs, near, run=self.run, attempt=1, task=rank.name, generation=1,
             cursors=cursors, latest={}, alone=False, carriers=self.carriers,
         )  # fmt: skip

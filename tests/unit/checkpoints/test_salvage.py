@@ -98,7 +98,7 @@ def test_one_that_was_given_up_and_lives_is_not_in_the_way(
     part = lost(task, tmp_path)
     really = stager.stage
 
-    def beside(job: stager.Job, pause: idle_throttle.Pause) -> stager.Outcome:
+    def beside(job: stager.StagingJob, pause: idle_throttle.Pause) -> stager.StagingOutcome:
         theirs = part / layout.staged(mine["number"] + 1)
         theirs.mkdir()
         (theirs / "b.pt").write_bytes(b"theirs")

@@ -11,7 +11,7 @@ from stoker.control.logs.reader import LogArchive, LogWriter
 from stoker.settings import Home
 from stoker.task import layout
 from stoker.task.formats import LogLine
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 
 class Task:
@@ -21,7 +21,7 @@ class Task:
         self.home = Home(tmp_path / "home")
         self.root = tmp_path / "task"
         (self.root / layout.LOG).mkdir(parents=True)
-        self.near = NearTaskDir(str(self.root))
+        self.near = LocalTaskDir(str(self.root))
         self.count = 0
 
     def print(self, *texts: str, segment: int = 0, stream: str = "o") -> None:

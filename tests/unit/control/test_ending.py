@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.control.policy.outcome import Verdict, decide, judge, lost
+from stoker.control.policy.outcome import Outcome, decide, judge, lost
 from stoker.spec.states import Cause, RunState
 from stoker.task.formats import Ending
 
@@ -52,7 +52,7 @@ def test_oom_names_limit_and_peak() -> None:
     assert verdict.evidence["limit"] == 500 << 20
 
 
-def after(verdict: Verdict, **given: Any) -> Any:
+def after(verdict: Outcome, **given: Any) -> Any:
     values: dict[str, Any] = {
         "desired": "run",
         "retries": 0,

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.control.policy.failure_policy import Decision, Seat, decide
-from stoker.control.policy.outcome import Verdict
+from stoker.control.policy.failure_policy import Decision, TaskState, decide
+from stoker.control.policy.outcome import Outcome
 from stoker.spec.states import Cause
 
-DONE = Verdict(Cause.COMPLETED, 0, "completed", {})
-BAD = Verdict(Cause.USER_ERROR, 1, "exit code 1", {"kind": "exit"})
-LOST = Verdict(Cause.LOST, None, "its launcher is gone", {"kind": "lost"})
-KILLED = Verdict(Cause.USER_ERROR, 137, "killed by SIGKILL", {"signal": "SIGKILL"})
-STOPPED = Verdict(Cause.PREEMPTED, 143, "preempted", {})
+DONE = Outcome(Cause.COMPLETED, 0, "completed", {})
+BAD = Outcome(Cause.USER_ERROR, 1, "exit code 1", {"kind": "exit"})
+LOST = Outcome(Cause.LOST, None, "its launcher is gone", {"kind": "lost"})
+KILLED = Outcome(Cause.USER_ERROR, 137, "killed by SIGKILL", {"signal": "SIGKILL"})
+STOPPED = Outcome(Cause.PREEMPTED, 143, "preempted", {})
 
 
-def seat(task: str, verdict: Verdict | None = None, **more: Any) -> Seat:
+def seat(task: str, verdict: Outcome | None = None, **more: Any) -> TaskState:
     values: dict[str, Any] = {"on_loss": "world", "ends": True, "may_fail": False} | more
-    return Seat(task, verdict=verdict, **values)
+    return TaskState(task, verdict=verdict, **values)
 
 
-def ask(*seats: Seat, closing: Verdict | None = None, reforming: Verdict | None = None) -> Decision:
+def ask(*seats: TaskState, closing: Outcome | None = None, reforming: Outcome | None = None) -> Decision:
     return decide(seats, closing=closing, reforming=reforming)
 
 

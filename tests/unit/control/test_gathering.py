@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from stoker.control.checkpoints.completion import (
     OPEN,
     ROOM,
-    Gathering,
-    Part,
+    Completion,
     Settled,
+    WrittenPart,
     family_of,
     group_of,
     lacking,
@@ -23,22 +23,22 @@ from stoker.control.checkpoints.completion import (
 from stoker.store.rows import PartRow
 
 
-def part(task: str, name: str = "step-100", number: int = 1, **changes: object) -> Part:
+def part(task: str, name: str = "step-100", number: int = 1, **changes: object) -> WrittenPart:
     paths = changes.pop("paths", (name,))
     row = PartRow("r", 1, 1, task, number, name, f"{task}-{number}", 1, "quiet", 1.0)
-    return Part(replace(row, **changes), paths)  # type: ignore[arg-type]
+    return WrittenPart(replace(row, **changes), paths)  # type: ignore[arg-type]
 
 
 class Bench:
     """A gathering whose complete rounds are named as they come."""
 
     def __init__(self, *tasks: str, generation: int = 1) -> None:
-        self.gathering = Gathering(dict.fromkeys(tasks, generation))
+        self.gathering = Completion(dict.fromkeys(tasks, generation))
         self.scans = dict.fromkeys(tasks, 0)
         self.offered: dict[str, set[str]] = {}
-        self.dropped: list[Part] = []
+        self.dropped: list[WrittenPart] = []
 
-    def add(self, *parts: Part) -> Bench:
+    def add(self, *parts: WrittenPart) -> Bench:
         for one in parts:
             self.apply(self.gathering.add(one))
         self.settle()
@@ -245,7 +245,7 @@ class Writer:
     scans: int = 0
     alive: bool = True
     number: int = 0
-    journal: list[Part | str] = field(default_factory=list)
+    journal: list[WrittenPart | str] = field(default_factory=list)
     status: tuple[int, tuple[str, ...]] = (0, ())
     told: bool = False
 
@@ -263,9 +263,9 @@ class Simulation:
         writers = [chance.random() < 0.6 for _ in range(count)]
         writers[chance.randrange(count)] = True
         self.tasks = {f"t{n}": Writer(writes) for n, writes in enumerate(writers)}
-        self.store: dict[tuple[str, int], Part] = {}
+        self.store: dict[tuple[str, int], WrittenPart] = {}
         self.offered: dict[str, frozenset[int | None]] = {}
-        self.gathering = Gathering(dict.fromkeys(self.tasks, 1))
+        self.gathering = Completion(dict.fromkeys(self.tasks, 1))
         self.names = 0
 
     def name(self, save: int) -> str:
@@ -298,7 +298,7 @@ class Simulation:
         )
         step = None if self.style == "place" else writer.begun
         row = replace(row, step=step)
-        writer.journal.append(Part(row, (row.name,)))
+        writer.journal.append(WrittenPart(row, (row.name,)))
 
     def scan(self, task: str) -> None:
         writer = self.tasks[task]
@@ -337,11 +337,11 @@ class Simulation:
             self.offer(name, list(round_.parts.values()))
             self.gathering.call(round_, name)
             for one in round_.parts.values():
-                marked = Part(replace(one.row, checkpoint=name), one.paths)
+                marked = WrittenPart(replace(one.row, checkpoint=name), one.paths)
                 self.store[one.key[0], one.key[2]] = marked
         self.apply(settled)
 
-    def offer(self, name: str, parts: list[Part]) -> None:
+    def offer(self, name: str, parts: list[WrittenPart]) -> None:
         saves = {part.row.digest for part in parts}
         who = {part.row.task for part in parts}
         wrote = {task for task, writer in self.tasks.items() if writer.writes}
@@ -358,7 +358,7 @@ class Simulation:
 
     def restart(self) -> None:
         """The server dies and comes back: it has what is in the store, and hears of the ended again."""
-        self.gathering = Gathering(dict.fromkeys(self.tasks, 1))
+        self.gathering = Completion(dict.fromkeys(self.tasks, 1))
         self.apply(self.gathering.restore(list(self.store.values())))
         for task, writer in self.tasks.items():
             if writer.told:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from stoker.control.notifier import Hub
+from stoker.control.notifier import Notifier
 
 
 def test_a_waiter_wakes_on_publish_from_another_thread() -> None:
-    hub = Hub()
+    hub = Notifier()
 
     async def wait() -> int:
         timer = threading.Timer(0.05, hub.publish, ["r"])
@@ -18,12 +18,12 @@ def test_a_waiter_wakes_on_publish_from_another_thread() -> None:
 
 
 def test_what_changed_before_the_wait_is_not_missed() -> None:
-    hub = Hub()
+    hub = Notifier()
     hub.publish("r")
     assert asyncio.run(hub.changed("r", 0, timeout=30)) == 1
 
 
 def test_a_wait_ends_after_its_time_and_leaves_nothing_behind() -> None:
-    hub = Hub()
+    hub = Notifier()
     assert asyncio.run(hub.changed("r", 0, timeout=0.01)) == 0
     assert hub._waiters == {}

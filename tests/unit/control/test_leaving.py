@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.control.runs.shutdown import Leaving
+from stoker.control.runs.shutdown import Shutdown
 from stoker.spec import Job
 from stoker.spec.states import RunState
 from stoker.task.local_directory import UnsafePath
@@ -64,7 +64,7 @@ def ended(directory: Directory, task: Any) -> list[str]:
             handle={},
         )
         task.directory = directory
-        await Leaving(loop).stop(live, [task], brief=True)  # type: ignore[arg-type]
+        await Shutdown(loop).stop(live, [task], brief=True)  # type: ignore[arg-type]
         await asyncio.gather(*spawned)
 
     asyncio.run(story())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.control.ingest.journal_reader import Intake
-from stoker.control.runs.task_reader import Looking
+from stoker.control.runs.task_reader import TaskReader
 from stoker.task.formats import Status
 
 
@@ -40,7 +40,7 @@ def task(name: str, found: Intake | Exception) -> Any:
 
 def look(loop: Loop, *tasks: Any) -> dict[str, Intake]:
     live = SimpleNamespace(id="digits-1", tasks={one.name: one for one in tasks})
-    return asyncio.run(Looking(loop).look(live))  # type: ignore[arg-type]
+    return asyncio.run(TaskReader(loop).look(live))  # type: ignore[arg-type]
 
 
 def test_what_was_found_at_the_others_counts() -> None:

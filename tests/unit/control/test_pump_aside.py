@@ -16,16 +16,16 @@ from box import wait
 from stoker.blobs import BlobStore
 from stoker.control.ingest import checkpoint_transfer
 from stoker.control.ingest import journal_reader as pumps
-from stoker.control.ingest.journal_reader import Intake, Pump
+from stoker.control.ingest.journal_reader import Intake, JournalReader
 from stoker.settings import Home
 from stoker.store.rows import AddEvent
 from stoker.task import layout
 from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 from stoker.transfer import carry_checkpoint
 
 
-class Carriers(checkpoint_transfer.Carriers):
+class Carriers(checkpoint_transfer.CheckpointTransfers):
     """Carries when it is told to."""
 
     def __init__(self) -> None:
@@ -61,11 +61,11 @@ class Task:
         self.phase("running")
         self.pump = self.made(**more)
 
-    def made(self, **more: Any) -> Pump:
-        return Pump(
+    def made(self, **more: Any) -> JournalReader:
+        return JournalReader(
             self.home,
             self.blobs,
-            NearTaskDir(str(self.root)),
+            LocalTaskDir(str(self.root)),
             run="digits-1",
             attempt=1,
             task="worker-0",

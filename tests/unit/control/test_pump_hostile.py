@@ -14,13 +14,13 @@ import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.ingest import journal_reader
-from stoker.control.ingest.journal_reader import Intake, Pump
+from stoker.control.ingest.journal_reader import Intake, JournalReader
 from stoker.control.logs import reader
 from stoker.settings import Home, LogSettings
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
 from stoker.task import layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
 
@@ -39,11 +39,11 @@ class Task:
         self.run = self.store.submit(new, now=1.0)[0].id
         self.pump = self.again()
 
-    def again(self) -> Pump:
-        return Pump(
+    def again(self) -> JournalReader:
+        return JournalReader(
             self.home,
             BlobStore(self.home.blobs),
-            NearTaskDir(str(self.root)),
+            LocalTaskDir(str(self.root)),
             run=self.run,
             attempt=1,
             task="worker-0",
@@ -96,7 +96,7 @@ def test_something_else_in_its_place(task: Task, tmp_path: Path, name: str, what
     make[what]()
     found = task.look()
     assert (found.ending, found.points, found.log_bytes) == (None, [], 0)
-    assert NearTaskDir(str(task.root)).order() is None
+    assert LocalTaskDir(str(task.root)).order() is None
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "directory", "nothing", "file"])
@@ -234,7 +234,7 @@ def test_a_hundred_thousand_files(task: Task) -> None:
 
 def test_what_is_in_the_way_of_an_order(task: Task, tmp_path: Path) -> None:
     """A pipe would be waited for, a link followed: neither happens."""
-    near = NearTaskDir(str(task.root))
+    near = LocalTaskDir(str(task.root))
     precious = tmp_path / "precious"
     precious.write_text("precious")
     os.mkfifo(task.root / f"{layout.SECRETS}.{os.getpid()}.tmp")
@@ -251,9 +251,9 @@ def test_the_directory_itself_is_a_link(task: Task, tmp_path: Path) -> None:
     task.root.rename(tmp_path / "moved")
     task.root.symlink_to(tmp_path / "moved")
     with pytest.raises(OSError, match="not a directory"):
-        NearTaskDir(str(task.root)).write_secrets({})
+        LocalTaskDir(str(task.root)).write_secrets({})
     with pytest.raises(OSError, match="not a directory"):
-        NearTaskDir(str(task.root)).read(layout.JOURNAL)
+        LocalTaskDir(str(task.root)).read(layout.JOURNAL)
 
 
 def test_too_many_open_files_loses_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_too_many_open_files_loses_nothing(task: Task, monkeypatch: pytest.Monke
     (task.root / layout.METRICS / "1-1.jsonl").write_text('{"v": {"loss": 2}, "step": 2, "t": 1}\n')
     task.journal(ENDED)
     with monkeypatch.context() as patch:
-        patch.setattr(NearTaskDir, "lines", lambda *_: _raise(OSError(errno.EMFILE, "too many open files")))
+        patch.setattr(LocalTaskDir, "lines", lambda *_: _raise(OSError(errno.EMFILE, "too many open files")))
         with pytest.raises(OSError, match="too many"):
             task.look()
     found = task.look()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.ingest.journal_reader import Intake, Pump, speaker
-from stoker.control.ingest.step_rate import Pace
+from stoker.control.ingest.journal_reader import Intake, JournalReader, speaker
+from stoker.control.ingest.step_rate import StepRate
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 OTHERS = {"loss@worker-1", "acc@worker-1"}
 
@@ -27,10 +27,10 @@ class Task:
         for name in layout.DIRECTORIES:
             (self.root / name).mkdir(parents=True)
         write_json(str(self.root / layout.STATUS), Status("running", generation=1).to_json())
-        self.pump = Pump(
+        self.pump = JournalReader(
             home,
             BlobStore(home.blobs),
-            NearTaskDir(str(self.root)),
+            LocalTaskDir(str(self.root)),
             run="digits-1",
             attempt=1,
             task="worker-1",
@@ -98,7 +98,7 @@ def test_the_usage_says_how_fast_it_gets_on(tmp_path: Path) -> None:
 
 
 def test_pace_is_a_median_that_moves() -> None:
-    pace = Pace()
+    pace = StepRate()
     assert pace.usage() == {}
     pace.take([Point("loss", 10, 1.0, 100.0)])
     assert pace.usage() == {"step": 10}

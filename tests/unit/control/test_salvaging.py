@@ -20,13 +20,13 @@ from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, CheckpointRow
 from stoker.task import layout
 from stoker.task.directory import SharingTaskDir
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.layout import Part
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.layout import SharedPart
+from stoker.task.local_directory import LocalTaskDir
 
-LOST = Part("digits-7f3k", 1, "worker-0", 1)
+LOST = SharedPart("digits-7f3k", 1, "worker-0", 1)
 
 
-class Shared(NearTaskDir):
+class Shared(LocalTaskDir):
     """A far directory with a volume beside it, in one process."""
 
     def __init__(self, root: Path) -> None:
@@ -36,10 +36,10 @@ class Shared(NearTaskDir):
         self.volume.mkdir()
         self.shares = True
         self.entries: list[dict[str, Any]] = []
-        self.asked: list[tuple[Part, int, list[int]]] = []
+        self.asked: list[tuple[SharedPart, int, list[int]]] = []
         self.fails: OSError | None = None
 
-    def stage(self, part: Part, number: int, data: bytes) -> None:
+    def stage(self, part: SharedPart, number: int, data: bytes) -> None:
         path = self.volume / part.name / layout.staged(number) / "last.pt"
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
@@ -55,15 +55,15 @@ class Shared(NearTaskDir):
         self.entries.append({"k": "checkpoint", **staged.to_json()})
 
     @property
-    def left(self) -> list[Part]:
+    def left(self) -> list[SharedPart]:
         return self.parts()[0]
 
-    def parts(self) -> tuple[list[Part], list[str]]:
+    def parts(self) -> tuple[list[SharedPart], list[str]]:
         names = [str(path.relative_to(self.volume)) for path in sorted(self.volume.glob("*/*"))]
         empty = [path.name for path in self.volume.iterdir() if not any(path.iterdir())]
         return [part for part in map(layout.part_of, names) if part], sorted(empty)
 
-    def salvage(self, part: Part, generation: int, carried: Sequence[int]) -> list[dict[str, Any]]:
+    def salvage(self, part: SharedPart, generation: int, carried: Sequence[int]) -> list[dict[str, Any]]:
         self.asked.append((part, generation, list(carried)))
         if self.fails is not None:
             raise self.fails
@@ -253,7 +253,7 @@ def test_removing_needs_somebody_and_permission(shared: Shared) -> None:
     shared.fails = None
     remove(shared, LOST)
     assert shared.left == []
-    remove(NearTaskDir(shared.root), LOST)
+    remove(LocalTaskDir(shared.root), LOST)
 
 
 def test_numbers_and_entries_that_make_no_sense() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.control.diagnosis.straggler import Finding, Signs, straggler
+from stoker.control.diagnosis.straggler import Signs, StragglerFinding, straggler
 
 
-def found(*tasks: Signs) -> Finding:
+def found(*tasks: Signs) -> StragglerFinding:
     said = straggler(tasks)
     assert said is not None
     return said

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.ingest.checkpoint_transfer import Carriers
+from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
 from stoker.engine.local.tasks import directories
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.linux import direct_io, idle_throttle
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint, TaskInfo
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 DATA = b"x" * 1000
 
@@ -60,12 +60,12 @@ def wait_for(told: set[int], count: int) -> None:
         time.sleep(0.01)
 
 
-def carry(carriers: Carriers, root: Path, blobs: BlobStore) -> Any:
+def carry(carriers: CheckpointTransfers, root: Path, blobs: BlobStore) -> Any:
     (root / layout.staged(1)).mkdir()
     (root / layout.staged(1) / "last.bin").write_bytes(DATA)
     file = {"path": "last.bin", "size": len(DATA), "sha256": "", "mode": 0o600}
     staged = StagedCheckpoint(number=1, generation=1, name="last.bin", how="sdk", files=[file])
-    return carriers.carry(NearTaskDir(str(root)), staged, blobs, lambda: False)
+    return carriers.carry(LocalTaskDir(str(root)), staged, blobs, lambda: False)
 
 
 def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: set[int]) -> None:
@@ -80,7 +80,7 @@ def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: s
     while not scanner._stager.waiting:
         assert time.monotonic() < deadline, "the checkpoint was not seen"
         scanner.poll(time.monotonic())
-    carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
+    carriers, blobs = CheckpointTransfers(), BlobStore(tmp_path / "blobs")
     carried = [carry(carriers, root, blobs) for root in (second, third)]
     wait_for(refused, 3)
     assert not any(one.done() for one in carried) and scanner._stager.done.empty()
@@ -98,7 +98,7 @@ def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
     holder = idle_throttle._Turn(str(make(tmp_path / "1", 0) / layout.TURNS))
     assert holder.take(0.0)
     other = make(tmp_path / "2", 0)
-    carriers, blobs = Carriers(), BlobStore(tmp_path / "blobs")
+    carriers, blobs = CheckpointTransfers(), BlobStore(tmp_path / "blobs")
     assert carry(carriers, other, blobs).result(60)[1] == len(DATA)
     assert not refused and (other / layout.TURNS).exists(), "it asked for the turn, and had it"
     holder.give_back()

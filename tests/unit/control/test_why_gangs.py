@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.control.diagnosis import why
-from stoker.control.diagnosis.readiness import Absent, Muster
+from stoker.control.diagnosis.readiness import Absent, Readiness
 from stoker.control.fleet import Wait
 from stoker.store.rows import EventRow, RunRow
 
@@ -30,7 +30,7 @@ RUN = RunRow(
 )
 
 
-def ask(state: str, muster: Muster | None = None, *events: EventRow, **over: Any) -> why.Answer:
+def ask(state: str, muster: Readiness | None = None, *events: EventRow, **over: Any) -> why.WhyAnswer:
     return why.explain(
         replace(RUN, state=state, **over),
         explanation=None,
@@ -49,7 +49,7 @@ def event(kind: str, text: str) -> EventRow:
 
 def test_who_is_missing() -> None:
     pulling = Absent("worker-3", "pulling image", Wait("pulling image"))
-    found = ask("starting", Muster(4, (pulling,)))
+    found = ask("starting", Readiness(4, (pulling,)))
     assert found.text == "attempt 1 is not up yet: 3 of 4 tasks up; worker-3: pulling image"
     assert found.facts["waiting"] == "3 of 4 tasks up; worker-3: pulling image"
     assert found.facts["missing"] == {"worker-3": "pulling image"}
@@ -58,7 +58,7 @@ def test_who_is_missing() -> None:
 
 def test_what_cannot_come_is_said_with_its_end() -> None:
     bad = Absent("worker-1", "no such image", Wait("no such image", "image", 60.0))
-    found = ask("starting", Muster(2, (bad,)))
+    found = ask("starting", Readiness(2, (bad,)))
     assert "1 of 2 tasks up; worker-1: no such image; if that does not change it ends in" in found.text
     assert found.hint is not None and found.hint.startswith("Check the image's name")
 
@@ -66,32 +66,34 @@ def test_what_cannot_come_is_said_with_its_end() -> None:
 def test_many_that_are_missing_for_one_reason() -> None:
     absent = tuple(Absent(f"worker-{n}", "waits for a node") for n in range(1, 8))
     assert (
-        Muster(8, absent).text()
+        Readiness(8, absent).text()
         == "1 of 8 tasks up; worker-1, worker-2, worker-3: waits for a node; and 4 more"
     )
-    assert Muster(2, (Absent("ps-0", ""),)).text() == "1 of 2 tasks up; ps-0: not there yet"
+    assert Readiness(2, (Absent("ps-0", ""),)).text() == "1 of 2 tasks up; ps-0: not there yet"
 
 
 def test_a_world_that_forms_again() -> None:
     lost = event("reforming", "worker-1: launcher 17 is gone; worker-1 is replaced, generation 2 follows")
-    found = ask("running", Muster(3, (Absent("worker-1", ""),), generation=2, started=False), lost)
+    found = ask("running", Readiness(3, (Absent("worker-1", ""),), generation=2, started=False), lost)
     assert found.text == (
         "it re-forms: generation 2 is being brought up: 2 of 3 tasks up; worker-1: not there yet "
         "(before that: worker-1: launcher 17 is gone)"
     )
-    whole = ask("running", Muster(3, generation=2), lost)
+    whole = ask("running", Readiness(3, generation=2), lost)
     assert whole.text == "it runs with all 3 tasks, generation 2 (before that: worker-1: launcher 17 is gone)"
-    growing = ask("running", Muster(2, joining=("worker-2", "worker-3")))
+    growing = ask("running", Readiness(2, joining=("worker-2", "worker-3")))
     assert growing.text == "it runs with all 2 tasks; worker-2, worker-3 will join it"
-    assert ask("running", Muster(3)).text == "it runs with all 3 tasks"
+    assert ask("running", Readiness(3)).text == "it runs with all 3 tasks"
     assert ask("running").text == "it runs"
 
 
 def test_a_hang_is_said_until_the_run_moves_on() -> None:
     hang = event("hang", "no output for 30 m")
-    found = ask("running", Muster(2), event("running", "runs"), hang)
+    found = ask("running", Readiness(2), event("running", "runs"), hang)
     assert found.text == "it runs, and it seems to hang: no output for 30 m"
     assert found.facts["hang"]["stacks"] == "/somewhere"
-    assert ask("running", Muster(2), hang, event("generation", "starts")).text == "it runs with all 2 tasks"
+    assert (
+        ask("running", Readiness(2), hang, event("generation", "starts")).text == "it runs with all 2 tasks"
+    )
     failed = ask("failed", None, hang, event("ended", "hung"), cause="hang", reason="hung")
     assert failed.text == "it failed with cause hang: hung; no output for 30 m"

@@ -18,7 +18,7 @@ from stoker.courier.trash import Trash
 from stoker.errors import SpecError
 from stoker.spec.tree import check_link, check_path
 from stoker.task import formats, layout
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import TooMany
 
 ODD = [
@@ -273,7 +273,7 @@ def test_contact_that_cannot_be_written_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_when_nobody_needs_a_courier_any_more(tmp_path: Path) -> None:
-    near = NearTaskDir(str(tmp_path))
+    near = LocalTaskDir(str(tmp_path))
     assert main.released(near)
     for seq, verb, over in ((1, "run", False), (2, "stop", False), (3, "release", True)):
         near.write_order(formats.Order(seq=seq, generation=1, verb=verb))

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from stoker.courier import server as server_module
-from stoker.courier.handlers import Verbs
-from stoker.courier.server import STRANGERS, Server, listen
+from stoker.courier.handlers import Handlers
+from stoker.courier.server import STRANGERS, CourierServer, listen
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.task import courier_protocol, formats, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 MADE = credentials.make()
 KEY = MADE.courier
@@ -33,7 +33,9 @@ class Door:
         self.touched = 0
         self._over = threading.Event()
         self._listener = listen(0, "127.0.0.1")
-        self.server = Server(self._listener, context, KEY, Verbs(str(self.root), job_wait=0.2), self._touch)
+        self.server = CourierServer(
+            self._listener, context, KEY, Handlers(str(self.root), job_wait=0.2), self._touch
+        )
         self._thread = threading.Thread(target=self.server.serve, args=(self._over.is_set,))
         self._thread.start()
 
@@ -144,12 +146,12 @@ def test_an_order_arrives(door: Door) -> None:
     order = formats.Order(seq=1, generation=1, verb="run")
     with door.connect() as talk:
         assert talk.ask(courier_protocol.ORDER, {"order": order.to_json()})[0] == 200
-    assert NearTaskDir(str(door.root)).order() == order
+    assert LocalTaskDir(str(door.root)).order() == order
     assert door.touched == 1
 
 
 def test_an_order_that_was_held_up_does_not_undo_a_later_one(door: Door) -> None:
-    near = NearTaskDir(str(door.root))
+    near = LocalTaskDir(str(door.root))
     with door.connect() as talk:
         for seq in (2, 1, 2):
             talk.ask(

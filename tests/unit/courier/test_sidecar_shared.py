@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.courier.shared_volume import Shared
+from stoker.courier.shared_volume import SharedVolume
 from stoker.task import layout
 from stoker.task.local_directory import UnsafePath
 
@@ -30,14 +30,14 @@ def tree(root: Path) -> list[str]:
 
 
 def test_parts_are_told_of_and_runs_that_have_none(root: Path) -> None:
-    assert Shared(str(root)).names() == [MINE, OTHER, "emptied-1a2b", "other-1a2b"]
+    assert SharedVolume(str(root)).names() == [MINE, OTHER, "emptied-1a2b", "other-1a2b"]
     part = layout.part_of(OTHER)
     assert part == ("digits-7f3k", 12, "my_role-3", 2) and part.name == OTHER
     assert part.path == f"shared/{OTHER}"
 
 
 def test_a_part_goes_whole_and_nothing_else_does(root: Path) -> None:
-    shared = Shared(str(root))
+    shared = SharedVolume(str(root))
     (root / MINE / "staged/000001/deep").mkdir(parents=True)
     os.chmod(root / MINE / "staged/000001", 0o500)
     rest = [path for path in tree(root) if not path.startswith(MINE)]
@@ -49,7 +49,7 @@ def test_a_part_goes_whole_and_nothing_else_does(root: Path) -> None:
 
 
 def test_the_last_part_takes_its_runs_directory_along(root: Path) -> None:
-    shared = Shared(str(root))
+    shared = SharedVolume(str(root))
     (root / "single-1a2b/1.worker-0.1/staged").mkdir(parents=True)
     shared.discard("single-1a2b/1.worker-0.1")
     assert not (root / "single-1a2b").exists()
@@ -64,7 +64,7 @@ def test_the_last_part_takes_its_runs_directory_along(root: Path) -> None:
     ["", "..", f"../home/{MINE}", "digits-7f3k/notes", "digits-7f3k/../x", "other-1a2b/a.b.c/checkpoints"],
 )
 def test_what_is_no_part_is_neither_read_nor_removed(root: Path, path: str) -> None:
-    shared = Shared(str(root))
+    shared = SharedVolume(str(root))
     before = tree(root)
     for call in (shared.discard, shared.open, shared.path):
         with pytest.raises(UnsafePath):
@@ -73,7 +73,7 @@ def test_what_is_no_part_is_neither_read_nor_removed(root: Path, path: str) -> N
 
 
 def test_a_link_leads_nowhere(root: Path, tmp_path: Path) -> None:
-    shared = Shared(str(root))
+    shared = SharedVolume(str(root))
     (tmp_path / "secret/1.worker-0.1").mkdir(parents=True)
     (tmp_path / "secret/1.worker-0.1/file").write_bytes(b"s")
     (root / MINE / "checkpoints/1/link").symlink_to(tmp_path / "secret/1.worker-0.1/file")
@@ -88,4 +88,4 @@ def test_a_link_leads_nowhere(root: Path, tmp_path: Path) -> None:
 
 def test_a_part_that_is_not_there(root: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Shared(str(root)).path("gone-1a2b/1.worker-0.1")
+        SharedVolume(str(root)).path("gone-1a2b/1.worker-0.1")

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from stoker.courier import placement
-from stoker.courier.handlers import Call, Verbs
-from stoker.courier.placement import Incomplete, Placing
+from stoker.courier.handlers import Handlers, Request
+from stoker.courier.placement import Incomplete, TreePlacement
 from stoker.courier.staging import HOME, Damaged, Piece, Staging, slot_name, stage_of
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Malformed
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.testing.taskdir_suite import contents
 
 
@@ -42,7 +42,7 @@ class Place:
         """A courier that knows nothing but the directory."""
         self.staging = Staging(str(self.root), lasting=True)
         self.staging.recover()
-        self.placing = Placing(str(self.root), self.staging)
+        self.placing = TreePlacement(str(self.root), self.staging)
 
     def tree(self, files: dict[str, bytes], links: dict[str, str] | None = None) -> str:
         entries = [
@@ -232,7 +232,7 @@ def test_a_repeated_placing_needs_no_content(here: Place) -> None:
     here.restart()
     assert here.placing.settled("output", manifest, replace=True)
     here.place("output", manifest)
-    near = NearTaskDir(str(here.root))
+    near = LocalTaskDir(str(here.root))
     near.write_order(formats.Order(seq=1, generation=1, verb="run"))
     assert not here.placing.settled("output", manifest, replace=True), "something may have run since"
     assert not here.placing.settled("output", here.tree({"a": b"2"}), replace=True)
@@ -292,8 +292,8 @@ def test_checkpoints_may_be_a_volume_of_their_own(here: Place, monkeypatch: pyte
         assert contents(here.root / "checkpoints/1") == {"model/a": text}
     for path in ("staged/000001", "checkpoints/1"):
         (here.root / path).mkdir(parents=True, exist_ok=True)
-        reply = Verbs(str(here.root), shared=str(here.root / "volume")).obey(
-            courier_protocol.DISCARD, Call({"path": path}, memoryview(b""), lambda _: memoryview(b""))
+        reply = Handlers(str(here.root), shared=str(here.root / "volume")).obey(
+            courier_protocol.DISCARD, Request({"path": path}, memoryview(b""), lambda _: memoryview(b""))
         )
         assert reply.status == 200 and not (here.root / path).exists()
     left = [path for home in here.staging.homes for path in (here.root / home).rglob("*") if path.is_file()]

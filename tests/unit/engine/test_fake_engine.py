@@ -97,9 +97,9 @@ def test_an_order_written_just_before_a_crash_is_acted_on_once(home: Home) -> No
         engine = FakeEngine(home, lambda info, order: Behaviour(hang=True))
         handle = await engine.submit(one())
         root = Path((await engine.reach(handle, "worker-0")).root)
-        from stoker.task.local_directory import NearTaskDir
+        from stoker.task.local_directory import LocalTaskDir
 
-        NearTaskDir(str(root)).write_order(Order(seq=1, generation=1, verb="run", argv=["x"]))
+        LocalTaskDir(str(root)).write_order(Order(seq=1, generation=1, verb="run", argv=["x"]))
         for _ in range(3):
             engine = FakeEngine(home, lambda info, order: Behaviour(hang=True))
         assert engine.starts("digits-1", 1, "worker-0") == [(1, 1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.engine.local.host import cgroups, isolation
-from stoker.engine.local.host.cgroups import Limits, Tree
+from stoker.engine.local.host.cgroups import CgroupTree, Limits
 from stoker.linux import cgroup_paths
 
 V1_MOUNTS = """\
@@ -97,7 +97,7 @@ def test_quotas(cpu: float, quota: int) -> None:
 
 
 def test_the_record_of_a_task() -> None:
-    first = Tree(
+    first = CgroupTree(
         1, {"memory": "/c/memory/h", "cpu": "/c/cpu/h", "cpuacct": "/c/cpu/h", "devices": "/c/devices/h"}
     )
     assert first.record("r.1.w") == {
@@ -111,7 +111,7 @@ def test_the_record_of_a_task() -> None:
         "cpu": "/c/cpu/h/r.1.w",
         "cpuacct": "/c/cpu/h/r.1.w",
     }
-    second = Tree(2, {"memory": "/c/h", "cpu": "/c/h", "pids": "/c/h"})
+    second = CgroupTree(2, {"memory": "/c/h", "cpu": "/c/h", "pids": "/c/h"})
     assert second.record("r.1.w") == {
         "version": 2,
         "procs": ["/c/h/r.1.w/cgroup.procs"],
@@ -190,7 +190,7 @@ def test_a_group_without_controllers_is_not_delegated(unified: Path) -> None:
 
 
 def test_groups_are_made_and_removed_with_their_children(tmp_path: Path) -> None:
-    tree = Tree(2, {"memory": str(tmp_path), "pids": str(tmp_path)})
+    tree = CgroupTree(2, {"memory": str(tmp_path), "pids": str(tmp_path)})
     cgroups.make(tree, "r.1.w", Limits(memory=1 << 20, pids=7))
     made = tmp_path / "r.1.w"
     assert ((made / "memory.max").read_text(), (made / "pids.max").read_text()) == ("1048576", "7")
@@ -208,8 +208,8 @@ def test_leftovers_of_every_place_ever_used_are_removed(tmp_path: Path) -> None:
         (root / "dead.1.w").mkdir(parents=True)
         (root / "kept.1.w").mkdir()
     file = tmp_path / "engine" / "cgroups.json"
-    cgroups.remember(file, Tree(2, {"memory": str(earlier)}), {"kept.1.w"})
-    cgroups.remember(file, Tree(2, {"memory": str(now)}), {"kept.1.w"})
+    cgroups.remember(file, CgroupTree(2, {"memory": str(earlier)}), {"kept.1.w"})
+    cgroups.remember(file, CgroupTree(2, {"memory": str(now)}), {"kept.1.w"})
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("session-*/*/*")) == [
         "session-1/stoker-1/kept.1.w",
         "session-2/stoker-1/kept.1.w",

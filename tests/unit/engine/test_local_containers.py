@@ -15,13 +15,13 @@ from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.local import shell
 from stoker.engine.local.containers import commands, tasks
 from stoker.engine.local.containers import runtime as runtimes
-from stoker.engine.local.containers.commands import Box, Runtime
-from stoker.engine.local.containers.tasks import Boxes
+from stoker.engine.local.containers.commands import Container, Runtime
+from stoker.engine.local.containers.tasks import ContainerTasks
 from stoker.engine.local.host import cgroups, resize
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation, Missing
-from stoker.engine.local.tasks.directories import Place
-from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.directories import TaskPlace
+from stoker.engine.local.tasks.records import TaskRecords
 from stoker.engine.local.tasks.registry import Known
 from stoker.engine.local.tasks.task_info import render
 from stoker.errors import EngineUnavailable, Refused
@@ -33,8 +33,8 @@ from stoker.task.formats import TaskInfo
 PODMAN = Runtime("podman", "/usr/bin/podman", "4.3.1")
 ROOTLESS = replace(PODMAN, rootless=True)
 DOCKER = Runtime("docker", "/usr/bin/docker", "27.1")
-PLACE = Place("digits-7f3k", 2, "worker-0")
-BOX = Box(
+PLACE = TaskPlace("digits-7f3k", 2, "worker-0")
+BOX = Container(
     name="stoker-abc.digits-7f3k.2.worker-0.1",
     image="harbor.example.com/team/torch:2.9",
     labels={"stoker": "stoker-abc"},
@@ -122,7 +122,7 @@ def test_the_other_commands() -> None:
     assert commands.enter(DOCKER, "n", ["sh"]) == [
         *("/usr/bin/docker", "exec", "--interactive", "--tty", "n", "sh")
     ]
-    assert commands.create(DOCKER, Box("n", "image"))[-1] == "image"
+    assert commands.create(DOCKER, Container("n", "image"))[-1] == "image"
 
 
 # -- what runtimes say -------------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ def test_gpus_of_a_cdi_specification(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Boxes:
-    return Boxes(
-        Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096), set, Records(tmp_path / "records")
+def made(tmp_path: Path) -> ContainerTasks:
+    return ContainerTasks(
+        Settings(Home(tmp_path)), "stoker-abc", Gpus(), (1024, 4096), set, TaskRecords(tmp_path / "records")
     )
 
 
@@ -215,9 +215,9 @@ def attempt(**job: Any) -> Attempt:
     )
 
 
-def test_a_task_with_the_launcher_inside(made: Boxes) -> None:
+def test_a_task_with_the_launcher_inside(made: ContainerTasks) -> None:
     wanted = attempt(image="team/torch:2")
-    (plain,) = render(wanted, Isolation(tree=cgroups.Tree(1, {"memory": "/m"})))
+    (plain,) = render(wanted, Isolation(tree=cgroups.CgroupTree(1, {"memory": "/m"})))
     info = made.info(PODMAN, plain, wanted)
     assert (info.cgroup, info.pid_namespace, info.workdir) == (None, True, ".")
     assert (info.cpu, info.memory, info.gpus) == (1.0, 1 << 30, ["GPU-a"])
@@ -226,7 +226,7 @@ def test_a_task_with_the_launcher_inside(made: Boxes) -> None:
     assert made.info(PODMAN, plain, pinned).container == {"runtime": "podman", "image": "team/torch@sha256:1"}
 
 
-def test_a_task_without_a_launcher_inside(made: Boxes) -> None:
+def test_a_task_without_a_launcher_inside(made: ContainerTasks) -> None:
     wanted = attempt(image="team/torch:2", launcher="none")
     (plain,) = render(wanted, Isolation(processes="pid namespace"))
     info = made.info(DOCKER, plain, wanted)
@@ -257,14 +257,14 @@ def test_a_task_without_a_launcher_inside(made: Boxes) -> None:
         ({"image": "x", "resources": {"gpu": 1}}, "podman cannot hand out GPUs here"),
     ],
 )
-def test_refused(made: Boxes, job: dict[str, Any], words: str) -> None:
+def test_refused(made: ContainerTasks, job: dict[str, Any], words: str) -> None:
     made._runtime = PODMAN
     with pytest.raises(Refused, match=words) as caught:
         made.refuse(Job.from_json({"run": "x", **job}))
     assert caught.value.hint and caught.value.details["key"]
 
 
-def test_not_refused(made: Boxes) -> None:
+def test_not_refused(made: ContainerTasks) -> None:
     made._runtime = replace(PODMAN, cdi=frozenset({"GPU-a"}))
     for job in (
         {},
@@ -274,7 +274,9 @@ def test_not_refused(made: Boxes) -> None:
         made.refuse(Job.from_json({"run": "x", **job}))
 
 
-def test_a_machine_without_a_runtime(made: Boxes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_a_runtime(
+    made: ContainerTasks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     job = Job.from_json({"run": "x", "image": "y"})
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="image: needs podman or docker on this machine"):

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Attempt, Gpu, TaskPlan
-from stoker.engine.change_feed import Hints
+from stoker.engine.change_feed import ChangeFeed
 from stoker.engine.local import doctor
 from stoker.engine.local.host import capacity, cgroups, gpus, isolation, processes
 from stoker.engine.local.host.gpus import Gpus, Seen
 from stoker.engine.local.host.isolation import Isolation
 from stoker.engine.local.host.processes import Identity
 from stoker.engine.local.tasks import directories, watcher
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.engine.local.tasks.task_info import render
 from stoker.errors import EngineError
 from stoker.settings import Home, LocalSettings, Settings
@@ -41,7 +41,7 @@ def test_render_says_everything_that_will_be_written() -> None:
         3,
         (TaskPlan("worker-1", index=1, incarnation=2, cpu=2.0, memory=GIB, gpus=("GPU-a",)),),
     )
-    tree = cgroups.Tree(1, {"memory": "/sys/fs/cgroup/memory/stoker-1"})
+    tree = cgroups.CgroupTree(1, {"memory": "/sys/fs/cgroup/memory/stoker-1"})
     (info,) = render(attempt, Isolation(processes=isolation.PID_NAMESPACE, tree=tree))
     assert info.to_json() == {
         "run": "digits-7f3k",
@@ -247,7 +247,7 @@ def test_scan_passes_over_what_is_not_ours(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").touch()
     (tmp_path / "run-3").symlink_to(tmp_path / "run-1")
-    assert [place for place, _ in directories.scan(tmp_path)] == [Place("run-1", 1, "worker-0")]
+    assert [place for place, _ in directories.scan(tmp_path)] == [TaskPlace("run-1", 1, "worker-0")]
     directories.discard_unfinished(tmp_path)
     assert not (tmp_path / "run-1" / "1.removed").exists()
 
@@ -255,7 +255,7 @@ def test_scan_passes_over_what_is_not_ours(tmp_path: Path) -> None:
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     for name in ("..", "a/b", "", "-x", "a\n"):
         with pytest.raises(EngineError):
-            directories.path_of(tmp_path, Place(name, 1, "worker-0"))
+            directories.path_of(tmp_path, TaskPlace(name, 1, "worker-0"))
 
 
 def test_archives_never_overwrite_each_other(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_task_json_that_is_nonsense_reads_as_absent(tmp_path: Path, content: b
 
 def test_each_task_waits_once_and_the_end_comes_last() -> None:
     async def story() -> list[tuple[str, int, str]]:
-        hints = Hints()
+        hints = ChangeFeed()
         for run in ("a", "b", "a"):
             hints.put((run, 1, "worker-0"))
         hints.close()
@@ -287,7 +287,7 @@ def test_each_task_waits_once_and_the_end_comes_last() -> None:
 
 def test_hints_from_another_thread_wake_the_reader() -> None:
     async def story() -> None:
-        hints = Hints()
+        hints = ChangeFeed()
         waiting = asyncio.ensure_future(anext(hints))
         await asyncio.sleep(0)
         await asyncio.to_thread(hints.put, ("a", 1, "w"))
@@ -415,7 +415,7 @@ def test_a_directory_is_made_although_its_parent_goes(
 def test_what_is_set_aside_stays_for_a_while_and_is_no_task_any_more(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     for number in (1, 2):
-        task = directories.path_of(tasks, Place("r", number, "worker-0"))
+        task = directories.path_of(tasks, TaskPlace("r", number, "worker-0"))
         (task / "checkpoints").mkdir(parents=True)
         (task / "checkpoints" / "a.pt").write_text(str(number))
         (task / "secrets.json").write_text("{}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.engine import port_allocator as module
-from stoker.engine.port_allocator import Ports, usable
+from stoker.engine.port_allocator import PortAllocator, usable
 from stoker.errors import EngineError
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs abstract sockets")
@@ -61,7 +61,7 @@ class Other:
 @pytest.fixture
 def choice():
     """A short range that nobody uses now."""
-    scout = Ports()
+    scout = PortAllocator()
     (first,) = scout.take(1)
     found = range(first, min(first + 60, 65_535))
     scout.close()
@@ -69,7 +69,7 @@ def choice():
 
 
 def test_no_port_is_taken_twice(choice):
-    ports = Ports(choice)
+    ports = PortAllocator(choice)
     first, second = ports.take(5), ports.take(5)
     assert len({*first, *second}) == 10
     assert ports.taken == {*first, *second}
@@ -82,13 +82,13 @@ def test_a_port_somebody_listens_on_is_left_alone(choice):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", choice[10]))
         listener.listen()
-        ports = Ports(choice[10:14])
+        ports = PortAllocator(choice[10:14])
         assert choice[10] not in ports.take(2)
         ports.close()
 
 
 def test_a_port_given_back_is_the_last_to_be_taken_again(choice):
-    ports = Ports(choice[:20])
+    ports = PortAllocator(choice[:20])
     (first,) = ports.take(1)
     ports.give([first])
     assert first not in ports.take(5)
@@ -96,7 +96,7 @@ def test_a_port_given_back_is_the_last_to_be_taken_again(choice):
 
 
 def test_all_or_an_error_that_says_how_many_are_left(choice):
-    ports = Ports(choice[:3])
+    ports = PortAllocator(choice[:3])
     with pytest.raises(EngineError, match="5 ports are needed"):
         ports.take(5)
     assert not ports.taken
@@ -105,7 +105,7 @@ def test_all_or_an_error_that_says_how_many_are_left(choice):
 
 
 def test_giving_and_adopting_may_be_repeated(choice):
-    ports = Ports(choice)
+    ports = PortAllocator(choice)
     taken = ports.take(2)
     assert ports.adopt(taken) == ()
     ports.give(taken)
@@ -115,7 +115,7 @@ def test_giving_and_adopting_may_be_repeated(choice):
 
 @LINUX
 def test_two_servers_never_have_the_same_port(choice):
-    ours = Ports(choice)
+    ours = PortAllocator(choice)
     with Other(choice) as other:
         mine, theirs = set(), set()
         for _ in range(5):
@@ -132,7 +132,7 @@ def test_after_a_restart_the_ports_are_ours_again(choice):
         taken = first.say("take", 4)
     with Other(choice) as second:
         assert second.say("adopt", *taken) == ["lost"]
-        ours = Ports(choice)
+        ours = PortAllocator(choice)
         others = ours.take(10)
         assert not set(others) & set(map(int, taken))
         second.say("give", *taken)
@@ -142,7 +142,7 @@ def test_after_a_restart_the_ports_are_ours_again(choice):
 
 def test_without_abstract_sockets_what_is_bound_is_still_seen(choice, monkeypatch):
     monkeypatch.setattr(module.sys, "platform", "darwin")
-    ports = Ports(choice)
+    ports = PortAllocator(choice)
     assert len(set(ports.take(3) + ports.take(3))) == 6
     ports.close()
 
@@ -164,6 +164,6 @@ def test_the_kernels_own_range_is_left_to_it(kernel, expected):
 @pytest.mark.skipif(not Path(module.EPHEMERAL).exists(), reason="says nothing about its range")
 def test_what_is_taken_here_is_outside_it():
     low, high = map(int, Path(module.EPHEMERAL).read_text().split())
-    ports = Ports()
+    ports = PortAllocator()
     assert all(not low <= port <= high for port in ports.take(8)) or high - low > 60_000
     ports.close()

@@ -244,9 +244,9 @@ class Fencing(RuleBasedStateMachine):
             return "silent"
         return "alive" if task.alive else "gone"
 
-    def _sights(self) -> list[fencing.Sight]:
+    def _sights(self) -> list[fencing.TaskSight]:
         return [
-            fencing.Sight(
+            fencing.TaskSight(
                 task.name,
                 self._presence(task),
                 task.node,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.task import fencing
-from stoker.task.fencing import END, KEEP, REPLACE, Sight, Vigil
+from stoker.task.fencing import END, KEEP, REPLACE, TaskSight, Vigil
 from stoker.task.formats import Order
 
 JOURNAL = [
@@ -51,55 +51,55 @@ def watch(sights, seconds=200.0, every=2.0, vigil=None):
 
 
 def others(count=5):
-    return [Sight(f"fine-{n}", "alive", f"node-{n}", True) for n in range(count)]
+    return [TaskSight(f"fine-{n}", "alive", f"node-{n}", True) for n in range(count)]
 
 
 def test_proof_of_death_replaces_at_once():
-    assert Vigil().look(0.0, [Sight("t", "gone", "n")]) == {"t": REPLACE}
+    assert Vigil().look(0.0, [TaskSight("t", "gone", "n")]) == {"t": REPLACE}
 
 
 def test_silence_counts_only_on_a_node_the_engine_calls_not_ready():
     for ready, decision in [(False, REPLACE), (True, END), (None, KEEP)]:
-        assert watch([Sight("t", "silent", "n", ready), *others()])["t"] == decision
+        assert watch([TaskSight("t", "silent", "n", ready), *others()])["t"] == decision
 
 
 def test_silence_shorter_than_lost_after_is_nothing():
-    assert watch([Sight("t", "silent", "n", False), *others()], seconds=118)["t"] == KEEP
+    assert watch([TaskSight("t", "silent", "n", False), *others()], seconds=118)["t"] == KEEP
 
 
 def test_time_in_which_the_engine_did_not_answer_does_not_count():
-    vigil, sights = Vigil(), [Sight("t", "silent", "n", False), *others()]
+    vigil, sights = Vigil(), [TaskSight("t", "silent", "n", False), *others()]
     for now in range(0, 2000, 10):
         decided = vigil.look(float(now), sights if now % 20 else None)
         assert decided.get("t", KEEP) == KEEP
 
 
 def test_one_long_pause_of_our_own_is_not_silence():
-    vigil, sights = Vigil(), [Sight("t", "silent", "n", False), *others()]
+    vigil, sights = Vigil(), [TaskSight("t", "silent", "n", False), *others()]
     vigil.look(0.0, sights)
     assert vigil.look(3600.0, sights)["t"] == KEEP
 
 
 def test_a_task_seen_again_starts_anew():
     vigil = Vigil()
-    watch([Sight("t", "silent", "n", False), *others()], seconds=110, vigil=vigil)
-    watch([Sight("t", "alive", "n", True), *others()], seconds=2, vigil=vigil)
-    assert watch([Sight("t", "silent", "n", False), *others()], seconds=100, vigil=vigil)["t"] == KEEP
+    watch([TaskSight("t", "silent", "n", False), *others()], seconds=110, vigil=vigil)
+    watch([TaskSight("t", "alive", "n", True), *others()], seconds=2, vigil=vigil)
+    assert watch([TaskSight("t", "silent", "n", False), *others()], seconds=100, vigil=vigil)["t"] == KEEP
 
 
 def test_most_silent_together_is_our_fault():
-    sights = [Sight(f"t{n}", "silent", f"n{n}", False) for n in range(3)]
+    sights = [TaskSight(f"t{n}", "silent", f"n{n}", False) for n in range(3)]
     assert set(watch([*sights, *others(2)]).values()) == {KEEP}
     assert watch([*sights, *others(3)])["t0"] == REPLACE
 
 
 def test_one_node_lost_with_all_on_it_is_not_our_fault():
-    assert set(watch([Sight(f"t{n}", "silent", "n", False) for n in range(3)]).values()) == {REPLACE}
+    assert set(watch([TaskSight(f"t{n}", "silent", "n", False) for n in range(3)]).values()) == {REPLACE}
 
 
 def test_exclusive_waits_for_the_lease():
-    patient = [Sight("t", "silent", "n", False, lease=600.0, exclusive=True), *others()]
+    patient = [TaskSight("t", "silent", "n", False, lease=600.0, exclusive=True), *others()]
     assert watch(patient, seconds=640)["t"] == KEEP
     assert watch(patient, seconds=670)["t"] == REPLACE
-    forever = [Sight("t", "silent", "n", False, lease=None, exclusive=True), *others()]
+    forever = [TaskSight("t", "silent", "n", False, lease=None, exclusive=True), *others()]
     assert watch(forever, seconds=5000)["t"] == KEEP

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.frameworks import Member, World
+from stoker.frameworks import World, WorldMember
 from stoker.frameworks.base import Framework
 from stoker.spec import Job
 from stoker.spec.roles import parts
@@ -20,13 +20,15 @@ def world() -> Make:
     """`world(worker=2, ps=1)`: on one machine, ports from 7000 on; `processes` and `gpus` are those of the workers."""
 
     def make(*, processes: int = 1, gpus: int = 0, generation: int = 1, **roles: int) -> World:
-        members: list[Member] = []
+        members: list[WorldMember] = []
         for role, count in roles.items():
             for index in range(count):
                 base = 7000 + 10 * len(members)
                 ports = (base, base + 1) if role == "scheduler" else (base,)
                 members.append(
-                    Member(f"{role}-{index}", role, index, "127.0.0.1", ports, processes=processes, gpus=gpus)
+                    WorldMember(
+                        f"{role}-{index}", role, index, "127.0.0.1", ports, processes=processes, gpus=gpus
+                    )
                 )
         return World("digits-7f3k", 1, generation, tuple(members), key="sesame")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.frameworks import NAMES, Member, World, find
+from stoker.frameworks import NAMES, World, WorldMember, find
 from stoker.launcher.helpers import horovod
 from stoker.spec import parse_job
 from stoker.spec.roles import parts
@@ -64,7 +64,9 @@ def _variables(name: str, block: str, *, processes: int) -> set[str]:
     for part in parts(job):
         for index, task in enumerate(part.names):
             ports = tuple(range(7000, 7000 + framework.ports(part.role)))
-            members.append(Member(task, part.role, index, "10.0.0.7", ports, processes=processes, gpus=2))
+            members.append(
+                WorldMember(task, part.role, index, "10.0.0.7", ports, processes=processes, gpus=2)
+            )
     world = World("r", 1, 1, tuple(members), key="k")
     found: set[str] = set()
     for part in parts(job):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import SpecError
-from stoker.frameworks import HELPER, NAMES, Body, Member, World, find
+from stoker.frameworks import HELPER, NAMES, TaskCommand, World, WorldMember, find
 from stoker.spec import Job
 from stoker.spec.keys import CHOICES
 from stoker.spec.roles import parts
@@ -55,7 +55,7 @@ class TestPlain:
             "STOKER_LOCAL_RANK": "0",
         }
         assert made == {
-            f"worker-{index}": Body(
+            f"worker-{index}": TaskCommand(
                 ARGV,
                 {
                     **everybody,
@@ -66,7 +66,7 @@ class TestPlain:
             )
             for index in (0, 1)
         } | {
-            "my_role-0": Body(ARGV, {**everybody, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
+            "my_role-0": TaskCommand(ARGV, {**everybody, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
         }
 
     def test_several_processes_count_on(self, world: Any, bodies: Any) -> None:
@@ -81,12 +81,12 @@ class TestPlain:
         assert made["worker-1"].each[1] == {"STOKER_RANK": "3", "STOKER_LOCAL_RANK": "1"}
 
     def test_an_address_with_colons_is_in_brackets(self) -> None:
-        member = Member("worker-0", "worker", 0, "fd00::7", (7000,))
+        member = WorldMember("worker-0", "worker", 0, "fd00::7", (7000,))
         body = find(None).body(World("r", 1, 1, (member,)), member, job(), ARGV)
         assert body.env["STOKER_PEERS"] == "[fd00::7]:7000"
 
     def test_the_images_own_command(self) -> None:
-        member = Member("worker-0", "worker", 0, "10.0.0.1", (7000,))
+        member = WorldMember("worker-0", "worker", 0, "10.0.0.1", (7000,))
         assert find(None).body(World("r", 1, 1, (member,)), member, job(), ()).argv == ()
 
 
@@ -191,13 +191,13 @@ class TestMpi:
         key = {"STOKER_WORLD_KEY": "sesame"}
         two, one = {"STOKER_LOCAL_WORLD_SIZE": "2"}, {"STOKER_LOCAL_WORLD_SIZE": "1"}
         assert made == {
-            "worker-0": Body(
+            "worker-0": TaskCommand(
                 (HELPER, "remote-shell", "127.0.0.1", "7000"), {**same, **key, **two, "STOKER_PORT": "7000"}
             ),
-            "worker-1": Body(
+            "worker-1": TaskCommand(
                 (HELPER, "remote-shell", "127.0.0.1", "7010"), {**same, **key, **two, "STOKER_PORT": "7010"}
             ),
-            "launcher-0": Body(
+            "launcher-0": TaskCommand(
                 (HELPER, "mpirun", *ARGV),
                 {
                     **same,
@@ -208,7 +208,7 @@ class TestMpi:
                     "STOKER_MPI_GRACE": "5",
                 },
             ),
-            "monitor-0": Body(("top",), {**same, **one, "STOKER_PORT": "7030"}),
+            "monitor-0": TaskCommand(("top",), {**same, **one, "STOKER_PORT": "7030"}),
         }
 
     def test_what_cannot_be(self) -> None:
@@ -274,9 +274,9 @@ class TestDask:
             *python, "scheduler", "--host", "127.0.0.1", "--port", "7010", "--dashboard-address", "127.0.0.1:7011",
         )  # fmt: skip
         assert made == {
-            "worker-0": Body(worker, {**same, "STOKER_RANK": "0", "STOKER_PORT": "7000"}),
-            "scheduler-0": Body(scheduler, {**same, "STOKER_RANK": "1", "STOKER_PORT": "7010"}),
-            "client-0": Body(ARGV, {**same, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
+            "worker-0": TaskCommand(worker, {**same, "STOKER_RANK": "0", "STOKER_PORT": "7000"}),
+            "scheduler-0": TaskCommand(scheduler, {**same, "STOKER_RANK": "1", "STOKER_PORT": "7010"}),
+            "client-0": TaskCommand(ARGV, {**same, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
         }
         assert [find("dask").ports(role) for role in ("worker", "scheduler", "client")] == [1, 2, 1]
 

@@ -16,7 +16,7 @@ import trustme
 from fake_registry import Fake, Reply, Seen, digest
 
 from stoker.errors import ImageError, Refused, RegistryDenied, RegistryUnreachable
-from stoker.images import Image, Logins, Registry, Rules, Settings, Tree, assemble, write_layer
+from stoker.images import HostRules, Image, LayerTree, Logins, Registry, Settings, assemble, write_layer
 
 PATH = "/v2/team/app"
 PASSWORD = "Basic " + base64.b64encode(b"bob:hunter2").decode()
@@ -49,8 +49,8 @@ def far(fake: Fake, names: Names) -> Fake:
     return fake
 
 
-def rules(**more: tuple[str, ...]) -> Rules:
-    return Rules(**{"plain": ("registry.example", "other.example", "inner.example"), **more})
+def rules(**more: tuple[str, ...]) -> HostRules:
+    return HostRules(**{"plain": ("registry.example", "other.example", "inner.example"), **more})
 
 
 def test_a_password_does_not_follow_a_redirect(fakes: Callable[..., Fake]) -> None:
@@ -193,7 +193,7 @@ def test_nobody_asks_for_images_inside(fake: Fake, names: Names, host: str) -> N
 
 def test_a_shared_server_can_close_loopback(fake: Fake) -> None:
     fake.serve_image()
-    with Registry(rules=Rules(loopback=False)) as client, pytest.raises(Refused, match="loopback"):
+    with Registry(rules=HostRules(loopback=False)) as client, pytest.raises(Refused, match="loopback"):
         client.config(f"{fake.host}/team/app:1")
     assert fake.connections == 0
 
@@ -262,16 +262,16 @@ def test_private_authorities(secure: Fake, ca_file: str, names: Names, tmp_path:
     assert "CA" in str(caught.value.hint)
     with Registry(rules=rules()) as client, pytest.raises(RegistryUnreachable, match="is not trusted"):
         client.config("registry.example/team/app:1")  # that it may be plain is no reason to trust anybody
-    with Registry(rules=Rules(ca_files=(ca_file,))) as client:
+    with Registry(rules=HostRules(ca_files=(ca_file,))) as client:
         assert client.config("registry.example/team/app:1").user == "9"
     names["other.example"] = (PUBLIC, secure)
     with (
-        Registry(rules=Rules(ca_files=(ca_file,))) as client,
+        Registry(rules=HostRules(ca_files=(ca_file,))) as client,
         pytest.raises(RegistryUnreachable, match="not trusted"),
     ):
         client.config("other.example/team/app:1")
     with (
-        Registry(rules=Rules(ca_files=(str(tmp_path / "none"),))) as client,
+        Registry(rules=HostRules(ca_files=(str(tmp_path / "none"),))) as client,
         pytest.raises(ImageError, match="none"),
     ):
         client.config("registry.example/team/app:1")
@@ -282,7 +282,7 @@ def test_https_does_not_become_http(
 ) -> None:
     plain = fakes()
     names["other.example"] = (PUBLIC, plain)
-    trusting = Rules(ca_files=(ca_file,))
+    trusting = HostRules(ca_files=(ca_file,))
     secure.routes[f"GET {PATH}/manifests/1"] = redirect("http://other.example/x")
     with Registry(rules=trusting) as client, pytest.raises(ImageError, match="from https to http"):
         client.config("registry.example/team/app:1")
@@ -291,7 +291,7 @@ def test_https_does_not_become_http(
     client = Registry(logins=logins("registry.example"), rules=trusting)
     with client, pytest.raises(RegistryDenied, match="without TLS"):
         client.config("registry.example/team/app:1")
-    listed = Rules(ca_files=(ca_file,), plain=("other.example",))
+    listed = HostRules(ca_files=(ca_file,), plain=("other.example",))
     with Registry(logins=logins("registry.example"), rules=listed) as client, pytest.raises(RegistryDenied):
         client.config("registry.example/team/app:1")
     assert plain.seen == []
@@ -299,7 +299,7 @@ def test_https_does_not_become_http(
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    tree = Tree()
+    tree = LayerTree()
     tree.file("hello", "world")
     return assemble([write_layer(tree, tmp_path / "layer")], Settings())
 
@@ -323,14 +323,14 @@ def test_a_registry_behind_a_proxy_that_ends_tls(secure: Fake, ca_file: str, ima
     secure.routes[f"POST {PATH}/blobs/uploads/"] = Reply(202, {"Location": "http://registry.example/put?x=1"})
     secure.routes["PUT /put"] = Reply(201)
     secure.routes[f"PUT {PATH}/manifests/1"] = Reply(201)
-    with Registry(rules=Rules(ca_files=(ca_file,))) as client:
+    with Registry(rules=HostRules(ca_files=(ca_file,))) as client:
         client.push(image, "registry.example/team/app:1")
     assert sum(path.startswith("PUT /put?x=1&digest=") for path in secure.paths()) == 2
 
 
 def test_an_early_refusal_of_a_large_upload_is_heard(fake: Fake, tmp_path: Path) -> None:
     """Such a server answers and hangs up while we still send."""
-    tree = Tree()
+    tree = LayerTree()
     tree.file("large", random.Random(0).randbytes(16 << 20))
     image = assemble([write_layer(tree, tmp_path / "layer")], Settings())
     listener = socket.create_server(("127.0.0.1", 0))
@@ -410,7 +410,7 @@ def proxy(secure: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 def test_proxies(proxy: Proxy, names: Names, ca_file: str) -> None:
     del names["registry.example"]  # only the proxy knows where that is
-    trusting = Rules(ca_files=(ca_file,))
+    trusting = HostRules(ca_files=(ca_file,))
     with Registry(rules=trusting) as client:
         assert client.config("registry.example/team/app:1").user == "9"
     assert proxy.heads[0].startswith(

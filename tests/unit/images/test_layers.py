@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ImageError, SpecError
-from stoker.images import Cache, Entry, Layer, Settings, Tree, assemble, write_archive, write_layer
+from stoker.images import Cache, Entry, Layer, LayerTree, Settings, assemble, write_archive, write_layer
 
 
-def sample() -> Tree:
-    tree = Tree()
+def sample() -> LayerTree:
+    tree = LayerTree()
     tree.file("usr/bin/run", b"#!/bin/sh\n", 0o755)
     tree.file("etc/b", "text")
     tree.file("etc/a", b"\0" * 2000)
@@ -56,7 +56,7 @@ def test_a_layer(tmp_path: Path) -> None:
 def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
     """In another order, at another time, in another process with other hashes, locale and umask."""
     first = write_layer(sample(), tmp_path / "first")
-    backwards = Tree()
+    backwards = LayerTree()
     for name, entry in reversed(list(sample())):
         backwards.put(name, entry)
     assert write_layer(backwards, tmp_path / "second").digest == first.digest
@@ -84,7 +84,7 @@ def test_a_directory_of_this_machine(tmp_path: Path) -> None:
     digests = set()
     for number, mode in enumerate((0o700, 0o755, 0o777)):
         fill(tmp_path / str(number), mode)
-        tree = Tree()
+        tree = LayerTree()
         tree.copy(tmp_path / str(number), "app", keep=lambda name: not name.endswith(".pyc"))
         digests.add(write_layer(tree, tmp_path / f"layer{number}").digest)
         assert [name for name, _ in tree] == ["app", "app/link", "app/sub", "app/sub/empty", "app/sub/run"]
@@ -93,21 +93,21 @@ def test_a_directory_of_this_machine(tmp_path: Path) -> None:
     assert len(digests) == 1
     os.mkfifo(tmp_path / "0/pipe")
     with pytest.raises(ImageError, match="pipe is neither"):
-        Tree().copy(tmp_path / "0")
+        LayerTree().copy(tmp_path / "0")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "", "/", ".", "a\0b"])
 def test_names_stay_inside(name: str) -> None:
     with pytest.raises(ImageError, match="not a name inside an image"):
-        Tree().file(name, "x")
+        LayerTree().file(name, "x")
 
 
 def test_later_wins() -> None:
-    tree = Tree()
+    tree = LayerTree()
     tree.file("/etc//a", "1")
     tree.file("./etc/a", "2")
     assert [(name, entry.read()) for name, entry in tree][1:] == [("etc/a", b"2")]
-    other = Tree()
+    other = LayerTree()
     other.file("etc/a", "3")
     other.file("etcetera", "4")
     tree.add(other)
@@ -179,7 +179,7 @@ def test_an_archive(tmp_path: Path) -> None:
 def test_the_cache(tmp_path: Path) -> None:
     cache, made = Cache(tmp_path), []
 
-    def make() -> Tree:
+    def make() -> LayerTree:
         made.append(1)
         return sample()
 
@@ -206,7 +206,7 @@ def test_the_cache_forgets(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
-    tree = Tree()
+    tree = LayerTree()
     tree.put("gone", Entry(0o644, tmp_path / "gone"))
     with pytest.raises(FileNotFoundError):
         write_layer(tree, tmp_path / "layer")

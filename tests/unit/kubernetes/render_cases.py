@@ -12,12 +12,12 @@ import yaml
 
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.manifests.pod import Keys, Origin, render
+from stoker.engine.kubernetes.manifests.pod import Keys, RunIdentity, render
 from stoker.spec import Job
 
 MANIFESTS = Path(__file__).parent / "manifests"
 KEYS = Keys(b"k" * 32, b"certificate", b"private key")
-ORIGIN = Origin("h0me12345678", "gpu-prod", "training", "0123456789abcdef")
+ORIGIN = RunIdentity("h0me12345678", "gpu-prod", "training", "0123456789abcdef")
 
 
 @dataclass(frozen=True)

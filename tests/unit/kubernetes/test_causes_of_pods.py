@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.engine.kubernetes.status import image_errors, pod_causes, unschedulable
-from stoker.engine.kubernetes.status.pod_causes import Finding
+from stoker.engine.kubernetes.status.pod_causes import PodFinding
 from stoker.spec.states import Cause
 
 PODS = Path(__file__).parent / "pods"
@@ -22,7 +22,7 @@ def recorded(name: str) -> dict[str, Any]:
     return found
 
 
-def look(name: str) -> Finding:
+def look(name: str) -> PodFinding:
     shown = recorded(name)
     return pod_causes.look(shown["pod"], shown["events"], shown["nodes"])
 
@@ -119,7 +119,7 @@ def running() -> dict[str, Any]:
 
 
 def test_a_pod_that_runs_needs_no_words() -> None:
-    assert pod_causes.look(running()) == Finding()
+    assert pod_causes.look(running()) == PodFinding()
     assert pod_causes.courier_runs(running())
 
 
@@ -233,7 +233,7 @@ DISRUPTIONS = [
 def test_a_pod_that_was_disrupted_and_is_gone(reason: str, cause: str) -> None:
     pod = running()
     pod["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": reason})
-    assert pod_causes.look(pod) == Finding(), "until it is dead it lives"
+    assert pod_causes.look(pod) == PodFinding(), "until it is dead it lives"
     assert pod_causes.vanished("p", pod).cause == cause
 
 
@@ -249,12 +249,12 @@ def test_a_pod_that_went_unseen_is_explained_by_events() -> None:
         found = pod_causes.vanished("p", None, [event("Killing"), event(reason), event("Killing")])
         assert found.cause == cause
     cancelled = event("TaintManagerEviction", "Cancelling deletion of Pod a/p")
-    assert pod_causes.vanished("p", None, [cancelled]) == Finding(
+    assert pod_causes.vanished("p", None, [cancelled]) == PodFinding(
         "pod p is gone: somebody deleted it, or its node",
         "lost",
         evidence={"events": ["TaintManagerEviction: Cancelling deletion of Pod a/p"]},
     )
-    assert pod_causes.vanished("p", None, ours=True) == Finding("pod p was ended")
+    assert pod_causes.vanished("p", None, ours=True) == PodFinding("pod p was ended")
 
 
 def waiting(name: str, **state: Any) -> dict[str, Any]:
@@ -407,7 +407,7 @@ SCHEDULER = [
 
 @pytest.mark.parametrize(("message", "words"), SCHEDULER)
 def test_the_schedulers_line_is_taken_apart(message: str, words: str) -> None:
-    assert unschedulable.explain(message, unschedulable.Ask()) == words
+    assert unschedulable.explain(message, unschedulable.PodRequest()) == words
 
 
 def test_what_a_pod_asks_for_is_counted_as_kubernetes_does() -> None:
@@ -436,7 +436,7 @@ def test_what_a_pod_asks_for_is_counted_as_kubernetes_does() -> None:
 def test_nodes_that_have_it_but_not_together() -> None:
     nodes = [{"status": {"allocatable": {"cpu": "8", "memory": "4Gi"}}}, {"status": {"allocatable": {"cpu": "1", "memory": "64Gi"}}}]  # fmt: skip
     text = unschedulable.explain(
-        "0/2 nodes are available: 2 Insufficient cpu.", unschedulable.Ask(4, 32 << 30), nodes
+        "0/2 nodes are available: 2 Insufficient cpu.", unschedulable.PodRequest(4, 32 << 30), nodes
     )
     assert text.endswith("It asks for 4 CPU, 32 GiB of memory on one node, and no node has all of it")
 

@@ -12,7 +12,7 @@ from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.courier_client.connections import Contact
-from stoker.engine.kubernetes.status.observe import Sight, observe
+from stoker.engine.kubernetes.status.observe import ClusterObservation, observe
 
 KEY = ("digits-7f3k", 1, "worker-0")
 
@@ -54,7 +54,7 @@ def look(
 ) -> list[Observation]:
     node = {"metadata": {"name": "n1"}, "status": {"conditions": [{"type": "Ready", "status": str(ready)}]}}
     return observe(
-        Sight(
+        ClusterObservation(
             cluster="c",
             config=ClusterConfig(),
             secrets=[secret({"worker-0": [1, "uid-1"]})] if secrets is None else secrets,

@@ -40,13 +40,13 @@ def chosen(monkeypatch: pytest.MonkeyPatch, found: Any, answers: dict[str, Any],
     told: list[str] = []
     knocks: list[str] = []
 
-    async def knock(self: routes.Ways, address: str) -> bool:
+    async def knock(self: routes.Routes, address: str) -> bool:
         knocks.append(address)
         return open_
 
-    monkeypatch.setattr(routes.Ways, "open", knock)
+    monkeypatch.setattr(routes.Routes, "open", knock)
     monkeypatch.setattr(routes._Chosen, "_make", lambda self, name, address: Road(name, told, answers))
-    return routes.Ways(found).to("pod", "certificate"), told, knocks
+    return routes.Routes(found).to("pod", "certificate"), told, knocks
 
 
 def call(transport: Any, times: int) -> None:
@@ -124,7 +124,7 @@ def test_a_pod_without_an_address_is_reached_otherwise(monkeypatch: pytest.Monke
 
 def test_knocking_is_remembered_for_all_pods() -> None:
     async def work() -> None:
-        found = routes.Ways(cluster("auto"))
+        found = routes.Routes(cluster("auto"))
         assert await found.open("127.0.0.1"), "nobody listens there, but somebody is there"
         found._closed_until = float("inf")
         assert not await found.open("127.0.0.1")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.launcher.checkpoints import stager
-from stoker.launcher.checkpoints.stager import Job, Outcome, Stager
+from stoker.launcher.checkpoints.stager import Stager, StagingJob, StagingOutcome
 from stoker.linux import direct_io, idle_throttle
 
 
@@ -19,16 +19,16 @@ from stoker.linux import direct_io, idle_throttle
 def paused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of every pause: whether somebody waited for the copy."""
     told: list[bool] = []
-    monkeypatch.setattr(idle_throttle.Spare, "pause", lambda self: told.append(self._hurried()))
+    monkeypatch.setattr(idle_throttle.IdleThrottle, "pause", lambda self: told.append(self._hurried()))
     monkeypatch.setattr(direct_io, "LARGE", 100_000)
     return told
 
 
-def job(tmp_path: Path, data: bytes, **more: bool) -> Job:
+def job(tmp_path: Path, data: bytes, **more: bool) -> StagingJob:
     source = tmp_path / "source"
     source.mkdir(exist_ok=True)
     (source / "last.bin").write_bytes(data)
-    return Job("last.bin", ["last.bin"], "sdk", str(source), str(tmp_path / "000001.tmp"), 1, **more)
+    return StagingJob("last.bin", ["last.bin"], "sdk", str(source), str(tmp_path / "000001.tmp"), 1, **more)
 
 
 def archive(size: int) -> bytes:
@@ -38,7 +38,7 @@ def archive(size: int) -> bytes:
     return file.getvalue()
 
 
-def copied(stager: Stager, job: Job) -> Outcome:
+def copied(stager: Stager, job: StagingJob) -> StagingOutcome:
     stager.submit(job)
     outcome = stager.next_outcome(None)
     assert outcome is not None
@@ -81,12 +81,12 @@ def test_a_copy_under_way_hurries_from_then_on(tmp_path: Path, monkeypatch: pyte
     seen: list[bool] = []
     begun, told = threading.Event(), threading.Event()
 
-    def pause(self: idle_throttle.Spare) -> None:
+    def pause(self: idle_throttle.IdleThrottle) -> None:
         seen.append(self._hurried())
         begun.set()
         told.wait(60)
 
-    monkeypatch.setattr(idle_throttle.Spare, "pause", pause)
+    monkeypatch.setattr(idle_throttle.IdleThrottle, "pause", pause)
     monkeypatch.setattr(direct_io, "LARGE", 1)
     stager = Stager(lambda: None)
     stager.submit(job(tmp_path, bytes(2 * direct_io.PIECE)))
@@ -127,12 +127,12 @@ def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.Mo
     seen: list[bool] = []
     begun, another = threading.Event(), threading.Event()
 
-    def pause(self: idle_throttle.Spare) -> None:
+    def pause(self: idle_throttle.IdleThrottle) -> None:
         begun.set()
         assert another.wait(60)
         seen.append(self._hurried())
 
-    monkeypatch.setattr(idle_throttle.Spare, "pause", pause)
+    monkeypatch.setattr(idle_throttle.IdleThrottle, "pause", pause)
     monkeypatch.setattr(direct_io, "LARGE", 1)
     stager = Stager(lambda: None)
     stager.submit(job(tmp_path, b"x" * 1000))
@@ -146,10 +146,10 @@ def test_one_that_others_wait_for_hurries(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_rests_are_not_part_of_what_a_copy_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pause(self: idle_throttle.Spare) -> None:
+    def pause(self: idle_throttle.IdleThrottle) -> None:
         self.rested += 1000.0
 
-    monkeypatch.setattr(idle_throttle.Spare, "pause", pause)
+    monkeypatch.setattr(idle_throttle.IdleThrottle, "pause", pause)
     monkeypatch.setattr(direct_io, "LARGE", 1)
     stager = Stager(lambda: None)
     assert copied(stager, job(tmp_path, b"x" * 1000)).seconds < 0

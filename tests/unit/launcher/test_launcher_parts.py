@@ -15,12 +15,12 @@ import pytest
 from stoker.launcher import bundle, task_files
 from stoker.launcher.journal import Journal
 from stoker.launcher.process import exit_reason, spawn
-from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import CannotStart
 from stoker.launcher.telemetry import sampler
 from stoker.launcher.telemetry.cgroup_usage import Cgroup
 from stoker.launcher.telemetry.framing import Stream
-from stoker.launcher.telemetry.output_log import Log, Segments, clean
+from stoker.launcher.telemetry.output_log import OutputLog, Segments, clean
 from stoker.task.formats import LogLine, Order, TaskInfo
 
 
@@ -79,7 +79,7 @@ class TestSegments:
 
 
 def test_last_lines_are_whole_clean_and_few(directory: str) -> None:
-    log = Log(directory, 1 << 20, 1 << 18)
+    log = OutputLog(directory, 1 << 20, 1 << 18)
     reader, writer = os.pipe()
     log.attach(reader, Stream("o", body_redactor()))
     for number in range(30):
@@ -167,7 +167,7 @@ class TestEndings:
     def test_kinds(
         self, facts: dict[str, Any], kind: str, code: int | None, number: int | None, words: str
     ) -> None:
-        found = exit_reason.ending(order(), exit_reason.Facts(**facts))
+        found = exit_reason.ending(order(), exit_reason.ExitFacts(**facts))
         assert (found.kind, found.code, found.signal) == (kind, code, number)
         assert words in found.message and (words or not found.message)
         assert (found.seq, found.generation) == (4, 2)
@@ -220,7 +220,7 @@ class TestCgroup:
 def test_samples_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "FULL_RATE", 1000)
     monkeypatch.setattr(sampler, "MEBIBYTE", 1000)
-    taken = sampler.Sampler(str(tmp_path), info(), Tree())
+    taken = sampler.Sampler(str(tmp_path), info(), ProcessTree())
     for number in range(5000):
         taken._append({"n": number})
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
@@ -229,7 +229,7 @@ def test_samples_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_use_is_told_as_it_is_now_and_at_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = sampler.Sampler(str(tmp_path), info(), Tree())
+    taken = sampler.Sampler(str(tmp_path), info(), ProcessTree())
     begun = taken._next_sample
     spent = iter((1.5, 2.0))
     monkeypatch.setattr(taken, "_cpu_seconds", lambda: next(spent, 2.0))

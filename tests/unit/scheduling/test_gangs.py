@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from stoker.scheduling.gang_deadlock import FIRST_WAIT, LONGEST_WAIT, PATIENCE, Half, Standoff, wait
+from stoker.scheduling.gang_deadlock import FIRST_WAIT, LONGEST_WAIT, PATIENCE, Deadlock, PartialGang, wait
 
 
-def half(id: str, up: int, wanted: int, *, seq: int = 0, since: float = 0, **more) -> Half:
-    return Half(
+def half(id: str, up: int, wanted: int, *, seq: int = 0, since: float = 0, **more) -> PartialGang:
+    return PartialGang(
         id, up, wanted, since, more.pop("within", 600), more.pop("priority", 0), seq, no_room=True, **more
     )
 
 
-def gone(halves: list[Half], now: float, standoff: Standoff | None = None) -> list[str]:
-    return [decided.id for decided in (standoff or Standoff()).judge(halves, now)]
+def gone(halves: list[PartialGang], now: float, standoff: Deadlock | None = None) -> list[str]:
+    return [decided.id for decided in (standoff or Deadlock()).judge(halves, now)]
 
 
 def test_a_start_that_takes_too_long_is_let_go():
     alone = half("alone", 1, 2, within=60)
     assert gone([alone], 59) == []
-    (decided,) = Standoff().judge([alone], 60)
+    (decided,) = Deadlock().judge([alone], 60)
     assert decided.reason == "only 1 of 2 tasks were up after 60 s"
     assert FIRST_WAIT / 2 <= decided.retry_after < FIRST_WAIT * 1.5
 
@@ -46,7 +46,7 @@ def test_no_more_let_go_than_the_first_one_misses():
 
 
 def test_after_one_let_go_the_others_are_given_time():
-    standoff = Standoff()
+    standoff = Deadlock()
     crowd = [half(f"gang-{n}", 2, 4, seq=n) for n in range(3)]
     assert gone(crowd, 100, standoff) == ["gang-2"]
     assert gone(crowd[:2], 101, standoff) == []
@@ -54,7 +54,7 @@ def test_after_one_let_go_the_others_are_given_time():
 
 
 def test_the_first_keeps_what_it_has_although_its_time_is_over_while_others_make_room():
-    standoff = Standoff()
+    standoff = Deadlock()
     pair = [half("first", 2, 4, seq=1, within=60), half("second", 2, 4, seq=2, within=60)]
     assert gone(pair, 60, standoff) == ["second"]
     assert gone(pair[:1], 61, standoff) == []
@@ -66,7 +66,7 @@ def test_gangs_in_different_clusters_are_not_in_one_anothers_way():
 
 
 def test_one_that_waits_for_an_image_is_in_nobodys_way():
-    slow = Half("slow", 2, 4, 0, 600, 0, 1)
+    slow = PartialGang("slow", 2, 4, 0, 600, 0, 1)
     assert gone([slow, half("other", 2, 4, seq=2)], 100) == []
 
 
@@ -112,7 +112,7 @@ class Cluster:
     gangs: list[Gang]
     free: int = 0
     ending: list[tuple[float, int]] = field(default_factory=list)
-    standoff: Standoff = field(default_factory=Standoff)
+    standoff: Deadlock = field(default_factory=Deadlock)
 
     def tick(self, now: float, within: float) -> None:
         self.free += sum(count for at, count in self.ending if at <= now)
@@ -132,7 +132,9 @@ class Cluster:
                 gang.runs_since = now
         starting = [g for g in self.gangs if g.since is not None and g.runs_since is None]
         halves = [
-            Half(g.id, g.up, g.wanted, g.since or 0.0, within, g.priority, g.seq, g.tries, no_room=True)
+            PartialGang(
+                g.id, g.up, g.wanted, g.since or 0.0, within, g.priority, g.seq, g.tries, no_room=True
+            )
             for g in starting
         ]
         decided = {let_go.id: let_go for let_go in self.standoff.judge(halves, now)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.scheduling import Ask, NodeShape, Request
-from stoker.scheduling.node_health import Failure, Rules, Suspicion, trusted
+from stoker.scheduling.node_health import Failure, HealthRules, HealthTracker, trusted
 
 GI = 1 << 30
 NODES = [NodeShape("a", 8, GI, ("0", "1")), NodeShape("b", 8, GI, ("0", "1")), NodeShape("c", 8, GI)]
@@ -20,15 +20,15 @@ def fault(node: str, gpus: str, generation: int, at: float = 0.0, run: str = "on
     return Failure(node, tuple(gpus), "gpu-fault", run, str(generation), at)
 
 
-def suspicion(*failures: Failure) -> Suspicion:
-    made = Suspicion()
+def suspicion(*failures: Failure) -> HealthTracker:
+    made = HealthTracker()
     for failure in failures:
         made.failed(failure)
         made.failed(failure)
     return made
 
 
-def names(made: Suspicion, now: float = 10.0, nodes=NODES, requests=()) -> list[str]:
+def names(made: HealthTracker, now: float = 10.0, nodes=NODES, requests=()) -> list[str]:
     return [aside.name for aside in made.aside(now, nodes, requests) if not aside.spared]
 
 
@@ -124,12 +124,12 @@ def test_what_is_not_there_any_more_is_not_mentioned():
 
 def test_a_new_one_goes_on_the_same():
     made = suspicion(*[lost("a", f"run-{n}", 1) for n in range(3)])
-    assert Suspicion(failures=made.failures).aside(10, NODES) == made.aside(10, NODES)
+    assert HealthTracker(failures=made.failures).aside(10, NODES) == made.aside(10, NODES)
 
 
 @pytest.mark.parametrize("failures", [1, 2, 5])
 def test_the_rules_can_be_set(failures):
-    made = Suspicion(Rules(failures=failures, runs=1))
+    made = HealthTracker(HealthRules(failures=failures, runs=1))
     for n in range(failures):
         assert names(made) == []
         made.failed(lost("a", "one", n))

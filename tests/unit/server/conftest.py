@@ -18,7 +18,7 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.client import Client
 from stoker.control.logs.reader import LogArchive
-from stoker.control.notifier import Hub
+from stoker.control.notifier import Notifier
 from stoker.errors import Conflict, StokerError, StoreDamaged
 from stoker.server import startup
 from stoker.server.connections import Limits
@@ -39,7 +39,7 @@ class QuietController:
     def __init__(self, store: Store, blobs: BlobStore) -> None:
         self.store = store
         self.blobs = blobs
-        self.hub = Hub()
+        self.hub = Notifier()
         self.secrets: dict[str, str] = {}
         self.error: Exception | None = None
         self.found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.client import Client
 from stoker.server import startup
-from stoker.server.connections import Door, Limits
+from stoker.server.connections import Connections, Limits
 from stoker.settings import Home
 
 TOKEN = "the-token-of-this-test-server-0123456789"
@@ -202,7 +202,7 @@ class Clock:
 
 
 class Visitor:
-    def __init__(self, door: Door, clock: Clock, peer: str, *, idle: bool = False) -> None:
+    def __init__(self, door: Connections, clock: Clock, peer: str, *, idle: bool = False) -> None:
         self.loop, self.since, self.peer, self.idle, self.dropped = clock, clock.at, peer, idle, False
         door.admit(self)  # type: ignore[arg-type]
 
@@ -210,8 +210,8 @@ class Visitor:
         self.dropped = True
 
 
-def door_of(**limits: Any) -> tuple[Door, Clock]:
-    return Door(lambda headers: False, replace(Limits(), **limits)), Clock()
+def door_of(**limits: Any) -> tuple[Connections, Clock]:
+    return Connections(lambda headers: False, replace(Limits(), **limits)), Clock()
 
 
 def test_the_oldest_of_the_address_with_most_goes_first() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.control.diagnosis.readiness import Absent, Muster
+from stoker.control.diagnosis.readiness import Absent, Readiness
 from stoker.store.rows import (
     AddAttempt,
     AddMetrics,
@@ -38,7 +38,7 @@ def test_the_tasks_of_an_attempt(rig: Any) -> None:
     begin(rig, run, again, generation=3)
     newest = PutTask(TaskRow(run, 1, "worker-2", incarnation=3, phase="running", usage={"step": 40}))
     rig.store.apply([newest, running(run, "worker-99")])
-    rig.controller.found = {run: Muster(4, (Absent("worker-10", "pulling image"),))}
+    rig.controller.found = {run: Readiness(4, (Absent("worker-10", "pulling image"),))}
     attempt = rig.client.run(run)["attempts"][0]
     names = [task["name"] for task in attempt["tasks"]]
     assert names == ["worker-0", "worker-1", "worker-2", "worker-10"]  # by rank; who left is not there

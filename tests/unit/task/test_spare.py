@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from stoker.linux import idle_throttle
-from stoker.linux.idle_throttle import Spare
+from stoker.linux.idle_throttle import IdleThrottle
 
 
 class Machine:
@@ -42,7 +42,7 @@ class Machine:
 
 def took(machine: Machine, seconds: float, hurried: Callable[[], bool] = bool, piece: float = 0.004) -> float:
     """Seconds that so much work took."""
-    pause, began = Spare(hurried).pause, machine.now
+    pause, began = IdleThrottle(hurried).pause, machine.now
     for _ in range(round(seconds / piece)):
         machine.work(piece)
         pause()
@@ -64,7 +64,7 @@ def test_a_cpu_that_nobody_uses_is_used(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_it_notices_that_a_training_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 1.0)
-    pause = Spare().pause
+    pause = IdleThrottle().pause
 
     def share(seconds: float) -> float:
         until, before, began = machine.now + seconds, machine.worked, machine.now
@@ -166,7 +166,7 @@ def test_no_groups_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rests_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 0.0)
-    rests, began = Spare(), machine.now
+    rests, began = IdleThrottle(), machine.now
     for _ in range(50):
         machine.work(0.004)
         rests.pause()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker.linux import idle_throttle
-from stoker.linux.idle_throttle import Spare
+from stoker.linux.idle_throttle import IdleThrottle
 
 PIECE = 0.004
 
@@ -84,7 +84,7 @@ def until(machine: Machine, end: float, turns: str) -> Callable[[], None]:
     """Works, and pauses as it should, until then."""
 
     def body() -> None:
-        with Spare(lambda: machine.now >= end, turns) as rests:
+        with IdleThrottle(lambda: machine.now >= end, turns) as rests:
             while machine.now < end:
                 machine.work(PIECE)
                 rests.pause()
@@ -126,7 +126,7 @@ def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
 ) -> None:
     """Its holder is frozen, or is the training itself."""
     machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
-    holder = Spare(turns=turns)
+    holder = IdleThrottle(turns=turns)
     assert holder._turn.take(machine.now)
     began = machine.now
     (other,) = machine.run(until(machine, began + 10 * idle_throttle.PATIENCE, turns))
@@ -136,10 +136,10 @@ def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
 
 def test_who_is_waited_for_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, turns = Machine(monkeypatch), str(tmp_path / "turns")
-    holder = Spare(turns=turns)
+    holder = IdleThrottle(turns=turns)
     assert holder._turn.take(machine.now)
     soon = machine.now + 3.0
-    rests = Spare(lambda: machine.now > soon, turns)
+    rests = IdleThrottle(lambda: machine.now > soon, turns)
     machine.run(rests.pause)
     assert machine.now < soon + 0.5
     holder._turn.give_back()

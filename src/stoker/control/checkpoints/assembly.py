@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control.checkpoints.completion import Gathering, Part, Round, Settled
+from stoker.control.checkpoints.completion import Completion, Round, Settled, WrittenPart
 from stoker.control.ingest.journal_reader import Intake, score
 from stoker.errors import BlobDamaged, DiskFull, NotFound, StokerError
 from stoker.spec.tree import Tree, TreeFile
@@ -72,7 +72,7 @@ class Assembly:
         self._generation = 0
         self._world_size = 1
         self._members: list[str] = []
-        self._gathering = Gathering({})
+        self._gathering = Completion({})
         self._latest = dict(latest or {})
         self._reported: dict[tuple[int, str, int], tuple[list[Point], dict[str, float]]] = {}
         """Of parts that are not taken in yet: what had been reported when they were seen. They are judged by that."""
@@ -90,7 +90,7 @@ class Assembly:
         body, in the order of the ranks. `world_size`: how many processes train; None: one per member. `known`: the
         attempt's parts in the store, after a restart. Everything of earlier generations is forgotten."""
         old = self._gathering
-        fresh = Gathering(members)
+        fresh = Completion(members)
         if self._members == list(members):
             fresh.know(old.writers())
         rows = {_key(row): row for row in [*known, *(part.row for part in old.forget())]}
@@ -182,10 +182,10 @@ class Assembly:
         done.changes.append(PutPart(row))
         self._apply(self._gathering.add(part), done)
 
-    def _part(self, row: PartRow) -> Part | None:
+    def _part(self, row: PartRow) -> WrittenPart | None:
         """None: its list of files is gone, so it is of no use."""
         try:
-            return Part(row, tuple(file.path for file in self._blobs.tree(row.digest).files))
+            return WrittenPart(row, tuple(file.path for file in self._blobs.tree(row.digest).files))
         except (NotFound, BlobDamaged):
             return None
 
@@ -275,7 +275,7 @@ class Assembly:
 
 
 def how_it_ended(ending: Ending) -> str:
-    """As `Gathering.end` wants it: whether it may have been cut off while it was about to write."""
+    """As `Completion.end` wants it: whether it may have been cut off while it was about to write."""
     if ending.kind == "exit" and ending.code == 0:
         return "done"
     return "stopped" if ending.kind == "stopped" and ending.signal != signal.SIGKILL else "lost"
@@ -295,7 +295,7 @@ def _key(row: PartRow) -> tuple[int, str, int]:
     return row.generation, row.task, row.number
 
 
-def _in_order(round_: Round, members: Sequence[str]) -> list[Part]:
+def _in_order(round_: Round, members: Sequence[str]) -> list[WrittenPart]:
     order = {task: place for place, task in enumerate(members)}
     return sorted(
         round_.parts.values(), key=lambda part: (order.get(part.row.task, len(order)), part.row.name)

@@ -46,7 +46,7 @@ Slot = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Part:
+class WrittenPart:
     row: PartRow
     paths: tuple[str, ...] = ()
 
@@ -62,8 +62,8 @@ class Part:
 @dataclass(eq=False)
 class Round:
     group: str
-    parts: dict[Slot, Part] = field(default_factory=dict)
-    last: Part | None = None
+    parts: dict[Slot, WrittenPart] = field(default_factory=dict)
+    last: WrittenPart | None = None
     """The one that came last."""
     checkpoint: str | None = None
     """What it was called when it was complete."""
@@ -74,7 +74,7 @@ class Round:
     passed: set[str] = field(default_factory=set)
     """Tasks that have finished a look since."""
 
-    def put(self, part: Part) -> None:
+    def put(self, part: WrittenPart) -> None:
         self.parts[part.slot] = part
         self.last = part
         self.asked, self.passed = {}, set()
@@ -103,10 +103,10 @@ class Settled:
     """Complete before, and something has come since."""
     withdrawn: list[str] = field(default_factory=list)
     """What was called complete and was not: somebody had written a part of it that was not in."""
-    dropped: list[Part] = field(default_factory=list)
+    dropped: list[WrittenPart] = field(default_factory=list)
 
 
-class Gathering:
+class Completion:
     """One generation of the world of one attempt. Used by one thread. Made anew from the parts in the store after a
     restart: then looks are waited for again, and nothing else is lost."""
 
@@ -144,7 +144,7 @@ class Gathering:
             elif scans > round_.asked[task]:
                 round_.passed.add(task)
 
-    def add(self, part: Part) -> Settled:
+    def add(self, part: WrittenPart) -> Settled:
         """A committed part. One of another generation is refused."""
         settled = Settled()
         if self._current(part.row.task, part.row.generation) is None:
@@ -195,7 +195,7 @@ class Gathering:
                     self._rounds.remove(round_)
         return settled
 
-    def restore(self, parts: Sequence[Part]) -> Settled:
+    def restore(self, parts: Sequence[WrittenPart]) -> Settled:
         """Parts from the store, after a restart."""
         settled = Settled()
         complete: dict[str, Round] = {}
@@ -214,7 +214,7 @@ class Gathering:
                 settled.dropped += self.add(part).dropped
         return settled
 
-    def forget(self) -> list[Part]:
+    def forget(self) -> list[WrittenPart]:
         """Every part there is: the generation is over."""
         parts = [part for round_ in self._rounds for part in round_.parts.values()]
         self._rounds = []
@@ -381,7 +381,7 @@ class Gathering:
         self._rounds.remove(round_)
         settled.dropped += round_.parts.values()
 
-    def _place(self, part: Part, settled: Settled) -> None:
+    def _place(self, part: WrittenPart, settled: Settled) -> None:
         group = group_of(part.row.name)
         for round_ in reversed([other for other in self._rounds if other.group == group]):
             if self._step(round_) != (None if group in self._unstepped else step_of(part)):
@@ -401,7 +401,7 @@ class Gathering:
             return None
         return next((step_of(part) for part in round_.parts.values()), None)
 
-    def _join(self, round_: Round, part: Part, settled: Settled) -> None:
+    def _join(self, round_: Round, part: WrittenPart, settled: Settled) -> None:
         old = round_.parts.get(part.slot)
         if old is not None:
             settled.dropped.append(old)
@@ -429,7 +429,7 @@ def family_of(name: str) -> str:
     return re.sub(r"\d+", "#", group_of(name))
 
 
-def step_of(part: Part) -> int | None:
+def step_of(part: WrittenPart) -> int | None:
     """A number in a name with a rank in it may be the rank."""
     group = group_of(part.row.name)
     return part.row.step if part.row.how == "sdk" or group == part.row.name else snapshot.step_of(group)

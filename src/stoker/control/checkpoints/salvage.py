@@ -31,7 +31,7 @@ from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, Check
 from stoker.task import layout
 from stoker.task.directory import SharingTaskDir
 from stoker.task.formats import StagedCheckpoint
-from stoker.task.layout import Part
+from stoker.task.layout import SharedPart
 from stoker.transfer import carry_checkpoint
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,14 @@ class Salvage:
         self._store = store
         self._blobs = blobs
 
-    def take(self, live: LiveRun, task: LiveTask) -> tuple[list[Change], list[Part]]:
+    def take(self, live: LiveRun, task: LiveTask) -> tuple[list[Change], list[SharedPart]]:
         """What earlier attempts left, to be recorded before anybody chooses a checkpoint, and the parts that it was
         in. May be repeated."""
         directory = task.directory
         if not _sharing(directory) or not live.alone or live.attempt is None or live.attempt.number <= 1:
             return [], []
         changes: list[Change] = []
-        taken: list[Part] = []
+        taken: list[SharedPart] = []
         try:
             for part in sorted(directory.parts()[0]):
                 if (part.run, part.task) == (live.id, task.name) and part.attempt < live.attempt.number:
@@ -65,7 +65,7 @@ class Salvage:
             changes.append(_event(live.id, "warning", text))
         return changes, taken
 
-    def _take(self, live: LiveRun, directory: SharingTaskDir, part: Part) -> list[Change]:
+    def _take(self, live: LiveRun, directory: SharingTaskDir, part: SharedPart) -> list[Change]:
         attempt = self._store.attempt(part.run, part.attempt)
         known = self._store.checkpoints(live.id)
         before = {row.digest for row in known}
@@ -108,7 +108,9 @@ class Salvage:
             changes += [AddCheckpoint(row), _event(live.id, "checkpoint", text, {"id": row.id})]
         return changes
 
-    def sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[Part], others: Sequence[str]) -> None:
+    def sweep(
+        self, live: LiveRun, task: LiveTask, taken: Sequence[SharedPart], others: Sequence[str]
+    ) -> None:
         """Remove what nobody needs any more. `others`: runs that are not over. What cannot be removed now is left for
         somebody later."""
         directory = task.directory
@@ -162,7 +164,7 @@ def staged_of(entries: Sequence[Mapping[str, Any]]) -> list[StagedCheckpoint]:
     return list(found.values())
 
 
-def remove(directory: Any, part: Part) -> None:
+def remove(directory: Any, part: SharedPart) -> None:
     """Take a part away, where its user lets us. OSError: there is nobody to do it."""
     if not _sharing(directory):
         return

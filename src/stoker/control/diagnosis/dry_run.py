@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker import frameworks
-from stoker.frameworks.base import HELPER, Member, World
+from stoker.frameworks.base import HELPER, World, WorldMember
 from stoker.frameworks.roles import has_world
 from stoker.scheduling import Ask
 from stoker.spec import Job
-from stoker.spec.roles import Part
+from stoker.spec.roles import RoleTasks
 
 
-def tasks(job: Job, parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict[str, Any]]:
+def tasks(job: Job, parts: Sequence[RoleTasks], asks: Mapping[str, Ask]) -> list[dict[str, Any]]:
     """Every task, in the order of the ranks. `asks`: what each holds in the queue."""
     commands = _commands(job, parts)
     return [
@@ -35,7 +35,7 @@ def tasks(job: Job, parts: Sequence[Part], asks: Mapping[str, Ask]) -> list[dict
     ]
 
 
-def _commands(job: Job, parts: Sequence[Part]) -> dict[str, list[str]]:
+def _commands(job: Job, parts: Sequence[RoleTasks]) -> dict[str, list[str]]:
     """What each task would run, as its framework has it. Addresses are not known yet: tasks stand for their own, and
     port 0 for one that is still to be chosen."""
     if not has_world(job, tuple(parts)):
@@ -44,7 +44,9 @@ def _commands(job: Job, parts: Sequence[Part]) -> dict[str, list[str]]:
     members = [
         (
             part,
-            Member(name, part.role, index, name, (0,) * framework.ports(part.role), part.job.processes or 1),
+            WorldMember(
+                name, part.role, index, name, (0,) * framework.ports(part.role), part.job.processes or 1
+            ),
         )
         for part in parts
         for index, name in enumerate(part.names)
@@ -56,7 +58,7 @@ def _commands(job: Job, parts: Sequence[Part]) -> dict[str, list[str]]:
     return {name: [word for word in body.argv if word != HELPER] for name, body in bodies.items()}
 
 
-def notes(job: Job, parts: Sequence[Part]) -> list[str]:
+def notes(job: Job, parts: Sequence[RoleTasks]) -> list[str]:
     """What people may not expect."""
     found = []
     several = sum(part.count for part in parts) > 1

@@ -22,7 +22,7 @@ class Absent:
 
 
 @dataclass(frozen=True)
-class Muster:
+class Readiness:
     """Who is there of those that are wanted."""
 
     size: int
@@ -54,12 +54,12 @@ class Muster:
         return "; ".join([said, *reasons])
 
 
-def muster(live: LiveRun) -> Muster | None:
+def muster(live: LiveRun) -> Readiness | None:
     """Of the current attempt; None: there is none, or its one task has nobody to wait for."""
     if live.attempt is None or len(live.tasks) < 2:
         return None
     members = [task for task in live.tasks.values() if not task.joining]
-    return Muster(
+    return Readiness(
         size=len(members),
         absent=tuple(Absent(task.name, _why(task), task.wait) for task in members if not task.up),
         generation=live.attempt.generation,

@@ -43,7 +43,7 @@ class Signs:
 
 
 @dataclass(frozen=True)
-class Finding:
+class StragglerFinding:
     """`task` None: nobody, or nobody can tell; the text says which."""
 
     task: str | None
@@ -56,7 +56,7 @@ class Finding:
         return {"task": self.task, "times": self.times, "source": self.source, "text": self.text}
 
 
-def straggler(tasks: Sequence[Signs]) -> Finding | None:
+def straggler(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """`tasks`: the members of one world that do the same work. None: there is nothing to compare."""
     if len(tasks) < 2:
         return None
@@ -67,7 +67,7 @@ def straggler(tasks: Sequence[Signs]) -> Finding | None:
     return None
 
 
-def _compute(tasks: Sequence[Signs]) -> Finding | None:
+def _compute(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """The time each works for itself: the only figure that tells synchronous ranks apart for certain."""
     known = _all(tasks, lambda task: task.compute)
     if known is None:
@@ -75,21 +75,21 @@ def _compute(tasks: Sequence[Signs]) -> Finding | None:
     worst, times = _worst(known)
     if times >= SLOWER:
         text = f"{worst} is {times:.1f}x slower than the others' median (from the compute time it reports)"
-        return Finding(worst, round(times, 2), "compute", text)
+        return StragglerFinding(worst, round(times, 2), "compute", text)
     text = (
         f"none: nobody is more than {times:.2f}x slower than the others' median (from reported compute times)"
     )
-    return Finding(None, None, "compute", text)
+    return StragglerFinding(None, None, "compute", text)
 
 
-def _steps(tasks: Sequence[Signs]) -> Finding | None:
+def _steps(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """Only those who do not wait for each other have paces of their own."""
     known = _all(tasks, lambda task: task.step_seconds)
     if known is not None:
         worst, times = _worst(known)
         if times >= SLOWER:
             text = f"{worst} is {times:.1f}x slower than the others' median (from reported steps)"
-            return Finding(worst, round(times, 2), "steps", text)
+            return StragglerFinding(worst, round(times, 2), "steps", text)
     steps = _all(tasks, lambda task: None if task.step is None else float(task.step), zero=True)
     if steps is None:
         return None
@@ -98,11 +98,11 @@ def _steps(tasks: Sequence[Signs]) -> Finding | None:
     behind = others - steps[last]
     if behind >= max(2.0, BEHIND * others):
         text = f"{last} is {behind:.0f} steps behind the others' median of {others:.0f} (from reported steps)"
-        return Finding(last, None, "steps", text)
+        return StragglerFinding(last, None, "steps", text)
     return None
 
 
-def _gpu(tasks: Sequence[Signs]) -> Finding | None:
+def _gpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """Ranks that wait in a collective of NCCL keep their GPU at 100%, so the one that is not may be who they wait for;
     where the others are not at 100% they wait idle, and the busy one is."""
     known = _all(tasks, lambda task: task.gpu, zero=True)
@@ -115,24 +115,24 @@ def _gpu(tasks: Sequence[Signs]) -> Finding | None:
             "cannot be told: every GPU is busy all the time, and those that wait in NCCL look as busy as the one they "
             "wait for; report `compute_seconds` per step to know"
         )
-        return Finding(None, None, "gpu", text)
+        return StragglerFinding(None, None, "gpu", text)
     if _others(known, low) >= FULL and known[low] * SLOWER <= _others(known, low):
         text = (
             f"probably {low}: its GPU is {known[low]:.0f}% busy while the others' are at {_others(known, low):.0f}%, as "
             "GPUs are that wait in NCCL; it may wait for its data (from GPU use)"
         )
-        return Finding(low, None, "gpu", text)
+        return StragglerFinding(low, None, "gpu", text)
     others = _others(known, high)
     if known[high] >= 20.0 and known[high] >= SLOWER * max(others, 1.0):
         text = (
             f"probably {high}: its GPU is {known[high]:.0f}% busy while the others' are at {others:.0f}% and seem to wait "
             "(from GPU use)"
         )
-        return Finding(high, round(known[high] / max(others, 1.0), 2), "gpu", text)
+        return StragglerFinding(high, round(known[high] / max(others, 1.0), 2), "gpu", text)
     return None
 
 
-def _cpu(tasks: Sequence[Signs]) -> Finding | None:
+def _cpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """Without GPUs: gloo waits asleep, so the busy one is who the others wait for. Open MPI spins: then all are busy, and
     nobody stands out."""
     known = _all(tasks, lambda task: task.cpu, zero=True)
@@ -145,11 +145,11 @@ def _cpu(tasks: Sequence[Signs]) -> Finding | None:
             f"probably {high}: it uses {known[high]:.2f} CPUs while the others use {others:.2f} and seem to wait "
             "(from CPU use; a task that others crowd out of its CPU is not seen this way)"
         )
-        return Finding(high, round(known[high] / max(others, 0.01), 2), "cpu", text)
+        return StragglerFinding(high, round(known[high] / max(others, 0.01), 2), "cpu", text)
     return None
 
 
-def _log(tasks: Sequence[Signs]) -> Finding | None:
+def _log(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """Where everybody prints: the one that stopped."""
     known = _all(tasks, lambda task: task.quiet, zero=True)
     if known is None:
@@ -158,7 +158,7 @@ def _log(tasks: Sequence[Signs]) -> Finding | None:
     others = _others(known, last)
     if known[last] >= QUIET and known[last] >= 10 * max(others, 1.0):
         text = f"perhaps {last}: it last printed {known[last]:.0f} s ago, the others {others:.0f} s ago (from their output)"
-        return Finding(last, None, "log", text)
+        return StragglerFinding(last, None, "log", text)
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.control.diagnosis.readiness import Muster
+from stoker.control.diagnosis.readiness import Readiness
 from stoker.control.fleet import Wait
 from stoker.scheduling import Explanation
 from stoker.spec.states import Cause, RunState
@@ -15,7 +15,7 @@ from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, RunRow
 
 
 @dataclass(frozen=True)
-class Answer:
+class WhyAnswer:
     text: str
     hint: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -30,13 +30,13 @@ def explain(
     now: float,
     trouble: str | None,
     wait: Wait | None = None,
-    muster: Muster | None = None,
+    muster: Readiness | None = None,
     events: Sequence[EventRow] = (),
-) -> Answer:
+) -> WhyAnswer:
     """`muster`: of a run with several tasks, who is there."""
     state = RunState(run.state)
     if trouble is not None and not state.terminal:
-        return Answer(
+        return WhyAnswer(
             f"nothing is being started: {trouble}",
             "See `stoker server logs`; `stoker doctor` checks the machine.",
         )
@@ -49,24 +49,24 @@ def explain(
     if state is RunState.STARTING and wait is not None:
         return _waiting(run, wait)
     if state is RunState.STARTING:
-        return Answer(
+        return WhyAnswer(
             f"attempt {run.attempt} is being brought up: code and checkpoint are placed, then setup runs"
         )
     if state is RunState.RUNNING:
         return _running(run, attempts, muster, events)
     if state is RunState.STOPPING:
-        return Answer(
+        return WhyAnswer(
             "it was asked to stop and has its grace period to write one more checkpoint",
             "`stoker stop --kill` ends it at once.",
         )
     if state is RunState.SUSPENDED:
-        return Answer(
+        return WhyAnswer(
             "it is suspended: it holds nothing and waits for somebody to resume it",
             f"`stoker resume {run.id}` puts it back into the queue.",
         )
     if state is RunState.STOPPED:
-        return Answer("it was stopped by request", f"`stoker resume {run.id}` {_goes_on(checkpoints)}.")
-    return Answer("it completed", f"`stoker pull {run.id}` brings its outputs.")
+        return WhyAnswer("it was stopped by request", f"`stoker resume {run.id}` {_goes_on(checkpoints)}.")
+    return WhyAnswer("it completed", f"`stoker pull {run.id}` brings its outputs.")
 
 
 _WAIT_HINTS = {
@@ -75,43 +75,45 @@ _WAIT_HINTS = {
 }
 
 
-def _gathering(run: RunRow, muster: Muster) -> Answer:
+def _gathering(run: RunRow, muster: Readiness) -> WhyAnswer:
     """A gang starts when all of it is there: who is missing."""
     first = next((one.wait for one in muster.absent if one.wait is not None), None)
     found = _waiting(run, first or Wait(""), muster.text())
     facts = {**found.facts, **_gang_facts(muster)}
-    return Answer(found.text, found.hint or "All tasks start together, or none.", facts)
+    return WhyAnswer(found.text, found.hint or "All tasks start together, or none.", facts)
 
 
-def _gang_facts(muster: Muster) -> dict[str, Any]:
+def _gang_facts(muster: Readiness) -> dict[str, Any]:
     return {"up": muster.up, "tasks": muster.size, "missing": {one.task: one.why for one in muster.absent}}
 
 
-def _waiting(run: RunRow, wait: Wait, said: str = "") -> Answer:
+def _waiting(run: RunRow, wait: Wait, said: str = "") -> WhyAnswer:
     """The engine has it and says why it is not up."""
     said = said or wait.text
     text = f"attempt {run.attempt} is not up yet: {said}"
     facts: dict[str, Any] = {"waiting": said, "since": round(time.monotonic() - wait.since, 1)}
     if not wait.cause:
-        return Answer(text, None, facts)
+        return WhyAnswer(text, None, facts)
     left = max(0.0, wait.patience - facts["since"])
     facts |= {"cause": wait.cause, "gives_up_in": round(left, 1)}
     hint = _WAIT_HINTS.get(Cause(wait.cause)) if wait.cause in list(Cause) else None
-    return Answer(f"{text}; if that does not change it ends in {left:.0f} s as `{wait.cause}`", hint, facts)
+    return WhyAnswer(
+        f"{text}; if that does not change it ends in {left:.0f} s as `{wait.cause}`", hint, facts
+    )
 
 
-def _queued(run: RunRow, explanation: Explanation | None, now: float) -> Answer:
+def _queued(run: RunRow, explanation: Explanation | None, now: float) -> WhyAnswer:
     again = f" after {run.reason}" if run.reason and run.attempt else ""
     if run.not_before > now:
         wait = run.not_before - now
         text = f"it waits {wait:.0f} s before attempt {run.attempt + 1}{again}"
-        return Answer(
+        return WhyAnswer(
             text,
             "The wait doubles with each failure in a row that made no progress.",
             {"not_before": run.not_before},
         )
     if explanation is None:
-        return Answer(f"it is about to be queued{again}")
+        return WhyAnswer(f"it is about to be queued{again}")
     place = (
         f"it is number {explanation.position} of {explanation.queued} in the queue: "
         if explanation.position
@@ -127,7 +129,7 @@ def _queued(run: RunRow, explanation: Explanation | None, now: float) -> Answer:
         ],
         "holders": [{"run": h.id, "resource": h.resource, "amount": h.amount} for h in explanation.holders],
     }
-    return Answer(
+    return WhyAnswer(
         place + explanation.reason + (f" (this is attempt {run.attempt + 1}{again})" if again else ""),
         _queue_hint(explanation),
         facts,
@@ -167,7 +169,7 @@ def _failed(
     attempts: Sequence[AttemptRow],
     checkpoints: Sequence[CheckpointRow],
     events: Sequence[EventRow],
-) -> Answer:
+) -> WhyAnswer:
     last = attempts[-1] if attempts else None
     evidence = dict(last.evidence) if last else {}
     count = f" after {len(attempts)} attempts" if len(attempts) > 1 else ""
@@ -185,7 +187,7 @@ def _failed(
     hint = _command_hint(run, evidence)
     if hint is None:
         hint = _FAILURE_HINTS.get(cause, _DEFAULT_HINT).format(id=run.id, goes_on=_goes_on(checkpoints))
-    return Answer(text, hint, {"cause": run.cause, "evidence": evidence})
+    return WhyAnswer(text, hint, {"cause": run.cause, "evidence": evidence})
 
 
 def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
@@ -204,12 +206,12 @@ def _command_hint(run: RunRow, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _running(
-    run: RunRow, attempts: Sequence[AttemptRow], muster: Muster | None, events: Sequence[EventRow]
-) -> Answer:
+    run: RunRow, attempts: Sequence[AttemptRow], muster: Readiness | None, events: Sequence[EventRow]
+) -> WhyAnswer:
     hint = f"`stoker logs -f {run.id}` shows what it prints."
     hang = hang_of(events)
     if hang is not None:
-        return Answer(
+        return WhyAnswer(
             f"it runs, and it seems to hang: {hang.text}",
             f"`stoker logs {run.id}{_of_task(hang)}` says where its processes are; `hang: {{then: restart}}` starts "
             "such a run again by itself.",
@@ -220,10 +222,10 @@ def _running(
         before = attempts[-2]
         text += f"; attempt {before.number} ended with cause {before.cause}, this is attempt {attempts[-1].number}"
     if muster is None:
-        return Answer(text, hint)
+        return WhyAnswer(text, hint)
     if not muster.started:
         who = f": {muster.text()}" if muster.absent else ""
-        return Answer(
+        return WhyAnswer(
             f"it re-forms: generation {muster.generation} is being brought up{who}{_trouble(events)}",
             hint,
             _gang_facts(muster),
@@ -233,7 +235,7 @@ def _running(
     there = f"all {muster.size}" if muster.complete else f"{muster.up} of {muster.size}"
     more = f"; {', '.join(muster.joining)} will join it" if muster.joining else ""
     noun = "task" if muster.size == 1 else "tasks"
-    return Answer(f"{text} with {there} {noun}{again}{last}{more}", hint, _gang_facts(muster))
+    return WhyAnswer(f"{text} with {there} {noun}{again}{last}{more}", hint, _gang_facts(muster))
 
 
 def _of_task(hang: EventRow) -> str:

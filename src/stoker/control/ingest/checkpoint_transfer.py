@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
-from stoker.linux.idle_throttle import Pause, Spare
+from stoker.linux.idle_throttle import IdleThrottle, Pause
 from stoker.task import layout
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
@@ -20,7 +20,7 @@ class Abandoned(Exception):
     """The server ends, or begins again from the database. Whoever comes next goes on with what has arrived."""
 
 
-class Carriers:
+class CheckpointTransfers:
     """Of one session with the database; used from any thread."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Carriers:
             if isinstance(directory, FarTaskDir):
                 return carry_checkpoint(directory, staged, blobs, pause=self._go_on, rename=rename)
             turns = f"{directory.root}/{layout.TURNS}"
-            with Spare(lambda: self._closing or hurried(), turns) as rests:
+            with IdleThrottle(lambda: self._closing or hurried(), turns) as rests:
                 pause = self._pause(rests.pause)
                 return carry_checkpoint(directory, staged, blobs, pause=pause, rename=rename)
 

@@ -27,7 +27,7 @@ _LIST = (
 )
 
 
-class Packages:
+class InstalledPackages:
     """`record` never blocks. What cannot be found out is left out."""
 
     def __init__(self, store: Store) -> None:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints import refusals
 from stoker.control.ingest import validation
-from stoker.control.ingest.checkpoint_transfer import Carriers
+from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
 from stoker.control.ingest.redaction import NOTHING, Redaction
-from stoker.control.ingest.step_rate import Pace
+from stoker.control.ingest.step_rate import StepRate
 from stoker.control.logs.reader import LOOK, LogWriter, source_name
 from stoker.errors import DiskFull, StokerError
 from stoker.linux.direct_io import LARGE
@@ -116,7 +116,7 @@ class Intake:
         self.heard = later.heard
 
 
-class Pump:
+class JournalReader:
     """One task of one attempt."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Pump:
         logs: LogSettings = LogSettings(),
         alone: bool = True,
         speaks: bool | None = None,
-        carriers: Carriers | None = None,
+        carriers: CheckpointTransfers | None = None,
         redaction: Redaction = NOTHING,
     ) -> None:
         """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
@@ -156,7 +156,7 @@ class Pump:
         self._latest = dict(latest)
         self._alone = alone
         self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
-        self._pace = Pace()
+        self._pace = StepRate()
         self._carriers = carriers
         self._redaction = redaction
         self._clean = redaction.text

@@ -12,7 +12,7 @@ _KEPT = 21
 """Steps whose median counts: enough that a checkpoint or a pause in between does not show."""
 
 
-class Pace:
+class StepRate:
     """The newest step and a moving median of the seconds per step. Times are the task's own, so no two clocks meet."""
 
     def __init__(self) -> None:

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 from stoker.control.placement import elastic
 from stoker.control.state import LiveRun, LiveTask, numbers_of
 from stoker.engine.base import Observation
-from stoker.engine.port_allocator import Ports
+from stoker.engine.port_allocator import PortAllocator
 from stoker.frameworks.roles import has_world, ports
 from stoker.scheduling import Grow, Place, Start
 from stoker.spec.states import RunState
 from stoker.store.rows import AddAttempt, AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 
-class Seating:
+class Admission:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
-        self._ports = Ports()
+        self._ports = PortAllocator()
 
     def close(self) -> None:
         self._ports.close()

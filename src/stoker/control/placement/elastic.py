@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.policy.outcome import Verdict
+from stoker.control.policy.outcome import Outcome
 from stoker.control.state import LiveRun, LiveTask, tasks_of
 from stoker.errors import Conflict, Refused
 from stoker.scheduling import Grow, Shrink
@@ -23,13 +23,13 @@ from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 WANTED = "workers_wanted"
 """In a run's record: how many workers a person asked for with `scale`."""
 
 
-async def scale(loop: Loop, run: str, workers: int) -> dict[str, Any]:
+async def scale(loop: ControlLoop, run: str, workers: int) -> dict[str, Any]:
     """{"from", "to", "text"}. The run itself follows when there is room, and at a checkpoint."""
     live = loop.runs.get(run)
     if live is None or live.state is RunState.STOPPING:
@@ -65,7 +65,7 @@ async def scale(loop: Loop, run: str, workers: int) -> dict[str, Any]:
     return {"from": now, "to": workers, "text": text}
 
 
-async def grow(loop: Loop, live: LiveRun, decision: Grow) -> None:
+async def grow(loop: ControlLoop, live: LiveRun, decision: Grow) -> None:
     """Ask for the tasks that join. The world goes on without them until they are up."""
     assert live.attempt is not None
     placement = dict(live.attempt.placement)
@@ -90,7 +90,7 @@ async def grow(loop: Loop, live: LiveRun, decision: Grow) -> None:
     loop.kick(live)
 
 
-async def shrink(loop: Loop, live: LiveRun, decision: Shrink) -> None:
+async def shrink(loop: ControlLoop, live: LiveRun, decision: Shrink) -> None:
     """Some tasks are wanted back: the world goes on without them from its next checkpoint."""
     assert live.attempt is not None
     numbers = set(decision.indexes)
@@ -112,14 +112,14 @@ async def shrink(loop: Loop, live: LiveRun, decision: Shrink) -> None:
     loop.kick(live)
 
 
-async def regroup(loop: Loop, live: LiveRun) -> None:
+async def regroup(loop: ControlLoop, live: LiveRun) -> None:
     """When somebody leaves, the world starts again without it. When all who join are up, it does so with them: right
     after a checkpoint, or when none comes."""
     if live.reforming is not None or live.closing is not None:
         return
     if leaving := [task for task in live.tasks.values() if task.leaving]:
         text = f"goes on without {', '.join(task.name for task in leaving)}"
-        live.reforming, live.regroup = Verdict(Cause.PREEMPTED, None, text, {}), True
+        live.reforming, live.regroup = Outcome(Cause.PREEMPTED, None, text, {}), True
         return
     joining = [task for task in live.tasks.values() if task.joining]
     for task in joining:
@@ -137,7 +137,7 @@ async def regroup(loop: Loop, live: LiveRun) -> None:
         loop.kick_later(live, patience - (now - live.waits_since) + 0.01)
         return
     workers = sum(task.part.role == WORKER for task in live.tasks.values())
-    live.reforming = Verdict(Cause.PREEMPTED, None, f"grows to {workers} workers", {})
+    live.reforming = Outcome(Cause.PREEMPTED, None, f"grows to {workers} workers", {})
     live.regroup = True
     live.dirty = True
 
@@ -147,7 +147,7 @@ def _hopeless(task: LiveTask) -> str:
     return task.gone or (task.wait.text if task.wait is not None and task.wait.over else "")
 
 
-async def drop(loop: Loop, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
+async def drop(loop: ControlLoop, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
     """Let go of tasks that have no body. Others may join later, if there is room then."""
     tasks = [task for task in tasks if live.tasks.get(task.name) is task]
     if live.attempt is None or not tasks:
@@ -159,7 +159,7 @@ async def drop(loop: Loop, live: LiveRun, tasks: Sequence[LiveTask], text: str) 
     loop.seating.grow_later(live)
 
 
-def forget(loop: Loop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
+def forget(loop: ControlLoop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
     """After it was recorded: these are not the run's any more. Whoever watches the engine has what is left of them
     ended; nothing of them runs."""
     for task in [task for task in tasks if live.tasks.get(task.name) is task]:
@@ -170,7 +170,7 @@ def forget(loop: Loop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
     loop.observe_soon()
 
 
-def give_back(loop: Loop, live: LiveRun) -> None:
+def give_back(loop: ControlLoop, live: LiveRun) -> None:
     """The places of those who were let go and have ended."""
     ended = [task for task in live.left.values() if task.gone is not None and task.place]
     if not ended:
@@ -181,7 +181,7 @@ def give_back(loop: Loop, live: LiveRun) -> None:
     loop.schedule_soon()
 
 
-async def _place(loop: Loop, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
+async def _place(loop: ControlLoop, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
     """In memory first: whoever changes a place while this is being recorded builds on it."""
     assert live.attempt is not None
     live.attempt = replace(live.attempt, placement=placement)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from stoker.control.fleet import Member, Wait, sight
+from stoker.control.fleet import FleetMember, Wait, sight
 from stoker.engine.base import Observation, Presence, Watches
 from stoker.errors import EngineUnavailable
 from stoker.task import fencing
 from stoker.task.directory import FarTaskDir
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
     from stoker.control.state import LiveRun, LiveTask
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ _AT_ONCE = 10
 """How many tasks are looked at together, unprompted."""
 
 
-class Attendant:
+class EngineWatcher:
     """Belongs to one session of the loop and one engine."""
 
-    def __init__(self, loop: Loop, member: Member) -> None:
+    def __init__(self, loop: ControlLoop, member: FleetMember) -> None:
         self._loop = loop
         self._member = member
         self.known = asyncio.Event()

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stoker.control.state import LiveRun, LiveTask
-from stoker.scheduling import Aside, Failure, NodeShape, Request, Suspicion, trusted
+from stoker.scheduling import Aside, Failure, HealthTracker, NodeShape, Request, trusted
 from stoker.spec.states import Cause
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +24,12 @@ _MACHINES = (Cause.LOST, Cause.GPU_FAULT)
 """Causes that may be the machine's."""
 
 
-class Suspects:
+class NodeHealth:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
-        self._suspicion = Suspicion()
+        self._suspicion = HealthTracker()
         self._said: set[str] = set()
 
     def note(self, live: LiveRun, tasks: Iterable[LiveTask]) -> None:

@@ -6,17 +6,17 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.fleet import Member
+from stoker.control.fleet import FleetMember
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Node
 from stoker.scheduling import Aside
 from stoker.spec.states import HOLDING
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 
-def nodes(loop: Loop) -> list[dict[str, Any]]:
+def nodes(loop: ControlLoop) -> list[dict[str, Any]]:
     """One look at the runs for all nodes together: there may be thousands of both."""
     guests: dict[str, list[tuple[LiveRun, LiveTask]]] = defaultdict(list)
     for live in loop.runs.values():
@@ -35,7 +35,7 @@ def nodes(loop: Loop) -> list[dict[str, Any]]:
 
 
 def _node(
-    member: Member, node: Node, name: str, guests: list[tuple[LiveRun, LiveTask]], asides: list[Aside]
+    member: FleetMember, node: Node, name: str, guests: list[tuple[LiveRun, LiveTask]], asides: list[Aside]
 ) -> dict[str, Any]:
     places = [task.place for _, task in guests]
     view = asdict(node)

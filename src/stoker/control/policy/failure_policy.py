@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.control.policy.outcome import Verdict
+from stoker.control.policy.outcome import Outcome
 from stoker.spec.states import Cause
 
 
 @dataclass(frozen=True)
-class Seat:
+class TaskState:
     """A task as the decision sees it."""
 
     task: str
     on_loss: str
     ends: bool
     may_fail: bool
-    verdict: Verdict | None = None
+    verdict: Outcome | None = None
     """None: it runs, or is about to."""
     told: bool = False
     ended: float = 0.0
@@ -46,19 +46,19 @@ class Decision:
 
     stop: tuple[str, ...] = ()
     """These are told to stop, where they were not yet."""
-    end: Verdict | None = None
+    end: Outcome | None = None
     """The attempt is over, and this is how."""
-    close: Verdict | None = None
+    close: Outcome | None = None
     """It will be, as soon as everybody has stopped."""
-    reform: Verdict | None = None
+    reform: Outcome | None = None
     """The world is empty because of this: it may start again."""
-    trouble: Verdict | None = None
+    trouble: Outcome | None = None
     """The world has to be emptied because of this."""
     again: tuple[str, ...] = ()
     """These alone get another body."""
 
 
-def decide(seats: Sequence[Seat], *, closing: Verdict | None, reforming: Verdict | None) -> Decision:
+def decide(seats: Sequence[TaskState], *, closing: Outcome | None, reforming: Outcome | None) -> Decision:
     running = tuple(seat.task for seat in seats if seat.verdict is None)
     if closing is not None:
         return Decision(end=closing) if not running else Decision(stop=running)
@@ -77,7 +77,7 @@ def decide(seats: Sequence[Seat], *, closing: Verdict | None, reforming: Verdict
     return Decision(again=again)
 
 
-def root(failed: Sequence[Seat], *, alone: bool) -> Verdict:
+def root(failed: Sequence[TaskState], *, alone: bool) -> Outcome:
     """Who failed first. When one dies the others lose their connections and die too: what cannot follow from another
     one's death counts before what can, then the earlier end."""
     first = min(failed, key=lambda seat: (_follows(seat.verdict), seat.ended))
@@ -85,7 +85,7 @@ def root(failed: Sequence[Seat], *, alone: bool) -> Verdict:
     if alone:
         return first.verdict
     verdict = first.verdict
-    return Verdict(
+    return Outcome(
         verdict.cause,
         verdict.exit_code,
         f"{first.task}: {verdict.reason}",
@@ -93,14 +93,14 @@ def root(failed: Sequence[Seat], *, alone: bool) -> Verdict:
     )
 
 
-def _follows(verdict: Verdict | None) -> bool:
+def _follows(verdict: Outcome | None) -> bool:
     """Whether it may well be the consequence of another end: an exception, an abort."""
     if verdict is None or verdict.cause is not Cause.USER_ERROR:
         return False
     return verdict.evidence.get("signal") in (None, "SIGABRT", "SIGPIPE")
 
 
-def _final(ending: Sequence[Seat]) -> Verdict | None:
+def _final(ending: Sequence[TaskState]) -> Outcome | None:
     """How the run ended, where all have ended whose end is its end; None: that is not the end yet."""
     matter = [seat for seat in ending if not seat.may_fail] or list(ending)
     if any(seat.failed or _cut_short(seat) for seat in matter):
@@ -113,5 +113,5 @@ def _final(ending: Sequence[Seat]) -> Verdict | None:
     return bad[0] if bad else done[0]
 
 
-def _cut_short(seat: Seat) -> bool:
+def _cut_short(seat: TaskState) -> bool:
     return seat.told and seat.verdict is not None and seat.verdict.cause is not Cause.COMPLETED

@@ -16,7 +16,7 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """How an attempt ended, in the words of the platform."""
 
     cause: Cause
@@ -27,58 +27,58 @@ class Verdict:
     """Nobody's fault: it comes back after so many seconds, and this does not count."""
 
 
-def judge(ending: Ending, *, desired: str) -> Verdict:
+def judge(ending: Ending, *, desired: str) -> Outcome:
     """The cause of an attempt whose launcher reported an ending."""
     evidence = _evidence(ending)
     code = _exit_code(ending)
     if ending.kind == "exit" and ending.code == 0:
-        return Verdict(Cause.COMPLETED, 0, "completed", evidence)
+        return Outcome(Cause.COMPLETED, 0, "completed", evidence)
     if ending.kind == "stopped":
         return stopped(code, desired, evidence)
     if ending.kind == "oom":
-        return Verdict(Cause.OOM, code, _oom_text(ending), evidence)
+        return Outcome(Cause.OOM, code, _oom_text(ending), evidence)
     if ending.kind == "setup":
-        return Verdict(Cause.SETUP, code, f"setup failed with exit code {ending.code}", evidence)
+        return Outcome(Cause.SETUP, code, f"setup failed with exit code {ending.code}", evidence)
     if ending.kind == "timeout":
-        return Verdict(
+        return Outcome(
             Cause.TIMEOUT, code, f"still running after its timeout ({ending.seconds:.0f} s)", evidence
         )
     if ending.kind == "lost":
-        return Verdict(Cause.LOST, None, ending.message or "its launcher was lost", evidence)
+        return Outcome(Cause.LOST, None, ending.message or "its launcher was lost", evidence)
     if ending.kind == "disk":
-        return Verdict(Cause.DISK, code, ending.message or "the disk is full", evidence)
+        return Outcome(Cause.DISK, code, ending.message or "the disk is full", evidence)
     if ending.kind == "start-failed":
-        return Verdict(Cause.USER_ERROR, code, ending.message or "the command could not be started", evidence)
+        return Outcome(Cause.USER_ERROR, code, ending.message or "the command could not be started", evidence)
     if ending.kind == "signal" and ending.signal is not None:
-        return Verdict(Cause.USER_ERROR, code, f"killed by {_signal_name(ending.signal)}", evidence)
+        return Outcome(Cause.USER_ERROR, code, f"killed by {_signal_name(ending.signal)}", evidence)
     if any(sign in line for line in ending.last_lines[-5:] for sign in _FULL):
-        return Verdict(Cause.DISK, code, f"exit code {ending.code}: the disk is full", evidence)
+        return Outcome(Cause.DISK, code, f"exit code {ending.code}: the disk is full", evidence)
     reason = f"exit code {ending.code}" + (f": {ending.message}" if ending.message else "")
-    return Verdict(Cause.USER_ERROR, code, reason, evidence)
+    return Outcome(Cause.USER_ERROR, code, reason, evidence)
 
 
-def lost(proof: str, *, desired: str, last_lines: list[str]) -> Verdict:
+def lost(proof: str, *, desired: str, last_lines: list[str]) -> Outcome:
     """The cause of an attempt that vanished without an ending."""
     return gone(proof, None, desired=desired, last_lines=last_lines)
 
 
-def gone(proof: str, seen: Observation | None, *, desired: str, last_lines: list[str]) -> Verdict:
+def gone(proof: str, seen: Observation | None, *, desired: str, last_lines: list[str]) -> Outcome:
     """The cause of an attempt that vanished without an ending, where the engine may know how it went."""
     evidence: dict[str, Any] = {"kind": "lost", "proof": proof, **(seen.evidence if seen else {})}
     if last_lines:
         evidence["last_lines"] = last_lines
     if desired in ("stop", "kill"):
-        return Verdict(Cause.STOPPED, None, "stopped", evidence)
+        return Outcome(Cause.STOPPED, None, "stopped", evidence)
     cause = Cause(seen.cause) if seen is not None and seen.cause in list(Cause) else Cause.LOST
     code = evidence.get("exit_code")
-    return Verdict(cause, code if type(code) is int else None, proof, evidence)
+    return Outcome(cause, code if type(code) is int else None, proof, evidence)
 
 
-def hopeless(cause: str, text: str, patience: float, seen: Observation | None) -> Verdict:
+def hopeless(cause: str, text: str, patience: float, seen: Observation | None) -> Outcome:
     """The cause of an attempt that was not able to start in the time it had."""
     evidence: dict[str, Any] = {"message": text, **(seen.evidence if seen else {})}
     known = Cause(cause) if cause in list(Cause) else Cause.ENGINE_ERROR
-    return Verdict(known, None, f"{text} (given up after {patience:.0f} s)", evidence)
+    return Outcome(known, None, f"{text} (given up after {patience:.0f} s)", evidence)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Next:
 
 
 def decide(
-    verdict: Verdict,
+    verdict: Outcome,
     *,
     desired: str,
     retries: int,
@@ -143,11 +143,11 @@ def _delay(rounds: int, first: float, most: float) -> float:
     return 0.0 if rounds <= 0 else min(most, first * 2.0 ** min(rounds - 1, 30))
 
 
-def stopped(code: int | None, desired: str, evidence: Mapping[str, Any]) -> Verdict:
+def stopped(code: int | None, desired: str, evidence: Mapping[str, Any]) -> Outcome:
     """The cause of an attempt that was told to end."""
     if desired in ("stop", "kill"):
-        return Verdict(Cause.STOPPED, code, "stopped", evidence)
-    return Verdict(Cause.PREEMPTED, code, "suspended" if desired == "suspend" else "preempted", evidence)
+        return Outcome(Cause.STOPPED, code, "stopped", evidence)
+    return Outcome(Cause.PREEMPTED, code, "suspended" if desired == "suspend" else "preempted", evidence)
 
 
 def _evidence(ending: Ending) -> dict[str, Any]:

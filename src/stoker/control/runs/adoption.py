@@ -31,7 +31,7 @@ from stoker.store.rows import (
 )
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
     from stoker.control.state import LiveRun
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _AS_RESUMED = {"desired": "run", "ended_at": None, "exit_code": None, "cause": N
 _BEHIND = "the database was restored from an older copy"
 
 
-async def adopt_newer(loop: Loop, row: RunRow, job: Job, seen: Sequence[Observation]) -> RunRow:
+async def adopt_newer(loop: ControlLoop, row: RunRow, job: Job, seen: Sequence[Observation]) -> RunRow:
     """The run as it is, where this machine has attempts of it that the database does not know. `seen`: its tasks."""
     newer = [one for one in seen if one.attempt > row.attempt]
     if not newer:
@@ -78,7 +78,7 @@ async def adopt_newer(loop: Loop, row: RunRow, job: Job, seen: Sequence[Observat
 
 
 async def resumed(
-    loop: Loop, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
+    loop: ControlLoop, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
 ) -> list[RunRow]:
     """Runs that are over in a restored copy, and were resumed after it was made: a later attempt of them runs."""
     found = []
@@ -106,7 +106,7 @@ def at_newest_incarnations(attempt: AttemptRow, seen: Sequence[Observation]) -> 
     return replace(attempt, placement=placement)
 
 
-async def catch_up(loop: Loop, live: LiveRun) -> None:
+async def catch_up(loop: ControlLoop, live: LiveRun) -> None:
     """Bring the generations that are recorded up to those that the tasks have orders for."""
     assert live.attempt is not None
     newest = live.newest_order
@@ -128,7 +128,7 @@ async def catch_up(loop: Loop, live: LiveRun) -> None:
     await loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values), event])
 
 
-def _attempt_of(loop: Loop, job: Job, seen: Observation) -> AttemptRow:
+def _attempt_of(loop: ControlLoop, job: Job, seen: Observation) -> AttemptRow:
     """As it was placed, as far as the engine can tell."""
     home = loop.fleet.home
     ask = loop.fleet.asks(job)[seen.task]
@@ -152,7 +152,7 @@ def _attempt_of(loop: Loop, job: Job, seen: Observation) -> AttemptRow:
     )
 
 
-async def _end(loop: Loop, alive: Sequence[Observation]) -> None:
+async def _end(loop: ControlLoop, alive: Sequence[Observation]) -> None:
     """And wait for it: what follows must not run beside it."""
     engine = loop.fleet.engine(loop.fleet.home)
     for number in sorted({one.attempt for one in alive}):

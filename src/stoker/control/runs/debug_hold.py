@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.policy.outcome import Next, Verdict
+from stoker.control.policy.outcome import Next, Outcome
 from stoker.control.state import numbers_of, places_of
 from stoker.engine.base import ASIDE_FOR, Shows
 from stoker.errors import Conflict, Refused
@@ -18,13 +18,13 @@ from stoker.spec.states import RunState
 from stoker.store.rows import AttemptRow, RunRow
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 _LONGEST = 7 * 86400.0
 """Seconds. A clock that jumped must not keep a GPU for ever."""
 
 
-def until(job: Job, verdict: Verdict, following: Next, now: float) -> float:
+def until(job: Job, verdict: Outcome, following: Next, now: float) -> float:
     """The time until which the attempt is kept; 0: it is not."""
     wanted = job.keep_on_failure > 0 and following.state is RunState.FAILED and verdict.cause.users_fault
     return now + min(job.keep_on_failure, _LONGEST) if wanted else 0.0
@@ -55,7 +55,7 @@ def name(attempt: AttemptRow) -> str:
     return f"{attempt.run}~{attempt.number}"
 
 
-def keep(loop: Loop, row: RunRow, job: Job, attempt: AttemptRow) -> None:
+def keep(loop: ControlLoop, row: RunRow, job: Job, attempt: AttemptRow) -> None:
     """Hold its places, and clean up when the time is over."""
     request = loop.fleet.request(row, job)
     held = [request.tasks[number] for number in numbers_of(attempt)]
@@ -65,13 +65,13 @@ def keep(loop: Loop, row: RunRow, job: Job, attempt: AttemptRow) -> None:
     asyncio.get_running_loop().call_later(max(0.0, left(attempt)), _over, loop, attempt)
 
 
-def _over(loop: Loop, attempt: AttemptRow) -> None:
+def _over(loop: ControlLoop, attempt: AttemptRow) -> None:
     if loop.kept.get(attempt.run) is attempt:
         del loop.kept[attempt.run]
         loop.clean(attempt)
 
 
-async def let_go(loop: Loop, run: str) -> None:
+async def let_go(loop: ControlLoop, run: str) -> None:
     attempt = loop.kept.get(run)
     if attempt is not None:
         _over(loop, attempt)
@@ -86,7 +86,7 @@ def one_of(tasks: Mapping[str, Any], task: str | None, run: str) -> str:
     return task
 
 
-async def shell(loop: Loop, run: str, task: str | None = None) -> dict[str, Any]:
+async def shell(loop: ControlLoop, run: str, task: str | None = None) -> dict[str, Any]:
     live = loop.runs.get(run)
     attempt = live.attempt if live is not None and live.launched else loop.kept.get(run)
     if attempt is None:

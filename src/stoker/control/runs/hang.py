@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.policy.outcome import Verdict
+from stoker.control.policy.outcome import Outcome
 from stoker.spec.states import Cause
 from stoker.store.rows import AddEvent, Change, EventRow
 
@@ -39,7 +39,7 @@ def note(live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
         return []
     live.hung = _words(running[0])
     if live.job.hang is not None and live.job.hang.then == "restart" and live.reforming is None:
-        live.reforming = Verdict(Cause.HANG, None, live.hung, {"message": live.hung})
+        live.reforming = Outcome(Cause.HANG, None, live.hung, {"message": live.hung})
     return [_event(live.id, task) for task in running[:MOST]]
 
 

@@ -15,12 +15,12 @@ from stoker.control.checkpoints import salvage
 from stoker.control.placement import elastic
 from stoker.control.policy import failure_policy, outcome
 from stoker.control.runs import debug_hold, hang
-from stoker.control.runs.recorder import Recording
-from stoker.control.runs.shutdown import Leaving
-from stoker.control.runs.task_reader import Looking
+from stoker.control.runs.recorder import Recorder
+from stoker.control.runs.shutdown import Shutdown
+from stoker.control.runs.task_reader import TaskReader
 from stoker.control.startup import orders
-from stoker.control.startup.attempt_launcher import Launcher
-from stoker.control.startup.bringup import Coming
+from stoker.control.startup.attempt_launcher import AttemptLauncher
+from stoker.control.startup.bringup import BringUp
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Observation, SetsAside
 from stoker.errors import NotFound, StokerError, StoreError
@@ -29,10 +29,10 @@ from stoker.spec.roles import WORKER
 from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.directory import TaskDir
-from stoker.task.layout import Part
+from stoker.task.layout import SharedPart
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ _HASTEN_AGAIN = 60.0
 """Seconds before the engine is asked once more to end what will not do anything any more."""
 
 
-class Steps:
+class Reconciler:
     """The verbs of the loop. One step per run at a time; runs in the loop's thread."""
 
-    def __init__(self, loop: Loop, launcher: Launcher) -> None:
+    def __init__(self, loop: ControlLoop, launcher: AttemptLauncher) -> None:
         self._loop = loop
-        self._coming = Coming(loop, launcher)
-        self._looking = Looking(loop)
-        self._leaving = Leaving(loop)
-        self._recording = Recording(loop)
+        self._coming = BringUp(loop, launcher)
+        self._looking = TaskReader(loop)
+        self._leaving = Shutdown(loop)
+        self._recording = Recorder(loop)
         self._unknown: set[tuple[str, int]] = set()
 
     async def step(self, live: LiveRun) -> None:
@@ -122,7 +122,7 @@ class Steps:
             self._loop.hub.publish(live.id)
         await self._act(live, decision)
 
-    def _closing(self, live: LiveRun) -> outcome.Verdict | None:
+    def _closing(self, live: LiveRun) -> outcome.Outcome | None:
         """How an attempt that is told to end has ended: as its tasks say, where they do."""
         if live.closing is None or live.closing.cause not in (Cause.STOPPED, Cause.PREEMPTED):
             return live.closing
@@ -145,7 +145,7 @@ class Steps:
 
     # -- going on --------------------------------------------------------------------------------------------
 
-    async def _reform(self, live: LiveRun, verdict: outcome.Verdict) -> None:
+    async def _reform(self, live: LiveRun, verdict: outcome.Outcome) -> None:
         """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
         world = [task for task in live.tasks.values() if self._on_loss(live, task) == "world"]
         following = self._following(live, verdict)
@@ -199,7 +199,7 @@ class Steps:
             self._loop.kick_later(live, 1.0)
         return bool(dying)
 
-    async def _close(self, live: LiveRun, verdict: outcome.Verdict) -> None:
+    async def _close(self, live: LiveRun, verdict: outcome.Outcome) -> None:
         """Over, as soon as everybody is."""
         live.closing = verdict
         live.reforming = None
@@ -208,7 +208,7 @@ class Steps:
         else:
             await self._leaving.stop(live, [task for task in live.tasks.values() if not task.over])
 
-    def _following(self, live: LiveRun, verdict: outcome.Verdict) -> outcome.Next:
+    def _following(self, live: LiveRun, verdict: outcome.Outcome) -> outcome.Next:
         control = self._loop.settings.control
         return outcome.decide(
             verdict,
@@ -224,7 +224,7 @@ class Steps:
         )
 
     async def _restart(
-        self, live: LiveRun, tasks: Sequence[LiveTask], verdict: outcome.Verdict, following: outcome.Next
+        self, live: LiveRun, tasks: Sequence[LiveTask], verdict: outcome.Outcome, following: outcome.Next
     ) -> None:
         """Record the next generation, then let the next step bring it up."""
         assert live.attempt is not None
@@ -293,7 +293,7 @@ class Steps:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    async def _finish(self, live: LiveRun, verdict: outcome.Verdict, changes: list[Change]) -> None:
+    async def _finish(self, live: LiveRun, verdict: outcome.Outcome, changes: list[Change]) -> None:
         assert live.attempt is not None
         self._loop.suspects.note(live, live.tasks.values())
         following = self._following(live, verdict)
@@ -372,7 +372,9 @@ class Steps:
                 directory = await engine.reach(handle, task)
                 if directory.exists():
                     newest = place.get("incarnation", 1)
-                    parts = [Part(attempt.run, attempt.number, task, number + 1) for number in range(newest)]
+                    parts = [
+                        SharedPart(attempt.run, attempt.number, task, number + 1) for number in range(newest)
+                    ]
                     await asyncio.to_thread(self._release, directory, [] if files else parts)
             await engine.stop(handle, grace=timedelta(seconds=2))
             if files and isinstance(engine, SetsAside):
@@ -392,7 +394,7 @@ class Steps:
                 _CLEAN_AGAIN, self._loop.cleaning.discard, (attempt.run, attempt.number)
             )
 
-    def _release(self, directory: TaskDir, parts: Sequence[Part]) -> None:
+    def _release(self, directory: TaskDir, parts: Sequence[SharedPart]) -> None:
         """Let the launcher go by itself. Where user code is in the way the engine ends it. `parts`: what it and those
         before it in its place have on a volume that outlives it."""
         try:
@@ -424,8 +426,8 @@ class Steps:
         return False
 
 
-def _seat(task: LiveTask, on_loss: str) -> failure_policy.Seat:
-    return failure_policy.Seat(
+def _seat(task: LiveTask, on_loss: str) -> failure_policy.TaskState:
+    return failure_policy.TaskState(
         task=task.name,
         on_loss=on_loss,
         ends=task.part.ends,

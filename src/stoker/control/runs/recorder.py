@@ -34,13 +34,13 @@ from stoker.task import layout
 from stoker.transfer import carry_outputs, merge_outputs, outputs_for
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 
-class Recording:
+class Recorder:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
         self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
         """Apart from the threads that look at tasks: big outputs take their time."""

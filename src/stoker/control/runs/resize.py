@@ -10,16 +10,16 @@ from stoker.control.state import LiveRun, numbers_of
 from stoker.engine.base import Resizes
 from stoker.errors import Conflict, Refused
 from stoker.frameworks.roles import parts_of
-from stoker.scheduling import Verdict
+from stoker.scheduling import Feasibility
 from stoker.spec import Job
 from stoker.spec.states import RunState
 from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 
-async def resize(loop: Loop, run: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
+async def resize(loop: ControlLoop, run: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
     """{"how": "in place" | "restart" | "queued", "text": why, for a person}."""
     live = loop.runs.get(run)
     if live is None or live.state is RunState.STOPPING:
@@ -49,7 +49,7 @@ async def resize(loop: Loop, run: str, *, cpu: float | None, memory: int | None)
     return {"how": "restart", "text": text}
 
 
-def impossible(verdict: Verdict) -> str:
+def impossible(verdict: Feasibility) -> str:
     """Why something can never fit, as the end of a sentence."""
     return f"it {verdict.reason}" if verdict.reason.startswith("asks") else verdict.reason
 
@@ -61,7 +61,7 @@ def resized(job: Job, *, cpu: float | None, memory: int | None) -> Job:
     return job.model_copy(update={"resources": job.resources.model_copy(update=values)})
 
 
-async def _in_place(loop: Loop, live: LiveRun, *, cpu: float | None, memory: int | None) -> str | None:
+async def _in_place(loop: ControlLoop, live: LiveRun, *, cpu: float | None, memory: int | None) -> str | None:
     engine = loop.fleet.engine(live.engine)
     if not live.launched:
         return "it is not up yet"
@@ -72,7 +72,7 @@ async def _in_place(loop: Loop, live: LiveRun, *, cpu: float | None, memory: int
     return await engine.resize(live.handle, next(iter(live.tasks)), cpu=cpu, memory=memory)
 
 
-async def _record(loop: Loop, live: LiveRun, job: Job, how: str, text: str) -> None:
+async def _record(loop: ControlLoop, live: LiveRun, job: Job, how: str, text: str) -> None:
     """The run's job is the new one from here on: later attempts have the new size too."""
     asks = loop.fleet.asks(job)
     changes: list[Change] = [

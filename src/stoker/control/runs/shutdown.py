@@ -17,7 +17,7 @@ from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.local_directory import UnsafePath
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ _BRIEF = 10.0
 """Seconds of grace for those whose world is broken: what they wait for will not come."""
 
 
-class Leaving:
+class Shutdown:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
 
     async def stop(self, live: LiveRun, tasks: Sequence[LiveTask], *, brief: bool = False) -> None:

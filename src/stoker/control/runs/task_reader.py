@@ -19,7 +19,7 @@ from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import Ending, Status
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ _TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
 """What a program says, in any language, when somebody else has its port."""
 
 
-class Looking:
+class TaskReader:
     """Runs in the loop's thread; reads in others."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
 
     async def look(self, live: LiveRun) -> dict[str, Intake]:
@@ -96,12 +96,12 @@ class Looking:
 
         carrying.add_done_callback(done)
 
-    def _over(self, live: LiveRun, task: LiveTask, verdict: outcome.Verdict, at: float) -> None:
+    def _over(self, live: LiveRun, task: LiveTask, verdict: outcome.Outcome, at: float) -> None:
         task.verdict, task.ended = verdict, at
         task.stop_deadline = None
         live.dirty = True
 
-    def _judge(self, live: LiveRun, task: LiveTask, found: Ending) -> outcome.Verdict:
+    def _judge(self, live: LiveRun, task: LiveTask, found: Ending) -> outcome.Outcome:
         """The launcher's word; where it could not know better, the engine's."""
         if found.kind == "lost":
             proof = found.message or "its launcher was lost"
@@ -110,7 +110,7 @@ class Looking:
         verdict = outcome.judge(found, desired=live.row.desired)
         if verdict.cause is Cause.USER_ERROR and task.place.get("ports") and _port_taken(found):
             text = "somebody else has one of its ports"
-            return outcome.Verdict(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
+            return outcome.Outcome(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
         return verdict
 
     async def _unjournalled(self, live: LiveRun, task: LiveTask, status: Status) -> None:
@@ -142,7 +142,7 @@ class Looking:
             verdict = outcome.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
         self._over(live, task, verdict, time.time())
 
-    async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> outcome.Verdict:
+    async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> outcome.Outcome:
         """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
         assert task.pump is not None and live.attempt is not None and task.gone is not None
         directory = task.pump.directory

@@ -15,8 +15,8 @@ from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError
 
 if TYPE_CHECKING:
-    from stoker.control.fleet import Member
-    from stoker.control.loop import Loop
+    from stoker.control.fleet import FleetMember
+    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +24,16 @@ _GRACE = timedelta(seconds=30)
 """What a job's own grace is, only the lost rows know."""
 
 
-class Strangers:
+class UnknownTasks:
     """Belongs to the loop's thread."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
         self._seen: dict[str, list[Observation]] = {}
         """By engine: those that the last look at it showed."""
         self._said: set[tuple[str, int]] = set()
 
-    def look(self, member: Member, seen: Sequence[Observation]) -> None:
+    def look(self, member: FleetMember, seen: Sequence[Observation]) -> None:
         self._seen[member.name] = [one for one in seen if one.presence is not Presence.GONE]
         for one in self._seen[member.name]:
             if (one.run, one.attempt) not in self._said:

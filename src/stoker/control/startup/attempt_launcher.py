@@ -39,7 +39,7 @@ class Restored:
     changes: tuple[Change, ...]
 
 
-class Launcher:
+class AttemptLauncher:
     """Makes attempts run. Used by the control loop only."""
 
     def __init__(self, settings: Settings, store: Store, blobs: BlobStore) -> None:

@@ -15,14 +15,14 @@ from stoker.control import run_secrets
 from stoker.control.checkpoints import refusals
 from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.checkpoints.salvage import Salvage
-from stoker.control.ingest.journal_reader import Pump, speaker
+from stoker.control.ingest.journal_reader import JournalReader, speaker
 from stoker.control.ingest.redaction import Redaction
 from stoker.control.placement import elastic
 from stoker.control.policy import outcome
 from stoker.control.runs import adoption
 from stoker.control.startup import world as worlds
-from stoker.control.startup.attempt_launcher import Launcher
-from stoker.control.startup.gang_timeout import Halves
+from stoker.control.startup.attempt_launcher import AttemptLauncher
+from stoker.control.startup.gang_timeout import GangTimeout
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
@@ -30,24 +30,24 @@ from stoker.frameworks.base import World
 from stoker.frameworks.roles import has_world
 from stoker.spec.states import Cause
 from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
-from stoker.task.layout import Part
+from stoker.task.layout import SharedPart
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
 
-class Coming:
+class BringUp:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: Loop, launcher: Launcher) -> None:
+    def __init__(self, loop: ControlLoop, launcher: AttemptLauncher) -> None:
         self._loop = loop
         self._launcher = launcher
-        self._halves = Halves(loop)
+        self._halves = GangTimeout(loop)
         self._salvages = Salvage(loop.store, loop.blobs)
 
-    async def bring(self, live: LiveRun) -> outcome.Verdict | None:
+    async def bring(self, live: LiveRun) -> outcome.Outcome | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
         if live.submitted and all(task.ordered and task.pump for task in live.tasks.values()):
             return None
@@ -74,7 +74,7 @@ class Coming:
             return await self._without(live, exc)
         return None
 
-    async def _without(self, live: LiveRun, exc: Exception) -> outcome.Verdict | None:
+    async def _without(self, live: LiveRun, exc: Exception) -> outcome.Outcome | None:
         """Those who were to join are let go first: what is wrong with them is no reason to end a world that trains."""
         joining = [task for task in live.tasks.values() if task.joining]
         if not joining:
@@ -104,7 +104,7 @@ class Coming:
 
     async def _start(
         self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
-    ) -> outcome.Verdict | None:
+    ) -> outcome.Outcome | None:
         assert live.attempt is not None
         if any(task.gone is not None and not task.ordered for task in waiting) or live.closing is not None:
             self._launcher.recall(live)
@@ -167,7 +167,7 @@ class Coming:
             self._loop.observe_soon()
         return not lost
 
-    async def _salvage(self, live: LiveRun, task: LiveTask) -> list[Part]:
+    async def _salvage(self, live: LiveRun, task: LiveTask) -> list[SharedPart]:
         """What a lost attempt had complete and nobody carried is recorded before a checkpoint is chosen."""
         await self._know_secrets(live)
         changes, taken = await asyncio.to_thread(self._salvages.take, live, task)
@@ -190,7 +190,7 @@ class Coming:
             values = await asyncio.to_thread(run_secrets.load, self._loop.settings.home, live.row.key)
             live.redaction = Redaction(values)
 
-    def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[Part]) -> None:
+    def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[SharedPart]) -> None:
         """In the background: nobody waits for it."""
         others = list(self._loop.runs)
         self._loop.spawn(asyncio.to_thread(self._salvages.sweep, live, task, taken, others))
@@ -233,7 +233,7 @@ class Coming:
         latest = await asyncio.to_thread(store.latest_metrics, live.id) if again else {}
         for task in tasks:
             assert task.directory is not None
-            task.pump = Pump(
+            task.pump = JournalReader(
                 self._loop.settings.home,
                 self._loop.blobs,
                 task.directory,
@@ -252,7 +252,7 @@ class Coming:
             )
             task.wait = None
 
-    def _not_up(self, live: LiveRun) -> outcome.Verdict | None:
+    def _not_up(self, live: LiveRun) -> outcome.Outcome | None:
         """Tasks are asked for and not there yet: pods that wait for their place or their image. That may end before
         it begins."""
         down = [task for task in live.tasks.values() if not task.ordered and not task.joining]
@@ -271,10 +271,10 @@ class Coming:
             self._loop.kick_later(live, 1.0)
         return late
 
-    def _failed(self, live: LiveRun, exc: Exception) -> outcome.Verdict:
+    def _failed(self, live: LiveRun, exc: Exception) -> outcome.Outcome:
         log.warning("run %s: attempt could not be brought up: %s", live.id, exc)
         reason = getattr(exc, "message", None) or str(exc)
-        return outcome.Verdict(
+        return outcome.Outcome(
             Cause.ENGINE_ERROR, None, f"could not be started: {reason}", {"message": reason}
         )
 

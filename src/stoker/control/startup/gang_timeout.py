@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 from stoker.control.policy import outcome
 from stoker.control.state import LiveRun, LiveTask
-from stoker.scheduling import Half, LetGo, Standoff
+from stoker.scheduling import Deadlock, LetGo, PartialGang
 from stoker.spec.states import Cause
 
 if TYPE_CHECKING:
-    from stoker.control.loop import Loop
+    from stoker.control.loop import ControlLoop
 
 
-class Halves:
+class GangTimeout:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
-        self._standoff = Standoff()
+        self._standoff = Deadlock()
         self._known: set[str] = set()
         """Runs that may be half up."""
         self._decided: dict[str, LetGo] = {}
 
-    def judge(self, live: LiveRun) -> outcome.Verdict | None:
+    def judge(self, live: LiveRun) -> outcome.Outcome | None:
         """Whether this one has to let go of all it has. What is decided of others is told to them."""
         up = [task for task in live.tasks.values() if task.directory is not None]
         if not up or live.alone:
@@ -40,11 +40,11 @@ class Halves:
         found = self._decided.pop(live.id, None)
         return None if found is None else self._verdict(live, found)
 
-    def _halves(self) -> list[Half]:
+    def _halves(self) -> list[PartialGang]:
         self._known = {id for id in self._known if _half_up(self._loop.runs.get(id))}
         return [_half(self._loop.runs[id]) for id in sorted(self._known) if id not in self._decided]
 
-    def _verdict(self, live: LiveRun, decided: LetGo) -> outcome.Verdict:
+    def _verdict(self, live: LiveRun, decided: LetGo) -> outcome.Outcome:
         self._known.discard(live.id)
         down = _down(live)
         why = next((task.wait.text for task in down if task.wait is not None), "")
@@ -55,13 +55,13 @@ class Halves:
             # Whoever waits for room has done nothing wrong, however often it happens.
             live.let_go += 1
             delay = decided.retry_after
-        return outcome.Verdict(Cause.ENGINE_ERROR, None, text, {"message": text}, delay=delay)
+        return outcome.Outcome(Cause.ENGINE_ERROR, None, text, {"message": text}, delay=delay)
 
 
-def _half(live: LiveRun) -> Half:
+def _half(live: LiveRun) -> PartialGang:
     assert live.first_up is not None
     down = _down(live)
-    return Half(
+    return PartialGang(
         id=live.id,
         up=len(live.tasks) - len(down),
         wanted=len(live.tasks),

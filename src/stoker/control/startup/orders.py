@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.engine.base import Surroundings
-from stoker.frameworks.base import Body
+from stoker.frameworks.base import TaskCommand
 from stoker.frameworks.commands import python_call
 from stoker.spec import Job, setup_inputs
-from stoker.spec.roles import Part
+from stoker.spec.roles import RoleTasks
 from stoker.spec.tree import Tree
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order
@@ -22,7 +22,7 @@ _FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def run_order(
     run: RunRow,
     job: Job,
-    body: Body,
+    body: TaskCommand,
     *,
     seq: int,
     generation: int,
@@ -52,7 +52,7 @@ def run_order(
     )
 
 
-def warm(body: Body, job: Job) -> dict[str, Any] | None:
+def warm(body: TaskCommand, job: Job) -> dict[str, Any] | None:
     """What its processes import first, to be kept for the next generation."""
     call = python_call(body.argv) if body.preload and job.warm else None
     return {"python": call[0], "program": call[1], "modules": list(body.preload)} if call else None
@@ -66,7 +66,7 @@ def release_order(*, seq: int, generation: int) -> Order:
     return Order(seq=seq, generation=generation, verb="release")
 
 
-def command(run: RunRow, part: Part) -> list[str]:
+def command(run: RunRow, part: RoleTasks) -> list[str]:
     """What the role's job says to run; else what its image would."""
     if part.job.run is not None:
         return part.job.argv()
@@ -78,7 +78,7 @@ def command(run: RunRow, part: Part) -> list[str]:
     ]
 
 
-def image_of(run: RunRow, part: Part) -> Mapping[str, Any]:
+def image_of(run: RunRow, part: RoleTasks) -> Mapping[str, Any]:
     """What the registry said of the image that the role runs in."""
     images: Mapping[str, Any] = run.record.get("images") or {}
     found: Mapping[str, Any] = images.get(part.role) or run.record.get("image") or {}

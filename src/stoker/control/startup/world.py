@@ -10,7 +10,7 @@ from stoker import frameworks
 from stoker.control.startup import orders
 from stoker.control.state import LiveRun, LiveTask
 from stoker.errors import SpecError
-from stoker.frameworks.base import Body, Member, World
+from stoker.frameworks.base import TaskCommand, World, WorldMember
 from stoker.frameworks.roles import ports
 from stoker.settings import Home
 
@@ -39,7 +39,7 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
         if not address:
             return None
         members.append(
-            Member(
+            WorldMember(
                 task=task.name,
                 role=task.part.role,
                 index=task.index,
@@ -59,11 +59,11 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
     )
 
 
-def body(live: LiveRun, task: LiveTask, found: World | None) -> Body:
+def body(live: LiveRun, task: LiveTask, found: World | None) -> TaskCommand:
     """What the task runs. Without a world: a single task runs its command as it is."""
     argv = orders.command(live.row, task.part)
     if found is None:
-        return Body(tuple(argv))
+        return TaskCommand(tuple(argv))
     member = next(member for member in found.members if member.task == task.name)
     made = frameworks.find(live.job.framework).body(found, member, task.part.job, argv)
     if not made.argv and argv:

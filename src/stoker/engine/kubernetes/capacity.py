@@ -18,7 +18,7 @@ from stoker.engine.base import Gpu, Node
 from stoker.engine.kubernetes.config import ClusterConfig, Pool, Toleration
 from stoker.engine.kubernetes.manifests import scheduling
 from stoker.engine.kubernetes.quantity import cores, number, size
-from stoker.engine.kubernetes.status.unschedulable import Ask, ask
+from stoker.engine.kubernetes.status.unschedulable import PodRequest, ask
 
 Object = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def pools_of(node: Object, config: ClusterConfig) -> list[str]:
     return [name for name, pool in config.pools.items() if pool.selector.items() <= labels]
 
 
-def _node(cluster: str, config: ClusterConfig, node: Object, taken: list[Ask]) -> Node | None:
+def _node(cluster: str, config: ClusterConfig, node: Object, taken: list[PodRequest]) -> Node | None:
     name, status = node["metadata"]["name"], node.get("status") or {}
     tags = _tags(cluster, config, node)
     if not tags or (node.get("spec") or {}).get("unschedulable"):
@@ -121,8 +121,8 @@ def _tolerates(toleration: Toleration, taint: Object) -> bool:
     return toleration.operator == "Exists" or toleration.value == (taint.get("value") or "")
 
 
-def _taken(others: Iterable[Object]) -> dict[str, list[Ask]]:
-    found: dict[str, list[Ask]] = {}
+def _taken(others: Iterable[Object]) -> dict[str, list[PodRequest]]:
+    found: dict[str, list[PodRequest]] = {}
     for pod in others:
         if (node := (pod.get("spec") or {}).get("nodeName")) and (pod.get("status") or {}).get(
             "phase"

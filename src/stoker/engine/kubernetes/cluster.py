@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from stoker.engine.kubernetes import names
-from stoker.engine.kubernetes.api import Cache, Change, Kind, Kube, KubeConfig, KubeError, Select, kinds
+from stoker.engine.kubernetes.api import Change, Informer, Kind, Kube, KubeConfig, KubeError, Select, kinds
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.errors import EngineUnavailable, StokerError
 
@@ -35,8 +35,8 @@ class Cluster:
         self.config = config
         self.home = home
         self._kube: Kube | None = None
-        self._cache: Cache | None = None
-        self._around: Cache | None = None
+        self._cache: Informer | None = None
+        self._around: Informer | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._ours = Select(kinds.PODS, labels=f"{names.HOME}={home},{names.CLUSTER}={name}")
         self._secrets = Select(kinds.SECRETS, labels=self._ours.labels)
@@ -152,7 +152,7 @@ class Cluster:
         self._mirror.note(select, obj)
 
     @property
-    def _mirror(self) -> Cache:
+    def _mirror(self) -> Informer:
         if self._cache is None:
             raise EngineUnavailable(f"{self.name}: not connected yet")
         return self._cache
@@ -175,13 +175,13 @@ class Cluster:
         self.sees_nodes, self.sees_others = await asyncio.gather(
             self.may("list", "nodes"), self.may("list", "pods")
         )
-        self._cache = Cache(
+        self._cache = Informer(
             self._kube, [self._ours, self._secrets, self._events], max_silence=MAX_SILENCE, trim=_trimmed
         )
         around = [kinds.NODES] if self.sees_nodes else []
         selects: list[Select | Kind] = [*around, *([self._others] if self.sees_others else [])]
         if selects:
-            self._around = Cache(self._kube, selects, max_silence=MAX_SILENCE, trim=_trimmed)
+            self._around = Informer(self._kube, selects, max_silence=MAX_SILENCE, trim=_trimmed)
         for cache in (self._cache, self._around):
             if cache is not None:
                 self._reading.append(asyncio.create_task(self._read(cache.changes())))

@@ -11,16 +11,16 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Surroundings, TaskDir
-from stoker.engine.change_feed import Hints, Key
+from stoker.engine.change_feed import ChangeFeed, Key
 from stoker.engine.kubernetes import capacity, fault_injection, job_validation, names, preflight
 from stoker.engine.kubernetes.api import Change, kinds
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import ClusterConfig
-from stoker.engine.kubernetes.courier_client.connections import Links, Nowhere
+from stoker.engine.kubernetes.courier_client.connections import Connections, NoAddress
 from stoker.engine.kubernetes.lifecycle import resize as resizing
 from stoker.engine.kubernetes.lifecycle.create import Submitter, marks
-from stoker.engine.kubernetes.lifecycle.delete import Ender
-from stoker.engine.kubernetes.lifecycle.launcherless import Plains, is_plain
+from stoker.engine.kubernetes.lifecycle.delete import Deleter
+from stoker.engine.kubernetes.lifecycle.launcherless import LauncherlessTasks, is_plain
 from stoker.engine.kubernetes.manifests import pod as render
 from stoker.engine.kubernetes.manifests import scheduling, volumes
 from stoker.engine.kubernetes.status import observe as observing
@@ -55,7 +55,7 @@ class KubernetesEngine:
         self.settings = settings
         self._parts: _Parts | None = None
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
-        self._readers: set[Hints] = set()
+        self._readers: set[ChangeFeed] = set()
         self._tombs: dict[str, Object] = {}
         self._refusals: dict[Key, tuple[str, str]] = {}
         self._trying: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -79,7 +79,7 @@ class KubernetesEngine:
         )
 
     def manifest(self, attempt: Attempt) -> str:
-        origin = render.Origin(
+        origin = render.RunIdentity(
             names.home_id(self.settings.home), self.name, self.config.namespace, bundle="digest"
         )
         return render.to_yaml(render.render(attempt, self.config, render.PLACEHOLDERS, origin))
@@ -113,7 +113,7 @@ class KubernetesEngine:
         secrets = cluster.secrets()
         there = {names.attempt_of(secret) for secret in secrets}
         return observing.observe(
-            observing.Sight(
+            observing.ClusterObservation(
                 cluster=self.name,
                 config=self.config,
                 secrets=secrets,
@@ -146,7 +146,7 @@ class KubernetesEngine:
         parts = await self._ready()
         secret = parts.cluster.secret(names.secret_name(*key[:2]))
         made = marks(secret)[1].get(task) if secret is not None else None
-        nowhere = Nowhere(str(parts.links.path(key)))
+        nowhere = NoAddress(str(parts.links.path(key)))
         if secret is None or made is None:
             return parts.links.directory(key) or parts.plains.directory(key) or nowhere
         pod = names.pod_name(*key, made[0])
@@ -184,7 +184,7 @@ class KubernetesEngine:
     # -- Watches, Drills, Resizes, Shows ---------------------------------------------------------------------
 
     async def changes(self) -> AsyncIterator[Key]:
-        hints = Hints()
+        hints = ChangeFeed()
         self._readers.add(hints)
         try:
             async for key in hints:
@@ -377,10 +377,10 @@ class _Parts:
         settings = engine.settings
         self.cluster = Cluster(engine.name, engine.config, home)
         self.cluster.listen(engine.heard)
-        self.links = Links(self.cluster, settings.home.mirrors / engine.name, engine.hint)
-        self.plains = Plains(self.cluster, self.links.path, settings.logs, engine.hint)
+        self.links = Connections(self.cluster, settings.home.mirrors / engine.name, engine.hint)
+        self.plains = LauncherlessTasks(self.cluster, self.links.path, settings.logs, engine.hint)
         self.submitter = Submitter(self.cluster, settings.home)
-        self.ender = Ender(self.cluster, self.links)
+        self.ender = Deleter(self.cluster, self.links)
         self.adopted = False
 
 

@@ -18,24 +18,24 @@ from stoker.engine.change_feed import Key
 from stoker.engine.local import doctor
 from stoker.engine.local import shell as entering
 from stoker.engine.local.containers.runtime import ImageUnavailable
-from stoker.engine.local.containers.tasks import Boxes
+from stoker.engine.local.containers.tasks import ContainerTasks
 from stoker.engine.local.host import capacity as machine
 from stoker.engine.local.host import cgroups, processes
 from stoker.engine.local.host import resize as sizes
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.directories import Place
-from stoker.engine.local.tasks.records import Records
-from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST, Known, Registry
+from stoker.engine.local.tasks.directories import TaskPlace
+from stoker.engine.local.tasks.records import TaskRecords
+from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST, Known, TaskRegistry
 from stoker.engine.local.tasks.starter import Starter
 from stoker.engine.local.tasks.task_info import group_name, render
-from stoker.engine.local.tasks.terminator import Follower
+from stoker.engine.local.tasks.terminator import Terminator
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound, Refused
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported
 from stoker.task.formats import TaskInfo
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +57,14 @@ class LocalEngine:
         self.settings = settings
         self.home = settings.home
         self._gpus = Gpus()
-        records = Records(self.home.engine / "tasks")
+        records = TaskRecords(self.home.engine / "tasks")
         self._starter = Starter(settings, self._gpus, _raise_open_files(), records)
         name = cgroups.home_name(self.home.root)
-        self._registry = Registry(self.home.tasks, name, records)
-        self._boxes = Boxes(settings, name, self._gpus, _raise_open_files(), self._containers, records)
-        self._follower = Follower(self._registry, self._boxes)
+        self._registry = TaskRegistry(self.home.tasks, name, records)
+        self._boxes = ContainerTasks(
+            settings, name, self._gpus, _raise_open_files(), self._containers, records
+        )
+        self._follower = Terminator(self._registry, self._boxes)
         self._starts: dict[Key, asyncio.Task[None]] = {}
         """Containers on their way."""
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
@@ -113,7 +115,7 @@ class LocalEngine:
         return [node]
 
     async def submit(self, attempt: Attempt) -> Handle:
-        places = [Place(attempt.run, attempt.number, plan.name) for plan in attempt.tasks]
+        places = [TaskPlace(attempt.run, attempt.number, plan.name) for plan in attempt.tasks]
         paths = [directories.path_of(self.home.tasks, place) for place in places]
         await self._ready()
         async with self._lock(attempt.run, attempt.number):
@@ -159,8 +161,8 @@ class LocalEngine:
             ]
             await _all(self._stop(known, grace.total_seconds()) for known in wanted)
 
-    async def reach(self, handle: Handle, task: str) -> NearTaskDir:
-        return NearTaskDir(str(directories.path_of(self.home.tasks, Place(*_parsed(handle), task))))
+    async def reach(self, handle: Handle, task: str) -> LocalTaskDir:
+        return LocalTaskDir(str(directories.path_of(self.home.tasks, TaskPlace(*_parsed(handle), task))))
 
     async def remove(self, handle: Handle) -> None:
         await self._clear(handle, directories.discard)
@@ -172,7 +174,7 @@ class LocalEngine:
         await self._clear(handle, directories.set_aside)
 
     def _path(self, handle: Handle) -> Path:
-        return directories.path_of(self.home.tasks, Place(*_parsed(handle), "any")).parent
+        return directories.path_of(self.home.tasks, TaskPlace(*_parsed(handle), "any")).parent
 
     async def _clear(self, handle: Handle, away: Callable[[Path], None]) -> None:
         """Forget an attempt that has ended, and its directory with it."""
@@ -262,7 +264,7 @@ class LocalEngine:
         return {"argv": entering.container_argv(await self._boxes.runtime(), known, self._starter.bundle)}
 
     async def _alive(self, handle: Handle, task: str) -> tuple[Known, processes.Identity]:
-        place = Place(*_parsed(handle), task)
+        place = TaskPlace(*_parsed(handle), task)
         await self._ready()
         self._look(place.run, place.attempt)
         known = self._registry.get(place)
@@ -355,7 +357,7 @@ class LocalEngine:
     # -- starting --------------------------------------------------------------------------------------------
 
     async def _submit(
-        self, place: Place, path: Path, info: TaskInfo, attempt: Attempt, started: bool
+        self, place: TaskPlace, path: Path, info: TaskInfo, attempt: Attempt, started: bool
     ) -> None:
         if (known := self._registry.get(place)) is not None:
             await self._follower.settled(known)  # nothing that follows is to be taken for what was before
@@ -393,7 +395,7 @@ class LocalEngine:
             await self._follower.end(known, 0)
         known.cause, known.proof = "lost", f"its task directory was deleted; {known.proof}"
 
-    async def _find_lost(self, known: Known | None, place: Place, path: Path, info: TaskInfo) -> None:
+    async def _find_lost(self, known: Known | None, place: TaskPlace, path: Path, info: TaskInfo) -> None:
         """It ran before, and there is no record of its launcher: what still runs of it is found and ended."""
         if known is None:
             known = Known(place, str(path), info, group=info.cgroup)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from stoker.launcher.checkpoints.directory_watch import Change
-from stoker.launcher.checkpoints.stager import Job
+from stoker.launcher.checkpoints.directory_watch import DirectoryChange
+from stoker.launcher.checkpoints.stager import StagingJob
 
 RENAME_SETTLE = 0.2
 """Seconds after a rename before it is copied: the SDK's word about it comes just after the rename."""
@@ -17,7 +17,7 @@ LOOK_AGAIN = 1.0
 """Seconds until a file that is still open, or changed under our hands, is looked at again."""
 
 
-class Unit:
+class Candidate:
     """Its owner tells it what happened (`see`, `commit`, `look`) and asks whether that makes it complete (`sign`)."""
 
     def __init__(self, name: str, quiet: float) -> None:
@@ -35,7 +35,7 @@ class Unit:
         """It was written to before its last copy had been made."""
         self.due: Optional[float] = None
         """When to decide about it."""
-        self.job: Optional[Job] = None
+        self.job: Optional[StagingJob] = None
         self.version = 0
         """Raised with every change; a copy of an older version says nothing about this one."""
         self.key = ""
@@ -47,7 +47,7 @@ class Unit:
     def renamed(self) -> bool:
         return bool(self.fresh) and all(how == "renamed" for how in self.fresh.values())
 
-    def see(self, change: Change, now: float) -> None:
+    def see(self, change: DirectoryChange, now: float) -> None:
         if change.kind == "closed":
             # The bytes went before; this only says that it may be looked at.
             if self.fresh and not change.inside:

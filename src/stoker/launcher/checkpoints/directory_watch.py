@@ -20,7 +20,7 @@ _MASK = (
 )
 
 
-class Change(NamedTuple):
+class DirectoryChange(NamedTuple):
     entry: str
     """The top-level entry it happened to or in."""
     kind: str
@@ -29,7 +29,7 @@ class Change(NamedTuple):
     """It happened in a directory, not to the entry itself."""
 
 
-class Watch:
+class DirectoryWatch:
     """Watches one directory and everything in it. When the directory itself is deleted, so is the watch.
 
     `overflowed`: the kernel dropped events, look at everything once. `blind`: it does not tell everything (no
@@ -64,10 +64,10 @@ class Watch:
     def fileno(self) -> Optional[int]:
         return None if self._inotify is None else self._inotify.fileno()
 
-    def read(self) -> List[Change]:
+    def read(self) -> List[DirectoryChange]:
         if self._inotify is None:
             return []
-        changes: List[Change] = []
+        changes: List[DirectoryChange] = []
         for event in self._inotify.read():
             if event.mask & inotify.IN_Q_OVERFLOW:
                 self.overflowed = True
@@ -91,7 +91,7 @@ class Watch:
             self._inotify.close()
             self._inotify = None
 
-    def _see(self, event: inotify.Event, changes: List[Change]) -> None:
+    def _see(self, event: inotify.Event, changes: List[DirectoryChange]) -> None:
         top, path = self._tops[event.wd]
         entry, target = top or event.name, os.path.join(path, event.name)
         if event.mask & inotify.IN_ISDIR:
@@ -100,7 +100,7 @@ class Watch:
                 self._add_tree(target, entry)
             elif event.mask & inotify.IN_MOVED_FROM:
                 self._departed[event.cookie] = target
-        changes.append(Change(entry, _kind(event.mask), bool(top)))
+        changes.append(DirectoryChange(entry, _kind(event.mask), bool(top)))
 
     def _add_tree(self, path: str, top: str) -> None:
         """Directories only; the watch is set before looking inside, so that nothing slips through between."""

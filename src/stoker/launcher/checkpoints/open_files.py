@@ -21,7 +21,7 @@ Identity = Tuple[int, int]
 """Device and inode."""
 
 
-def being_written(directory: str, members: Iterable[snapshot.Member]) -> Set[int]:
+def being_written(directory: str, members: Iterable[snapshot.FileState]) -> Set[int]:
     """Inodes of those that are open for writing, in any process. What vanished meanwhile is passed over."""
     found: Set[int] = set()
     unknown: Dict[Identity, int] = {}

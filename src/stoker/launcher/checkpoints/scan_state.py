@@ -30,7 +30,7 @@ def key_of(signature: snapshot.Signature) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-class Facts:
+class ScanState:
     """Facts about one generation, and the numbers used in this task directory. One writer, the scanner."""
 
     def __init__(self, directory: str) -> None:

@@ -20,9 +20,9 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from stoker.launcher.checkpoints import open_files, snapshot, stager
-from stoker.launcher.checkpoints.candidate import LOOK_AGAIN, Unit
-from stoker.launcher.checkpoints.directory_watch import Change, Watch
-from stoker.launcher.checkpoints.scan_state import Facts, key_of
+from stoker.launcher.checkpoints.candidate import LOOK_AGAIN, Candidate
+from stoker.launcher.checkpoints.directory_watch import DirectoryChange, DirectoryWatch
+from stoker.launcher.checkpoints.scan_state import ScanState, key_of
 from stoker.launcher.checkpoints.sdk_commits import Commits
 from stoker.task import formats, layout
 
@@ -36,7 +36,7 @@ RESCAN = 1.0
 """Seconds between looks where the kernel does not tell; more when one look takes long."""
 
 
-Look = Tuple[Unit, str, List[str], snapshot.Signature]
+Look = Tuple[Candidate, str, List[str], snapshot.Signature]
 """A checkpoint, why it may be complete, its top-level entries and the state of its files."""
 
 
@@ -67,10 +67,10 @@ class Scanner:
         self._near = near
         self._generation = -1
         self._source = ""
-        self._units: Dict[str, Unit] = {}
-        self._facts = Facts(directory)
+        self._units: Dict[str, Candidate] = {}
+        self._facts = ScanState(directory)
         self._commits = Commits(directory)
-        self._watch: Optional[Watch] = None
+        self._watch: Optional[DirectoryWatch] = None
         self._rescan_at = 0.0
         self._arrived: Set[str] = set()
         """Checkpoints of which something was renamed into place, not yet noted."""
@@ -179,8 +179,8 @@ class Scanner:
         for commit in self._commits.read():
             self._unit(snapshot.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
 
-    def _start_watch(self) -> Watch:
-        watch = Watch(self._source)
+    def _start_watch(self) -> DirectoryWatch:
+        watch = DirectoryWatch(self._source)
         if self._epoll is not None and watch.active:
             self._epoll.register(watch.fileno() or 0, select.EPOLLIN)
         return watch
@@ -204,7 +204,7 @@ class Scanner:
         for unit, _, _, signature in looked:
             self._facts.seen("renamed", unit.name, key_of(signature))
 
-    def _note_unready(self, change: Change, now: float) -> None:
+    def _note_unready(self, change: DirectoryChange, now: float) -> None:
         if change.kind == "gone" and not change.inside:
             self._unready.pop(change.entry, None)
         elif snapshot.is_unfinished(change.entry) and (
@@ -269,7 +269,7 @@ class Scanner:
         self._read_events(now)
         return [look for look in looked if look[0].version == versions[look[0].name]]
 
-    def _worth(self, unit: Unit, members: List[str], entries: Dict[str, List[str]]) -> bool:
+    def _worth(self, unit: Candidate, members: List[str], entries: Dict[str, List[str]]) -> bool:
         if unit.commit is not None:
             return True
         if snapshot.is_weak(unit.name) and unit.name not in snapshot.strong_units(entries):
@@ -299,7 +299,7 @@ class Scanner:
             while self._stager.waiting:
                 self._collect(now, wait=True)
 
-    def _last_sign(self, unit: Unit, key: str, violent: bool) -> str:
+    def _last_sign(self, unit: Candidate, key: str, violent: bool) -> str:
         if unit.commit is not None:
             return "sdk"
         # After a power cut the names may be there without the bytes.
@@ -313,11 +313,11 @@ class Scanner:
     # -- copying ---------------------------------------------------------------------------------------------
 
     def _submit(
-        self, unit: Unit, how: str, members: List[str], *, must_verify: bool, suspect: bool = False
+        self, unit: Candidate, how: str, members: List[str], *, must_verify: bool, suspect: bool = False
     ) -> None:
         self._facts.number += 1
         number = self._facts.number
-        unit.job = stager.Job(
+        unit.job = stager.StagingJob(
             name=unit.name,
             members=members,
             how=how,
@@ -346,7 +346,7 @@ class Scanner:
                 self._take_in(now)
             self._conclude(outcome, now)
 
-    def _conclude(self, outcome: stager.Outcome, now: float) -> None:
+    def _conclude(self, outcome: stager.StagingOutcome, now: float) -> None:
         job = outcome.job
         unit = self._unit(job.name)
         unit.copied(now, outcome.seconds)
@@ -373,7 +373,7 @@ class Scanner:
             self._facts.settled[job.name] = key_of(outcome.signature)
         unit.settle(job.version)
 
-    def _commit(self, outcome: stager.Outcome, unit: Unit) -> None:
+    def _commit(self, outcome: stager.StagingOutcome, unit: Candidate) -> None:
         """The copy gets its name, and the journal says so. A crash between the two is mended at the next begin."""
         job = outcome.job
         said = unit.take_commit(job.version)
@@ -410,7 +410,7 @@ class Scanner:
                 return  # No room: tried again at the next poll; the copies are safe.
             self._outbox.pop(0)
 
-    def _warn(self, outcome: stager.Outcome) -> None:
+    def _warn(self, outcome: stager.StagingOutcome) -> None:
         if self._warned:
             return
         self._warned = True
@@ -425,8 +425,8 @@ class Scanner:
 
     # -- small things ----------------------------------------------------------------------------------------
 
-    def _unit(self, name: str) -> Unit:
-        return self._units.setdefault(name, Unit(name, self._quiet))
+    def _unit(self, name: str) -> Candidate:
+        return self._units.setdefault(name, Candidate(name, self._quiet))
 
     def _entries(self) -> Dict[str, List[str]]:
         return snapshot.group(snapshot.entries(self._source))

@@ -46,7 +46,7 @@ POINTERS = {"checkpoint", "latest", "latest_checkpointed_iteration.txt"}
 """Files that only name the newest checkpoint (TensorFlow, DeepSpeed, Megatron). Not checkpoints themselves."""
 
 
-class Member(NamedTuple):
+class FileState(NamedTuple):
     """One file of a checkpoint, and what would differ if it had been written to."""
 
     path: str
@@ -57,7 +57,7 @@ class Member(NamedTuple):
     mode: int
 
 
-Signature = Tuple[Member, ...]
+Signature = Tuple[FileState, ...]
 State = Tuple[int, int, int]
 """Inode, size and modification time of a file."""
 
@@ -160,7 +160,7 @@ def pointer(directory: str, unit: str, members: List[str]) -> Optional[Tuple[str
 
 def snapshot(directory: str, members: Iterable[str]) -> Signature:
     """The regular files of these entries as they are now. What vanished meanwhile is left out."""
-    found: List[Member] = []
+    found: List[FileState] = []
     try:
         fd = open_directory(directory)
     except OSError as exc:
@@ -224,14 +224,14 @@ def open_file(root_fd: int, path: str) -> int:
     return opened
 
 
-def _collect(fd: int, name: str, path: str, found: List[Member]) -> None:
+def _collect(fd: int, name: str, path: str, found: List[FileState]) -> None:
     try:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISREG(info.st_mode):
             if len(found) >= MAX_FILES:
                 raise TooMany(errno.EFBIG, f"more than {MAX_FILES} files", path)
             found.append(
-                Member(path, info.st_ino, info.st_size, info.st_mtime_ns, stat.S_IMODE(info.st_mode))
+                FileState(path, info.st_ino, info.st_size, info.st_mtime_ns, stat.S_IMODE(info.st_mode))
             )
             return
         if not stat.S_ISDIR(info.st_mode):

@@ -44,7 +44,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
-class Job:
+class StagingJob:
     """One checkpoint to copy. `stale` is set by the owner when the source was written to meanwhile."""
 
     name: str
@@ -74,8 +74,8 @@ class Job:
 
 
 @dataclass
-class Outcome:
-    job: Job
+class StagingOutcome:
+    job: StagingJob
     status: str
     """staged | same | changed | rejected | unproven | absent | disk-full | failed"""
     reason: str = ""
@@ -94,15 +94,15 @@ class Stager:
     """
 
     def __init__(self, wake: Callable[[], None], turns: str = "") -> None:
-        self._jobs: "queue.SimpleQueue[Optional[Job]]" = queue.SimpleQueue()
-        self.done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
+        self._jobs: "queue.SimpleQueue[Optional[StagingJob]]" = queue.SimpleQueue()
+        self.done: "queue.SimpleQueue[StagingOutcome]" = queue.SimpleQueue()
         self._wake = wake
         self._turns = turns
         self._thread: Optional[threading.Thread] = None
         self.waiting = 0
         self._patient = True
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: StagingJob) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="stoker-stager", daemon=True)
             self._thread.start()
@@ -113,11 +113,11 @@ class Stager:
         """Whether somebody waits for the copies now: the training is over, nobody has to be given way to."""
         self._patient = not hurry
 
-    def _is_hurried(self, job: Job) -> bool:
+    def _is_hurried(self, job: StagingJob) -> bool:
         """Others wait for their turn, or there will be nothing in the end: neither makes a long copy worth its rests."""
         return not self._patient or not job.patient or job.stale or self.waiting > 1
 
-    def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[Outcome]:
+    def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[StagingOutcome]:
         """A finished job, or None when there is none (within `timeout`; None: for as long as it takes)."""
         if not self.waiting:
             return None
@@ -142,66 +142,66 @@ class Stager:
             if job is None:
                 return
             started = time.monotonic()
-            with idle_throttle.Spare(functools.partial(self._is_hurried, job), self._turns) as rests:
+            with idle_throttle.IdleThrottle(functools.partial(self._is_hurried, job), self._turns) as rests:
                 outcome = stage(job, rests.pause)
             outcome.seconds = time.monotonic() - started - rests.rested
             self.done.put(outcome)
             self._wake()
 
 
-def stage(job: Job, pause: idle_throttle.Pause = idle_throttle.none) -> Outcome:
+def stage(job: StagingJob, pause: idle_throttle.Pause = idle_throttle.none) -> StagingOutcome:
     """Copy, hash and verify. Whatever is not `staged` leaves no copy behind; the source is only read. `pause`: called
     between two pieces of what is large."""
     try:
         outcome = _stage(job, pause)
     except OSError as exc:
         if exc.errno in _DISK_FULL:
-            outcome = Outcome(job, "disk-full", str(exc))
+            outcome = StagingOutcome(job, "disk-full", str(exc))
         elif exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            outcome = Outcome(job, "changed", str(exc))
+            outcome = StagingOutcome(job, "changed", str(exc))
         else:
-            outcome = Outcome(job, "failed", f"cannot copy {job.name}: {exc}")
+            outcome = StagingOutcome(job, "failed", f"cannot copy {job.name}: {exc}")
     except Exception as exc:  # noqa: BLE001 - whatever a strange file leads to: the owner waits for an answer
-        outcome = Outcome(job, "failed", f"cannot copy {job.name}: {type(exc).__name__}: {exc}")
+        outcome = StagingOutcome(job, "failed", f"cannot copy {job.name}: {type(exc).__name__}: {exc}")
     if outcome.status != "staged":
         remove(job.target)
     return outcome
 
 
-def _stage(job: Job, pause: idle_throttle.Pause) -> Outcome:
+def _stage(job: StagingJob, pause: idle_throttle.Pause) -> StagingOutcome:
     before = snapshot.snapshot(job.source, job.members)
     if not snapshot.counts(before):
-        return Outcome(job, "absent", signature=before)
+        return StagingOutcome(job, "absent", signature=before)
     if job.must_verify and not job.suspect and not _could_prove(job, before):
-        return Outcome(job, "unproven", "its format is not known", before)
+        return StagingOutcome(job, "unproven", "its format is not known", before)
     _check_room(job, before)
     remove(job.target)
     os.mkdir(job.target, 0o700)
     files = _copy_all(job, before, pause)
     if files is None or (snapshot.snapshot(job.source, job.members) != before and len(before) > 1):
-        return Outcome(job, "changed", signature=before)
+        return StagingOutcome(job, "changed", signature=before)
     members = {member.path: member for member in before}
     content = digest([_identified(file, members[file["path"]]) for file in files])
     if content == job.known:
-        return Outcome(job, "same", signature=before, content=content)
+        return StagingOutcome(job, "same", signature=before, content=content)
     verdict = verify.verify_unit(job.target, job.name, [member.path for member in before], pause)
     if verdict.ok is False and not (job.must_verify and not job.suspect):
-        return Outcome(job, "rejected", verdict.reason, before, content)
+        return StagingOutcome(job, "rejected", verdict.reason, before, content)
     if verdict.ok is not True and job.must_verify:
         reason = verdict.reason or "its format cannot prove that it is complete"
-        return Outcome(job, "rejected" if job.suspect else "unproven", reason, before, content)
+        return StagingOutcome(job, "rejected" if job.suspect else "unproven", reason, before, content)
     if job.pointer is not None:
         files.append(_write_pointer(job.target, *job.pointer))
     sync_tree(job.target)
-    return Outcome(job, "staged", signature=before, content=content, files=files)
+    return StagingOutcome(job, "staged", signature=before, content=content, files=files)
 
 
-def _could_prove(job: Job, signature: snapshot.Signature) -> bool:
+def _could_prove(job: StagingJob, signature: snapshot.Signature) -> bool:
     """Do not copy what could not be verified anyway."""
     return len(signature) == 1 and verify.recognised(os.path.join(job.source, signature[0].path))
 
 
-def _check_room(job: Job, signature: snapshot.Signature) -> None:
+def _check_room(job: StagingJob, signature: snapshot.Signature) -> None:
     """Refuse a copy that would not leave room. A reflink would, but whether it will work is not known before."""
     room = os.statvfs(os.path.dirname(job.target))
     free = room.f_bavail * room.f_frsize
@@ -210,7 +210,7 @@ def _check_room(job: Job, signature: snapshot.Signature) -> None:
         raise OSError(errno.ENOSPC, f"{need} bytes are needed and {free} are free", job.target)
 
 
-def _can_reflink(job: Job, signature: snapshot.Signature) -> bool:
+def _can_reflink(job: StagingJob, signature: snapshot.Signature) -> bool:
     probe = job.target + ".probe"
     root = snapshot.open_directory(job.source)
     try:
@@ -231,7 +231,7 @@ def _can_reflink(job: Job, signature: snapshot.Signature) -> bool:
 
 
 def _copy_all(
-    job: Job, signature: snapshot.Signature, pause: idle_throttle.Pause
+    job: StagingJob, signature: snapshot.Signature, pause: idle_throttle.Pause
 ) -> Optional[List[Dict[str, Any]]]:
     """Files as in `StagedCheckpoint.files`; None when one of them changed meanwhile."""
     root = snapshot.open_directory(job.source)
@@ -263,12 +263,14 @@ def _copy_all(
         os.close(root)
 
 
-def _unchanged(fd: int, member: snapshot.Member) -> bool:
+def _unchanged(fd: int, member: snapshot.FileState) -> bool:
     info = os.fstat(fd)
     return (info.st_ino, info.st_size, info.st_mtime_ns) == (member.ino, member.size, member.mtime_ns)
 
 
-def _copy(source: int, target: str, member: snapshot.Member, job: Job, pause: idle_throttle.Pause) -> str:
+def _copy(
+    source: int, target: str, member: snapshot.FileState, job: StagingJob, pause: idle_throttle.Pause
+) -> str:
     """Returns the SHA-256 of what was copied; empty where nobody needs it."""
     sha256 = hashlib.sha256() if job.hashed or member.size < direct_io.LARGE else None
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -314,7 +316,7 @@ def digest(files: List[Dict[str, Any]]) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _identified(file: Dict[str, Any], member: snapshot.Member) -> Dict[str, Any]:
+def _identified(file: Dict[str, Any], member: snapshot.FileState) -> Dict[str, Any]:
     """A file whose bytes were not hashed is another one as soon as it was written again."""
     return file if file["sha256"] else {**file, "sha256": f"{member.ino}-{member.mtime_ns}"}
 

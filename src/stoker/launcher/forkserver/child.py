@@ -38,11 +38,11 @@ def record(path: str, boot_id: str, pid: int, **more: Any) -> Dict[str, Any]:
     return {"pid": pid, "start_time": known["start_time"]}
 
 
-class Taken(Exception):
+class DirectoryInUse(Exception):
     """Another launcher has the directory, or is about to."""
 
 
-class Start:
+class StartRequest:
     """One request, in a process of its own. `report`: where to say how it went, one JSON line."""
 
     def __init__(self, request: Dict[str, Any], report: int, bundle: Optional[str], boot_id: str) -> None:
@@ -82,7 +82,7 @@ class Start:
         code = 70
         try:
             code = work()
-        except Taken:
+        except DirectoryInUse:
             self._say({"error": "another launcher works on it", "taken": True})
         except OSError as exc:
             name = errno.errorcode.get(exc.errno or 0, "error")
@@ -114,7 +114,7 @@ class Start:
         """Held by a guardian as well: while the lock is taken, something of the task may be alive."""
         self.lock = task_files.take_lock(self.directory)
         if self.lock is None:
-            raise Taken
+            raise DirectoryInUse
 
     def _start_another(self) -> int:
         if self.namespace:

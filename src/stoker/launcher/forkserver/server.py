@@ -98,7 +98,7 @@ class ForkServer:
             raise
         else:
             if pid == 0:
-                start = child.Start(request, writer, self.bundle, self.boot_id)
+                start = child.StartRequest(request, writer, self.bundle, self.boot_id)
                 if directly:
                     start.directly(go_reader)
                 start.intermediate()

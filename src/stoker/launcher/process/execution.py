@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Mapping, Optional,
 
 from stoker.launcher import helpers
 from stoker.launcher.process import exit_reason
-from stoker.launcher.process.process_group import Crew
-from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.process_group import ProcessGroup
+from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import CannotStart, environment, identity, room_for, setup_directory, spawn
 from stoker.launcher.telemetry.framing import Marked, Redactor, Stream
-from stoker.launcher.telemetry.hang_detector import Hang, Watched
-from stoker.launcher.telemetry.output_log import Log, pipe
+from stoker.launcher.telemetry.hang_detector import HangDetector, Watched
+from stoker.launcher.telemetry.output_log import OutputLog, pipe
 from stoker.launcher.telemetry.sampler import Sampler
-from stoker.launcher.warm_start.pool import Spares
+from stoker.launcher.warm_start.pool import StandbyPool
 from stoker.task import layout
 from stoker.task.formats import Ending, Order, TaskInfo
 
 if TYPE_CHECKING:
-    from stoker.launcher.process.foreign_container import Outside
+    from stoker.launcher.process.foreign_container import ForeignContainer
     from stoker.launcher.process.setup_cache import Setup
 
 KILL_EVERY = 0.05
@@ -43,7 +43,7 @@ DRAIN = 2.0
 """Seconds that the pipes may stay open when no process is left that could hold them."""
 
 
-class Running:
+class Execution:
     """Owned by the launcher, used from its one thread. Once `stage` is `done` it does nothing any more."""
 
     def __init__(
@@ -52,9 +52,9 @@ class Running:
         info: TaskInfo,
         order: Order,
         *,
-        tree: Tree,
-        spares: Spares,
-        log: Log,
+        tree: ProcessTree,
+        spares: StandbyPool,
+        log: OutputLog,
         journal: Callable[[Mapping[str, Any]], None],
         bundle: Optional[str],
         secrets: Mapping[str, str],
@@ -76,15 +76,15 @@ class Running:
         if self.argv[:1] == [helpers.MARK]:
             self.argv = helpers.command(self.argv, bundle)
         self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
-        self.outside: Optional[Outside] = None
+        self.outside: Optional[ForeignContainer] = None
         if not contained and info.container is not None and "run" in info.container:
             self._go_outside(info.container, secrets)
         self.redact = Redactor(secrets.items())
         self.sampler = Sampler(directory, info, tree)
-        self.hang: Optional[Hang] = None
+        self.hang: Optional[HangDetector] = None
         if order.hang_after is not None:
             watched = Watched(tree if self.outside is None else None, log, self.sampler, self.redact)
-            self.hang = Hang(directory, info, order, watched, journal, bundle)
+            self.hang = HangDetector(directory, info, order, watched, journal, bundle)
             self.env["STOKER_STACKS"] = os.path.join(directory, layout.STACKS)
         self.setup = self._setup(order.setup) if order.setup else None
         self.stage = "waiting"
@@ -94,7 +94,7 @@ class Running:
         """Ended by a signal: what it wrote last is suspect."""
         self.stopping = False
         self.started_at: Optional[float] = None
-        self.crew = Crew()
+        self.crew = ProcessGroup()
         """The processes of the present stage."""
         self._coming: Deque[Tuple[int, Mapping[str, str], Optional[str]]] = deque()
         """The body's main processes that are still to be started: local rank, environment, mark in the log."""
@@ -258,7 +258,7 @@ class Running:
         assert self.setup is not None
         self.env = self.setup.activated(self.env)
         self._in_setup = False
-        self.crew = Crew()
+        self.crew = ProcessGroup()
         self._start_body()
 
     def _start_body(self) -> None:
@@ -400,7 +400,7 @@ class Running:
             lines = self.log.last_lines(mark_of(process, self.order.processes[process]))
         status = self._status
         self.violent = self.violent or self.crew.violent
-        facts = exit_reason.Facts(
+        facts = exit_reason.ExitFacts(
             setup=self._in_setup,
             failure=failure,
             status=status,
@@ -443,9 +443,9 @@ class Running:
         self.journal(entry)
 
     def _go_outside(self, container: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
-        from stoker.launcher.process.foreign_container import Outside  # as below
+        from stoker.launcher.process.foreign_container import ForeignContainer  # as below
 
-        self.outside = Outside(container)
+        self.outside = ForeignContainer(container)
         env = {**self.order.env, **secrets, **identity(self.info, self.order)}
         self.argv, self.env = self.outside.command(self.argv, env)
         # By this the engine knows whose processes they are.

@@ -18,7 +18,7 @@ FULL_DISK = ("no space left on device", "disk quota exceeded", "errno 28]", "err
 
 
 @dataclass
-class Facts:
+class ExitFacts:
     """What is known when the last process is gone."""
 
     setup: bool = False
@@ -57,7 +57,7 @@ class Memory:
     peak: Optional[int] = None
 
 
-def ending(order: Order, facts: Facts) -> Ending:
+def ending(order: Order, facts: ExitFacts) -> Ending:
     """The stronger reason wins: what was asked for, then what the limits did, then what the process says."""
     result = Ending(
         seq=order.seq, generation=order.generation, kind="exit", at=facts.at, seconds=facts.seconds
@@ -128,7 +128,7 @@ def _killed_since(before: Any, memory: Memory) -> bool:
     return before.get("group") == memory.group != "" and memory.kills > before["kills"]
 
 
-def _out_of_memory(result: Ending, facts: Facts) -> bool:
+def _out_of_memory(result: Ending, facts: ExitFacts) -> bool:
     killed = result.signal == signal.SIGKILL
     return bool(facts.oom_kills and (result.code or killed)) or (facts.squeezed and killed)
 
@@ -153,7 +153,7 @@ def full_disks(directory: str, env: Mapping[str, str]) -> List[str]:
     return found
 
 
-def _how(result: Ending, facts: Facts) -> None:
+def _how(result: Ending, facts: ExitFacts) -> None:
     if facts.status is None:
         return
     if os.WIFSIGNALED(facts.status):
@@ -162,7 +162,7 @@ def _how(result: Ending, facts: Facts) -> None:
         result.code = os.WEXITSTATUS(facts.status)
 
 
-def _failed_to_start(result: Ending, facts: Facts, failure: CannotStart) -> None:
+def _failed_to_start(result: Ending, facts: ExitFacts, failure: CannotStart) -> None:
     full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
     result.kind = "disk" if full else "setup" if facts.setup else "start-failed"
     result.code = failure.code

@@ -11,7 +11,7 @@ import os
 import subprocess
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from stoker.launcher.process.exit_reason import Facts
+from stoker.launcher.process.exit_reason import ExitFacts
 from stoker.launcher.process.spawn import CannotStart
 
 PATIENCE = 60.0
@@ -19,7 +19,7 @@ CANNOT_RUN = 125
 """How podman and docker exit when the container was never started."""
 
 
-class Outside:
+class ForeignContainer:
     """Made from TaskInfo.container. Blocks for as long as the runtime takes, which is what the body's end takes here."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Outside:
             pass  # it was never made, or the runtime does not say
         self._ask("rm", "--force", self._name)
 
-    def tell(self, facts: Facts) -> None:
+    def tell(self, facts: ExitFacts) -> None:
         """What is known of the container's end."""
         facts.limit = self.limit
         facts.oom_kills += self.out_of_memory

@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 
-class Crew:
+class ProcessGroup:
     """Filled as they are started, in the order of their local ranks; told of every end."""
 
     def __init__(self) -> None:

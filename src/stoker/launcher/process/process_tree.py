@@ -19,7 +19,7 @@ Exit = Tuple[int, int, Any]
 _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
-class Tree:
+class ProcessTree:
     """One per launcher. Everything that the launcher's process forks and that is still there belongs to it."""
 
     def __init__(self, cgroup: Optional[Mapping[str, Any]] = None, contained: bool = False) -> None:

@@ -7,8 +7,8 @@ import resource
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from stoker.launcher.process.process_tree import Tree
-from stoker.launcher.telemetry.shared_memory import Shared
+from stoker.launcher.process.process_tree import ProcessTree
+from stoker.launcher.telemetry.shared_memory import SharedMemory
 from stoker.linux import syscalls
 
 QUICK = 0.05
@@ -130,9 +130,9 @@ class Cgroup:
 class Processes:
     """The same from /proc, process by process."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: ProcessTree) -> None:
         self.tree = tree
-        self.shared = Shared()
+        self.shared = SharedMemory()
         self._before = _reaped_cpu()
         self._quick = True
         self._spare = Allowance()

@@ -19,7 +19,7 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-class Gpus:
+class GpuUsage:
     """Never raises and never blocks; without NVML or GPUs it simply knows nothing."""
 
     def __init__(self, ids: Optional[Sequence[str]], every: float) -> None:

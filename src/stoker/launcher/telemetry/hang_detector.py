@@ -12,10 +12,10 @@ import os
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Tuple
 
 from stoker.launcher import helpers
-from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import CannotStart, spawn
 from stoker.launcher.telemetry.framing import Redactor, Stream
-from stoker.launcher.telemetry.output_log import Log, pipe
+from stoker.launcher.telemetry.output_log import OutputLog, pipe
 from stoker.launcher.telemetry.sampler import Sampler
 from stoker.task import layout
 from stoker.task.formats import Order, TaskInfo
@@ -29,14 +29,14 @@ HOW = {0: "py-spy", 1: "faulthandler"}
 class Watched(NamedTuple):
     """What is known of the body from elsewhere."""
 
-    tree: Optional[Tree]
+    tree: Optional[ProcessTree]
     """None: its processes are out of sight, in a container that is not ours to look into."""
-    log: Log
+    log: OutputLog
     sampler: Sampler
     redact: Redactor
 
 
-class Hang:
+class HangDetector:
     """Of one body whose order has `hang_after`. `poll` in the launcher's loop while it runs; `exited` for every end."""
 
     def __init__(

@@ -189,7 +189,7 @@ class Segments:
         self.dropped_lines += data.count(b"\n")
 
 
-class Log:
+class OutputLog:
     """The pipes that are being read and the segments they are written to. One thread only."""
 
     def __init__(self, directory: str, budget: int, segment: int) -> None:

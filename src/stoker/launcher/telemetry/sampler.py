@@ -7,9 +7,9 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.telemetry.cgroup_usage import Cgroup, Processes
-from stoker.launcher.telemetry.gpu_usage import Gpus
+from stoker.launcher.telemetry.gpu_usage import GpuUsage
 from stoker.task import layout
 from stoker.task.formats import TaskInfo
 
@@ -28,12 +28,12 @@ class Sampler:
     `violation` is set once a limit that only the watchdog enforces was passed.
     """
 
-    def __init__(self, directory: str, info: TaskInfo, tree: Tree) -> None:
+    def __init__(self, directory: str, info: TaskInfo, tree: ProcessTree) -> None:
         self.info = info
         self.path = os.path.join(directory, layout.SAMPLES)
         self.cgroup = Cgroup(info.cgroup)
         self.processes = Processes(tree)
-        self.gpus = Gpus(info.gpus, info.sample_every)
+        self.gpus = GpuUsage(info.gpus, info.sample_every)
         self.usage: Dict[str, float] = {}
         self.violation: Optional[str] = None
         """memory | pids"""

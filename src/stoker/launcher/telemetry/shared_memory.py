@@ -21,7 +21,7 @@ _MAPPING = re.compile(r"^\S+ \S+ \S+ (\w+):(\w+) (\d+) +(/.*)$", re.MULTILINE)
 _BLOCK = 512
 
 
-class Shared:
+class SharedMemory:
     """Of one body."""
 
     def __init__(self) -> None:

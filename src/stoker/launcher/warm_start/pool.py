@@ -14,7 +14,7 @@ import select
 import socket
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
-from stoker.launcher.process.process_tree import Tree
+from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.warm_start.standby import LENGTH
 from stoker.linux import syscalls
 
@@ -24,7 +24,7 @@ CHANGING = ("STOKER_", "MASTER_", "PET_", "TORCHELASTIC_", "RANK", "LOCAL_", "WO
 """Variables that each generation has anew, by their beginning. No library reads them when it is imported."""
 
 
-class Spare:
+class Standby:
     """Of one process, by its local rank."""
 
     def __init__(self, link: socket.socket, likeness: Any) -> None:
@@ -37,13 +37,13 @@ class Spare:
         self.said = b""
 
 
-class Spares:
+class StandbyPool:
     """One per launcher; outlives the bodies."""
 
-    def __init__(self, tree: Tree, bundle: Optional[str]) -> None:
+    def __init__(self, tree: ProcessTree, bundle: Optional[str]) -> None:
         self._tree = tree
         self._bundle = bundle
-        self._spares: Dict[int, Spare] = {}
+        self._spares: Dict[int, Standby] = {}
 
     def possible(self, warm: Mapping[str, Any]) -> bool:
         return bool(warm.get("python") and warm.get("program") and self._bundle and self._tree.countable)
@@ -55,7 +55,7 @@ class Spares:
         self._drop(local)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self._spares[local] = Spare(ours, _likeness(warm, env, directory))
+        self._spares[local] = Standby(ours, _likeness(warm, env, directory))
         modules = ",".join(warm["modules"])
         own = [str(self._bundle), "warm", str(theirs.fileno()), str(os.getpid()), modules]
         return [*warm["python"], *own, *warm["program"]], theirs

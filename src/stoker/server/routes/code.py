@@ -42,7 +42,7 @@ async def blobs(request: Request) -> JsonAnswer:
         return await anext(source, b"")
 
     def work() -> int:
-        return store_blobs(Body(lambda: anyio.from_thread.run(pull)), services_of(request).blobs)
+        return store_blobs(BodyReader(lambda: anyio.from_thread.run(pull)), services_of(request).blobs)
 
     try:
         return JsonAnswer({"stored": await run_in_threadpool(work)})
@@ -57,7 +57,7 @@ async def trees(request: Request) -> JsonAnswer:
     return JsonAnswer({"digest": await run_in_threadpool(_store_tree, data, services_of(request).blobs)})
 
 
-class Body:
+class BodyReader:
     """A request's body as something to read from, within a thread."""
 
     def __init__(self, pull: Callable[[], bytes]) -> None:
@@ -92,7 +92,7 @@ class Body:
         return self._pull()
 
 
-def store_blobs(body: Body, blobs: BlobStore) -> int:
+def store_blobs(body: BodyReader, blobs: BlobStore) -> int:
     """Store every blob of a body; each is checked before it is kept. Returns how many."""
     stored = 0
     while line := body.line():

@@ -11,7 +11,7 @@ from stoker.errors import Refused
 from stoker.spec.interop.expansion import escaped
 from stoker.spec.job import Job, Resources
 from stoker.spec.quantities import show_size
-from stoker.spec.roles import Part, parts
+from stoker.spec.roles import RoleTasks, parts
 
 Object = dict[str, Any]
 KINDS = ("job", "pytorchjob", "trainjob", "mpijob", "tfjob")
@@ -114,7 +114,7 @@ def metadata(source: Source) -> Object:
     return {**found, "labels": labels} if labels else found
 
 
-def template(part: Part, source: Source, container: str, more: Mapping[str, Any]) -> Object:
+def template(part: RoleTasks, source: Source, container: str, more: Mapping[str, Any]) -> Object:
     """The pod template of one group of tasks."""
     job = part.job
     main: Object = {"name": container, "image": job.image or source.image, **command(job)}

@@ -8,7 +8,7 @@ from stoker.errors import Refused
 from stoker.spec.interop.export import Object, Source, amounts, command, metadata, seconds, template
 from stoker.spec.interop.trainer import RUNTIMES
 from stoker.spec.job import Job
-from stoker.spec.roles import FIRST, WORKER, Part, parts
+from stoker.spec.roles import FIRST, WORKER, RoleTasks, parts
 
 V1 = "kubeflow.org/v1"
 
@@ -113,7 +113,7 @@ def _override(whole: Object, container: Object) -> Object:
     return {**found, "spec": spec} if spec else found
 
 
-def _replica(part: Part, source: Source, container: str) -> Object:
+def _replica(part: RoleTasks, source: Source, container: str) -> Object:
     return {
         "replicas": part.count,
         "restartPolicy": "OnFailure" if source.job.retries else "Never",

@@ -142,7 +142,7 @@ def documents(data: bytes, source: str) -> list[Document]:
     return found
 
 
-def _objects(node: yaml12.Node, source: str) -> Iterator[Document]:
+def _objects(node: yaml12.YamlNode, source: str) -> Iterator[Document]:
     marks: dict[At, Mark] = {}
     tree = yaml12.plain(node, marks, _keeps_text)
     if isinstance(tree, list):
@@ -237,7 +237,7 @@ def _text(data: bytes) -> str | None:
     return None if "\0" in text else text
 
 
-def _is_object(node: yaml12.Node) -> bool:
+def _is_object(node: yaml12.YamlNode) -> bool:
     inside = node.items if node.kind == "list" else [node]
     return any(one.kind == "mapping" and bool({"kind", "apiVersion"} & set(one.pairs)) for one in inside)
 

@@ -15,10 +15,10 @@ from stoker.engine.kubernetes.courier_client import (
     Courier,
     CourierGone,
     CourierLost,
-    FarDirectory,
-    Ferry,
     Mirror,
-    Pace,
+    Poller,
+    PollInterval,
+    RemoteTaskDir,
 )
 from stoker.engine.kubernetes.courier_client import poller as ferry_module
 from stoker.engine.kubernetes.courier_client.client import Incomplete
@@ -167,7 +167,7 @@ class Far:
         self.thread = LoopThread()
         self.wire = Wire(handler)
         self.mirror = Mirror(tmp_path / "mirror", source="pod", boot_id="boot")
-        self.directory = FarDirectory(
+        self.directory = RemoteTaskDir(
             Courier(KEY, self.wire), self.mirror, self.thread.loop, **{"patience": 0.0, **more}
         )
 
@@ -334,7 +334,7 @@ def test_a_ferry_brings_what_is_new_and_says_so(tmp_path: Path) -> None:
 
     with Far(tmp_path, handler) as far:
         changes = []
-        ferry = Ferry(far.directory, ("run", 1, "worker-0"), changes.append, pace=Pace(least=0.001))
+        ferry = Poller(far.directory, ("run", 1, "worker-0"), changes.append, pace=PollInterval(least=0.001))
         assert ferry.last_contact is None
 
         async def slow() -> None:
@@ -389,7 +389,7 @@ def test_a_ferry_survives_whatever_it_meets(
 
         far.wire.before = next_turn
         far.wire.call = call  # type: ignore[method-assign]
-        ferry = Ferry(far.directory, ("run", 1, "worker-0"), lambda key: None)
+        ferry = Poller(far.directory, ("run", 1, "worker-0"), lambda key: None)
         task = asyncio.run_coroutine_threadsafe(ferry.run(), far.thread.loop)
         assert done.wait(30)
         for _ in range(2000):
@@ -402,7 +402,7 @@ def test_a_ferry_survives_whatever_it_meets(
 
 
 def test_many_ferries_share_a_pace() -> None:
-    pace = Pace(least=0.1, per_second=500)
+    pace = PollInterval(least=0.1, per_second=500)
     assert 0.07 < pace.rest() < 0.13
     pace.ferries = 1000
     assert 1.4 < pace.rest() < 2.6

@@ -19,7 +19,7 @@ from stoker.courier import sync
 from stoker.courier.sync import Asked, Sync
 from stoker.engine.kubernetes.courier_client.mirror import Mirror
 from stoker.task import courier_protocol, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 GROWING = st.sampled_from(
     [layout.segment(0), layout.segment(1), "metrics/1-1-a.jsonl", "metrics/2-1-b.jsonl"]
@@ -103,7 +103,7 @@ class Mirroring(RuleBasedStateMachine):
     def restart(self) -> None:
         """The server was killed, whatever it was at."""
         self.mirror = Mirror(self.home / "mirror", source="pod", boot_id="boot")
-        self.near = NearTaskDir(str(self.mirror.root))
+        self.near = LocalTaskDir(str(self.mirror.root))
         self.answers.clear()
         self.mark = None
 

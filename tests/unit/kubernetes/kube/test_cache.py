@@ -16,18 +16,18 @@ import trustme
 from aiohttp import web
 from kubeapi import Api, kubeconfig, status, until
 
-from stoker.engine.kubernetes.api import Cache, Kube, KubeConfig, Select, informer, kinds
+from stoker.engine.kubernetes.api import Informer, Kube, KubeConfig, Select, informer, kinds
 from stoker.errors import EngineUnavailable
 
 
 @contextlib.asynccontextmanager
 async def mirrored(
     tmp_path: Path, ca: trustme.CA, *selects: Any, **options: Any
-) -> AsyncIterator[tuple[Api, Cache, Kube]]:
+) -> AsyncIterator[tuple[Api, Informer, Kube]]:
     api = Api(ca)
     await api.start()
     kube = Kube.from_config(KubeConfig.load(kubeconfig(tmp_path / "config", api.url, ca)))
-    made = Cache(kube, selects or (kinds.PODS,), **options)
+    made = Informer(kube, selects or (kinds.PODS,), **options)
     try:
         yield api, made, kube
     finally:
@@ -42,7 +42,7 @@ async def gone(api: Api) -> bool:
     return True
 
 
-def names(made: Cache) -> list[str]:
+def names(made: Informer) -> list[str]:
     return sorted(obj["metadata"]["name"] for obj in made.list(kinds.PODS))
 
 

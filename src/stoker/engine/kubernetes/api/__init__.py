@@ -1,7 +1,7 @@
 """The Kubernetes API as Stoker uses it: plain dicts over HTTP, and one list-and-watch cache. Nothing else in
 Stoker talks to an API server.
 
-`Kube` (client) sends requests with the credentials of a `KubeConfig`; `Cache` mirrors kinds of objects and says
+`Kube` (client) sends requests with the credentials of a `KubeConfig`; `Informer` mirrors kinds of objects and says
 when it cannot. `kinds` names the kinds. Importing this package is cheap; the HTTP library is loaded with the first
 use of `Kube`.
 """
@@ -17,13 +17,13 @@ from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 
 if TYPE_CHECKING:
     from stoker.engine.kubernetes.api.client import Kube
-    from stoker.engine.kubernetes.api.informer import Cache, Change, Select
+    from stoker.engine.kubernetes.api.informer import Change, Informer, Select
     from stoker.engine.kubernetes.api.session import Answer
     from stoker.engine.kubernetes.api.streams import Ended
 
 __all__ = [
     "Answer",
-    "Cache",
+    "Informer",
     "Change",
     "Ended",
     "Kind",
@@ -37,7 +37,7 @@ __all__ = [
 
 _HOMES = {
     "Answer": "session",
-    "Cache": "informer",
+    "Informer": "informer",
     "Change": "informer",
     "Ended": "streams",
     "Kube": "client",

@@ -1,4 +1,4 @@
-"""`Cache`: what a cluster holds of some kinds of objects, kept up to date by list and watch.
+"""`Informer`: what a cluster holds of some kinds of objects, kept up to date by list and watch.
 
 A watch that says nothing may be healthy or dead, and nobody can tell from here. So each watch asks the server to
 end it after a while, and what is known counts as known at moments that prove it: a list, an event, a bookmark, the
@@ -62,7 +62,7 @@ class Change:
         return self.select.kind
 
 
-class Cache:
+class Informer:
     """A mirror of each of `selects`. Belongs to one event loop.
 
     Reading never waits. It raises EngineUnavailable until the first list has come, and while nothing was heard of

@@ -68,7 +68,7 @@ class Pending:
         self._future.cancel()
 
 
-class Calls:
+class BlockingCalls:
     """Used from worker threads, never from the loop's own: that would wait for itself."""
 
     def __init__(self, courier: Courier, loop: asyncio.AbstractEventLoop, patience: float) -> None:

@@ -1,7 +1,7 @@
 """Authenticated calls to one courier.
 
 Signing and checking hash every byte, so both are separate from the sending: whoever moves much does them in a thread
-of its own (see FarDirectory), and only the bytes go through the event loop.
+of its own (see RemoteTaskDir), and only the bytes go through the event loop.
 """
 
 from __future__ import annotations

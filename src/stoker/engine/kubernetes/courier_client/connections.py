@@ -14,11 +14,11 @@ from typing import Any
 
 from stoker.engine.change_feed import Key
 from stoker.engine.kubernetes.cluster import Cluster
-from stoker.engine.kubernetes.courier_client import Courier, FarDirectory, Ferry, Mirror, Pace
-from stoker.engine.kubernetes.courier_client.routes import Ways
+from stoker.engine.kubernetes.courier_client import Courier, Mirror, Poller, PollInterval, RemoteTaskDir
+from stoker.engine.kubernetes.courier_client.routes import Routes
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.task.formats import Order
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 Object = Mapping[str, Any]
 
@@ -40,29 +40,29 @@ class Contact:
 @dataclass
 class _Link:
     uid: str
-    directory: FarDirectory
+    directory: RemoteTaskDir
     mirror: Mirror
-    ferry: Ferry
+    ferry: Poller
     transport: Any
     sailing: asyncio.Task[None] | None = None
     since: float = 0.0
 
 
-class Links:
+class Connections:
     """Belongs to one event loop. A link stays, with all that has arrived, until its attempt is removed."""
 
     def __init__(self, cluster: Cluster, root: Path, changed: Callable[[Key], None]) -> None:
         self._cluster = cluster
         self._root = root
         self._changed = changed
-        self._ways = Ways(cluster)
-        self._pace = Pace()
+        self._ways = Routes(cluster)
+        self._pace = PollInterval()
         self._links: dict[Key, _Link] = {}
         self._boot_id = _boot_id()
         self._found: set[Key] | None = None
         self._closing: set[asyncio.Future[None]] = set()
 
-    def take(self, key: Key, pod: str, uid: str, secret: Object) -> FarDirectory | None:
+    def take(self, key: Key, pod: str, uid: str, secret: Object) -> RemoteTaskDir | None:
         """The directory in this pod; None where its Secret is spoiled. Again for the same pod: the same."""
         known = self._links.get(key)
         if known is not None and known.uid == uid:
@@ -76,8 +76,8 @@ class Links:
         mirror = Mirror(self.path(key), source=uid, boot_id=self._boot_id)
         shares = bool(self._cluster.config.checkpoints)
         loop = asyncio.get_running_loop()
-        directory = FarDirectory(Courier(found[0], transport), mirror, loop, shares=shares)
-        ferry = Ferry(directory, key, self._changed, pace=self._pace)
+        directory = RemoteTaskDir(Courier(found[0], transport), mirror, loop, shares=shares)
+        ferry = Poller(directory, key, self._changed, pace=self._pace)
         self._links[key] = _Link(uid, directory, mirror, ferry, transport)
         return directory
 
@@ -95,7 +95,7 @@ class Links:
             link.directory.abandon("its pod has ended")
             self._dock(link)
 
-    def directory(self, key: Key) -> FarDirectory | None:
+    def directory(self, key: Key) -> RemoteTaskDir | None:
         link = self._links.get(key)
         return None if link is None else link.directory
 
@@ -161,7 +161,7 @@ class Links:
         closing.add_done_callback(self._closing.discard)
 
 
-class Nowhere(NearTaskDir):
+class NoAddress(LocalTaskDir):
     """The directory of a task that there is nothing of: never made, or taken away."""
 
     def exists(self) -> bool:

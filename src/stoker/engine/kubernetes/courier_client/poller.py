@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stoker.engine.kubernetes.courier_client.task_directory import FarDirectory
+from stoker.engine.kubernetes.courier_client.task_directory import RemoteTaskDir
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ FIRST_BACKOFF = 0.25
 LONGEST_BACKOFF = 30.0
 
 
-class Pace:
+class PollInterval:
     """Shared by all ferries of an engine: how often they call together. Couriers that have nothing new wait by
     themselves; this is for those that always have."""
 
@@ -37,16 +37,21 @@ class Pace:
         return max(self._least, self.ferries / self._per_second) * random.uniform(0.75, 1.25)
 
 
-class Ferry:
+class Poller:
     """Long-polls one courier for as long as `run` runs. One per directory."""
 
     def __init__(
-        self, directory: FarDirectory, key: Key, on_change: Callable[[Key], None], *, pace: Pace | None = None
+        self,
+        directory: RemoteTaskDir,
+        key: Key,
+        on_change: Callable[[Key], None],
+        *,
+        pace: PollInterval | None = None,
     ) -> None:
         self._directory = directory
         self._key = key
         self._on_change = on_change
-        self._pace = pace or Pace()
+        self._pace = pace or PollInterval()
         self.last_contact: float | None = None
         """When the courier last answered, time.monotonic(); None: never yet."""
         self.trouble = ""

@@ -35,7 +35,7 @@ _REFUSALS = 4
 Answer = tuple[int, Mapping[str, str], bytes]
 
 
-class Ways:
+class Routes:
     """What is known of the ways into one cluster. Shared by all its pods."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -69,7 +69,7 @@ class _Chosen:
     """Implements Transport over whichever way is next."""
 
     def __init__(
-        self, ways: Ways, cluster: Cluster, pod: str, certificate: str, order: tuple[str, ...]
+        self, ways: Routes, cluster: Cluster, pod: str, certificate: str, order: tuple[str, ...]
     ) -> None:
         self._ways = ways
         self._cluster = cluster

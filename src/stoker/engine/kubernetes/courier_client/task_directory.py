@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from stoker.engine.kubernetes.courier_client.blocking_calls import Calls, Pauses
+from stoker.engine.kubernetes.courier_client.blocking_calls import BlockingCalls, Pauses
 from stoker.engine.kubernetes.courier_client.client import Courier, CourierGone, CourierLost
 from stoker.engine.kubernetes.courier_client.mirror import Mirror
-from stoker.engine.kubernetes.courier_client.upload import Sender
+from stoker.engine.kubernetes.courier_client.upload import Uploader
 from stoker.task import courier_protocol, formats, layout
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 SMALL = 64 << 10
 """Bytes of news that are written to the mirror without leaving the event loop's thread."""
@@ -28,7 +28,7 @@ _JOURNAL = 1 << 30
 """Parts of a shared volume, and bytes of the journal of one, that are listened to."""
 
 
-class FarDirectory:
+class RemoteTaskDir:
     """Implements stoker.task.directory.SharingTaskDir. One per task and server: keep it, do not make it anew per call.
 
     Reading is from the mirror and may be done anywhere; everything else blocks and is called from worker threads,
@@ -48,8 +48,8 @@ class FarDirectory:
         self.shares = shares
         self._courier = courier
         self._mirror = mirror
-        self._calls = Calls(courier, loop, patience)
-        self._near = NearTaskDir(str(mirror.root))
+        self._calls = BlockingCalls(courier, loop, patience)
+        self._near = LocalTaskDir(str(mirror.root))
 
     def abandon(self, reason: str) -> None:
         """The pod is proven gone: from now on everything that needs its courier fails at once (CourierGone). What
@@ -108,7 +108,7 @@ class FarDirectory:
     def place(
         self, manifest: bytes, path: str, blob: Callable[[str], BinaryIO], *, replace: bool = False
     ) -> None:
-        Sender(self._calls, manifest, path, blob, replace=replace).run()
+        Uploader(self._calls, manifest, path, blob, replace=replace).run()
 
     def walk(self, path: str, *, max_entries: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -151,7 +151,7 @@ class FarDirectory:
         if not self.catch_up(self._calls.patience):
             raise CourierLost("what it settled has not arrived")
 
-    def parts(self) -> tuple[list[layout.Part], list[str]]:
+    def parts(self) -> tuple[list[layout.SharedPart], list[str]]:
         if not self.shares:
             return [], []
         answer, _ = self._calls.ask(courier_protocol.PARTS, {})
@@ -162,7 +162,9 @@ class FarDirectory:
         parts = [part for part in map(layout.part_of, names) if part is not None]
         return parts, [name for name in names if layout.is_run(name)]
 
-    def salvage(self, part: layout.Part, generation: int, carried: Sequence[int]) -> list[dict[str, Any]]:
+    def salvage(
+        self, part: layout.SharedPart, generation: int, carried: Sequence[int]
+    ) -> list[dict[str, Any]]:
         asked = {"part": part.name, "generation": generation, "carried": sorted(carried)}
         try:
             self._calls.job(courier_protocol.SALVAGE, asked)
@@ -173,7 +175,7 @@ class FarDirectory:
             raise OSError(errno.ENOTRECOVERABLE, exc.strerror or str(exc), part.path) from exc
         return [entry for entry in self._journal_of(part) if entry.get("generation") == generation]
 
-    def _journal_of(self, part: layout.Part) -> Iterator[dict[str, Any]]:
+    def _journal_of(self, part: layout.SharedPart) -> Iterator[dict[str, Any]]:
         rest, at = b"", 0
         while data := self.fetch(f"{part.path}/{layout.JOURNAL}", at, courier_protocol.RANGE):
             at += len(data)

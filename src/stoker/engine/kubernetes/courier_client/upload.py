@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from stoker.engine.kubernetes.courier_client.blocking_calls import Calls, Pauses, Pending
+from stoker.engine.kubernetes.courier_client.blocking_calls import BlockingCalls, Pauses, Pending
 from stoker.engine.kubernetes.courier_client.client import CourierLost, Incomplete
 from stoker.errors import BlobDamaged
 from stoker.task import courier_protocol
@@ -24,11 +24,17 @@ Batch = tuple[list[list[Any]], bytes]
 """Pieces as the courier wants them (digest, size, offset, length), and their bytes."""
 
 
-class Sender:
+class Uploader:
     """One tree on its way to one place. Used once, in one thread."""
 
     def __init__(
-        self, calls: Calls, manifest: bytes, path: str, blob: Callable[[str], BinaryIO], *, replace: bool
+        self,
+        calls: BlockingCalls,
+        manifest: bytes,
+        path: str,
+        blob: Callable[[str], BinaryIO],
+        *,
+        replace: bool,
     ) -> None:
         self._calls = calls
         self._manifest = manifest

@@ -75,7 +75,7 @@ class Submitter:
 
     # -- the Secret ------------------------------------------------------------------------------------------
 
-    async def _secret(self, attempt: Attempt, origin: render.Origin) -> tuple[Object, bool]:
+    async def _secret(self, attempt: Attempt, origin: render.RunIdentity) -> tuple[Object, bool]:
         """The attempt's Secret, and whether we just made it."""
         cluster, name = self._cluster, names.secret_name(attempt.run, attempt.number)
         if (found := cluster.secret(name)) is not None:
@@ -97,7 +97,7 @@ class Submitter:
 
     async def _ask_more(self, attempt: Attempt, secret: Object, asked: Mapping[str, int]) -> Object:
         """Tasks at a higher incarnation need their identity in the Secret before their pod is made."""
-        body = render.secret(attempt, self._cluster.config, render.PLACEHOLDERS, render.Origin("", ""))
+        body = render.secret(attempt, self._cluster.config, render.PLACEHOLDERS, render.RunIdentity("", ""))
         data = {key: value for key, value in body["data"].items() if key.startswith("task.")}
         annotations = {names.TASKS: json.dumps(dict(asked))}
         return await self._patch(secret, {"metadata": {"annotations": annotations}, "data": data})
@@ -175,9 +175,9 @@ class Submitter:
 
     # -- our code --------------------------------------------------------------------------------------------
 
-    async def _origin(self) -> render.Origin:
+    async def _origin(self) -> render.RunIdentity:
         cluster = self._cluster
-        found = render.Origin(cluster.home, cluster.name, cluster.namespace)
+        found = render.RunIdentity(cluster.home, cluster.name, cluster.namespace)
         return found if cluster.config.stoker_image else replace(found, bundle=await self._have_bundle())
 
     async def _have_bundle(self) -> str:

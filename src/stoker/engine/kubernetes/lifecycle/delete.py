@@ -12,7 +12,7 @@ from typing import Any
 from stoker.engine.kubernetes import capacity, names
 from stoker.engine.kubernetes.api import KubeError, kinds
 from stoker.engine.kubernetes.cluster import Cluster
-from stoker.engine.kubernetes.courier_client.connections import Links
+from stoker.engine.kubernetes.courier_client.connections import Connections
 from stoker.errors import Conflict, EngineError
 from stoker.task.formats import Order
 
@@ -32,10 +32,10 @@ _FORGET = 20.0
 """Seconds that deletions may take to be seen."""
 
 
-class Ender:
+class Deleter:
     """Belongs to one event loop."""
 
-    def __init__(self, cluster: Cluster, links: Links) -> None:
+    def __init__(self, cluster: Cluster, links: Connections) -> None:
         self._cluster = cluster
         self._links = links
         self._awake: dict[tuple[str, int], asyncio.Event] = {}

@@ -31,7 +31,7 @@ from stoker.settings import LogSettings
 from stoker.spec.states import Cause
 from stoker.task import formats, layout
 from stoker.task.formats import Ending, Order, Status
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ _UNREADABLE = 20.0
 server that does not answer at all is waited for."""
 
 
-class PlainDirectory(NearTaskDir):
+class LauncherlessTaskDir(LocalTaskDir):
     """Implements stoker.task.directory.FarTaskDir for a pod without a courier. Reading is from what the server wrote."""
 
-    def __init__(self, task: PlainTask, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, task: LauncherlessTask, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(str(task.root))
         self._task = task
         self._loop = loop
@@ -106,7 +106,7 @@ class PlainDirectory(NearTaskDir):
             raise OSError(5, exc.message, self.root) from exc
 
 
-class PlainTask:
+class LauncherlessTask:
     """One pod without a launcher, followed. Belongs to the engine's event loop."""
 
     def __init__(
@@ -132,7 +132,7 @@ class PlainTask:
         self._drained = asyncio.Event()
         self._recorded = asyncio.Event()
         self._saved = 0.0
-        self.directory = PlainDirectory(self, asyncio.get_running_loop())
+        self.directory = LauncherlessTaskDir(self, asyncio.get_running_loop())
         self._following = asyncio.create_task(self._follow())
 
     @property
@@ -340,7 +340,7 @@ def _by_force(pod: Object, order: Order | None) -> bool:
     return found is not None and found.cause != Cause.TIMEOUT and not stopped
 
 
-class Plains:
+class LauncherlessTasks:
     """The tasks without a launcher of one engine. Belongs to its event loop."""
 
     def __init__(
@@ -354,20 +354,20 @@ class Plains:
         self._where = where
         self._logs = logs
         self._changed = changed
-        self._tasks: dict[Key, PlainTask] = {}
+        self._tasks: dict[Key, LauncherlessTask] = {}
 
-    def take(self, key: Key, pod: Object, *, gone: bool = False) -> PlainDirectory:
+    def take(self, key: Key, pod: Object, *, gone: bool = False) -> LauncherlessTaskDir:
         """Follow this pod, or hear news of it. Without a `status` nothing is known of it but that it is gone."""
         known = self._tasks.get(key)
         if known is None or known.uid != pod["metadata"]["uid"]:
-            known = self._tasks[key] = PlainTask(
+            known = self._tasks[key] = LauncherlessTask(
                 self._cluster, key, pod, self._where(key), self._logs, self._changed
             )
         if gone or "status" in pod:
             known.take(pod, gone=gone)
         return known.directory
 
-    def directory(self, key: Key) -> PlainDirectory | None:
+    def directory(self, key: Key) -> LauncherlessTaskDir | None:
         known = self._tasks.get(key)
         return None if known is None else known.directory
 

@@ -29,7 +29,7 @@ from stoker.spec import Job
 from stoker.task import container_layout
 from stoker.task.courier_protocol import PORT
 from stoker.task.formats import TaskInfo
-from stoker.task.layout import Part
+from stoker.task.layout import SharedPart
 
 Object = dict[str, Any]
 
@@ -52,7 +52,7 @@ PLACEHOLDERS = Keys(*(text.encode() for text in (NOT_SHOWN, NOT_SHOWN, NOT_SHOWN
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunIdentity:
     """On whose behalf."""
 
     home: str
@@ -63,12 +63,12 @@ class Origin:
     """Digest of our code, where it travels in a ConfigMap."""
 
 
-def render(attempt: Attempt, config: ClusterConfig, keys: Keys, origin: Origin) -> list[Object]:
+def render(attempt: Attempt, config: ClusterConfig, keys: Keys, origin: RunIdentity) -> list[Object]:
     """The Secret, then the pods in the order of the tasks; owner references are added when the Secret is there."""
     return [secret(attempt, config, keys, origin), *pods(attempt, config, origin)]
 
 
-def secret(attempt: Attempt, config: ClusterConfig, keys: Keys, origin: Origin) -> Object:
+def secret(attempt: Attempt, config: ClusterConfig, keys: Keys, origin: RunIdentity) -> Object:
     names.checked(attempt.run, *(plan.name for plan in attempt.tasks))
     job = attempt.job or _NO_JOB
     data: dict[str, bytes] = {}
@@ -101,7 +101,7 @@ def task_files(attempt: Attempt) -> dict[str, bytes]:
     }
 
 
-def pods(attempt: Attempt, config: ClusterConfig, origin: Origin) -> list[Object]:
+def pods(attempt: Attempt, config: ClusterConfig, origin: RunIdentity) -> list[Object]:
     names.checked(attempt.run, *(plan.name for plan in attempt.tasks))
     return [_pod(_Task(attempt.seen_by(plan), plan, config, origin)) for plan in attempt.tasks]
 
@@ -165,7 +165,7 @@ class _Task:
     attempt: Attempt
     plan: TaskPlan
     config: ClusterConfig
-    origin: Origin
+    origin: RunIdentity
 
     @property
     def job(self) -> Job:
@@ -192,13 +192,13 @@ class _Task:
         return security_context.user_of(self.attempt.image, self.config)
 
     @property
-    def shared(self) -> volumes.Shared | None:
+    def shared(self) -> volumes.SharedClaim | None:
         """Where its checkpoints are on the claim that all share, if there is one."""
         attempt, plan = self.attempt, self.plan
-        part = Part(attempt.run, attempt.number, plan.name, plan.incarnation)
+        part = SharedPart(attempt.run, attempt.number, plan.name, plan.incarnation)
         if not self.config.checkpoints:
             return None
-        return volumes.Shared(
+        return volumes.SharedClaim(
             self.origin.home, part, wide=bool(self.config.stoker_image) or not self.job.image
         )
 
@@ -243,7 +243,7 @@ def _metadata(
     name: str,
     attempt: Attempt,
     config: ClusterConfig,
-    origin: Origin,
+    origin: RunIdentity,
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
 ) -> Object:

@@ -14,7 +14,7 @@ from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.manifests import scheduling, security_context
 from stoker.spec import Job
 from stoker.task import container_layout, layout
-from stoker.task.layout import Part
+from stoker.task.layout import SharedPart
 
 Object = dict[str, Any]
 
@@ -25,11 +25,11 @@ _BUNDLE = "/stoker/bundle"
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedClaim:
     """The claim for checkpoints, as one pod has it."""
 
     home: str
-    part: Part
+    part: SharedPart
     wide: bool
     """Whether init and courier see what all runs of this home have there. Not where they run in an image that the user
     chose: that would be the user's own eyes."""
@@ -99,7 +99,7 @@ def of_pod(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig, bu
     return found
 
 
-def of_init(config: ClusterConfig, shared: Shared | None) -> list[Object]:
+def of_init(config: ClusterConfig, shared: SharedClaim | None) -> list[Object]:
     found = [
         _mount("task", container_layout.TASK),
         _mount("bin", container_layout.BIN),
@@ -110,7 +110,7 @@ def of_init(config: ClusterConfig, shared: Shared | None) -> list[Object]:
     return [*found, shared.around()] if shared else found
 
 
-def of_courier(shared: Shared | None) -> list[Object]:
+def of_courier(shared: SharedClaim | None) -> list[Object]:
     found = [
         _mount("task", container_layout.TASK),
         _mount("bin", container_layout.BIN, write=False),
@@ -119,7 +119,7 @@ def of_courier(shared: Shared | None) -> list[Object]:
     return [*found, *shared.own(), shared.around()] if shared else found
 
 
-def of_main(attempt: Attempt, job: Job, config: ClusterConfig, shared: Shared | None) -> list[Object]:
+def of_main(attempt: Attempt, job: Job, config: ClusterConfig, shared: SharedClaim | None) -> list[Object]:
     found = [_mount("home", container_layout.HOME), _mount("shm", "/dev/shm")]
     if config.read_only_root:
         found.append(_mount("tmp", "/tmp"))

@@ -15,14 +15,14 @@ from stoker.engine.kubernetes.courier_client.connections import Contact
 from stoker.engine.kubernetes.lifecycle.create import marks
 from stoker.engine.kubernetes.lifecycle.launcherless import by_itself, is_plain
 from stoker.engine.kubernetes.status import pod_causes
-from stoker.engine.kubernetes.status.pod_causes import Finding
+from stoker.engine.kubernetes.status.pod_causes import PodFinding
 from stoker.spec.states import Cause
 
 Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Sight:
+class ClusterObservation:
     """One look at a cluster, and what the engine remembers besides."""
 
     cluster: str
@@ -47,7 +47,7 @@ class Sight:
         return {str(node["metadata"]["name"]): node for node in self.nodes or ()}
 
 
-def observe(sight: Sight) -> list[Observation]:
+def observe(sight: ClusterObservation) -> list[Observation]:
     """One observation per task: of its newest incarnation."""
     newest: dict[Key, Object] = {}
     for pod in sight.pods:
@@ -64,11 +64,11 @@ def observe(sight: Sight) -> list[Observation]:
             found[key] = replace(one, proof=_bereft(key)) if one.presence is Presence.GONE else one
     for key in sight.bereft:
         if key not in found:
-            found[key] = _gone(sight, key, 1, Finding(_bereft(key), Cause.LOST))
+            found[key] = _gone(sight, key, 1, PodFinding(_bereft(key), Cause.LOST))
     return list(found.values())
 
 
-def _attempt(sight: Sight, secret: Object, newest: Mapping[Key, Object]) -> list[Observation]:
+def _attempt(sight: ClusterObservation, secret: Object, newest: Mapping[Key, Object]) -> list[Observation]:
     attempt = names.attempt_of(secret)
     if attempt is None:
         return []
@@ -86,14 +86,14 @@ def _attempt(sight: Sight, secret: Object, newest: Mapping[Key, Object]) -> list
     return found
 
 
-def _pod(sight: Sight, key: Key, pod: Object) -> Observation:
+def _pod(sight: ClusterObservation, key: Key, pod: Object) -> Observation:
     node = _node(sight, pod)
     ready = capacity.ready(node) if node is not None else None
     finding = pod_causes.look(pod, sight.events(pod), sight.nodes)
     presence, waiting, hopeless = Presence.ALIVE, finding.waiting, finding.hopeless
     proof = finding.proof
     if proof and is_plain(pod) and by_itself(pod):
-        finding, proof = Finding(), ""
+        finding, proof = PodFinding(), ""
     elif proof:
         presence = Presence.GONE
     elif ready is False:
@@ -119,7 +119,7 @@ def _pod(sight: Sight, key: Key, pod: Object) -> Observation:
     )
 
 
-def _by_contact(sight: Sight, key: Key) -> tuple[Presence, str, str]:
+def _by_contact(sight: ClusterObservation, key: Key) -> tuple[Presence, str, str]:
     """Its containers run, the cluster says; whether it is there, its courier says."""
     contact = sight.contact(key)
     if contact.silence < sight.config.silent_after:
@@ -130,7 +130,7 @@ def _by_contact(sight: Sight, key: Key) -> tuple[Presence, str, str]:
     return Presence.ALIVE, f"its courier cannot be reached{trouble}", Cause.ENGINE_ERROR
 
 
-def _refused(sight: Sight, key: Key, incarnation: int) -> Observation:
+def _refused(sight: ClusterObservation, key: Key, incarnation: int) -> Observation:
     text, hint = sight.refusals[key]
     return Observation(
         *key,
@@ -146,11 +146,13 @@ def _refused(sight: Sight, key: Key, incarnation: int) -> Observation:
     )
 
 
-def _absent(sight: Sight, key: Key, incarnation: int, made: tuple[int, str] | None) -> Observation:
+def _absent(
+    sight: ClusterObservation, key: Key, incarnation: int, made: tuple[int, str] | None
+) -> Observation:
     """Asked for, and there is no pod."""
     name = names.pod_name(*key, incarnation)
     if made is None or made[0] < incarnation:
-        return _gone(sight, key, incarnation, Finding(f"pod {name} was never made"))
+        return _gone(sight, key, incarnation, PodFinding(f"pod {name} was never made"))
     last = sight.tombs.get(made[1])
     events = sight.events({"metadata": {"uid": made[1]}})
     finding = pod_causes.vanished(name, last, events, ours=key[:2] in sight.ended)
@@ -158,7 +160,7 @@ def _absent(sight: Sight, key: Key, incarnation: int, made: tuple[int, str] | No
 
 
 def _gone(
-    sight: Sight, key: Key, incarnation: int, finding: Finding, last: Object | None = None
+    sight: ClusterObservation, key: Key, incarnation: int, finding: PodFinding, last: Object | None = None
 ) -> Observation:
     return Observation(
         *key,
@@ -176,7 +178,7 @@ def _bereft(key: Key) -> str:
     return f"Secret {names.secret_name(*key[:2])} was deleted by somebody else, and its pods with it"
 
 
-def _node(sight: Sight, pod: Object) -> Object | None:
+def _node(sight: ClusterObservation, pod: Object) -> Object | None:
     return sight.by_name.get(_node_name(pod))
 
 
@@ -184,5 +186,5 @@ def _node_name(pod: Object) -> str:
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
-def _handle(sight: Sight, key: Key) -> dict[str, Any]:
+def _handle(sight: ClusterObservation, key: Key) -> dict[str, Any]:
     return {"engine": sight.cluster, "run": key[0], "attempt": key[1]}

@@ -1,6 +1,6 @@
 """From what a cluster shows of a pod to plain words: why it does not start, or how it came to its end. Pure.
 
-The words of `Finding.cause` and `Finding.hopeless` are those of `spec.words.Cause`.
+The words of `PodFinding.cause` and `PodFinding.hopeless` are those of `spec.words.Cause`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST = 600
 
 
 @dataclass(frozen=True)
-class Finding:
+class PodFinding:
     """`proof`: its launcher is dead, and this is how we know. `waiting`: it does not run yet, and this is why."""
 
     proof: str = ""
@@ -40,7 +40,7 @@ class Finding:
     """What it waits for is there, and others hold it."""
 
 
-def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | None = None) -> Finding:
+def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | None = None) -> PodFinding:
     """What the status of a pod that is there says; an empty Finding when its launcher runs."""
     if (found := _ended(pod)) is not None or (found := _died(pod)) is not None:
         return _with_evidence(found, pod, events)
@@ -48,17 +48,19 @@ def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | N
     return _with_evidence(found, pod, events) if found.waiting else found
 
 
-def vanished(name: str, last: Object | None, events: Sequence[Object] = (), *, ours: bool = False) -> Finding:
+def vanished(
+    name: str, last: Object | None, events: Sequence[Object] = (), *, ours: bool = False
+) -> PodFinding:
     """A pod that is not there any more. `last`: as it was last seen; `ours`: we ended it ourselves."""
     if last is not None:
         found = _ended(last) or _died(last) or _disrupted(last, name)
         if found is not None:
             return _with_evidence(found, last, events)
     if ours:
-        return Finding(proof=f"pod {name} was ended")
+        return PodFinding(proof=f"pod {name} was ended")
     said = next((found for event in reversed(events) if (found := _by_event(event, name))), None)
     proof = f"pod {name} is gone: somebody deleted it, or its node"
-    return _with_evidence(said or Finding(proof=proof, cause=Cause.LOST), last or {}, events)
+    return _with_evidence(said or PodFinding(proof=proof, cause=Cause.LOST), last or {}, events)
 
 
 def refused(message: str, status: int) -> tuple[str, str]:
@@ -91,7 +93,7 @@ _ADMIN_HINT = "Ask whoever runs the cluster."
 # -- ended -----------------------------------------------------------------------------------------------------
 
 
-def by_cluster(pod: Object) -> Finding | None:
+def by_cluster(pod: Object) -> PodFinding | None:
     """It did not end by itself: the cluster ended it, or would not have it."""
     status = pod.get("status") or {}
     name = pod["metadata"]["name"]
@@ -102,15 +104,15 @@ def by_cluster(pod: Object) -> Finding | None:
         return found
     if reason in _REASONS:
         cause, words = _REASONS[reason]
-        return Finding(f"pod {name} was ended: {words}{_after(message)}", cause)
+        return PodFinding(f"pod {name} was ended: {words}{_after(message)}", cause)
     if reason.startswith("OutOf") or reason == "UnexpectedAdmissionError":
         fault = "device" in message.lower() or "gpu" in message.lower()
         cause = Cause.GPU_FAULT if fault and reason == "UnexpectedAdmissionError" else Cause.ENGINE_ERROR
-        return Finding(f"its node would not take pod {name}{_after(message or reason)}", cause)
+        return PodFinding(f"its node would not take pod {name}{_after(message or reason)}", cause)
     return None
 
 
-def _ended(pod: Object) -> Finding | None:
+def _ended(pod: Object) -> PodFinding | None:
     """The pod as a whole is over: nothing of it runs."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Failed", "Succeeded"):
@@ -118,7 +120,7 @@ def _ended(pod: Object) -> Finding | None:
     name = pod["metadata"]["name"]
     said = _cut(status.get("message")) or str(status.get("reason") or "")
     own = by_cluster(pod) or _by_container(pod, name)
-    return own or Finding(f"pod {name} ended{_after(said)}", Cause.LOST)
+    return own or PodFinding(f"pod {name} ended{_after(said)}", Cause.LOST)
 
 
 _REASONS = {
@@ -132,33 +134,33 @@ _REASONS = {
 }
 
 
-def _evicted(name: str, message: str) -> Finding:
+def _evicted(name: str, message: str) -> PodFinding:
     """By the kubelet: the node is short of something, or the pod used more disk than it may."""
     if found := re.search(r"low on resource: ([\w.-]+)", message):
         what = {"memory": "memory", "ephemeral-storage": "disk", "pids": "process ids"}.get(
             found[1].rstrip("."), found[1].rstrip(".")
         )
-        return Finding(
+        return PodFinding(
             f"pod {name} was evicted: its node ran short of {what}{_after(message)}", Cause.EVICTED
         )
     if "ephemeral" in message or "EmptyDir" in message:
         limit = re.search(r"\"([0-9][\w.]*)\"|containers ([0-9]\w*)", message)
         words = f" ({show_size(size(limit[1] or limit[2]))})" if limit else ""
-        return Finding(
+        return PodFinding(
             f"pod {name} was evicted: it used more disk than it may{words}; raise `resources.disk`{_after(message)}",
             Cause.DISK,
         )
-    return Finding(f"pod {name} was evicted{_after(message)}", Cause.EVICTED)
+    return PodFinding(f"pod {name} was evicted{_after(message)}", Cause.EVICTED)
 
 
-def _disrupted(pod: Object, name: str) -> Finding | None:
+def _disrupted(pod: Object, name: str) -> PodFinding | None:
     """What ended it says so in a condition of its own."""
     condition = _condition(pod, "DisruptionTarget")
     if condition is None or condition.get("status") != "True":
         return None
     reason, message = str(condition.get("reason") or ""), _cut(condition.get("message"))
     cause, words = _DISRUPTIONS.get(reason, (Cause.EVICTED, f"the cluster ended it ({reason})"))
-    return Finding(f"pod {name} was ended: {words}{_after(message)}", cause)
+    return PodFinding(f"pod {name} was ended: {words}{_after(message)}", cause)
 
 
 _DISRUPTIONS = {
@@ -170,7 +172,7 @@ _DISRUPTIONS = {
 }
 
 
-def _died(pod: Object) -> Finding | None:
+def _died(pod: Object) -> PodFinding | None:
     """The pod is there, but the launcher it began with is not: the kubelet made another, which only holds."""
     main = status_of(pod, "main")
     if main is None or (not main.get("restartCount") and "terminated" not in (main.get("state") or {})):
@@ -178,7 +180,7 @@ def _died(pod: Object) -> Finding | None:
     return _by_container(pod, pod["metadata"]["name"])
 
 
-def _by_container(pod: Object, name: str) -> Finding | None:
+def _by_container(pod: Object, name: str) -> PodFinding | None:
     main = status_of(pod, "main")
     if main is None:
         return None
@@ -193,15 +195,15 @@ def _by_container(pod: Object, name: str) -> Finding | None:
     if reason == "OOMKilled":
         limit = memory_limit(pod)
         words = f" (limit {show_size(limit)})" if limit else ""
-        return Finding(
+        return PodFinding(
             f"container main of pod {name} ran out of memory{words}", Cause.OOM, evidence=_limit(limit)
         )
     if (image := image_errors.cannot_run(_image(pod, "main"), code, reason, message)) is not None:
-        return Finding(f"its launcher cannot run: {image}", Cause.IMAGE)
+        return PodFinding(f"its launcher cannot run: {image}", Cause.IMAGE)
     if code == 0:
-        return Finding(f"its launcher ended (pod {name})")
+        return PodFinding(f"its launcher ended (pod {name})")
     words = f"exit code {code}" if code is not None and code < 128 else f"signal {(code or 128) - 128}"
-    return Finding(
+    return PodFinding(
         f"its launcher is gone: container main of pod {name} ended with {words}{_after(message)}", Cause.LOST
     )
 
@@ -209,27 +211,27 @@ def _by_container(pod: Object, name: str) -> Finding | None:
 # -- waiting ---------------------------------------------------------------------------------------------------
 
 
-def _waiting(pod: Object, events: Sequence[Object], nodes: Sequence[Object] | None) -> Finding:
+def _waiting(pod: Object, events: Sequence[Object], nodes: Sequence[Object] | None) -> PodFinding:
     scheduled = _condition(pod, "PodScheduled")
     if scheduled is not None and scheduled.get("status") == "False":
         return _not_placed(pod, scheduled, nodes)
     if not (pod.get("spec") or {}).get("nodeName"):
-        return Finding(waiting="waits for the scheduler")
+        return PodFinding(waiting="waits for the scheduler")
     for one in _containers(pod):
         if one.get("name") in _OURS and (found := _container_waits(pod, one["name"], events)) is not None:
             return found
-    return Finding()
+    return PodFinding()
 
 
-def _not_placed(pod: Object, condition: Object, nodes: Sequence[Object] | None) -> Finding:
+def _not_placed(pod: Object, condition: Object, nodes: Sequence[Object] | None) -> PodFinding:
     message = str(condition.get("message") or "")
     if condition.get("reason") == "SchedulingGated":
-        return Finding(waiting="is held back by a scheduling gate", hopeless=Cause.ENGINE_ERROR)
+        return PodFinding(waiting="is held back by a scheduling gate", hopeless=Cause.ENGINE_ERROR)
     text = unschedulable.explain(message, unschedulable.ask(pod), nodes)
-    return Finding(waiting=text, hopeless=Cause.ENGINE_ERROR, no_room=unschedulable.full(message))
+    return PodFinding(waiting=text, hopeless=Cause.ENGINE_ERROR, no_room=unschedulable.full(message))
 
 
-def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> Finding | None:
+def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> PodFinding | None:
     status = status_of(pod, name)
     if status is None:
         return _being_made(pod, events)
@@ -246,19 +248,19 @@ def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> Findin
     image = _image(pod, name)
     if reason in image_errors.PULLING:
         words = image_errors.cannot_pull(image, reason, message, [_cut(e.get("message")) for e in events])
-        return Finding(
+        return PodFinding(
             waiting=words, hopeless=Cause.IMAGE, patience=0.0 if reason in image_errors.NEVER else None
         )
     if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
         why = image_errors.cannot_run(image, None, reason, message)
         cause = Cause.IMAGE if why else Cause.ENGINE_ERROR
-        return Finding(
+        return PodFinding(
             waiting=f"container {name} cannot be started: {why or message or reason}", hopeless=cause
         )
     return _being_made(pod, events)
 
 
-def _fails(pod: Object, name: str, ending: Object) -> Finding:
+def _fails(pod: Object, name: str, ending: Object) -> PodFinding:
     """A container of ours, before there is a launcher."""
     code, reason, message = (
         ending.get("exitCode"),
@@ -267,51 +269,51 @@ def _fails(pod: Object, name: str, ending: Object) -> Finding:
     )
     image = _image(pod, name)
     if (why := image_errors.cannot_run(image, code, reason, message)) is not None:
-        return Finding(waiting=f"cannot be prepared: {why}", hopeless=Cause.IMAGE, patience=0.0)
+        return PodFinding(waiting=f"cannot be prepared: {why}", hopeless=Cause.IMAGE, patience=0.0)
     what = {"init": "its task directory cannot be made", "courier": "its courier does not stay up"}.get(
         name, "its launcher does not start"
     )
     words = "it ran out of memory" if reason == "OOMKilled" else f"exit code {code}"
-    return Finding(waiting=f"{what}: {words}{_after(message)}", hopeless=Cause.ENGINE_ERROR)
+    return PodFinding(waiting=f"{what}: {words}{_after(message)}", hopeless=Cause.ENGINE_ERROR)
 
 
-def _being_made(pod: Object, events: Sequence[Object]) -> Finding:
+def _being_made(pod: Object, events: Sequence[Object]) -> PodFinding:
     """On a node, and nothing is wrong yet; or what is wrong stands in the events only."""
     for event in reversed(events):
         reason, message = event.get("reason"), _cut(event.get("message"))
         if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-            return Finding(waiting=f"a volume cannot be mounted: {message}", hopeless=Cause.ENGINE_ERROR)
+            return PodFinding(waiting=f"a volume cannot be mounted: {message}", hopeless=Cause.ENGINE_ERROR)
         if reason == "FailedCreatePodSandBox":
-            return Finding(
+            return PodFinding(
                 waiting=f"its node cannot make the pod's sandbox: {message}", hopeless=Cause.ENGINE_ERROR
             )
         if reason == "Pulling":
             found = re.search(r'"([^"]+)"', message)
-            return Finding(waiting=f"pulls the image {found[1] if found else ''}".rstrip())
+            return PodFinding(waiting=f"pulls the image {found[1] if found else ''}".rstrip())
         if reason in ("Pulled", "Created", "Started", "Scheduled"):
             break
-    return Finding(waiting=f"is being started on {(pod.get('spec') or {}).get('nodeName')}")
+    return PodFinding(waiting=f"is being started on {(pod.get('spec') or {}).get('nodeName')}")
 
 
 # -- events ----------------------------------------------------------------------------------------------------
 
 
-def _by_event(event: Object, name: str) -> Finding | None:
+def _by_event(event: Object, name: str) -> PodFinding | None:
     """How a pod went that nobody saw go."""
     reason, message = str(event.get("reason") or ""), _cut(event.get("message"))
     if reason == "Preempted":
-        return Finding(
+        return PodFinding(
             f"pod {name} was ended: a pod of higher priority needed its place{_after(message)}",
             Cause.PREEMPTED,
         )
     if reason == "TaintManagerEviction" and "Cancel" not in message:
-        return Finding(f"pod {name} was ended: its node was tainted{_after(message)}", Cause.EVICTED)
+        return PodFinding(f"pod {name} was ended: its node was tainted{_after(message)}", Cause.EVICTED)
     if reason == "Evicted":
         return _evicted(name, message)
     return None
 
 
-def _with_evidence(found: Finding, pod: Object, events: Iterable[Object]) -> Finding:
+def _with_evidence(found: PodFinding, pod: Object, events: Iterable[Object]) -> PodFinding:
     """With what the cluster itself said, for those who know its words."""
     evidence: dict[str, Any] = dict(found.evidence)
     if name := (pod.get("metadata") or {}).get("name"):

@@ -13,7 +13,7 @@ Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Ask:
+class PodRequest:
     """What a pod asks of one node, all its containers together."""
 
     cpu: float = 0.0
@@ -26,7 +26,7 @@ class Ask:
         return {name: amount for name, amount in (found | dict(self.devices)).items() if amount}
 
 
-def ask(pod: Object) -> Ask:
+def ask(pod: Object) -> PodRequest:
     """By Kubernetes' rule: what runs together is added, what runs before counts where it is more."""
     spec = pod.get("spec") or {}
     total: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def ask(pod: Object) -> Ask:
     whole = _larger(_larger(total, most), _pod_level(spec))
     whole = _added(whole, {key: number(value) for key, value in (spec.get("overhead") or {}).items()})
     known = ("cpu", "memory", "ephemeral-storage")
-    return Ask(
+    return PodRequest(
         cpu=float(whole.get("cpu", 0)),
         memory=int(whole.get("memory", 0)),
         disk=int(whole.get("ephemeral-storage", 0)),
@@ -53,7 +53,7 @@ def ask(pod: Object) -> Ask:
     )
 
 
-def explain(message: str, wanted: Ask, nodes: Sequence[Object] | None = None) -> str:
+def explain(message: str, wanted: PodRequest, nodes: Sequence[Object] | None = None) -> str:
     """One line: what stands in the way on how many nodes, and what would fit where that is known."""
     count, reasons = _parsed(message)
     if found := re.search(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)', message):
@@ -112,7 +112,7 @@ _TAINTS = {
 }
 
 
-def _too_large(wanted: Ask, nodes: Sequence[Object]) -> str:
+def _too_large(wanted: PodRequest, nodes: Sequence[Object]) -> str:
     """What no node has even when it is empty, and what the largest has."""
     sizes = [
         {key: number(value) for key, value in ((n.get("status") or {}).get("allocatable") or {}).items()}
@@ -168,4 +168,4 @@ def _larger(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {key: max(one.get(key, 0), other.get(key, 0)) for key in {**one, **other}}
 
 
-__all__ = ["Ask", "ask", "cores", "explain", "size"]
+__all__ = ["PodRequest", "ask", "cores", "explain", "size"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.task import container_layout
 
 LABEL = "stoker"
@@ -38,7 +38,7 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Box:
+class Container:
     """One container."""
 
     name: str
@@ -62,12 +62,12 @@ class Box:
     """Instead of what the image says; empty: that."""
 
 
-def name_of(home: str, place: Place, incarnation: int) -> str:
+def name_of(home: str, place: TaskPlace, incarnation: int) -> str:
     """The container of a task: the same for every server of this home. `home`: its name (cgroups.home_name)."""
     return f"{home}.{place.run}.{place.attempt}.{place.task}.{incarnation}"
 
 
-def labels_of(home: str, place: Place, more: Mapping[str, str]) -> dict[str, str]:
+def labels_of(home: str, place: TaskPlace, more: Mapping[str, str]) -> dict[str, str]:
     found = {f"{LABEL}.{key}": value for key, value in more.items()}
     found[LABEL] = home
     found[f"{LABEL}.run"] = place.run
@@ -79,13 +79,13 @@ def launcher(bundle: str, directory: str, python: str | None) -> list[str]:
     return container_layout.command(bundle, "launch", directory, python=python)
 
 
-def create(runtime: Runtime, box: Box) -> list[str]:
+def create(runtime: Runtime, box: Container) -> list[str]:
     """Makes the container; `start` starts it. Two steps, so that one whose server died between them never starts."""
     argv = [runtime.path, "create", "--name", box.name, "--pull", "never"]
     return [*argv, *_options(runtime, box), *_what(box.image, box.command)]
 
 
-def run(runtime: Runtime, box: Box) -> list[str]:
+def run(runtime: Runtime, box: Container) -> list[str]:
     """Brings the image and runs it in the foreground; without the image's name and the command, which come last."""
     return [runtime.path, "run", "--name", box.name, "--pull", "missing", *_options(runtime, box)]
 
@@ -117,7 +117,7 @@ def enter(runtime: Runtime, name: str, command: Sequence[str]) -> list[str]:
     return [runtime.path, "exec", "--interactive", "--tty", name, *command]
 
 
-def _options(runtime: Runtime, box: Box) -> list[str]:
+def _options(runtime: Runtime, box: Container) -> list[str]:
     argv = ["--network", "host", "--security-opt", "label=disable"]
     for key, value in sorted(box.labels.items()):
         argv += ["--label", f"{key}={value}"]
@@ -131,7 +131,7 @@ def _options(runtime: Runtime, box: Box) -> list[str]:
     return argv
 
 
-def _identity(runtime: Runtime, box: Box) -> list[str]:
+def _identity(runtime: Runtime, box: Container) -> list[str]:
     if box.user is None:
         return []
     if runtime.rootless and runtime.program == "podman":
@@ -142,7 +142,7 @@ def _identity(runtime: Runtime, box: Box) -> list[str]:
     return ["--user", f"{box.user[0]}:{box.user[1]}"]
 
 
-def _limits(runtime: Runtime, box: Box) -> list[str]:
+def _limits(runtime: Runtime, box: Container) -> list[str]:
     argv: list[str] = []
     if box.cpu is not None and "cpu" in runtime.limits:
         argv += ["--cpus", f"{box.cpu:g}"]
@@ -158,7 +158,7 @@ def _limits(runtime: Runtime, box: Box) -> list[str]:
     return argv
 
 
-def _devices(runtime: Runtime, box: Box) -> list[str]:
+def _devices(runtime: Runtime, box: Container) -> list[str]:
     if not box.gpus:
         # Images say `all`, and where NVIDIA's runtime is the default that would be obeyed.
         return ["--env", "NVIDIA_VISIBLE_DEVICES=void"]

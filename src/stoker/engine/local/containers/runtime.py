@@ -180,7 +180,7 @@ async def pull(runtime: Runtime, reference: str) -> None:
         ) from exc
 
 
-async def create(runtime: Runtime, box: commands.Box) -> None:
+async def create(runtime: Runtime, box: commands.Container) -> None:
     """Make the container, in place of one of that name that was never started. As long as it takes: where a storage has
     no layers, or users are not the machine's, the whole image is copied. Given up or failed, it may still come."""
     argv = commands.create(runtime, box)

@@ -19,12 +19,12 @@ from pathlib import Path
 from stoker.engine.base import Attempt
 from stoker.engine.local.containers import commands
 from stoker.engine.local.containers import runtime as runtimes
-from stoker.engine.local.containers.commands import Box, Runtime
+from stoker.engine.local.containers.commands import Container, Runtime
 from stoker.engine.local.host import processes
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.processes import Identity
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.records import TaskRecords
 from stoker.engine.local.tasks.registry import Known
 from stoker.errors import EngineError, EngineUnavailable, Refused
 from stoker.settings import Settings
@@ -40,7 +40,7 @@ PAUSES = (1.0, 60.0)
 """Seconds between two looks for leftovers: at first, and at most."""
 
 
-class Boxes:
+class ContainerTasks:
     """Belongs to one event loop. The runtime is looked for when the first task needs it: most homes never do.
 
     `keep` names the containers of the tasks there are; any other of this home's is a leftover.
@@ -53,7 +53,7 @@ class Boxes:
         gpus: Gpus,
         open_files: tuple[int, int],
         keep: Callable[[], set[str]],
-        records: Records,
+        records: TaskRecords,
     ) -> None:
         self._settings = settings
         self._home = home
@@ -114,7 +114,7 @@ class Boxes:
         found: dict[str, object] = {"runtime": runtime.program, "image": image}
         if job.launcher != "none":
             return replace(info, cgroup=None, pid_namespace=True, workdir=".", container=found)
-        place = directories.Place(info.run, info.attempt, info.task)
+        place = directories.TaskPlace(info.run, info.attempt, info.task)
         box = self._box(runtime, info, attempt, image, name=self.name(place, info.incarnation))
         found |= {"name": box.name, "run": commands.run(runtime, box), "memory": info.memory}
         found["client"] = runtimes.client_environment()
@@ -124,15 +124,15 @@ class Boxes:
             info, cgroup=None, pid_namespace=False, cpu=None, memory=None, pids=None, container=found
         )
 
-    def name(self, place: directories.Place, incarnation: int) -> str:
+    def name(self, place: directories.TaskPlace, incarnation: int) -> str:
         return commands.name_of(self._home, place, incarnation)
 
-    def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Box:
+    def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Container:
         assert attempt.job is not None
-        place = directories.Place(info.run, info.attempt, info.task)
+        place = directories.TaskPlace(info.run, info.attempt, info.task)
         processes_ = resource.getrlimit(resource.RLIMIT_NPROC)
         most = commands.MOST_PROCESSES
-        return Box(
+        return Container(
             name=name,
             image=image,
             labels=commands.labels_of(self._home, place, attempt.labels),
@@ -264,7 +264,7 @@ class Boxes:
         return None
 
 
-def _prepare(box: Box, known: Known) -> None:
+def _prepare(box: Container, known: Known) -> None:
     for path, mode in box.mounts:
         if mode == "rw" and path != known.path:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ def _prepare(box: Box, known: Known) -> None:
             Path(outside).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _start(runtime: Runtime, box: Box, known: Known, records: Records) -> Identity:
+def _start(runtime: Runtime, box: Container, known: Known, records: TaskRecords) -> Identity:
     try:
         runtimes.start(runtime, box.name)
         found = runtimes.state(runtime, box.name)
@@ -297,7 +297,7 @@ def _start(runtime: Runtime, box: Box, known: Known, records: Records) -> Identi
     return identity
 
 
-def _settle(runtime: Runtime, known: Known, records: Records) -> bool:
+def _settle(runtime: Runtime, known: Known, records: TaskRecords) -> bool:
     state = runtimes.state(runtime, known.container)
     if state is None:
         return True

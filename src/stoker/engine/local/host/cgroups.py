@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Tree:
+class CgroupTree:
     """Where groups may be made: a directory per controller (v1), or one for all (v2)."""
 
     version: int
@@ -91,7 +91,7 @@ def settings(version: int, controllers: Iterable[str], limits: Limits) -> list[t
     return [(controller, name, value) for controller, name, value in wanted if controller in have]
 
 
-def make(tree: Tree, name: str, limits: Limits) -> None:
+def make(tree: CgroupTree, name: str, limits: Limits) -> None:
     """Make a task's group and set its limits. May be repeated. Raises OSError when the kernel refuses."""
     for root in dict.fromkeys(tree.roots.values()):
         make_directory(Path(root, name))
@@ -229,7 +229,7 @@ def trusted(record: Any, group: str, mounts: Iterable[str]) -> dict[str, Any] | 
     return record
 
 
-def remember(file: Path, tree: Tree | None, keep: set[str]) -> None:
+def remember(file: Path, tree: CgroupTree | None, keep: set[str]) -> None:
     """Remove the groups of tasks that are no more, here and wherever earlier servers of this home made them.
 
     `file` holds those places: a server started from another session sits elsewhere in the tree.

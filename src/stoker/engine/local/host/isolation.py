@@ -42,7 +42,7 @@ class Isolation:
     cpu: str = AFFINITY
     pids: str = WATCHDOG
     gpu: str = VISIBLE_ONLY
-    tree: cgroups.Tree | None = None
+    tree: cgroups.CgroupTree | None = None
     """Where groups are made; None: no cgroups."""
     wrap: tuple[str, ...] = ()
     """Put before the fork server's command: a scope of the user's systemd, when that is where groups are made."""
@@ -83,7 +83,7 @@ def probe(home: Path, wanted: str = "auto") -> Isolation:
 
 
 def _assembled(
-    mode: str, tree: cgroups.Tree | None, wrap: tuple[str, ...], missing: dict[str, Missing]
+    mode: str, tree: cgroups.CgroupTree | None, wrap: tuple[str, ...], missing: dict[str, Missing]
 ) -> Isolation:
     have = tree.roots if tree is not None else {}
     name = f"cgroup v{tree.version}" if tree is not None else ""
@@ -193,7 +193,7 @@ def _namespace_fix() -> str:
 # -- cgroups -----------------------------------------------------------------------------------------------------
 
 
-def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.Tree | None, tuple[str, ...]]:
+def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.CgroupTree | None, tuple[str, ...]]:
     first, second = cgroup_paths.find(
         processes.read_text("/proc/self/mountinfo"), processes.read_text("/proc/self/cgroup")
     )
@@ -208,7 +208,7 @@ def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.Tree | Non
             problems[controller] = problem
     if roots:
         _explain(missing, problems, have=set(roots), version=1)
-        return cgroups.Tree(1, roots), ()
+        return cgroups.CgroupTree(1, roots), ()
     if second is not None and not any(controller in first for controller in cgroups.V2_CONTROLLERS):
         tree, wrap, problem = _second(second, name)
         if tree is not None and not wrap:
@@ -223,7 +223,7 @@ def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.Tree | Non
 
 def _try_v1(controller: str, root: str) -> str | None:
     """Make a group, set a limit, put a process into it. What went wrong; None: it works."""
-    trial = cgroups.Tree(1, {controller: root})
+    trial = cgroups.CgroupTree(1, {controller: root})
     name = f"probe-{os.getpid()}"
     try:
         cgroups.make(trial, name, cgroups.Limits(cpu=1.0, memory=64 << 20, pids=16))
@@ -234,7 +234,7 @@ def _try_v1(controller: str, root: str) -> str | None:
         cgroups.remove(trial.record(name))
 
 
-def _try_v2(tree: cgroups.Tree) -> str:
+def _try_v2(tree: cgroups.CgroupTree) -> str:
     """The same for version 2; empty: it works."""
     name = f"probe-{os.getpid()}"
     try:
@@ -256,7 +256,7 @@ def _try_joining(directory: str) -> str | None:
         child.communicate()
 
 
-def _second(own: str, name: str) -> tuple[cgroups.Tree | None, tuple[str, ...], str]:
+def _second(own: str, name: str) -> tuple[cgroups.CgroupTree | None, tuple[str, ...], str]:
     """Version 2: our own subtree if it was delegated, else a scope of systemd's, else, as root, the top."""
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}")
     ours = {os.getpid(), *_descendants(os.getpid())}
@@ -266,16 +266,16 @@ def _second(own: str, name: str) -> tuple[cgroups.Tree | None, tuple[str, ...], 
     scope = _scope()
     if scope is not None:
         # The fork server is born in the scope; the engine makes the groups beneath it once it is there.
-        return cgroups.Tree(2, {}), scope, ""
+        return cgroups.CgroupTree(2, {}), scope, ""
     top = cgroups.unified(processes.read_text("/proc/self/mountinfo"))
     if os.geteuid() == 0 and top is not None and top != own and delegate(top, name, ours) is None:
         return _tree_at(f"{top}/{name}"), (), ""
     return None, (), problem
 
 
-def _tree_at(root: str) -> cgroups.Tree:
+def _tree_at(root: str) -> cgroups.CgroupTree:
     have = processes.read_text(f"{root}/cgroup.controllers").split()
-    return cgroups.Tree(2, {name: root for name in cgroups.V2_CONTROLLERS if name in have})
+    return cgroups.CgroupTree(2, {name: root for name in cgroups.V2_CONTROLLERS if name in have})
 
 
 def delegate(own: str, name: str, ours: set[int]) -> str | None:

@@ -23,7 +23,7 @@ from stoker.engine.base import ASIDE_FOR
 from stoker.errors import EngineError
 from stoker.linux import idle_throttle
 from stoker.task import formats, layout
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 
 _DEPTH = 64
 _DISCARDED = ".removed"
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class TaskPlace:
     """Which task; the key everything about it is kept under."""
 
     run: str
@@ -43,7 +43,7 @@ class Place:
         return self.run, self.attempt, self.task
 
 
-def path_of(tasks: Path, place: Place) -> Path:
+def path_of(tasks: Path, place: TaskPlace) -> Path:
     """The directory of a task. Names that could lead elsewhere are refused."""
     for name in (place.run, place.task):
         if not _NAME.fullmatch(name):
@@ -88,7 +88,7 @@ def archive(directory: Path, incarnation: int) -> Path:
     return target
 
 
-def scan(tasks: Path, skip: Container[str] = ()) -> Iterator[tuple[Place, Path]]:
+def scan(tasks: Path, skip: Container[str] = ()) -> Iterator[tuple[TaskPlace, Path]]:
     """Every task directory there is, archived ones not included. What is not ours by its name is passed over, and
     so are the runs in `skip`."""
     for run in _directories(tasks):
@@ -98,18 +98,18 @@ def scan(tasks: Path, skip: Container[str] = ()) -> Iterator[tuple[Place, Path]]
             yield from scan_attempt(run.name, attempt)
 
 
-def scan_attempt(run: str, attempt: Path) -> Iterator[tuple[Place, Path]]:
+def scan_attempt(run: str, attempt: Path) -> Iterator[tuple[TaskPlace, Path]]:
     """The same for one attempt."""
     if attempt.name.isdecimal():
         for task in _directories(attempt):
             if _NAME.fullmatch(task.name):
-                yield Place(run, int(attempt.name), task.name), task
+                yield TaskPlace(run, int(attempt.name), task.name), task
 
 
 def read_info(directory: Path) -> formats.TaskInfo | None:
     """task.json, or None when it is missing or nonsense (a crash before it was written, a user who deleted it)."""
     try:
-        return NearTaskDir(str(directory)).info()
+        return LocalTaskDir(str(directory)).info()
     except (UnsafePath, OSError, TypeError):
         return None
 

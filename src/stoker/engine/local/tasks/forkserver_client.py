@@ -37,7 +37,7 @@ class DirectoryTaken(Exception):
     """A launcher that was asked for before has the directory: it is recorded there in a moment, or ends."""
 
 
-class ForkServer:
+class ForkServerClient:
     """Made inside the event loop that uses it. `close` ends the process; launchers stay."""
 
     def __init__(

@@ -21,11 +21,11 @@ from typing import Any
 
 from stoker.engine.local.host import processes
 from stoker.engine.local.host.processes import Identity
-from stoker.engine.local.tasks.directories import Place
+from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.settings import Home
 from stoker.task import formats, layout
 from stoker.task.formats import TaskInfo
-from stoker.task.local_directory import NearTaskDir, UnsafePath
+from stoker.task.local_directory import LocalTaskDir, UnsafePath
 
 _SUFFIX = ".json"
 _LAUNCHER = "stoker-launcher"
@@ -33,7 +33,7 @@ _LAUNCHER = "stoker-launcher"
 
 
 @dataclass(frozen=True)
-class Record:
+class TaskRecord:
     """One task, at the incarnation that was started last."""
 
     identity: Identity | None
@@ -41,20 +41,20 @@ class Record:
     container: str = ""
 
 
-class Records:
+class TaskRecords:
     """The records of one home. Any thread may call it; each record has one writer at a time."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def path(self, place: Place) -> Path:
+    def path(self, place: TaskPlace) -> Path:
         return self.directory / f"{place.run}.{place.attempt}.{place.task}{_SUFFIX}"
 
     def prepare(self) -> None:
         """The fork server writes into the directory and does not make it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def read(self, place: Place) -> Record | None:
+    def read(self, place: TaskPlace) -> TaskRecord | None:
         """None: no launcher was started. A record that cannot be read has no identity: a launcher was started, and it is
         not known which process it is."""
         try:
@@ -62,10 +62,10 @@ class Records:
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            return Record(None)
-        return _parsed(raw) if isinstance(raw, dict) else Record(None)
+            return TaskRecord(None)
+        return _parsed(raw) if isinstance(raw, dict) else TaskRecord(None)
 
-    def write(self, place: Place, identity: Identity, info: TaskInfo | None, container: str) -> None:
+    def write(self, place: TaskPlace, identity: Identity, info: TaskInfo | None, container: str) -> None:
         """For a launcher that the fork server of this version did not start. `info`: None where the engine knows it only
         from the task directory."""
         value = {"boot_id": identity.boot_id, "pid": identity.pid, "start_time": identity.start_time}
@@ -73,7 +73,7 @@ class Records:
         self.prepare()
         formats.write_json(str(self.path(place)), {**value, **more}, mode=0o600)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: TaskPlace) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.path(place).unlink()
 
@@ -84,7 +84,7 @@ class Records:
         except FileNotFoundError:
             return 0
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[TaskPlace]:
         """Every task that has a record."""
         try:
             names = os.listdir(self.directory)
@@ -94,7 +94,7 @@ class Records:
             run, _, rest = name.removesuffix(_SUFFIX).partition(".")
             attempt, _, task = rest.partition(".")
             if name.endswith(_SUFFIX) and attempt.isdecimal() and "." not in task:
-                yield Place(run, int(attempt), task)
+                yield TaskPlace(run, int(attempt), task)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Living:
 
 def launchers(home: Home) -> list[Living]:
     """Every launcher of this home that lives, for a command without an engine."""
-    records = Records(home.engine / "tasks")
+    records = TaskRecords(home.engine / "tasks")
     known = {
         home.tasks / place.run / str(place.attempt) / place.task: records.read(place)
         for place in records.places()
@@ -135,13 +135,13 @@ def end_holding(home: Home) -> None:
 
 def _has_ended(directory: Path) -> bool:
     try:
-        status = NearTaskDir(str(directory)).status()
+        status = LocalTaskDir(str(directory)).status()
     except (UnsafePath, OSError):
         return False
     return status is not None and status.phase == "ended"
 
 
-def of_earlier_version(directory: Path) -> Record | None:
+def of_earlier_version(directory: Path) -> TaskRecord | None:
     """engine.json in the task directory, where versions before this one kept the record. User code may have written it:
     a process that lives counts only if it holds the lock of the directory. A launcher whose record is lost is found by
     that lock too."""
@@ -157,21 +157,21 @@ def of_earlier_version(directory: Path) -> Record | None:
     for pid in holders:
         # Its guardian holds the lock too.
         if processes.read_text(f"/proc/{pid}/comm").strip() == _LAUNCHER:
-            return Record(processes.identity_of(pid), container=container)
-    return Record(None, container=container) if holders or raw is not None else None
+            return TaskRecord(processes.identity_of(pid), container=container)
+    return TaskRecord(None, container=container) if holders or raw is not None else None
 
 
 def _engine_json(directory: Path) -> dict[str, Any] | None:
     try:
-        raw = NearTaskDir(str(directory)).read(layout.ENGINE)
+        raw = LocalTaskDir(str(directory)).read(layout.ENGINE)
         value = json.loads(raw) if raw else None
     except (UnsafePath, OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else None
 
 
-def _parsed(raw: dict[str, Any]) -> Record:
+def _parsed(raw: dict[str, Any]) -> TaskRecord:
     info = None
     with contextlib.suppress(TypeError, ValueError):
         info = TaskInfo.from_json(raw["task"]) if isinstance(raw.get("task"), dict) else None
-    return Record(Identity.from_json(raw), info, str(raw.get("container") or ""))
+    return TaskRecord(Identity.from_json(raw), info, str(raw.get("container") or ""))

@@ -25,8 +25,8 @@ from stoker.engine.local.containers import commands
 from stoker.engine.local.host import cgroups, processes
 from stoker.engine.local.host.processes import Identity
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.directories import Place
-from stoker.engine.local.tasks.records import Record, Records, of_earlier_version
+from stoker.engine.local.tasks.directories import TaskPlace
+from stoker.engine.local.tasks.records import TaskRecord, TaskRecords, of_earlier_version
 from stoker.engine.local.tasks.task_info import group_name
 from stoker.task import layout
 from stoker.task.formats import TaskInfo
@@ -45,7 +45,7 @@ _PAUSE = 0.025
 class Known:
     """One task. Belongs to the event loop; `settle` may work on it in a thread while nothing else does."""
 
-    place: Place
+    place: TaskPlace
     path: str
     info: TaskInfo
     group: dict[str, Any] | None = None
@@ -78,19 +78,19 @@ class Known:
         return f"{self.path}/{layout.LOCK}"
 
 
-class Registry:
+class TaskRegistry:
     """Every task directory beneath `tasks`, with its launcher. Scans once, then follows.
 
     Only the engine makes task directories in a home, so a look at the top directory's time tells whether
     somebody else did.
     """
 
-    def __init__(self, tasks: Path, home_group: str, records: Records) -> None:
+    def __init__(self, tasks: Path, home_group: str, records: TaskRecords) -> None:
         self.tasks = tasks
         self.records = records
         self._home_group = home_group
         self._mounts = cgroups.mounts(processes.read_text("/proc/self/mountinfo"))
-        self._known: dict[Place, Known] = {}
+        self._known: dict[TaskPlace, Known] = {}
         self._attempts: dict[tuple[str, int], dict[str, Known]] = {}
         self._by_pidfd: dict[int, Known] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
@@ -99,7 +99,7 @@ class Registry:
     def __iter__(self) -> Iterator[Known]:
         return iter(list(self._known.values()))
 
-    def get(self, place: Place) -> Known | None:
+    def get(self, place: TaskPlace) -> Known | None:
         return self._known.get(place)
 
     def of(self, run: str, attempt: int) -> list[Known]:
@@ -126,11 +126,11 @@ class Registry:
 
     def refresh_attempt(self, run: str, attempt: int) -> list[Known]:
         """The same for one attempt: what an earlier server left of it."""
-        parent = directories.path_of(self.tasks, Place(run, attempt, "any")).parent
+        parent = directories.path_of(self.tasks, TaskPlace(run, attempt, "any")).parent
         places = directories.scan_attempt(run, parent)
         return [self.adopt(place, path) for place, path in places if place not in self._known]
 
-    def adopt(self, place: Place, path: Path) -> Known:
+    def adopt(self, place: TaskPlace, path: Path) -> Known:
         """Take up a task that an earlier server started."""
         record = self.records.read(place)
         if record is None or record.identity is None:
@@ -154,7 +154,7 @@ class Registry:
         known.unidentified = record is not None and record.identity is None
         return known
 
-    def _without_record(self, place: Place, path: Path) -> Record | None:
+    def _without_record(self, place: TaskPlace, path: Path) -> TaskRecord | None:
         """What an earlier version started, or a launcher whose record is lost. One that lives is recorded now: what user code
         writes later is not looked at again."""
         found = of_earlier_version(path)

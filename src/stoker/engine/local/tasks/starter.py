@@ -13,8 +13,13 @@ from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation
 from stoker.engine.local.host.processes import Identity
 from stoker.engine.local.tasks import directories
-from stoker.engine.local.tasks.forkserver_client import BUNDLES, DirectoryTaken, ForkServer, ForkServerDied
-from stoker.engine.local.tasks.records import Records
+from stoker.engine.local.tasks.forkserver_client import (
+    BUNDLES,
+    DirectoryTaken,
+    ForkServerClient,
+    ForkServerDied,
+)
+from stoker.engine.local.tasks.records import TaskRecords
 from stoker.engine.local.tasks.registry import Known
 from stoker.engine.local.tasks.task_info import group_name
 from stoker.errors import EngineError, EngineUnavailable
@@ -31,12 +36,14 @@ by itself, and with it those it has not told to go."""
 class Starter:
     """Belongs to one event loop. `probe` comes first."""
 
-    def __init__(self, settings: Settings, gpus: Gpus, open_files: tuple[int, int], records: Records) -> None:
+    def __init__(
+        self, settings: Settings, gpus: Gpus, open_files: tuple[int, int], records: TaskRecords
+    ) -> None:
         self._settings = settings
         self._records = records
         self._home = settings.home
         self._gpus = gpus
-        self._forks = ForkServer(self._home.engine, open_files=open_files, cover=cover_of(self._home))
+        self._forks = ForkServerClient(self._home.engine, open_files=open_files, cover=cover_of(self._home))
         self._scoped = 0
         self.isolation = Isolation()
 

@@ -7,14 +7,14 @@ import logging
 import signal
 
 from stoker.engine.change_feed import Key
-from stoker.engine.local.containers.tasks import Boxes
+from stoker.engine.local.containers.tasks import ContainerTasks
 from stoker.engine.local.host import processes
 from stoker.engine.local.tasks import registry
-from stoker.engine.local.tasks.directories import Place
-from stoker.engine.local.tasks.registry import Known, Registry
+from stoker.engine.local.tasks.directories import TaskPlace
+from stoker.engine.local.tasks.registry import Known, TaskRegistry
 from stoker.engine.local.tasks.watcher import Watcher
 from stoker.errors import EngineError, EngineUnavailable
-from stoker.task.local_directory import NearTaskDir
+from stoker.task.local_directory import LocalTaskDir
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ DEATH = 10.0
 """Seconds that a SIGKILL may take to show."""
 
 
-class Follower:
+class Terminator:
     """Belongs to one event loop; `begin` inside it."""
 
-    def __init__(self, tasks: Registry, boxes: Boxes) -> None:
+    def __init__(self, tasks: TaskRegistry, boxes: ContainerTasks) -> None:
         self._registry = tasks
         self._boxes = boxes
         self._watcher: Watcher | None = None
@@ -55,7 +55,7 @@ class Follower:
         self.watcher.hint(known.place.key())
 
     def _launcher_died(self, key: Key) -> None:
-        known = self._registry.get(Place(*key))
+        known = self._registry.get(TaskPlace(*key))
         if known is not None:
             known.ended = True
         if key in self._ends:
@@ -91,7 +91,7 @@ class Follower:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        directory = NearTaskDir(known.path)
+        directory = LocalTaskDir(known.path)
         told = 0.0
         while loop.time() < end:
             try:

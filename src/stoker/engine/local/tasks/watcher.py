@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker.engine.change_feed import Hints, Key
+from stoker.engine.change_feed import ChangeFeed, Key
 from stoker.linux.inotify import (
     IN_DONT_FOLLOW,
     IN_IGNORED,
@@ -55,7 +55,7 @@ class Watcher:
         self._died = died
         self._watched: dict[Key, _Watched] = {}
         self._by_number: dict[int, Key] = {}
-        self._readers: set[Hints] = set()
+        self._readers: set[ChangeFeed] = set()
         self._polling: asyncio.TimerHandle | None = None
         self.problem = ""
         """Why files are not watched; empty: they are."""
@@ -66,12 +66,12 @@ class Watcher:
             self._inotify = None
             self._complain(exc)
 
-    def subscribe(self) -> Hints:
-        hints = Hints()
+    def subscribe(self) -> ChangeFeed:
+        hints = ChangeFeed()
         self._readers.add(hints)
         return hints
 
-    def unsubscribe(self, hints: Hints) -> None:
+    def unsubscribe(self, hints: ChangeFeed) -> None:
         self._readers.discard(hints)
 
     def add(self, key: Key, directory: str, pidfd: int | None) -> None:
