@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.checkpoints.salvage import staged_of
+from stoker.control.startup.salvage import staged_of
 from stoker.engine.kubernetes.courier_client import RemoteTaskDir
 from stoker.errors import BlobDamaged
 from stoker.launcher.checkpoints.scanner import Scanner

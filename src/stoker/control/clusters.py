@@ -89,7 +89,7 @@ class Clusters:
         rows = {row.name: row for row in self._store.clusters()}
 
         async def look() -> list[dict[str, Any]]:
-            return [self._view(name, rows.get(name)) for name in self._loop.fleet.names]
+            return [self._view(name, rows.get(name)) for name in self._loop.context.fleet.names]
 
         return self._loop.ask(look)
 
@@ -97,7 +97,7 @@ class Clusters:
         """What works and what does not, each with what to do about it."""
 
         async def look() -> list[dict[str, Any]]:
-            engine = self._loop.fleet.member(name).engine
+            engine = self._loop.context.fleet.member(name).engine
             if not isinstance(engine, Shows):
                 return [{"name": "reachable", "ok": True, "text": "this machine", "hint": ""}]
             return [dict(found) for found in await engine.check()]
@@ -105,11 +105,11 @@ class Clusters:
         return self._loop.ask(look, timeout=120.0)
 
     def _view(self, name: str, row: ClusterRow | None) -> dict[str, Any]:
-        member = self._loop.fleet.member(name)
+        member = self._loop.context.fleet.member(name)
         nodes = member.nodes
         return {
             "name": name,
-            "default": name == self._loop.fleet.default,
+            "default": name == self._loop.context.fleet.default,
             "reachable": member.known and member.trouble is None,
             "trouble": member.trouble,
             "nodes": len(nodes),
@@ -118,7 +118,7 @@ class Clusters:
             "memory": sum(node.memory for node in nodes),
             "gpus": sum(len(node.gpus) for node in nodes),
             "runs": sum(
-                live.attempt is not None and live.engine == name for live in self._loop.runs.values()
+                live.attempt is not None and live.engine == name for live in self._loop.context.runs.values()
             ),
             "calls": dict(getattr(member.engine, "calls", {})),
             "config": dict(row.config) if row else {},

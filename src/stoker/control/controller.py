@@ -14,7 +14,7 @@ from stoker.blobs import BlobStore
 from stoker.control import run_secrets
 from stoker.control.clusters import Backend, Clusters
 from stoker.control.diagnosis import dry_run, readiness, why
-from stoker.control.fleet import Fleet, Wait, attempt_of, plan_of
+from stoker.control.fleet import Fleet, Wait
 from stoker.control.image_metadata import ImageMetadata
 from stoker.control.loop import ControlLoop
 from stoker.control.notifier import Notifier
@@ -23,6 +23,7 @@ from stoker.control.run_secrets import check as check_secrets
 from stoker.control.runs import debug_hold
 from stoker.control.runs import resize as resizing
 from stoker.control.runs.resize import impossible
+from stoker.control.startup.attempt_spec import attempt_of, plan_of
 from stoker.control.state import LiveTask
 from stoker.engine.base import Drills, Engine, Shows
 from stoker.errors import Conflict, NotFound, Refused, StokerError
@@ -54,9 +55,9 @@ class Controller:
         self._settings = settings
         self._store = store
         self._blobs = blobs
-        self._hub = Notifier()
+        self._notifier = Notifier()
         self._fleet = Fleet([engine], settings.server.cluster or None)
-        self._loop = ControlLoop(settings, store, blobs, self._fleet, self._hub)
+        self._loop = ControlLoop(settings, store, blobs, self._fleet, self._notifier)
         self._imaging = ImageMetadata(settings)
         self.clusters = Clusters(store, self._loop, backend)
         for one in self.clusters.engines():
@@ -168,7 +169,7 @@ class Controller:
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
         row = self._want(run_id, "kill" if kill else "stop", by)
         if RunState(row.state).terminal:
-            self._loop.ask(lambda: debug_hold.let_go(self._loop, run_id))
+            self._loop.ask(lambda: debug_hold.let_go(self._loop.context, run_id, self._loop.cleanup.begin))
         return row
 
     def suspend(self, run_id: str, *, by: str) -> RunRow:
@@ -194,7 +195,7 @@ class Controller:
         )
         if created:
             self._loop.notify(row)
-            self._hub.publish(run_id)
+            self._notifier.publish(run_id)
         return row, created
 
     def drill(self, run_id: str, how: str, task: str | None = None) -> str:
@@ -234,7 +235,7 @@ class Controller:
 
     def _wait(self, run_id: str) -> Wait | None:
         async def ask() -> Wait | None:
-            live = self._loop.runs.get(run_id)
+            live = self._loop.context.runs.get(run_id)
             return live.wait if live is not None else None
 
         return self._loop.ask(ask)
@@ -243,7 +244,7 @@ class Controller:
         """Who is there of those of them that have several tasks: one visit to the loop for a whole page."""
 
         async def ask() -> dict[str, readiness.Readiness]:
-            lives = [live for run_id in run_ids if (live := self._loop.runs.get(run_id)) is not None]
+            lives = [live for run_id in run_ids if (live := self._loop.context.runs.get(run_id)) is not None]
             found = ((live.id, readiness.muster(live)) for live in lives)
             return {run_id: one for run_id, one in found if one is not None}
 
@@ -255,22 +256,22 @@ class Controller:
     def resize(self, run_id: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
         """Give a run more or less. Says how: in place, or by checkpoint and restart."""
         return self._loop.ask(
-            lambda: resizing.resize(self._loop, run_id, cpu=cpu, memory=memory), timeout=60.0
+            lambda: resizing.resize(self._loop.context, run_id, cpu=cpu, memory=memory), timeout=60.0
         )
 
     def scale(self, run_id: str, workers: int) -> dict[str, Any]:
         """Another number of workers for an elastic run."""
-        return self._loop.ask(lambda: elastic.scale(self._loop, run_id, workers), timeout=60.0)
+        return self._loop.ask(lambda: elastic.scale(self._loop.context, run_id, workers), timeout=60.0)
 
     def shell(self, run_id: str, task: str | None = None) -> dict[str, Any]:
         """How a person on the server's machine gets into one of the run's tasks, where there still is one."""
-        return self._loop.ask(lambda: debug_hold.shell(self._loop, run_id, task), timeout=60.0)
+        return self._loop.ask(lambda: debug_hold.shell(self._loop.context, run_id, task), timeout=60.0)
 
     def unknown(self) -> list[dict[str, Any]]:
         """Runs that this home has had, or that run, and the database does not know: `{id, name, t, tasks}`."""
 
         async def ask() -> dict[str, list[dict[str, Any]]]:
-            return self._loop.strangers.running()
+            return self._loop.unknown_tasks.running()
 
         try:
             running = self._loop.ask(ask)
@@ -298,7 +299,7 @@ class Controller:
         home_contents.forget(self._settings.home, wanted, time.time())
 
         async def end() -> None:
-            self._loop.spawn(self._loop.strangers.end(frozenset(wanted)))
+            self._loop.spawn(self._loop.unknown_tasks.end(frozenset(wanted)))
 
         self._loop.ask(end)
         self._loop.sweeper.look()
@@ -311,7 +312,7 @@ class Controller:
         """Places in the queue, from 1, of those of them that wait: one visit to the loop for a whole page."""
 
         async def ask() -> dict[str, int]:
-            found = ((run_id, self._loop.scheduler.position(run_id)) for run_id in run_ids)
+            found = ((run_id, self._loop.context.scheduler.position(run_id)) for run_id in run_ids)
             return {run_id: place for run_id, place in found if place is not None}
 
         try:
@@ -322,10 +323,10 @@ class Controller:
     # -- changes ---------------------------------------------------------------------------------------------
 
     def version(self, run_id: str) -> int:
-        return self._hub.version(run_id)
+        return self._notifier.version(run_id)
 
     async def changed(self, run_id: str, seen: int, timeout: float) -> int:
-        return await self._hub.changed(run_id, seen, timeout)
+        return await self._notifier.changed(run_id, seen, timeout)
 
     # -- machines --------------------------------------------------------------------------------------------
 
@@ -333,7 +334,7 @@ class Controller:
         return self._loop.ask(self._nodes)
 
     async def _nodes(self) -> list[dict[str, Any]]:
-        return node_report.nodes(self._loop)
+        return node_report.nodes(self._loop.context, self._loop.node_health)
 
     # -- how -------------------------------------------------------------------------------------------------
 
@@ -353,7 +354,7 @@ class Controller:
         names = tuple(member.name for member in members)
         asks = tuple(self._fleet.asks(job).values())
         needed = asks[: len(asks) - (job.workers.max - job.workers.min)]
-        verdict = self._loop.scheduler.can_ever_fit(needed, domains=names)
+        verdict = self._loop.context.scheduler.can_ever_fit(needed, domains=names)
         if not verdict.ok:
             raise Refused(
                 f"this can never start here: {impossible(verdict)}",
@@ -410,10 +411,10 @@ class Controller:
 
     def _explain(self, run_id: str) -> Explanation | None:
         async def ask() -> Explanation | None:
-            live = self._loop.runs.get(run_id)
+            live = self._loop.context.runs.get(run_id)
             if live is None or live.state is not RunState.QUEUED or live.due() > 0:
                 return None
-            return self._loop.scheduler.explain(run_id)
+            return self._loop.context.scheduler.explain(run_id)
 
         try:
             return self._loop.ask(ask)
@@ -421,7 +422,7 @@ class Controller:
             return None
 
     async def _hurt(self, run_id: str, how: str, task: str | None) -> str:
-        live = self._loop.runs.get(run_id)
+        live = self._loop.context.runs.get(run_id)
         if live is None or live.attempt is None or not live.launched:
             raise Conflict(f"{run_id} is not running any more")
         if how == "preempt":

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stoker.control.startup.orders import image_of
-from stoker.engine.base import Attempt, Engine, Needs, Node, Observation, Presence, TaskPlan
+from stoker.engine.base import Engine, Needs, Node, Observation, Presence
 from stoker.errors import EngineUnavailable, NotFound, Refused
 from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Ask, NodeShape, Place, Request
-from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.roles import RoleTasks
 from stoker.store.rows import RunRow
 from stoker.task.fencing import TaskSight, Vigil
-
-if TYPE_CHECKING:
-    from stoker.control.state import LiveTask
 
 LOCAL = "local"
 ANY = "any"
@@ -219,48 +214,6 @@ class Fleet:
     def isolation(self, engine: str, node: str) -> dict[str, str]:
         found = self.node(engine, node)
         return dict(found.isolation) if found else {}
-
-
-# -- attempts --------------------------------------------------------------------------------------------------
-
-
-def attempt_of(
-    run: RunRow,
-    job: Job,
-    number: int,
-    plans: Sequence[TaskPlan],
-    secrets: Mapping[str, str],
-) -> Attempt:
-    return Attempt(
-        run=run.id,
-        number=number,
-        tasks=tuple(plans),
-        job=job,
-        secrets=dict(secrets),
-        image=run.record.get("image") or {},
-        labels={"name": run.name, "project": run.project, "user": run.user},
-    )
-
-
-def plan_of(run: RunRow, task: LiveTask, node: str, settings: Settings) -> TaskPlan:
-    """`node`: the engine's own name of it."""
-    resources = task.part.job.resources
-    return TaskPlan(
-        name=task.name,
-        role=task.part.role,
-        index=task.index,
-        incarnation=task.incarnation,
-        node=node,
-        cpu=resources.cpu,
-        memory=resources.memory,
-        gpus=tuple(task.place["gpus"]),
-        log_budget=settings.logs.budget,
-        log_segment=settings.logs.segment,
-        job=task.part.job,
-        image=image_of(run, task.part),
-        given_up=task.replaced_silent,
-        started=task.had_order,
-    )
 
 
 def sight(seen: Observation, job: Job) -> TaskSight:

@@ -19,32 +19,32 @@ from typing import Any, TypeVar
 from stoker.blobs import BlobStore
 from stoker.control import maintenance
 from stoker.control.committer import Committer
-from stoker.control.fleet import Fleet
-from stoker.control.ingest.checkpoint_transfer import Abandoned, CheckpointTransfers
+from stoker.control.context import Context
+from stoker.control.fleet import Fleet, FleetMember
+from stoker.control.ingest.checkpoint_transfer import Abandoned
 from stoker.control.ingest.installed_packages import InstalledPackages
 from stoker.control.logs.reader import LogArchive
 from stoker.control.notifier import Notifier
 from stoker.control.placement.admission import Admission
 from stoker.control.placement.engine_watcher import EngineWatcher
 from stoker.control.placement.node_health import NodeHealth
-from stoker.control.runs import adoption, debug_hold
+from stoker.control.placement.unknown_tasks import UnknownTasks
+from stoker.control.policy import hold
+from stoker.control.runs import debug_hold
+from stoker.control.runs.cleanup import Cleanup
 from stoker.control.runs.reconcile import Reconciler
-from stoker.control.runs.unknown_tasks import UnknownTasks
+from stoker.control.startup import adoption
 from stoker.control.startup.attempt_launcher import AttemptLauncher
 from stoker.control.state import LiveRun, LiveTask, numbers_of
 from stoker.engine.base import Engine, Observation
 from stoker.errors import Conflict, EngineError, EngineUnavailable, StoreError
 from stoker.frameworks.roles import parts_of
-from stoker.scheduling import Scheduler
 from stoker.settings import Settings
 from stoker.spec import Job
 from stoker.spec.states import RunState
 from stoker.store import Store
 from stoker.store.rows import (
-    AddEvent,
     AttemptRow,
-    Change,
-    EventRow,
     RunRow,
 )
 
@@ -73,20 +73,30 @@ class ControlLoop:
     to the loop's."""
 
     def __init__(
-        self, settings: Settings, store: Store, blobs: BlobStore, fleet: Fleet, hub: Notifier
+        self, settings: Settings, store: Store, blobs: BlobStore, fleet: Fleet, notifier: Notifier
     ) -> None:
-        self.settings = settings
-        self.store = store
-        self.blobs = blobs
-        self.fleet = fleet
-        self.hub = hub
+        self.context = ctx = Context(
+            settings=settings,
+            store=store,
+            blobs=blobs,
+            fleet=fleet,
+            notifier=notifier,
+            wakeups=self,
+            archive=LogArchive(settings.home),
+            packages=InstalledPackages(store),
+            committer=Committer(store),
+        )
         self.trouble: str | None = None
         """Why nothing is being decided at the moment; None when all is well."""
-        self.runs: dict[str, LiveRun] = {}
-        self.scheduler = Scheduler()
-        self.committer = Committer(store)
-        self.seating = Admission(self)
-        self.suspects = NodeHealth(self)
+        self.node_health = NodeHealth(ctx)
+        self.unknown_tasks = UnknownTasks(ctx)
+        self.cleanup = Cleanup(ctx)
+        self.backups = maintenance.Backups(settings, store)
+        self.sweeper = maintenance.Sweeper(store, blobs, settings.home, ctx.dropped)
+        self._admission = Admission(ctx)
+        self._reconciler = Reconciler(
+            ctx, AttemptLauncher(settings, store, blobs), self.node_health, self.cleanup
+        )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -95,18 +105,8 @@ class ControlLoop:
         self._loaded = False
         """Whether this session knows all runs there are: what is said of one before that is heard after it."""
         self._schedule = asyncio.Event()
-        self._attendants: dict[str, EngineWatcher] = {}
+        self._watchers: dict[str, EngineWatcher] = {}
         self._notices: list[RunRow] = []
-        self._steps = Reconciler(self, AttemptLauncher(settings, store, blobs))
-        self.cleaning: set[tuple[str, int]] = set()
-        self.kept: dict[str, AttemptRow] = {}
-        """By run: attempts that failed and are left for a look."""
-        self.archive = LogArchive(settings.home)
-        self.packages = InstalledPackages(store)
-        self.carriers = CheckpointTransfers()
-        self.backups = maintenance.Backups(settings, store)
-        self.sweeper = maintenance.Sweeper(store, blobs, settings.home)
-        self.strangers = UnknownTasks(self)
 
     # -- from any thread -------------------------------------------------------------------------------------
 
@@ -119,8 +119,8 @@ class ControlLoop:
         if self._loop is not None and self._stopping is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=30)
-        self.packages.shutdown()
-        self.seating.close()
+        self.context.packages.shutdown()
+        self.context.ports.close()
 
     def notify(self, row: RunRow) -> None:
         """A run was submitted or people want something else of it."""
@@ -150,7 +150,7 @@ class ControlLoop:
             except* Exception as group:  # whatever it is: a server that decides nothing any more helps nobody
                 log.exception("unexpected trouble")
                 delay = await self._begin_again(f"unexpected trouble: {_first(group)}", delay, began)
-        for member in self.fleet:
+        for member in self.context.fleet:
             await member.engine.close()
 
     async def _begin_again(self, trouble: str, delay: float, began: float) -> float:
@@ -174,56 +174,51 @@ class ControlLoop:
             await self._attend()
         finally:
             self._session, self._loaded = None, False
-            self.carriers.close()
+            self.context.transfers.close()
 
     async def _attend(self) -> None:
         assert self._stopping is not None
         async with asyncio.TaskGroup() as group:
             self._session = group
-            group.create_task(self.committer.run())
-            for member in self.fleet:
-                self._attendants[member.name] = EngineWatcher(self, member)
-                self._attendants[member.name].begin(group)
+            group.create_task(self.context.committer.run())
+            for member in self.context.fleet:
+                self._watchers[member.name] = self._watcher(member)
+                self._watchers[member.name].begin(group)
             await self._load()
-            group.create_task(self.seating.watch(self._schedule))  # not before all who hold a place are known
+            group.create_task(
+                self._admission.watch(self._schedule)
+            )  # not before all who hold a place are known
             self.trouble = None
             self._ready.set()
-            for attendant in self._attendants.values():
-                attendant.attend(group)
+            for watcher in self._watchers.values():
+                watcher.attend(group)
             group.create_task(self._tick())
             group.create_task(self.backups.run())
             group.create_task(self.sweeper.run())
             await self._stopping.wait()
-            working = [live.working for live in self.runs.values() if live.working is not None]
+            working = [live.working for live in self.context.runs.values() if live.working is not None]
             if working:
                 await asyncio.wait(working, timeout=_LAST_STEPS)
-            self.carriers.close()  # before those are waited for who wait for them
+            self.context.transfers.close()  # before those are waited for who wait for them
             raise _Over
 
     def _forget(self) -> None:
-        for live in self.runs.values():
-            if live.timer is not None:
-                live.timer.cancel()
-        self.runs.clear()
-        self.cleaning.clear()
-        self.kept.clear()
-        self.carriers = CheckpointTransfers()
-        self.scheduler = Scheduler()
-        self.scheduler.set_nodes(self.suspects.trusted())
-        self.committer = Committer(self.store)
+        self.context.begin_session()
+        self.cleanup.begin_session()
+        self.context.scheduler.set_nodes(self.node_health.trusted())
         self._schedule = asyncio.Event()
-        self._attendants = {}
+        self._watchers = {}
 
     async def _load(self) -> None:
         # The machine itself always answers; a cluster may be away for hours, and its runs are loaded all the same.
-        await self._attendants[self.fleet.home].known.wait()
-        for attempt in await asyncio.to_thread(self.store.unfinished_attempts):
+        await self._watchers[self.context.fleet.home].known.wait()
+        for attempt in await asyncio.to_thread(self.context.store.unfinished_attempts):
             if attempt.state == "ended" and not attempt.removed:
                 await self._left(attempt)
         seen = await self._first_look()
-        rows = await asyncio.to_thread(self.store.live)
-        for row in [*rows, *await adoption.resumed(self, {row.id for row in rows}, seen)]:
-            row = await adoption.adopt_newer(self, row, Job.from_json(row.job), seen.get(row.id, ()))
+        rows = await asyncio.to_thread(self.context.store.live)
+        for row in [*rows, *await adoption.resumed(self.context, {row.id for row in rows}, seen)]:
+            row = await adoption.adopt_newer(self.context, row, Job.from_json(row.job), seen.get(row.id, ()))
             await self._adopt(row, seen.get(row.id, ()))
         self._loaded = True
         notices, self._notices = self._notices, []
@@ -233,7 +228,7 @@ class ControlLoop:
 
     async def _first_look(self) -> dict[str, list[Observation]]:
         """What is there on this machine, by run, before anything is decided: a restored database may know less."""
-        engine = self.fleet.engine(self.fleet.home)
+        engine = self.context.fleet.engine(self.context.fleet.home)
         found: dict[str, list[Observation]] = {}
         try:
             for one in await engine.observe():
@@ -244,15 +239,15 @@ class ControlLoop:
 
     async def _adopt(self, row: RunRow, seen: Sequence[Observation]) -> None:
         live = self._made(row)
-        self.runs[row.id] = live
+        self.context.runs[row.id] = live
         if live.state.holds:
-            attempt = await asyncio.to_thread(self.store.attempt, row.id, row.attempt)
+            attempt = await asyncio.to_thread(self.context.store.attempt, row.id, row.attempt)
             attempt = adoption.at_newest_incarnations(attempt, seen)
             live.begin(attempt)
             leaving = [place["number"] for place in attempt.placement.values() if place.get("leaving")]
-            request = self.fleet.request(row, live.job)
-            self.scheduler.adopt(request, live.places, numbers_of(attempt), leaving)
-            self.seating.adopt(live, attempt)
+            request = self.context.fleet.request(row, live.job)
+            self.context.scheduler.adopt(request, live.places, numbers_of(attempt), leaving)
+            self._admission.adopt(live, attempt)
         self.kick(live)
 
     def _made(self, row: RunRow) -> LiveRun:
@@ -261,21 +256,21 @@ class ControlLoop:
 
     async def _left(self, attempt: AttemptRow) -> None:
         """An ended attempt whose tasks are still there."""
-        if debug_hold.is_kept(attempt):
-            row = await asyncio.to_thread(self.store.run, attempt.run)
-            debug_hold.keep(self, row, Job.from_json(row.job), attempt)
+        if hold.is_kept(attempt):
+            row = await asyncio.to_thread(self.context.store.run, attempt.run)
+            debug_hold.keep(self.context, row, Job.from_json(row.job), attempt, self.cleanup.begin)
         else:
-            self.clean(attempt)
+            self.cleanup.begin(attempt)
 
     def _take_notice(self, row: RunRow) -> None:
         if not self._loaded:
             self._notices.append(row)
             return
-        live = self.runs.get(row.id)
+        live = self.context.runs.get(row.id)
         if live is None:
             if row.state != RunState.QUEUED:
                 return
-            live = self.runs[row.id] = self._made(row)
+            live = self.context.runs[row.id] = self._made(row)
         else:
             live.update(desired=row.desired)
         self.kick(live)
@@ -285,7 +280,7 @@ class ControlLoop:
     def kick(self, live: LiveRun, task: str = "") -> None:
         """There may be something to do for this run: something new in one task, or in any. Not for one that this session
         does not know, or not any more."""
-        if self.runs.get(live.id) is not live:
+        if self.context.runs.get(live.id) is not live:
             return
         for one in [live.tasks[task]] if task in live.tasks else live.tasks.values():
             one.touched = True
@@ -302,7 +297,7 @@ class ControlLoop:
         try:
             while live.dirty:
                 live.dirty = False
-                await self._steps.step(live)
+                await self._reconciler.step(live)
         except StoreError:
             raise
         except EngineUnavailable as exc:
@@ -315,7 +310,7 @@ class ControlLoop:
             self.kick_later(live, 5.0)
         finally:
             live.working = None
-            if live.dirty and live.id in self.runs and live.timer is None:
+            if live.dirty and live.id in self.context.runs and live.timer is None:
                 self.kick(live)
 
     def _begin_task(
@@ -346,16 +341,19 @@ class ControlLoop:
     def schedule_soon(self) -> None:
         self._schedule.set()
 
+    def _watcher(self, member: FleetMember) -> EngineWatcher:
+        return EngineWatcher(self.context, member, self.unknown_tasks, self.cleanup.is_unknown)
+
     def observe_from_anywhere(self) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.observe_soon)
 
     def observe_soon(self) -> None:
-        for attendant in self._attendants.values():
-            attendant.observe.set()
+        for watcher in self._watchers.values():
+            watcher.observe.set()
 
     def nodes_changed(self) -> None:
-        self.scheduler.set_nodes(self.suspects.trusted())
+        self.context.scheduler.set_nodes(self.node_health.trusted())
         self.schedule_soon()
 
     # -- engines ---------------------------------------------------------------------------------------------
@@ -363,17 +361,19 @@ class ControlLoop:
     async def join(self, engine: Engine) -> None:
         """An engine more, or the same one set up anew."""
         await self._leave(engine.name)
-        member = self.fleet.add(engine)
+        member = self.context.fleet.add(engine)
         if self._session is not None:
-            attendant = self._attendants[engine.name] = EngineWatcher(self, member)
-            attendant.begin(self._session)
+            watcher = self._watchers[engine.name] = self._watcher(member)
+            watcher.begin(self._session)
             if self._loaded:
-                attendant.attend(self._session)
+                watcher.attend(self._session)
         self._requeue()
 
     async def part(self, name: str) -> None:
         """An engine less. Conflict while runs are on it."""
-        here = [live.id for live in self.runs.values() if live.attempt is not None and live.engine == name]
+        here = [
+            live.id for live in self.context.runs.values() if live.attempt is not None and live.engine == name
+        ]
         if here:
             raise Conflict(
                 f"{len(here)} run(s) are on cluster {name}: {', '.join(sorted(here)[:5])}",
@@ -384,38 +384,27 @@ class ControlLoop:
         self._requeue()
 
     async def _leave(self, name: str) -> None:
-        attendant = self._attendants.pop(name, None)
-        if attendant is not None:
-            attendant.leave()
-        member = self.fleet.discard(name)
+        watcher = self._watchers.pop(name, None)
+        if watcher is not None:
+            watcher.leave()
+        member = self.context.fleet.discard(name)
         if member is not None:
             await member.engine.close()
 
     def _requeue(self) -> None:
         """Where runs may go has changed."""
-        for live in self.runs.values():
-            if live.state is RunState.QUEUED and not self.scheduler.holds(live.id):
+        for live in self.context.runs.values():
+            if live.state is RunState.QUEUED and not self.context.scheduler.holds(live.id):
                 self.kick(live)
-
-    def say_waiting(self, live: LiveRun, text: str) -> None:
-        self.spawn(self.note([AddEvent(EventRow(live.id, time.time(), "waiting", text))]))
-        self.hub.publish(live.id)
-
-    async def note(self, changes: list[Change]) -> None:
-        await self.committer.commit(changes)
-
-    def orphan(self, observation: Observation) -> bool:
-        """Whether the database does not know it."""
-        return self._steps.orphan(observation)
 
     # -- time ------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         """What no event announces: a launcher that does not stop."""
         while True:
-            await asyncio.sleep(self.settings.control.poll)
+            await asyncio.sleep(self.context.settings.control.poll)
             now = time.monotonic()
-            for live in list(self.runs.values()):
+            for live in list(self.context.runs.values()):
                 late = [
                     task
                     for task in live.tasks.values()
@@ -432,17 +421,11 @@ class ControlLoop:
             task.forced = True
         try:
             names = [task.name for task in late]
-            await self.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0), tasks=names)
+            await self.context.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0), tasks=names)
         except EngineError:
             for task in late:
                 task.forced = False  # whatever ends it, it is not we
             raise
-
-    def clean(self, attempt: AttemptRow) -> None:
-        """Remove what the engine still holds of an ended attempt."""
-        if self._session is not None and (attempt.run, attempt.number) not in self.cleaning:
-            self.cleaning.add((attempt.run, attempt.number))
-            self._begin_task(self._steps.clean(attempt))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -61,12 +61,12 @@ class Sweeper:
     That sweep takes what the database does not know for garbage. So there is none while the home has had runs that the
     database does not know: they are `unknown`, until somebody says that they may be forgotten."""
 
-    def __init__(self, store: Store, blobs: BlobStore, home: Home) -> None:
+    def __init__(self, store: Store, blobs: BlobStore, home: Home, dropped: set[str]) -> None:
+        """`dropped`: trees of checkpoints that are not kept any more. Others add to it."""
         self._store = store
         self._blobs = blobs
         self._home = home
-        self.dropped: set[str] = set()
-        """Trees of checkpoints that are not kept any more."""
+        self._dropped = dropped
         self.unknown: list[dict[str, Any]] = []
         """`{"id", "name"?, "t"?}` of each, as the last look found them. Replaced as a whole, never changed."""
 
@@ -76,9 +76,10 @@ class Sweeper:
         while True:
             await asyncio.sleep(_FREE_EVERY)
             try:
-                if self.dropped:
-                    trees, self.dropped = self.dropped, set()
-                    self.dropped |= await asyncio.to_thread(self._free, trees)
+                if self._dropped:
+                    trees = set(self._dropped)
+                    self._dropped -= trees
+                    self._dropped |= await asyncio.to_thread(self._free, trees)
                 if time.monotonic() - last > _SWEEP_EVERY:
                     last = time.monotonic()
                     await asyncio.to_thread(self.sweep)

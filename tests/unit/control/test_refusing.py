@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 from stoker.control.checkpoints import refusals as refusing
-from stoker.control.checkpoints import salvage
 from stoker.control.runs import debug_hold
+from stoker.control.startup import salvage
 from stoker.engine.base import ASIDE_FOR
 from stoker.spec import refusals
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow

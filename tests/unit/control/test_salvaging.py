@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.blobs import BlobStore
-from stoker.control.checkpoints.salvage import Salvage, carried, over, remove, staged_of
 from stoker.control.ingest.redaction import NOTHING
+from stoker.control.startup.salvage import Salvage, carried, over, remove, staged_of
 from stoker.errors import NotFound
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, CheckpointRow
 from stoker.task import layout

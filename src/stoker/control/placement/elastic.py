@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stoker.control.context import Context
+from stoker.control.placement import places
 from stoker.control.policy.outcome import Outcome
 from stoker.control.state import LiveRun, LiveTask, tasks_of
 from stoker.errors import Conflict, Refused
@@ -22,16 +24,13 @@ from stoker.spec.roles import WORKER
 from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
-
 WANTED = "workers_wanted"
 """In a run's record: how many workers a person asked for with `scale`."""
 
 
-async def scale(loop: ControlLoop, run: str, workers: int) -> dict[str, Any]:
+async def scale(ctx: Context, run: str, workers: int) -> dict[str, Any]:
     """{"from", "to", "text"}. The run itself follows when there is room, and at a checkpoint."""
-    live = loop.runs.get(run)
+    live = ctx.runs.get(run)
     if live is None or live.state is RunState.STOPPING:
         raise Conflict(f"{run} is not waiting or running", hint="Only a run that is not over can be scaled.")
     limits = live.job.workers
@@ -48,7 +47,7 @@ async def scale(loop: ControlLoop, run: str, workers: int) -> dict[str, Any]:
     now = sum(task.part.role == WORKER for task in live.tasks.values())
     text = f"wants {workers} workers" + (f", has {now}" if now else "")
     record = {**live.row.record, WANTED: workers}
-    await loop.committer.commit(
+    await ctx.committer.commit(
         [
             UpdateRun(live.id, {"record": record}),
             AddEvent(EventRow(live.id, time.time(), "scaled", text, {"workers": workers})),
@@ -56,22 +55,22 @@ async def scale(loop: ControlLoop, run: str, workers: int) -> dict[str, Any]:
     )
     live.update(record=record)
     if live.attempt is None:
-        loop.kick(live)
+        ctx.wakeups.kick(live)
     else:
-        loop.scheduler.resize_gang(live.id, loop.fleet.size(live.row, live.job) or 0)
-        loop.scheduler.may_grow(live.id, True)
-        loop.schedule_soon()
-    loop.hub.publish(live.id)
+        ctx.scheduler.resize_gang(live.id, ctx.fleet.size(live.row, live.job) or 0)
+        ctx.scheduler.may_grow(live.id, True)
+        ctx.wakeups.schedule_soon()
+    ctx.notifier.publish(live.id)
     return {"from": now, "to": workers, "text": text}
 
 
-async def grow(loop: ControlLoop, live: LiveRun, decision: Grow) -> None:
+async def grow(ctx: Context, live: LiveRun, decision: Grow) -> None:
     """Ask for the tasks that join. The world goes on without them until they are up."""
     assert live.attempt is not None
     placement = dict(live.attempt.placement)
-    names = loop.fleet.task_names(live.job)
-    fresh = loop.seating.placement(
-        live, live.engine, dict(zip(decision.indexes, decision.places, strict=True))
+    names = ctx.fleet.task_names(live.job)
+    fresh = places.place_tasks(
+        ctx, live, live.engine, dict(zip(decision.indexes, decision.places, strict=True))
     )
     for name, place in fresh.items():
         # No task was ever replaced more often than its world began anew: this number is new to the engine.
@@ -81,16 +80,16 @@ async def grow(loop: ControlLoop, live: LiveRun, decision: Grow) -> None:
         if left is not None and left.given_up:
             placement[name]["given_up"] = True
     text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
-    await _place(loop, live, placement, "growing", text)
+    await _place(ctx, live, placement, "growing", text)
     for name, task in tasks_of(live.parts, live.attempt).items():
         if name in fresh:
             live.tasks[name] = task
     _sort(live)
     live.submitted = False
-    loop.kick(live)
+    ctx.wakeups.kick(live)
 
 
-async def shrink(loop: ControlLoop, live: LiveRun, decision: Shrink) -> None:
+async def shrink(ctx: Context, live: LiveRun, decision: Shrink) -> None:
     """Some tasks are wanted back: the world goes on without them from its next checkpoint."""
     assert live.attempt is not None
     numbers = set(decision.indexes)
@@ -99,7 +98,7 @@ async def shrink(loop: ControlLoop, live: LiveRun, decision: Shrink) -> None:
     text = f"{', '.join(task.name for task in leaving)} is given back{for_whom}"
     early = [task for task in leaving if task.joining]
     if early:
-        await drop(loop, live, early, text)
+        await drop(ctx, live, early, text)
     late = [task for task in leaving if not task.joining]
     if not late:
         return
@@ -108,11 +107,11 @@ async def shrink(loop: ControlLoop, live: LiveRun, decision: Shrink) -> None:
         task.leaving = True
         task.place = {**task.place, "leaving": True}
         placement[task.name] = task.place
-    await _place(loop, live, placement, "shrinking", text)
-    loop.kick(live)
+    await _place(ctx, live, placement, "shrinking", text)
+    ctx.wakeups.kick(live)
 
 
-async def regroup(loop: ControlLoop, live: LiveRun) -> None:
+async def regroup(ctx: Context, live: LiveRun) -> None:
     """When somebody leaves, the world starts again without it. When all who join are up, it does so with them: right
     after a checkpoint, or when none comes."""
     if live.reforming is not None or live.closing is not None:
@@ -124,17 +123,17 @@ async def regroup(loop: ControlLoop, live: LiveRun) -> None:
     joining = [task for task in live.tasks.values() if task.joining]
     for task in joining:
         if why := _hopeless(task):
-            await drop(loop, live, [task], f"{task.name} cannot join: {why}")
+            await drop(ctx, live, [task], f"{task.name} cannot join: {why}")
     joining = [task for task in joining if live.tasks.get(task.name) is task]
     if not joining or any(not task.up for task in joining):
         return
     now = time.monotonic()
     if live.waits_since is None:
         live.waits_since, live.fresh_checkpoint = now, False
-    patience = loop.settings.control.grow_patience
+    patience = ctx.settings.control.grow_patience
     stands = all(task.over for task in live.tasks.values() if not task.joining)
     if not live.fresh_checkpoint and not stands and now - live.waits_since < patience:
-        loop.kick_later(live, patience - (now - live.waits_since) + 0.01)
+        ctx.wakeups.kick_later(live, patience - (now - live.waits_since) + 0.01)
         return
     workers = sum(task.part.role == WORKER for task in live.tasks.values())
     live.reforming = Outcome(Cause.PREEMPTED, None, f"grows to {workers} workers", {})
@@ -147,51 +146,51 @@ def _hopeless(task: LiveTask) -> str:
     return task.gone or (task.wait.text if task.wait is not None and task.wait.over else "")
 
 
-async def drop(loop: ControlLoop, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
+async def drop(ctx: Context, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
     """Let go of tasks that have no body. Others may join later, if there is room then."""
     tasks = [task for task in tasks if live.tasks.get(task.name) is task]
     if live.attempt is None or not tasks:
         return
     gone = {task.name for task in tasks}
     placement = {name: place for name, place in live.attempt.placement.items() if name not in gone}
-    await _place(loop, live, placement, "shrinking", text)
-    forget(loop, live, tasks)
-    loop.seating.grow_later(live)
+    await _place(ctx, live, placement, "shrinking", text)
+    forget(ctx, live, tasks)
+    places.grow_later(ctx, live)
 
 
-def forget(loop: ControlLoop, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
+def forget(ctx: Context, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
     """After it was recorded: these are not the run's any more. Whoever watches the engine has what is left of them
     ended; nothing of them runs."""
     for task in [task for task in tasks if live.tasks.get(task.name) is task]:
         del live.tasks[task.name]
         live.left[task.name] = task
-        loop.seating.give_back_ports(task.place.get("ports") or ())
-    give_back(loop, live)
-    loop.observe_soon()
+        ctx.ports.give(task.place.get("ports") or ())
+    give_back(ctx, live)
+    ctx.wakeups.observe_soon()
 
 
-def give_back(loop: ControlLoop, live: LiveRun) -> None:
+def give_back(ctx: Context, live: LiveRun) -> None:
     """The places of those who were let go and have ended."""
     ended = [task for task in live.left.values() if task.gone is not None and task.place]
     if not ended:
         return
-    loop.scheduler.release_part(live.id, [task.place.get("number", 0) for task in ended])
+    ctx.scheduler.release_part(live.id, [task.place.get("number", 0) for task in ended])
     for task in ended:
         task.place = {}
-    loop.schedule_soon()
+    ctx.wakeups.schedule_soon()
 
 
-async def _place(loop: ControlLoop, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
+async def _place(ctx: Context, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
     """In memory first: whoever changes a place while this is being recorded builds on it."""
     assert live.attempt is not None
     live.attempt = replace(live.attempt, placement=placement)
-    await loop.committer.commit(
+    await ctx.committer.commit(
         [
             UpdateAttempt(live.id, live.attempt.number, {"placement": placement}),
             AddEvent(EventRow(live.id, time.time(), kind, text)),
         ]
     )
-    loop.hub.publish(live.id)
+    ctx.notifier.publish(live.id)
 
 
 def _sort(live: LiveRun) -> None:

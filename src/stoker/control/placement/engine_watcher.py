@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from stoker.control.context import Context
 from stoker.control.fleet import FleetMember, Wait, sight
+from stoker.control.placement import places
+from stoker.control.placement.unknown_tasks import UnknownTasks
 from stoker.engine.base import Observation, Presence, Watches
 from stoker.errors import EngineUnavailable
+from stoker.store.rows import AddEvent, EventRow
 from stoker.task import fencing
 from stoker.task.directory import FarTaskDir
 
 if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
     from stoker.control.state import LiveRun, LiveTask
 
 log = logging.getLogger(__name__)
@@ -37,9 +40,18 @@ _AT_ONCE = 10
 class EngineWatcher:
     """Belongs to one session of the loop and one engine."""
 
-    def __init__(self, loop: ControlLoop, member: FleetMember) -> None:
-        self._loop = loop
+    def __init__(
+        self,
+        ctx: Context,
+        member: FleetMember,
+        unknown: UnknownTasks,
+        is_unknown: Callable[[Observation], bool],
+    ) -> None:
+        """`is_unknown`: whether the database does not know the attempt of a task that no live run has."""
+        self._ctx = ctx
         self._member = member
+        self._unknown = unknown
+        self._is_unknown = is_unknown
         self.known = asyncio.Event()
         """Set once its capacity was heard."""
         self.observe = asyncio.Event()
@@ -77,7 +89,7 @@ class EngineWatcher:
             else:
                 if nodes != member.nodes or member.trouble is not None or not self.known.is_set():
                     member.nodes, member.trouble, member.known = nodes, None, True
-                    self._loop.nodes_changed()
+                    self._ctx.wakeups.nodes_changed()
                 self.known.set()
             await asyncio.sleep(_CAPACITY_EVERY)
 
@@ -85,7 +97,7 @@ class EngineWatcher:
         if self._member.trouble is None:
             log.warning("%s: cannot be reached: %s", self._member.name, text)
             self._member.trouble = text
-            self._loop.nodes_changed()
+            self._ctx.wakeups.nodes_changed()
 
     # -- tasks -----------------------------------------------------------------------------------------------
 
@@ -94,16 +106,16 @@ class EngineWatcher:
         if not isinstance(engine, Watches):
             return
         async for run, attempt, task in engine.changes():
-            live = self._loop.runs.get(run)
+            live = self._ctx.runs.get(run)
             if live is not None and live.attempt is not None and live.attempt.number == attempt:
-                self._loop.kick(live, task)
+                self._ctx.wakeups.kick(live, task)
                 if not live.launched:
                     self.observe.set()
 
     async def _presence(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self.observe.wait(), self._loop.settings.control.poll)
+                await asyncio.wait_for(self.observe.wait(), self._ctx.settings.control.poll)
             except TimeoutError:
                 pass
             self.observe.clear()
@@ -125,7 +137,7 @@ class EngineWatcher:
     def _ours(self) -> list[LiveRun]:
         return [
             live
-            for live in self._loop.runs.values()
+            for live in self._ctx.runs.values()
             if live.attempt is not None and live.attempt.engine == self._member.name
         ]
 
@@ -136,13 +148,13 @@ class EngineWatcher:
         sights = []
         for observation in seen:
             listed.add((observation.run, observation.attempt, observation.task))
-            live = self._loop.runs.get(observation.run)
+            live = self._ctx.runs.get(observation.run)
             if (
                 live is None
                 or live.attempt is None
                 or (live.attempt.number, live.engine) != (observation.attempt, self._member.name)
             ):
-                if self._loop.orphan(observation):
+                if self._is_unknown(observation):
                     strangers.append(observation)
                 continue
             task = live.tasks.get(observation.task)
@@ -158,7 +170,7 @@ class EngineWatcher:
             found = sight(observation, live.job)
             watched[found.task] = live, task, observation
             sights.append(found)
-        self._loop.strangers.look(self._member, strangers)
+        self._unknown.look(self._member, strangers)
         for name, verdict in self._member.vigil.look(time.monotonic(), sights).items():
             self._act(*watched[name], verdict)
         for key in before - listed:
@@ -174,22 +186,27 @@ class EngineWatcher:
             task.wait = (known or Wait(seen.waiting, seen.hopeless)).follow(seen)
             if known is None or known.text != seen.waiting:
                 text = seen.waiting if live.alone else f"{task.name}: {seen.waiting}"
-                self._loop.say_waiting(live, text)
+                self._say_waiting(live, text)
             if task.wait.over:
-                self._loop.kick(live)
+                self._ctx.wakeups.kick(live)
         if before is None or before.node != seen.node:
-            self._loop.seating.placed(live, task, seen)
+            places.follow_engine(self._ctx, live, task, seen)
         if not task.ordered and seen.address and (before is None or before.address != seen.address):
-            self._loop.kick(live)
+            self._ctx.wakeups.kick(live)
+
+    def _say_waiting(self, live: LiveRun, text: str) -> None:
+        event = AddEvent(EventRow(live.id, time.time(), "waiting", text))
+        self._ctx.wakeups.spawn(self._ctx.committer.commit([event]))
+        self._ctx.notifier.publish(live.id)
 
     def _act(self, live: LiveRun, task: LiveTask, seen: Observation, verdict: str) -> None:
         if not live.submitted or task.gone is not None:
             return
         if seen.presence is Presence.GONE:
             task.gone = seen.proof or "its launcher is gone"
-            self._loop.kick(live, task.name)
+            self._ctx.wakeups.kick(live, task.name)
         elif verdict == fencing.REPLACE:
-            self._loop.spawn(self._give_up(live, task, seen))
+            self._ctx.wakeups.spawn(self._give_up(live, task, seen))
         elif (
             verdict == fencing.END
             and (one := (live.id, seen.attempt, task.name, seen.incarnation)) not in self._ended
@@ -198,7 +215,9 @@ class EngineWatcher:
             log.warning(
                 "%s of %s does not answer on node %s, which is ready: ended", task.name, live.id, seen.node
             )
-            self._loop.spawn(self._member.engine.stop(live.handle, grace=timedelta(0), tasks=[task.name]))
+            self._ctx.wakeups.spawn(
+                self._member.engine.stop(live.handle, grace=timedelta(0), tasks=[task.name])
+            )
 
     def _let_go(self, live: LiveRun, seen: Observation) -> None:
         """It is not the run's any more, whoever decided that and when. While it is there it is told to end, also one
@@ -206,7 +225,7 @@ class EngineWatcher:
         one = (live.id, seen.attempt, seen.task, seen.incarnation)
         if seen.presence is Presence.ALIVE and one not in self._ending:
             self._ending.add(one)
-            self._loop.spawn(self._end(one, seen))
+            self._ctx.wakeups.spawn(self._end(one, seen))
 
     async def _end(self, one: tuple[str, int, str, int], seen: Observation) -> None:
         try:
@@ -233,10 +252,10 @@ class EngineWatcher:
         task.given_up = True
         if isinstance(directory, FarTaskDir):
             directory.abandon(task.gone)
-        self._loop.kick(live, task.name)
+        self._ctx.wakeups.kick(live, task.name)
 
     def _unlisted(self, run: str, number: int, name: str) -> None:
-        live = self._loop.runs.get(run)
+        live = self._ctx.runs.get(run)
         if live is None or live.attempt is None or live.attempt.number != number:
             return
         task = live.tasks.get(name) or live.outgoing(name)
@@ -245,18 +264,18 @@ class EngineWatcher:
         task.missing += 1
         if task.missing >= _UNLISTED and task.gone is None:
             task.gone = "its task directory is gone"
-            self._loop.kick(live, name)
+            self._ctx.wakeups.kick(live, name)
 
     async def _look_again(self) -> None:
         """A change that nobody noticed: every task is looked at now and then, a few at a time. All at once would
         hold up everybody who waits for an answer."""
         watches = isinstance(self._member.engine, Watches)
-        interval = _SAFETY_NET if watches else self._loop.settings.control.poll
+        interval = _SAFETY_NET if watches else self._ctx.settings.control.poll
         while True:
             holding = [live for live in self._ours() if live.state.holds]
             slices = [holding[at : at + _AT_ONCE] for at in range(0, len(holding), _AT_ONCE)] or [[]]
             for part in slices:
                 await asyncio.sleep(interval / len(slices))
                 for live in part:
-                    if self._loop.runs.get(live.id) is live and live.state.holds:
-                        self._loop.kick(live)
+                    if self._ctx.runs.get(live.id) is live and live.state.holds:
+                        self._ctx.wakeups.kick(live)

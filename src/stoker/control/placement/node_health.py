@@ -9,14 +9,11 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from stoker.control.context import Context
 from stoker.control.state import LiveRun, LiveTask
 from stoker.scheduling import Aside, Failure, HealthTracker, NodeShape, Request, trusted
 from stoker.spec.states import Cause
-
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +24,8 @@ _MACHINES = (Cause.LOST, Cause.GPU_FAULT)
 class NodeHealth:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: ControlLoop) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
         self._suspicion = HealthTracker()
         self._said: set[str] = set()
 
@@ -47,15 +44,15 @@ class NodeHealth:
             elif verdict.cause is Cause.COMPLETED:
                 self._suspicion.went_well(node, gpus)
         if self._suspicion.failures != before:
-            self._loop.nodes_changed()
+            self._ctx.wakeups.nodes_changed()
 
     def asides(self) -> tuple[Aside, ...]:
         """What is set aside now."""
         if not self._suspicion.failures:
             return ()
-        known = self._loop.scheduler.snapshot()
+        known = self._ctx.scheduler.snapshot()
         requests = [*known.queued, *(held.request for held in known.held)]
-        found = self._suspicion.aside(time.time(), self._loop.fleet.shapes(), requests)
+        found = self._suspicion.aside(time.time(), self._ctx.fleet.shapes(), requests)
         for aside in found:
             if aside.name not in self._said:
                 log.warning("%s is set aside: %s", aside.name, aside.reason)
@@ -63,7 +60,7 @@ class NodeHealth:
         return found
 
     def trusted(self) -> list[NodeShape]:
-        shapes = self._loop.fleet.shapes()
+        shapes = self._ctx.fleet.shapes()
         asides = self.asides()
         return trusted(shapes, asides) if asides else shapes
 

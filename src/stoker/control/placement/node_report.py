@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stoker.control.context import Context
 from stoker.control.fleet import FleetMember
+from stoker.control.placement.node_health import NodeHealth
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Node
 from stoker.scheduling import Aside
 from stoker.spec.states import HOLDING
 
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
 
-
-def nodes(loop: ControlLoop) -> list[dict[str, Any]]:
+def nodes(ctx: Context, health: NodeHealth) -> list[dict[str, Any]]:
     """One look at the runs for all nodes together: there may be thousands of both."""
     guests: dict[str, list[tuple[LiveRun, LiveTask]]] = defaultdict(list)
-    for live in loop.runs.values():
+    for live in ctx.runs.values():
         if live.state in HOLDING and live.attempt is not None:
             for task in live.tasks.values():
                 guests[task.place["node"]].append((live, task))
     asides: dict[str, list[Aside]] = defaultdict(list)
-    for aside in loop.suspects.asides():
+    for aside in health.asides():
         asides[aside.node].append(aside)
     found = []
-    for member in loop.fleet:
+    for member in ctx.fleet:
         for node in member.nodes:
-            name = loop.fleet.full(member.name, node.name)
+            name = ctx.fleet.full(member.name, node.name)
             found.append(_node(member, node, name, guests.get(name, []), asides.get(name, [])))
     return found
 

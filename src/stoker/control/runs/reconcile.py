@@ -8,50 +8,43 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.control import run_secrets
-from stoker.control.checkpoints import salvage
-from stoker.control.placement import elastic
-from stoker.control.policy import failure_policy, outcome
+from stoker.control.context import Context
+from stoker.control.placement import elastic, places
+from stoker.control.placement.node_health import NodeHealth
+from stoker.control.policy import failure_policy, hold, outcome
 from stoker.control.runs import debug_hold, hang
+from stoker.control.runs.cleanup import Cleanup
 from stoker.control.runs.recorder import Recorder
 from stoker.control.runs.shutdown import Shutdown
 from stoker.control.runs.task_reader import TaskReader
-from stoker.control.startup import orders
 from stoker.control.startup.attempt_launcher import AttemptLauncher
 from stoker.control.startup.bringup import BringUp
 from stoker.control.state import LiveRun, LiveTask
-from stoker.engine.base import Observation, SetsAside
-from stoker.errors import NotFound, StokerError, StoreError
 from stoker.frameworks.roles import is_anchor
 from stoker.spec.roles import WORKER
 from stoker.spec.states import Cause, RunState
-from stoker.store.rows import AddEvent, AttemptRow, Change, EventRow, UpdateAttempt, UpdateRun
-from stoker.task.directory import TaskDir
-from stoker.task.layout import SharedPart
-
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
+from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
 
 log = logging.getLogger(__name__)
 
-_CLEAN_AGAIN = 10.0
-"""Seconds before an attempt that the engine still shows is cleaned up again: a pod on a lost node stays for long."""
 _HASTEN_AGAIN = 60.0
 """Seconds before the engine is asked once more to end what will not do anything any more."""
 
 
 class Reconciler:
-    """The verbs of the loop. One step per run at a time; runs in the loop's thread."""
+    """The verbs of the ctx. One step per run at a time; runs in the loop's thread."""
 
-    def __init__(self, loop: ControlLoop, launcher: AttemptLauncher) -> None:
-        self._loop = loop
-        self._coming = BringUp(loop, launcher)
-        self._looking = TaskReader(loop)
-        self._leaving = Shutdown(loop)
-        self._recording = Recorder(loop)
-        self._unknown: set[tuple[str, int]] = set()
+    def __init__(self, ctx: Context, launcher: AttemptLauncher, health: NodeHealth, cleanup: Cleanup) -> None:
+        self._ctx = ctx
+        self._health = health
+        self._cleanup = cleanup
+        self._coming = BringUp(ctx, launcher)
+        self._looking = TaskReader(ctx)
+        self._leaving = Shutdown(ctx)
+        self._recording = Recorder(ctx)
 
     async def step(self, live: LiveRun) -> None:
         if live.state is RunState.QUEUED:
@@ -62,19 +55,19 @@ class Reconciler:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     async def _queued(self, live: LiveRun) -> None:
-        if self._loop.scheduler.holds(live.id):
+        if self._ctx.scheduler.holds(live.id):
             return  # its start is being recorded: the step after that sees what is wanted of it by then
         if live.row.desired != "run":
-            self._loop.scheduler.withdraw(live.id)
+            self._ctx.scheduler.withdraw(live.id)
             state = RunState.SUSPENDED if live.row.desired == "suspend" else RunState.STOPPED
             await self._leave_queue(live, state)
             return
         wait = live.due()
         if wait > 0:
-            self._loop.kick_later(live, wait)
+            self._ctx.wakeups.kick_later(live, wait)
             return
-        self._loop.scheduler.enqueue(self._loop.suspects.wary(self._loop.fleet.request(live.row, live.job)))
-        self._loop.schedule_soon()
+        self._ctx.scheduler.enqueue(self._health.wary(self._ctx.fleet.request(live.row, live.job)))
+        self._ctx.wakeups.schedule_soon()
 
     async def _leave_queue(self, live: LiveRun, state: RunState) -> None:
         now = time.time()
@@ -83,7 +76,7 @@ class Reconciler:
         if state.terminal:
             values |= {"ended_at": now, "cause": Cause.STOPPED}
         text = f"{reason} while it waited in the queue"
-        await self._loop.committer.commit(
+        await self._ctx.committer.commit(
             [UpdateRun(live.id, values), AddEvent(EventRow(live.id, now, "ended", text))]
         )
         live.update(**values)
@@ -92,7 +85,7 @@ class Reconciler:
     # -- holding a place -------------------------------------------------------------------------------------
 
     async def _held(self, live: LiveRun) -> None:
-        elastic.give_back(self._loop, live)
+        elastic.give_back(self._ctx, live)
         if (live.row.desired != "run" or live.preempt) and live.closing is None:
             live.closing = outcome.stopped(None, live.row.desired, {"message": "it had not started yet"})
         never = await self._coming.bring(live)
@@ -108,7 +101,7 @@ class Reconciler:
         found = await self._looking.look(live)
         changes = await self._recording.take_in(live, found)
         changes += hang.note(live, found)
-        await elastic.regroup(self._loop, live)
+        await elastic.regroup(self._ctx, live)
         decision = failure_policy.decide(
             [_seat(task, self._on_loss(live, task)) for task in live.tasks.values() if not task.joining],
             closing=self._closing(live),
@@ -117,9 +110,9 @@ class Reconciler:
         if decision.end is not None:
             await self._finish(live, decision.end, changes)
             return
-        await self._loop.committer.commit(live.redaction.changes(changes))
+        await self._ctx.committer.commit(live.redaction.changes(changes))
         if changes or any(intake.visible for intake in found.values()):
-            self._loop.hub.publish(live.id)
+            self._ctx.notifier.publish(live.id)
         await self._act(live, decision)
 
     def _closing(self, live: LiveRun) -> outcome.Outcome | None:
@@ -169,7 +162,7 @@ class Reconciler:
             return said
         lost = [other for other in live.tasks.values() if other.over and (other.gone or other.outside)]
         moves = any(is_anchor(live.job, other.part.role) for other in lost)
-        by_place = moves and self._loop.fleet.engine(live.engine).surroundings(live.job).port > 0
+        by_place = moves and self._ctx.fleet.engine(live.engine).surroundings(live.job).port > 0
         return "world" if by_place else said
 
     async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
@@ -192,11 +185,11 @@ class Reconciler:
             for task in due:
                 task.hastened = now
             names = [task.name for task in due]
-            engine = self._loop.fleet.engine(live.engine)
-            self._loop.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=names))
+            engine = self._ctx.fleet.engine(live.engine)
+            self._ctx.wakeups.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=names))
         if dying:
-            self._loop.observe_soon()
-            self._loop.kick_later(live, 1.0)
+            self._ctx.wakeups.observe_soon()
+            self._ctx.wakeups.kick_later(live, 1.0)
         return bool(dying)
 
     async def _close(self, live: LiveRun, verdict: outcome.Outcome) -> None:
@@ -209,7 +202,7 @@ class Reconciler:
             await self._leaving.stop(live, [task for task in live.tasks.values() if not task.over])
 
     def _following(self, live: LiveRun, verdict: outcome.Outcome) -> outcome.Next:
-        control = self._loop.settings.control
+        control = self._ctx.settings.control
         return outcome.decide(
             verdict,
             desired=live.row.desired,
@@ -228,7 +221,7 @@ class Reconciler:
     ) -> None:
         """Record the next generation, then let the next step bring it up."""
         assert live.attempt is not None
-        self._loop.suspects.note(live, tasks)
+        self._health.note(live, tasks)
         generation = live.attempt.generation + 1
         placement = dict(live.attempt.placement)
         haunted = any(task.given_up for task in tasks)
@@ -245,7 +238,7 @@ class Reconciler:
                 place["moved"] = place.get("moved", 0) + 1
             place.pop("joining", None)
             if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
-                place["ports"] = self._loop.seating.new_ports(task.place["ports"])
+                place["ports"] = places.new_ports(self._ctx, task.place["ports"])
             placement[task.name] = place
         counters = {"failures": following.failures, "faults": following.faults, "reason": following.reason}
         lost_names = ", ".join(task.name for task in tasks if task.gone is not None)
@@ -267,7 +260,7 @@ class Reconciler:
         live.waits_since = live.first_up = None
         live.form_at = time.monotonic() + following.delay
         live.dirty = True
-        await self._loop.committer.commit(
+        await self._ctx.committer.commit(
             [
                 UpdateAttempt(
                     live.id, live.attempt.number, {"generation": generation, "placement": placement}
@@ -277,15 +270,15 @@ class Reconciler:
             ]
         )
         if left:
-            elastic.forget(self._loop, live, left)
-        self._loop.seating.grow_later(live)
-        self._loop.hub.publish(live.id)
+            elastic.forget(self._ctx, live, left)
+        places.grow_later(self._ctx, live)
+        self._ctx.notifier.publish(live.id)
 
     def _no_room(self, live: LiveRun, task: LiveTask, tasks: Sequence[LiveTask]) -> bool:
         """A lost worker of an elastic run whose place is gone too: the others go on without it, where they may."""
         if task.gone is None or not live.job.workers.elastic or task.part.role != WORKER:
             return False
-        node = self._loop.fleet.node(live.engine, task.place["node"])
+        node = self._ctx.fleet.node(live.engine, task.place["node"])
         if node is not None and node.ready:
             return False
         workers = [one for one in tasks if one.part.role == WORKER and not one.leaving and one.gone is None]
@@ -295,7 +288,7 @@ class Reconciler:
 
     async def _finish(self, live: LiveRun, verdict: outcome.Outcome, changes: list[Change]) -> None:
         assert live.attempt is not None
-        self._loop.suspects.note(live, live.tasks.values())
+        self._health.note(live, live.tasks.values())
         following = self._following(live, verdict)
         now = time.time()
         values: dict[str, Any] = {
@@ -333,97 +326,32 @@ class Reconciler:
         ]
         kept = 0.0
         if live.launched and any(task.gone is None for task in live.tasks.values()):
-            kept = debug_hold.until(live.job, verdict, following, now)
+            kept = hold.until(live.job, verdict, following, now)
         if kept:
             ended["evidence"]["kept_until"] = kept
-            changes.append(AddEvent(EventRow(live.id, now, "kept", debug_hold.say(live.id, live.job))))
-        await self._loop.committer.commit(live.redaction.changes(changes))
+            changes.append(AddEvent(EventRow(live.id, now, "kept", hold.say(live.id, live.job))))
+        await self._ctx.committer.commit(live.redaction.changes(changes))
         live.update(**values)
         finished = replace(live.attempt, **ended)
         live.tried(verdict.cause.users_fault)
         live.leave()
-        self._loop.scheduler.release(live.id)
+        self._ctx.scheduler.release(live.id)
         self._retire(live)
         if kept:
-            debug_hold.keep(self._loop, live.row, live.job, finished)
+            debug_hold.keep(self._ctx, live.row, live.job, finished, self._cleanup.begin)
         else:
-            self._loop.clean(finished)
-        self._loop.schedule_soon()
+            self._cleanup.begin(finished)
+        self._ctx.wakeups.schedule_soon()
 
     def _retire(self, live: LiveRun) -> None:
         """After the end of an attempt, or of the waiting: out of memory, or back into the queue."""
         if live.state is RunState.QUEUED:
             live.dirty = True
         else:
-            self._loop.runs.pop(live.id, None)
+            self._ctx.runs.pop(live.id, None)
             if live.state.terminal:
-                run_secrets.forget(self._loop.settings.home, live.row.key)
-        self._loop.hub.publish(live.id)
-
-    # -- what is left ----------------------------------------------------------------------------------------
-
-    async def clean(self, attempt: AttemptRow) -> None:
-        """Release the launchers and delete what the engine holds; everything worth keeping has been carried."""
-        handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
-        files = debug_hold.files_of(attempt)
-        try:
-            engine = self._loop.fleet.engine(attempt.engine)
-            for task, place in attempt.placement.items():
-                directory = await engine.reach(handle, task)
-                if directory.exists():
-                    newest = place.get("incarnation", 1)
-                    parts = [
-                        SharedPart(attempt.run, attempt.number, task, number + 1) for number in range(newest)
-                    ]
-                    await asyncio.to_thread(self._release, directory, [] if files else parts)
-            await engine.stop(handle, grace=timedelta(seconds=2))
-            if files and isinstance(engine, SetsAside):
-                await engine.set_aside(handle)
-            else:
-                await engine.remove(handle)
-            await self._loop.committer.commit([UpdateAttempt(attempt.run, attempt.number, {"removed": True})])
-            self._loop.seating.give_ports(attempt)
-            self._loop.scheduler.release(debug_hold.name(attempt))
-            self._loop.schedule_soon()
-        except StoreError:
-            raise
-        except (StokerError, OSError) as exc:
-            log.warning("attempt %s of %s is not cleaned up yet: %s", attempt.number, attempt.run, exc)
-        finally:
-            asyncio.get_running_loop().call_later(
-                _CLEAN_AGAIN, self._loop.cleaning.discard, (attempt.run, attempt.number)
-            )
-
-    def _release(self, directory: TaskDir, parts: Sequence[SharedPart]) -> None:
-        """Let the launcher go by itself. Where user code is in the way the engine ends it. `parts`: what it and those
-        before it in its place have on a volume that outlives it."""
-        try:
-            order = directory.order()
-            directory.forget_secrets()
-            if order is None or order.verb != "release":
-                for part in parts:
-                    salvage.remove(directory, part)
-            if order is not None and order.verb != "release":
-                directory.write_order(orders.release_order(seq=order.seq + 1, generation=order.generation))
-        except OSError as exc:
-            log.info("%s: cannot be released: %s", directory.root, exc)
-
-    def orphan(self, observation: Observation) -> bool:
-        """A task that belongs to no live attempt: one that has ended, or, if this returns True, one that this database
-        does not know."""
-        key = (observation.run, observation.attempt)
-        if key in self._loop.cleaning:
-            return False
-        if key in self._unknown:
-            return True
-        try:
-            attempt = self._loop.store.attempt(*key)
-        except NotFound:
-            self._unknown.add(key)
-            return True
-        if attempt.state == "ended" and not debug_hold.is_kept(attempt):
-            self._loop.clean(attempt)
-        return False
+                run_secrets.forget(self._ctx.settings.home, live.row.key)
+        self._ctx.notifier.publish(live.id)
 
 
 def _seat(task: LiveTask, on_loss: str) -> failure_policy.TaskState:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.control.checkpoints import refusals as refusing
-from stoker.control.checkpoints import retention, salvage
+from stoker.control.checkpoints import retention
+from stoker.control.context import Context
 from stoker.control.ingest.journal_reader import Intake
+from stoker.control.startup import salvage
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import ASIDE_FOR, SetsAside
 from stoker.errors import StokerError
@@ -33,15 +35,12 @@ from stoker.store.rows import (
 from stoker.task import layout
 from stoker.transfer import carry_outputs, merge_outputs, outputs_for
 
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
-
 
 class Recorder:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: ControlLoop) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
         self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
         """Apart from the threads that look at tasks: big outputs take their time."""
 
@@ -61,7 +60,7 @@ class Recorder:
             for task in live.tasks.values():
                 if task.over and task.part.on_loss == "ignore":
                     live.assembly.leave(task.name)
-            self._loop.sweeper.dropped |= done.freed
+            self._ctx.dropped |= done.freed
         if checkpoints:
             live.progressed = live.fresh_checkpoint = True
             changes += self._retain(live, checkpoints)
@@ -86,7 +85,7 @@ class Recorder:
         text, where = found.summary, ""
         if not text:
             return ""
-        kept = self._loop.store.checkpoints(live.id, kept_only=True)
+        kept = self._ctx.store.checkpoints(live.id, kept_only=True)
         if not kept and not any(isinstance(change, AddCheckpoint) for change in changes) and live.launched:
             where, found.files = self._left(live)
             values["warnings"] = found.warnings()
@@ -96,7 +95,7 @@ class Recorder:
 
     def _left(self, live: LiveRun) -> tuple[str, str]:
         """Where the files of the attempt stay, and that in words."""
-        engine = self._loop.fleet.engine(live.engine)
+        engine = self._ctx.fleet.engine(live.engine)
         days = f"{ASIDE_FOR / 86400:.0f} days"
         directories = [task.directory for task in live.tasks.values()]
         if not any(directory is not None and directory.exists() for directory in directories):
@@ -135,18 +134,18 @@ class Recorder:
         ]
         live.update(state=RunState.RUNNING, started_at=first)
         live.attempt = replace(live.attempt, state="running", started_at=at)
-        if live.engine == self._loop.fleet.home:
+        if live.engine == self._ctx.fleet.home:
             lead = next(iter(live.tasks.values()))
             order = lead.directory.order() if lead.directory is not None and live.job.setup else None
             setup = order.setup["directory"] if order and order.setup else None
-            record = self._loop.packages.record(live.row, setup)
+            record = self._ctx.packages.record(live.row, setup)
             if record is not None:
                 changes.append(UpdateRun(live.id, {"record": record}))
                 live.update(record=record)
         return changes
 
     def _retain(self, live: LiveRun, checkpoints: list[CheckpointRow]) -> list[Change]:
-        rows = self._loop.store.checkpoints(live.id, kept_only=True)
+        rows = self._ctx.store.checkpoints(live.id, kept_only=True)
         # What this look adds is not in the store yet: it is newer than all that is.
         newest = max((row.seq for row in rows), default=0)
         fresh = [replace(row, seq=newest + 1 + index) for index, row in enumerate(checkpoints)]
@@ -158,7 +157,7 @@ class Recorder:
             metric=best.metric if best else None,
             mode=best.mode if best else "max",
         )
-        self._loop.sweeper.dropped.update(row.digest for row in dropped)
+        self._ctx.dropped.update(row.digest for row in dropped)
         return [UpdateCheckpoint(row.id, {"kept": False}) for row in dropped]
 
     def last_rows(self, live: LiveRun) -> list[Change]:
@@ -182,7 +181,7 @@ class Recorder:
         return found if found["files"] else None
 
     def _carry(self, live: LiveRun) -> dict[str, Any]:
-        blobs, before = self._loop.blobs, live.row.outputs
+        blobs, before = self._ctx.blobs, live.row.outputs
         carried: dict[int, tuple[str, int, int]] = {}
         for place, task in enumerate(live.tasks.values()):
             if task.pump is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stoker.control.context import Context
 from stoker.control.state import LiveRun, numbers_of
 from stoker.engine.base import Resizes
 from stoker.errors import Conflict, Refused
@@ -15,37 +16,34 @@ from stoker.spec import Job
 from stoker.spec.states import RunState
 from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
 
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
 
-
-async def resize(loop: ControlLoop, run: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
+async def resize(ctx: Context, run: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
     """{"how": "in place" | "restart" | "queued", "text": why, for a person}."""
-    live = loop.runs.get(run)
+    live = ctx.runs.get(run)
     if live is None or live.state is RunState.STOPPING:
         raise Conflict(
             f"{run} is not waiting or running", hint="`stoker rerun --set resources...` starts it anew."
         )
     job = resized(live.job, cpu=cpu, memory=memory)
-    verdict = loop.scheduler.can_ever_fit(tuple(loop.fleet.asks(job).values()))
+    verdict = ctx.scheduler.can_ever_fit(tuple(ctx.fleet.asks(job).values()))
     if not verdict.ok:
         raise Refused(
             f"this can never fit: {impossible(verdict)}", hint="`stoker nodes` shows what there is."
         )
     if live.state is RunState.QUEUED or live.attempt is None:
-        await _record(loop, live, job, "queued", "it had not started; it starts with the new size")
-        loop.kick(live)
+        await _record(ctx, live, job, "queued", "it had not started; it starts with the new size")
+        ctx.wakeups.kick(live)
         return {"how": "queued", "text": "it had not started; it starts with the new size"}
-    reason = await _in_place(loop, live, cpu=cpu, memory=memory)
+    reason = await _in_place(ctx, live, cpu=cpu, memory=memory)
     if reason is None:
-        await _record(loop, live, job, "in place", "resized while it runs")
-        loop.scheduler.adopt(loop.fleet.request(live.row, job), live.places, numbers_of(live.attempt))
-        loop.schedule_soon()
+        await _record(ctx, live, job, "in place", "resized while it runs")
+        ctx.scheduler.adopt(ctx.fleet.request(live.row, job), live.places, numbers_of(live.attempt))
+        ctx.wakeups.schedule_soon()
         return {"how": "in place", "text": "resized while it runs"}
     text = f"{reason}; it checkpoints and starts again with the new size"
-    await _record(loop, live, job, "restart", text)
+    await _record(ctx, live, job, "restart", text)
     live.preempt = True
-    loop.kick(live)
+    ctx.wakeups.kick(live)
     return {"how": "restart", "text": text}
 
 
@@ -61,8 +59,8 @@ def resized(job: Job, *, cpu: float | None, memory: int | None) -> Job:
     return job.model_copy(update={"resources": job.resources.model_copy(update=values)})
 
 
-async def _in_place(loop: ControlLoop, live: LiveRun, *, cpu: float | None, memory: int | None) -> str | None:
-    engine = loop.fleet.engine(live.engine)
+async def _in_place(ctx: Context, live: LiveRun, *, cpu: float | None, memory: int | None) -> str | None:
+    engine = ctx.fleet.engine(live.engine)
     if not live.launched:
         return "it is not up yet"
     if not isinstance(engine, Resizes):
@@ -72,9 +70,9 @@ async def _in_place(loop: ControlLoop, live: LiveRun, *, cpu: float | None, memo
     return await engine.resize(live.handle, next(iter(live.tasks)), cpu=cpu, memory=memory)
 
 
-async def _record(loop: ControlLoop, live: LiveRun, job: Job, how: str, text: str) -> None:
+async def _record(ctx: Context, live: LiveRun, job: Job, how: str, text: str) -> None:
     """The run's job is the new one from here on: later attempts have the new size too."""
-    asks = loop.fleet.asks(job)
+    asks = ctx.fleet.asks(job)
     changes: list[Change] = [
         UpdateRun(live.id, {"job": job.to_json()}),
         AddEvent(EventRow(live.id, time.time(), "resized", text, {"how": how, **_sizes(job)})),
@@ -86,14 +84,14 @@ async def _record(loop: ControlLoop, live: LiveRun, job: Job, how: str, text: st
         }
         changes.append(UpdateAttempt(live.id, live.attempt.number, {"placement": placement}))
         live.attempt = replace(live.attempt, placement=placement)
-    await loop.committer.commit(changes)
+    await ctx.committer.commit(changes)
     live.job, live.parts = job, parts_of(job)
     for part in live.parts:
         for task in live.tasks.values():
             if task.part.role == part.role:
                 task.part = part
     live.update(job=job.to_json())
-    loop.hub.publish(live.id)
+    ctx.notifier.publish(live.id)
 
 
 def _sizes(job: Job) -> dict[str, Any]:

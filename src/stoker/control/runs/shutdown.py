@@ -8,16 +8,13 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from stoker.control.context import Context
 from stoker.control.startup import orders
 from stoker.control.state import LiveRun, LiveTask
 from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.local_directory import UnsafePath
-
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +33,8 @@ _BRIEF = 10.0
 class Shutdown:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: ControlLoop) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
 
     async def stop(self, live: LiveRun, tasks: Sequence[LiveTask], *, brief: bool = False) -> None:
         """Tell the launchers, once per kind of stop; one that does not answer in time is ended. `brief`: only to start
@@ -74,8 +71,8 @@ class Shutdown:
             return
         if live.attempt is None or task.incarnation != incarnation or task.gone is not None:
             return  # it was replaced meanwhile: the engine would end the one that came after it
-        engine = self._loop.fleet.engine(live.engine)
-        self._loop.spawn(engine.stop(live.handle, grace=timedelta(seconds=grace), tasks=[task.name]))
+        engine = self._ctx.fleet.engine(live.engine)
+        self._ctx.wakeups.spawn(engine.stop(live.handle, grace=timedelta(seconds=grace), tasks=[task.name]))
 
     def _write(self, live: LiveRun, task: LiveTask, kind: str, grace: float) -> bool:
         """False: something is in the way, and will be the next time too."""
@@ -93,14 +90,14 @@ class Shutdown:
         except OSError as exc:
             # The directory is gone, then presence will say so; or something is in the way: a full disk, a link.
             log.warning("run %s: %s cannot be told to stop: %s", live.id, task.name, exc)
-            self._loop.observe_from_anywhere()
+            self._ctx.wakeups.observe_from_anywhere()
             return not isinstance(exc, UnsafePath) and exc.errno not in _IN_THE_WAY
         return True
 
     async def _say(self, live: LiveRun, kind: str, grace: float) -> None:
         assert live.attempt is not None
         text = {"stop": "asked to stop", "kill": "killed"}[kind] if live.row.desired != "run" else "preempted"
-        await self._loop.committer.commit(
+        await self._ctx.committer.commit(
             [
                 UpdateRun(live.id, {"state": RunState.STOPPING}),
                 UpdateAttempt(live.id, live.attempt.number, {"state": "stopping"}),
@@ -108,4 +105,4 @@ class Shutdown:
             ]
         )
         live.update(state=RunState.STOPPING)
-        self._loop.hub.publish(live.id)
+        self._ctx.notifier.publish(live.id)

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stoker.control.context import Context
 from stoker.control.ingest.journal_reader import OURS, Intake
 from stoker.control.policy import outcome
 from stoker.control.state import LiveRun, LiveTask
@@ -17,9 +18,6 @@ from stoker.launcher.recovery import StillHeld, collect
 from stoker.spec.states import Cause
 from stoker.task.directory import FarTaskDir, TaskDir
 from stoker.task.formats import Ending, Status
-
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +36,8 @@ _TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
 class TaskReader:
     """Runs in the loop's thread; reads in others."""
 
-    def __init__(self, loop: ControlLoop) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
 
     async def look(self, live: LiveRun) -> dict[str, Intake]:
         """What is new, by task. Sets the verdicts of those that have ended."""
@@ -69,7 +67,7 @@ class TaskReader:
                 raise
             log.warning("run %s: cannot look at %s: %s; trying again", live.id, task.name, exc)
             task.touched = True
-            self._loop.kick_later(live, _LOOK_AGAIN)
+            self._ctx.wakeups.kick_later(live, _LOOK_AGAIN)
         return found
 
     async def _follow(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
@@ -85,14 +83,14 @@ class TaskReader:
         elif found.status is not None and found.status.phase == "ended":
             await self._unjournalled(live, task, found.status)
         elif not found.visible and not found.behind:
-            self._loop.observe_soon()  # somebody said that something changed, and no file did: is it still there?
+            self._ctx.wakeups.observe_soon()  # somebody said that something changed, and no file did: is it still there?
 
     def _look_again_after(self, carrying: Future[Any], live: LiveRun, task: LiveTask) -> None:
         loop = asyncio.get_running_loop()
 
         def done(_: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: the next one carries what is left
-                loop.call_soon_threadsafe(self._loop.kick, live, task.name)
+                loop.call_soon_threadsafe(self._ctx.wakeups.kick, live, task.name)
 
         carrying.add_done_callback(done)
 
@@ -133,7 +131,7 @@ class TaskReader:
             wait = _KILLED_WAIT if task.stop_sent == "kill" else _STOPPED_WAIT
         if not task.pump.spoiled and now - task.unjournalled_since < wait:
             task.touched = True
-            self._loop.kick_later(live, 0.2)
+            self._ctx.wakeups.kick_later(live, 0.2)
             return
         try:
             said = Ending.from_json(status.ending or {})
@@ -161,7 +159,7 @@ class TaskReader:
             if rest.ending is not None and rest.ending.kind != "lost":
                 return outcome.judge(rest.ending, desired=live.row.desired)
         lines = await asyncio.to_thread(
-            self._loop.archive.last_lines, live.id, live.attempt.number, 20, task=task.name
+            self._ctx.archive.last_lines, live.id, live.attempt.number, 20, task=task.name
         )
         return outcome.gone(task.gone, task.seen, desired=live.row.desired, last_lines=lines)
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.blobs import BlobStore
-from stoker.control import fleet, run_secrets
+from stoker.control import run_secrets
 from stoker.control.checkpoints import retention
-from stoker.control.startup import orders
+from stoker.control.startup import attempt_spec, orders
 from stoker.control.startup import world as worlds
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Engine, Handle
@@ -52,9 +52,12 @@ class AttemptLauncher:
         assert live.attempt is not None
         values = run_secrets.load(self._settings.home, live.row.key) if live.job.secrets else {}
         plans = [
-            fleet.plan_of(live.row, task, bare[task.name], self._settings) for task in live.tasks.values()
+            attempt_spec.plan_of(live.row, task, bare[task.name], self._settings)
+            for task in live.tasks.values()
         ]
-        return await engine.submit(fleet.attempt_of(live.row, live.job, live.attempt.number, plans, values))
+        return await engine.submit(
+            attempt_spec.attempt_of(live.row, live.job, live.attempt.number, plans, values)
+        )
 
     async def reach(self, live: LiveRun, engine: Engine) -> list[LiveTask]:
         """Find the directories of those that have none yet; who is still not there."""

@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.control import run_secrets
 from stoker.control.checkpoints import refusals
 from stoker.control.checkpoints.assembly import Assembly
-from stoker.control.checkpoints.salvage import Salvage
+from stoker.control.context import Context
 from stoker.control.ingest.journal_reader import JournalReader, speaker
 from stoker.control.ingest.redaction import Redaction
 from stoker.control.placement import elastic
 from stoker.control.policy import outcome
-from stoker.control.runs import adoption
+from stoker.control.startup import adoption
 from stoker.control.startup import world as worlds
 from stoker.control.startup.attempt_launcher import AttemptLauncher
 from stoker.control.startup.gang_timeout import GangTimeout
+from stoker.control.startup.salvage import Salvage
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Engine
 from stoker.errors import EngineUnavailable, StokerError, StoreError
@@ -32,42 +33,39 @@ from stoker.spec.states import Cause
 from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
 from stoker.task.layout import SharedPart
 
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
-
 log = logging.getLogger(__name__)
 
 
 class BringUp:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: ControlLoop, launcher: AttemptLauncher) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context, launcher: AttemptLauncher) -> None:
+        self._ctx = ctx
         self._launcher = launcher
-        self._halves = GangTimeout(loop)
-        self._salvages = Salvage(loop.store, loop.blobs)
+        self._halves = GangTimeout(ctx)
+        self._salvages = Salvage(ctx.store, ctx.blobs)
 
     async def bring(self, live: LiveRun) -> outcome.Outcome | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
         if live.submitted and all(task.ordered and task.pump for task in live.tasks.values()):
             return None
         try:
-            engine = self._loop.fleet.engine(live.engine)
+            engine = self._ctx.fleet.engine(live.engine)
             if not live.submitted:
                 await self._submit(live, engine)
             missing = await self._launcher.reach(live, engine)
-            await adoption.catch_up(self._loop, live)
+            await adoption.catch_up(self._ctx, live)
             await self._adopt(live)
             members = [task for task in live.tasks.values() if not task.joining]
             missing = [task for task in missing if not task.joining]
             if missing or (waiting := [task for task in members if not task.ordered]):
                 return await self._start(live, engine, missing, waiting if not missing else members)
             if len(members) < len(live.tasks):
-                self._loop.kick_later(live, 1.0)
+                self._ctx.wakeups.kick_later(live, 1.0)
         except (EngineUnavailable, StoreError):
             raise
         except (StokerError, OSError) as exc:
-            if isinstance(exc, OSError) and live.engine != self._loop.fleet.home:
+            if isinstance(exc, OSError) and live.engine != self._ctx.fleet.home:
                 # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
                 log.info("run %s: a task does not answer: %s; trying again", live.id, exc)
                 return self._not_up(live)
@@ -82,14 +80,14 @@ class BringUp:
         text = (
             f"{', '.join(task.name for task in joining)} cannot join: {getattr(exc, 'message', None) or exc}"
         )
-        await elastic.drop(self._loop, live, joining, text)
+        await elastic.drop(self._ctx, live, joining, text)
         live.dirty = True
         return None
 
     async def _submit(self, live: LiveRun, engine: Engine) -> None:
         assert live.attempt is not None
         bare = {
-            task.name: self._loop.fleet.bare(live.engine, task.place["node"]) for task in live.tasks.values()
+            task.name: self._ctx.fleet.bare(live.engine, task.place["node"]) for task in live.tasks.values()
         }
         handle = await self._launcher.submit(live, engine, bare)
         live.attempt = replace(live.attempt, handle=dict(handle))
@@ -100,7 +98,7 @@ class BringUp:
         found = [task for task in live.tasks.values() if task.ordered and task.pump is None]
         if found:
             await self._attend(live, found)
-            await self._loop.committer.commit(live.redaction.changes(await self._gather(live, found)))
+            await self._ctx.committer.commit(live.redaction.changes(await self._gather(live, found)))
 
     async def _start(
         self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
@@ -114,12 +112,12 @@ class BringUp:
             # An order to stop that arrived after the next one would end what that one began.
             pause = max(pause, 0.2)
         if pause > 0:
-            self._loop.kick_later(live, pause)
+            self._ctx.wakeups.kick_later(live, pause)
             return None
         world: World | None = None
         if not missing and has_world(live.job, live.parts):
             first = engine.surroundings(live.job).port
-            world = await asyncio.to_thread(worlds.world, live, self._loop.settings.home, first)
+            world = await asyncio.to_thread(worlds.world, live, self._ctx.settings.home, first)
         if missing or (world is None and has_world(live.job, live.parts)):
             return self._not_up(live)
         if not await self._are_new(live, engine, waiting):
@@ -149,7 +147,7 @@ class BringUp:
             changes.append(UpdateRun(live.id, {"reason": ""}))
             live.update(reason="")
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
-        await self._loop.committer.commit(live.redaction.changes(changes))
+        await self._ctx.committer.commit(live.redaction.changes(changes))
         self._sweep(live, waiting[0], taken)
         return None
 
@@ -163,8 +161,8 @@ class BringUp:
         ]
         if lost:
             log.warning("run %s: the files of %s are lost: ended", live.id, ", ".join(lost))
-            self._loop.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=lost))
-            self._loop.observe_soon()
+            self._ctx.wakeups.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=lost))
+            self._ctx.wakeups.observe_soon()
         return not lost
 
     async def _salvage(self, live: LiveRun, task: LiveTask) -> list[SharedPart]:
@@ -181,26 +179,26 @@ class BringUp:
             warnings = refusals.after(live.row.warnings, changes)
             changes.append(UpdateRun(live.id, {"warnings": warnings}))
             live.update(warnings=warnings)
-            await self._loop.committer.commit(changes)
+            await self._ctx.committer.commit(changes)
         return taken
 
     async def _know_secrets(self, live: LiveRun) -> None:
         """Before anything is taken in that its tasks say."""
         if live.job.secrets and not live.redaction:
-            values = await asyncio.to_thread(run_secrets.load, self._loop.settings.home, live.row.key)
+            values = await asyncio.to_thread(run_secrets.load, self._ctx.settings.home, live.row.key)
             live.redaction = Redaction(values)
 
     def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[SharedPart]) -> None:
         """In the background: nobody waits for it."""
-        others = list(self._loop.runs)
-        self._loop.spawn(asyncio.to_thread(self._salvages.sweep, live, task, taken, others))
+        others = list(self._ctx.runs)
+        self._ctx.wakeups.spawn(asyncio.to_thread(self._salvages.sweep, live, task, taken, others))
 
     async def _intend(self, live: LiveRun) -> None:
         """What this generation starts from is the same for all, also when the server dies between two orders."""
         assert live.attempt is not None
         chosen = await asyncio.to_thread(self._launcher.choose, live)
         values: dict[str, Any] = {"resumed_from": chosen.id if chosen else None}
-        await self._loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values)])
+        await self._ctx.committer.commit([UpdateAttempt(live.id, live.attempt.number, values)])
         live.attempt = replace(live.attempt, **values)
 
     async def _gather(self, live: LiveRun, started: Sequence[LiveTask]) -> list[Change]:
@@ -208,13 +206,13 @@ class BringUp:
         assert live.attempt is not None
         if live.alone:
             return []
-        number, store = live.attempt.number, self._loop.store
+        number, store = live.attempt.number, self._ctx.store
         members = {task.name: task.generation for task in live.tasks.values() if task.ordered}
         known: list[PartRow] = []
         if live.assembly is None:
             known = await asyncio.to_thread(store.checkpoint_parts, live.id, number)
             latest = await asyncio.to_thread(store.latest_metrics, live.id)
-            live.assembly = Assembly(self._loop.blobs, run=live.id, attempt=number, latest=latest)
+            live.assembly = Assembly(self._ctx.blobs, run=live.id, attempt=number, latest=latest)
         elif not any(task.part.on_loss == "world" for task in started):
             done = [live.assembly.replace(task.name, task.generation) for task in started]
             return [change for one in done for change in one.changes]
@@ -227,15 +225,15 @@ class BringUp:
         if not tasks:
             return
         await self._know_secrets(live)
-        store = self._loop.store
+        store = self._ctx.store
         cursors = await asyncio.to_thread(store.cursors, live.id, live.attempt.number)
         again = live.row.attempt > 1 or live.attempt.generation > 1
         latest = await asyncio.to_thread(store.latest_metrics, live.id) if again else {}
         for task in tasks:
             assert task.directory is not None
             task.pump = JournalReader(
-                self._loop.settings.home,
-                self._loop.blobs,
+                self._ctx.settings.home,
+                self._ctx.blobs,
                 task.directory,
                 run=live.id,
                 attempt=live.attempt.number,
@@ -246,8 +244,8 @@ class BringUp:
                 latest=latest,
                 alone=live.alone,
                 speaks=live.alone or task.name == speaker(list(live.tasks)),
-                logs=self._loop.settings.logs,
-                carriers=self._loop.carriers,
+                logs=self._ctx.settings.logs,
+                carriers=self._ctx.transfers,
                 redaction=live.redaction,
             )
             task.wait = None
@@ -268,7 +266,7 @@ class BringUp:
                 return outcome.hopeless(task.wait.cause, task.wait.text, task.wait.patience, task.seen)
         late = self._halves.judge(live)
         if late is None:
-            self._loop.kick_later(live, 1.0)
+            self._ctx.wakeups.kick_later(live, 1.0)
         return late
 
     def _failed(self, live: LiveRun, exc: Exception) -> outcome.Outcome:
@@ -281,7 +279,7 @@ class BringUp:
     async def let_go(self, live: LiveRun) -> None:
         """End what is there of an attempt that never began."""
         if any(task.gone is None for task in live.tasks.values()):
-            await self._loop.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0))
+            await self._ctx.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0))
 
 
 def _names(tasks: Sequence[LiveTask], live: LiveRun) -> str:

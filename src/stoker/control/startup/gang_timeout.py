@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from stoker.control.context import Context
 from stoker.control.policy import outcome
 from stoker.control.state import LiveRun, LiveTask
 from stoker.scheduling import Deadlock, LetGo, PartialGang
 from stoker.spec.states import Cause
 
-if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
-
 
 class GangTimeout:
     """Runs in the loop's thread."""
 
-    def __init__(self, loop: ControlLoop) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
         self._standoff = Deadlock()
         self._known: set[str] = set()
         """Runs that may be half up."""
@@ -36,13 +33,13 @@ class GangTimeout:
             for decided in self._standoff.judge(self._halves(), time.monotonic()):
                 self._decided[decided.id] = decided
                 if decided.id != live.id:
-                    self._loop.kick(self._loop.runs[decided.id])
+                    self._ctx.wakeups.kick(self._ctx.runs[decided.id])
         found = self._decided.pop(live.id, None)
         return None if found is None else self._verdict(live, found)
 
     def _halves(self) -> list[PartialGang]:
-        self._known = {id for id in self._known if _half_up(self._loop.runs.get(id))}
-        return [_half(self._loop.runs[id]) for id in sorted(self._known) if id not in self._decided]
+        self._known = {id for id in self._known if _half_up(self._ctx.runs.get(id))}
+        return [_half(self._ctx.runs[id]) for id in sorted(self._known) if id not in self._decided]
 
     def _verdict(self, live: LiveRun, decided: LetGo) -> outcome.Outcome:
         self._known.discard(live.id)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stoker.control.context import Context
 from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError, NotFound
 from stoker.spec import Job
@@ -31,7 +32,6 @@ from stoker.store.rows import (
 )
 
 if TYPE_CHECKING:
-    from stoker.control.loop import ControlLoop
     from stoker.control.state import LiveRun
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _AS_RESUMED = {"desired": "run", "ended_at": None, "exit_code": None, "cause": N
 _BEHIND = "the database was restored from an older copy"
 
 
-async def adopt_newer(loop: ControlLoop, row: RunRow, job: Job, seen: Sequence[Observation]) -> RunRow:
+async def adopt_newer(ctx: Context, row: RunRow, job: Job, seen: Sequence[Observation]) -> RunRow:
     """The run as it is, where this machine has attempts of it that the database does not know. `seen`: its tasks."""
     newer = [one for one in seen if one.attempt > row.attempt]
     if not newer:
@@ -61,30 +61,30 @@ async def adopt_newer(loop: ControlLoop, row: RunRow, job: Job, seen: Sequence[O
         }
         changes.append(UpdateAttempt(row.id, row.attempt, ended))
     alive = [one for one in newer if one.presence is not Presence.GONE]
-    if alive == newest and len(newest) == 1 and len(loop.fleet.task_names(job)) == 1:
-        changes.append(AddAttempt(_attempt_of(loop, job, newest[0])))
+    if alive == newest and len(newest) == 1 and len(ctx.fleet.task_names(job)) == 1:
+        changes.append(AddAttempt(_attempt_of(ctx, job, newest[0])))
         values: dict[str, Any] = {"state": RunState.STARTING, "attempt": number}
         text = f"{_BEHIND}: attempt {number}, which it does not know, is running and was taken over"
     else:
-        await _end(loop, alive)
+        await _end(ctx, alive)
         values = {"state": RunState.QUEUED, "attempt": number}
         text = f"{_BEHIND}: attempts up to {number}, which it does not know, have ended"
     if over:
         values |= _AS_RESUMED
     log.warning("run %s: %s", row.id, text)
     changes += [UpdateRun(row.id, values), AddEvent(EventRow(row.id, time.time(), "warning", text))]
-    await loop.committer.commit(changes)
+    await ctx.committer.commit(changes)
     return replace(row, **values)
 
 
 async def resumed(
-    loop: ControlLoop, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
+    ctx: Context, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
 ) -> list[RunRow]:
     """Runs that are over in a restored copy, and were resumed after it was made: a later attempt of them runs."""
     found = []
     for run in seen.keys() - live:
         try:
-            row = await asyncio.to_thread(loop.store.run, run)
+            row = await asyncio.to_thread(ctx.store.run, run)
         except NotFound:
             continue  # the whole run is unknown: it is left alone, see strangers
         if any(one.attempt > row.attempt and one.presence is not Presence.GONE for one in seen[run]):
@@ -106,7 +106,7 @@ def at_newest_incarnations(attempt: AttemptRow, seen: Sequence[Observation]) -> 
     return replace(attempt, placement=placement)
 
 
-async def catch_up(loop: ControlLoop, live: LiveRun) -> None:
+async def catch_up(ctx: Context, live: LiveRun) -> None:
     """Bring the generations that are recorded up to those that the tasks have orders for."""
     assert live.attempt is not None
     newest = live.newest_order
@@ -125,20 +125,20 @@ async def catch_up(loop: ControlLoop, live: LiveRun) -> None:
     text = f"{_BEHIND}: it knows generation {live.attempt.generation}, and generation {newest} is running"
     live.attempt = replace(live.attempt, **values)  # type: ignore[arg-type]
     event = AddEvent(EventRow(live.id, time.time(), "warning", text))
-    await loop.committer.commit([UpdateAttempt(live.id, live.attempt.number, values), event])
+    await ctx.committer.commit([UpdateAttempt(live.id, live.attempt.number, values), event])
 
 
-def _attempt_of(loop: ControlLoop, job: Job, seen: Observation) -> AttemptRow:
+def _attempt_of(ctx: Context, job: Job, seen: Observation) -> AttemptRow:
     """As it was placed, as far as the engine can tell."""
-    home = loop.fleet.home
-    ask = loop.fleet.asks(job)[seen.task]
-    node = loop.fleet.full(home, seen.node or home)
+    home = ctx.fleet.home
+    ask = ctx.fleet.asks(job)[seen.task]
+    node = ctx.fleet.full(home, seen.node or home)
     place = {
         "node": node,
         "gpus": list(seen.gpus),
         "cpu": ask.cpu,
         "memory": ask.memory,
-        "isolation": loop.fleet.isolation(home, node),
+        "isolation": ctx.fleet.isolation(home, node),
         "incarnation": seen.incarnation,
         "ordered": seen.incarnation,
     }
@@ -152,9 +152,9 @@ def _attempt_of(loop: ControlLoop, job: Job, seen: Observation) -> AttemptRow:
     )
 
 
-async def _end(loop: ControlLoop, alive: Sequence[Observation]) -> None:
+async def _end(ctx: Context, alive: Sequence[Observation]) -> None:
     """And wait for it: what follows must not run beside it."""
-    engine = loop.fleet.engine(loop.fleet.home)
+    engine = ctx.fleet.engine(ctx.fleet.home)
     for number in sorted({one.attempt for one in alive}):
         handle = next(one.handle for one in alive if one.attempt == number)
         try:

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints import refusals
 from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
-from stoker.control.runs import debug_hold
+from stoker.control.policy import hold
 from stoker.control.state import LiveRun, LiveTask
 from stoker.errors import DiskFull, NotFound, StokerError
 from stoker.spec.states import RunState
@@ -143,7 +143,7 @@ class Salvage:
 
 def over(run: RunRow, attempt: AttemptRow) -> bool:
     """Nobody will ask for what this attempt wrote. Pure but for the clock of what is kept for people to look at."""
-    kept = debug_hold.is_kept(attempt) or debug_hold.files_of(attempt)
+    kept = hold.is_kept(attempt) or hold.files_of(attempt)
     return RunState(run.state).terminal and attempt.state == "ended" and not kept
 
 

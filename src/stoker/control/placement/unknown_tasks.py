@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stoker.control.context import Context
 from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError
 
 if TYPE_CHECKING:
     from stoker.control.fleet import FleetMember
-    from stoker.control.loop import ControlLoop
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ _GRACE = timedelta(seconds=30)
 class UnknownTasks:
     """Belongs to the loop's thread."""
 
-    def __init__(self, loop: ControlLoop) -> None:
-        self._loop = loop
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
         self._seen: dict[str, list[Observation]] = {}
         """By engine: those that the last look at it showed."""
         self._said: set[tuple[str, int]] = set()
@@ -60,6 +60,6 @@ class UnknownTasks:
             for (run, attempt), handle in handles.items():
                 log.info("attempt %d of %s, which the database does not know, is ended", attempt, run)
                 try:
-                    await self._loop.fleet.engine(engine).stop(handle, grace=_GRACE)
+                    await self._ctx.fleet.engine(engine).stop(handle, grace=_GRACE)
                 except EngineError as exc:
                     log.warning("attempt %d of %s: %s", attempt, run, exc)
