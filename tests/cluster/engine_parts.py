@@ -21,7 +21,7 @@ from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import EngineError
 from stoker.settings import Home, Settings
 from stoker.spec import Job
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import RemoteAccess, TaskDir
 from stoker.task.formats import Order, Status
 
 AnyCluster = Cluster | ForeignCluster
@@ -86,7 +86,7 @@ async def phase(directory: TaskDir, *phases: str) -> Status:
         return status if directory.exists() and status is not None and status.phase in phases else None
 
     status = await until(look, f"a task that is {' or '.join(phases)}")
-    if status.phase == "ended" and isinstance(directory, FarTaskDir):
+    if status.phase == "ended" and isinstance(directory, RemoteAccess):
         # Of several files that were written, the one that says so may arrive first.
         await asyncio.to_thread(directory.catch_up, 60.0)
     return status

@@ -24,7 +24,7 @@ from engine_parts import (
 
 from stoker.engine.base import Attempt, Handle, Presence, TaskPlan
 from stoker.engine.kubernetes.engine import KubernetesEngine
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import RemoteAccess, TaskDir
 from stoker.task.formats import Order
 
 pytestmark = pytest.mark.timeout(600)
@@ -69,7 +69,7 @@ def test_it_runs_to_its_end_and_holds(stage: Stage) -> None:
             attempt = plain(stage, command, env={"PRICE": "$5 $(HOME)"}, secrets=["TOKEN"])
             attempt = Attempt(attempt.run, 1, attempt.tasks, job=attempt.job, secrets={"TOKEN": "s3cret"})
             handle, directory = await begun(engine, attempt)
-            assert isinstance(directory, FarTaskDir)
+            assert isinstance(directory, RemoteAccess)
             status = await phase(directory, "ended")
             assert status.ending is not None
             assert (status.ending["kind"], status.ending["code"], status.ending["seq"]) == ("exit", 7, 1)
@@ -176,7 +176,7 @@ def test_its_pod_is_not_made_twice(stage: Stage) -> None:
             found = await seen(engine, lambda one: one.presence is Presence.GONE, "the pod to be gone")
             await engine.submit(attempt)
             assert not stage.kubectl("get", "pods", "-o", "name")
-            assert isinstance(directory, FarTaskDir)
+            assert isinstance(directory, RemoteAccess)
             await asyncio.to_thread(directory.settle, 1)
             kinds = [entry["k"] for entry in directory.journal()[0]]
             assert kinds[-1] == "ended" and found.cause == "lost"

@@ -20,7 +20,7 @@ from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.engine.kubernetes.manifests import pod as render
 from stoker.errors import NotFound
-from stoker.task.directory import FarTaskDir
+from stoker.task.directory import RemoteAccess
 from stoker.task.formats import Order
 
 pytestmark = pytest.mark.timeout(600)
@@ -67,7 +67,7 @@ def test_everybody_runs_as_somebody_and_the_courier_reads_what_they_write(
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
             assert status.ending is not None and status.ending["code"] == 0, lines
             assert lines == printed
-            assert isinstance(directory, FarTaskDir)
+            assert isinstance(directory, RemoteAccess)
             found = await asyncio.to_thread(directory.fetch, "checkpoints/1/one.txt", 0, 100)
             assert found == b"kept\n"
 
@@ -206,7 +206,7 @@ def test_a_launcher_that_is_killed_is_proven_dead_and_what_it_left_is_kept(
             kinds = [entry["k"] for entry in directory.journal()[0]]
             assert kinds.count("starting") == kinds.count("started") == kinds.count("ended") == 1
             assert b"said" in log_of(directory)
-            assert isinstance(directory, FarTaskDir)
+            assert isinstance(directory, RemoteAccess)
             assert await asyncio.to_thread(directory.fetch, "checkpoints/1/a.txt", 0, 9) == b"42\n"
             await engine.submit(attempt_of(stage.job()))
             assert host_processes(container) == {}, "everything beneath it died with it"

@@ -18,7 +18,6 @@ from stoker.engine.kubernetes.courier_client import RemoteTaskDir
 from stoker.errors import BlobDamaged
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.task import layout
-from stoker.task.directory import SharingTaskDir
 from stoker.task.layout import SharedPart
 from stoker.testing.couriers import CourierProcess, far_directory
 from stoker.transfer import carry_checkpoint
@@ -66,7 +65,7 @@ def far(tmp_path: Path, volume: Path) -> Iterator[RemoteTaskDir]:
 
 def test_what_was_complete_is_taken_and_removed(far: RemoteTaskDir, volume: Path, tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
-    assert isinstance(far, SharingTaskDir)
+    assert far.shares
     (volume / "emptied-1a2b").mkdir()
     assert far.parts() == ([LOST], ["emptied-1a2b"])
     for _ in range(2):  # a server that died before it wrote it down asks again

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stoker.launcher.recovery import collect
 from stoker.task.directory import TaskDir
 from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.couriers import CourierProcess, far_directory
@@ -15,7 +16,7 @@ from stoker.testing.taskdir_suite import TaskDirSuite
 class TestNear(TaskDirSuite):
     @contextmanager
     def reach(self, root: Path, scratch: Path) -> Iterator[TaskDir]:
-        yield LocalTaskDir(str(root))
+        yield LocalTaskDir(str(root), collect)
 
 
 class TestFar(TaskDirSuite):

@@ -15,7 +15,8 @@ from stoker.task import formats
 _COLLECT = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from stoker.launcher.recovery import StillHeld, collect, salvage
+from stoker.launcher.recovery import collect, salvage
+from stoker.task.directory import StillHeld
 try:
     if len(sys.argv) > 4:  # they may be too many for the command line
         salvage(sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))

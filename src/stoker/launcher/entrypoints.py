@@ -69,7 +69,8 @@ def _collect(argv: List[str]) -> int:
     directory, generation = _exactly(argv, 2)
     if not generation.isdigit():
         raise _Wrong
-    from stoker.launcher.recovery import StillHeld, collect
+    from stoker.launcher.recovery import collect
+    from stoker.task.directory import StillHeld
 
     try:
         collect(directory, int(generation))

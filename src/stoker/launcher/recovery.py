@@ -15,16 +15,13 @@ from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.launcher.journal import Journal
 from stoker.launcher.process import exit_reason
 from stoker.launcher.task_files import take_lock
+from stoker.task.directory import StillHeld
 
 APART = 500_000_000
 """Beyond it are the numbers of copies made by `salvage`: those before it may be used at the same moment by a task that was
 given up and lives."""
 PATIENCE = 10.0
 """Seconds that a guardian has to end what its launcher left."""
-
-
-class StillHeld(RuntimeError):
-    """A launcher or its guardian holds the directory: it is not dead."""
 
 
 def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> None:

@@ -19,6 +19,7 @@ from stoker.control.controller import Controller
 from stoker.control.logs.reader import LogArchive
 from stoker.engine.local import LocalEngine
 from stoker.errors import StokerError, StoreDamaged, StoreLost
+from stoker.launcher.recovery import collect
 from stoker.server import startup
 from stoker.server.clusters import Kubernetes
 from stoker.server.http_server import Server
@@ -137,7 +138,9 @@ def _take_up(services: Services, epoch: int | None = None) -> None:
         redactor.hide(run_secrets.every(settings.home))  # those that came to a server before this one
         if services.leading is not None:
             store.when_fenced(services.leading.fenced)
-        controller = Controller(settings, store, services.blobs, LocalEngine(settings), Kubernetes(settings))
+        controller = Controller(
+            settings, store, services.blobs, LocalEngine(settings, collect), Kubernetes(settings)
+        )
         services.parts = (store, controller)
         controller.start()
     try:

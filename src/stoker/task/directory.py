@@ -1,8 +1,8 @@
-"""Reaching a task directory: on this machine (`LocalTaskDir`) or behind a courier (the Kubernetes engine's).
+"""Access to a task directory: on this machine (`LocalTaskDir`), or in a pod through its courier (`RemoteTaskDir`).
 
-Reading is the same for both and always cheap: of a far directory the small growing files (journal, status, log,
-metrics) are mirrored on this machine, as far as they have arrived. Writing and everything in `FarTaskDir` goes
-over the wire, blocks, and may raise OSError; call it from a thread, never from an event loop's.
+Reading is the same for both and always cheap: the small growing files of a remote directory (journal, status, log,
+metrics) are mirrored on this machine, as far as they have arrived. Writing, `settle`, `catch_up` and everything in
+`RemoteAccess` may go over the network: it blocks and may raise OSError. Call it from a thread, never from an event loop's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,31 @@ from typing import (
 from stoker.task import formats, layout
 
 
+class StillHeld(RuntimeError):
+    """A launcher or its guardian holds the directory: it is not dead."""
+
+
+class Unreachable(OSError):
+    """The task directory does not answer: its pod, its node or the way there is gone, for now or for good."""
+
+
 class TaskDir(Protocol):
     """What the control loop needs of a task directory, wherever it is. May be used from any thread."""
 
     @property
     def root(self) -> str:
-        """The directory (of a far one: its mirror)."""
+        """The directory (of a remote one: its mirror)."""
+        ...
+
+    @property
+    def turns(self) -> Optional[str]:
+        """The file by which those who move its bytes share what the training leaves of a CPU (see
+        `stoker.linux.idle_throttle`). None: the training is on another machine."""
+        ...
+
+    @property
+    def shares(self) -> bool:
+        """Whether its checkpoints are on a volume with those of other tasks: then it is a `SharingTaskDir`."""
         ...
 
     def write_order(self, order: formats.Order) -> None: ...
@@ -45,10 +64,26 @@ class TaskDir(Protocol):
     def size(self, path: str) -> int: ...
     def list(self, path: str = "") -> List[str]: ...
 
+    def settle(self, generation: int) -> None:
+        """The launcher is proven dead and will not come back: journal what was complete, and `lost` (see
+        stoker.launcher.recovery). Afterwards everything it left can be read. Raises StillHeld, and
+        Unreachable: then what has arrived counts."""
+        ...
+
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until everything written there by now can be read. False: not within the time."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """The task is given up: from now on everything that goes over the network fails at once, also what was being
+        tried again. What has arrived can be read. Never blocks."""
+        ...
+
 
 @runtime_checkable
-class FarTaskDir(TaskDir, Protocol):
-    """A task directory behind a courier. Everything may be repeated; what was cut short goes on where it was."""
+class RemoteAccess(TaskDir, Protocol):
+    """A task directory behind a courier: how its bytes are moved. Used by `stoker.transfer` alone. Everything may be
+    repeated; what was cut short goes on where it was."""
 
     def place(
         self, manifest: bytes, path: str, blob: Callable[[str], BinaryIO], *, replace: bool = False
@@ -71,28 +106,10 @@ class FarTaskDir(TaskDir, Protocol):
         """Remove a file or tree there. Absent is success."""
         ...
 
-    def settle(self, generation: int) -> None:
-        """The launcher is proven dead and will not come back: journal what was complete, and `lost` (see
-        stoker.launcher.recovery). Afterwards everything it left has arrived in the mirror."""
-        ...
 
-    def catch_up(self, timeout: float) -> bool:
-        """Wait until everything written there by now has arrived in the mirror. False: it has not in time."""
-        ...
-
-    def abandon(self, reason: str) -> None:
-        """Nobody asks there any more: from now on everything that goes over the wire fails at once, also what was
-        being tried again. What has arrived can be read. Never blocks."""
-        ...
-
-
-@runtime_checkable
-class SharingTaskDir(FarTaskDir, Protocol):
-    """One whose checkpoints may be on a volume with those of other tasks of this server. `fetch` and `discard` also take
-    paths there (`layout.Part.path`)."""
-
-    shares: bool
-    """Whether they are."""
+class SharingTaskDir(RemoteAccess, Protocol):
+    """One whose checkpoints are on a volume with those of other tasks of this server. `fetch` and `discard` also take
+    paths there (`layout.SharedPart.path`)."""
 
     def parts(self) -> Tuple[List[layout.SharedPart], List[str]]:
         """Whose parts are there, as far as this one may see them, its own too; and the runs whose directories there are

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type
 
 from stoker.task import formats, layout
 
@@ -23,8 +23,27 @@ class UnsafePath(OSError):
 class LocalTaskDir:
     """Cheap to make; holds no descriptors between calls; may be used from any thread."""
 
-    def __init__(self, root: str) -> None:
+    shares = False
+
+    def __init__(self, root: str, collect: Optional[Callable[[str, int], None]] = None) -> None:
+        """`collect`: how a directory is settled after its launcher's death (`stoker.launcher.recovery.collect`)."""
         self.root = root
+        self._collect = collect
+
+    @property
+    def turns(self) -> Optional[str]:
+        return f"{self.root}/{layout.TURNS}"
+
+    def settle(self, generation: int) -> None:
+        if self._collect is None:
+            raise RuntimeError(f"{self.root} was opened without a way to settle it")
+        self._collect(self.root, generation)
+
+    def catch_up(self, timeout: float) -> bool:
+        return True
+
+    def abandon(self, reason: str) -> None:
+        """Nothing goes over the network here."""
 
     # -- what the server writes ------------------------------------------------------------------------------
 

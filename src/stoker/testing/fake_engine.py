@@ -22,6 +22,7 @@ from stoker.engine.change_feed import ChangeFeed
 from stoker.engine.local.tasks import directories
 from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
+from stoker.launcher.recovery import collect
 from stoker.settings import Home
 from stoker.spec import Job, refuse_unsupported
 from stoker.task import formats, layout
@@ -37,7 +38,7 @@ class FakeTaskDir(LocalTaskDir):
     def __init__(
         self, root: str, ordered: Callable[[], None], arrived: Callable[[], bool] = lambda: True
     ) -> None:
-        super().__init__(root)
+        super().__init__(root, collect)
         self._ordered = ordered
         self._arrived = arrived
 

@@ -23,10 +23,9 @@ import pytest
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.launcher.journal import Journal
-from stoker.launcher.recovery import collect
 from stoker.spec.tree import Tree, TreeFile
 from stoker.task import formats, layout
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import TaskDir
 from stoker.task.local_directory import UnsafePath
 from stoker.transfer import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
 
@@ -79,8 +78,7 @@ class TaskDirSuite:
 
     def arrive(self) -> None:
         """Everything that is there now can be read."""
-        if isinstance(self.dir, FarTaskDir):
-            assert self.dir.catch_up(WAIT)
+        assert self.dir.catch_up(WAIT)
 
     def write(self, path: str, data: bytes) -> None:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -467,10 +465,7 @@ class TaskDirSuite:
         journal.close()
         self.write(layout.segment(0), b"o 1 a whole line\no 1 half a li")
         for _ in range(2):
-            if isinstance(self.dir, FarTaskDir):
-                self.dir.settle(1)
-            else:
-                collect(str(self.root), 1)
+            self.dir.settle(1)
             entries, _ = self.dir.journal()
             assert [(entry["k"], entry.get("kind")) for entry in entries] == [
                 ("starting", None),

@@ -19,7 +19,7 @@ from pathlib import Path
 from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, TooLarge
 from stoker.linux.idle_throttle import Pause, none
-from stoker.task.directory import FarTaskDir
+from stoker.task.directory import RemoteAccess
 
 RANGE = 4 << 20
 """Bytes that are asked for at a time."""
@@ -31,7 +31,7 @@ _PARTS = ".fetch"
 class FetchedFiles:
     """What a task handed over: digests and sizes. One process and one journey at a time; any thread of it."""
 
-    def __init__(self, task_dir: FarTaskDir) -> None:
+    def __init__(self, task_dir: RemoteAccess) -> None:
         root = Path(task_dir.root)
         self._path = root.with_name(f"{root.name}.taken")
         """Not in the mirror, which is dropped now and then."""
@@ -63,7 +63,7 @@ class FetchedFiles:
 class Fetcher:
     """Brings files of one far directory. Its threads end with `close`, or the `with` block."""
 
-    def __init__(self, task_dir: FarTaskDir) -> None:
+    def __init__(self, task_dir: RemoteAccess) -> None:
         self._task_dir = task_dir
         self._parts = Path(task_dir.root) / _PARTS
         self._parts.mkdir(mode=0o700, exist_ok=True)

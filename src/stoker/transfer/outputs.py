@@ -13,7 +13,7 @@ from stoker.blobs import BlobStore
 from stoker.errors import BlobDamaged, DiskFull, SpecError, TooLarge
 from stoker.spec.tree import TreeFile, check_link, check_path
 from stoker.task import layout
-from stoker.task.directory import FarTaskDir
+from stoker.task.directory import RemoteAccess
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import Found, open_beneath
 from stoker.transfer.fetch import FetchedFiles, Fetcher, store
@@ -47,7 +47,7 @@ def copy(task_dir: LocalTaskDir, blobs: BlobStore, max_entries: int, max_bytes: 
 
 
 def fetch(
-    task_dir: FarTaskDir, blobs: BlobStore, max_entries: int, max_bytes: int, known: str | None
+    task_dir: RemoteAccess, blobs: BlobStore, max_entries: int, max_bytes: int, known: str | None
 ) -> list[TreeFile]:
     """The outputs of a directory elsewhere, fetched and stored. `known`: a tree of which nothing need be fetched."""
     try:
@@ -90,7 +90,7 @@ def plain_mode(mode: int) -> int:
 class _Contents:
     """Contents of a far directory on their way into the store. Any thread."""
 
-    def __init__(self, task_dir: FarTaskDir, blobs: BlobStore, known: str | None, spare: int) -> None:
+    def __init__(self, task_dir: RemoteAccess, blobs: BlobStore, known: str | None, spare: int) -> None:
         """`spare`: bytes by which a file may have grown since it was listed."""
         self._blobs = blobs
         self._taken = FetchedFiles(task_dir)

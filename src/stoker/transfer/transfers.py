@@ -22,7 +22,7 @@ from stoker.errors import BlobDamaged, NotFound, SpecError, TooLarge
 from stoker.linux.idle_throttle import Pause, none
 from stoker.spec.tree import Tree, TreeFile, check_digest
 from stoker.task import layout
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import RemoteAccess, TaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
 from stoker.task.safe_open import open_beneath
@@ -44,7 +44,7 @@ APART_NAMED = 20
 def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
     """Place a code tree as the task's working directory. Once it is there it is left alone: the directory
     appears complete or not at all, and from then on it is the task's."""
-    if isinstance(task_dir, FarTaskDir):
+    if isinstance(task_dir, RemoteAccess):
         task_dir.place(blobs.tree(digest).canonical(), layout.CODE, blobs.open)
         return
     if task_dir.list(layout.CODE):
@@ -71,11 +71,11 @@ def carry_checkpoint(
     task's part of the volume that this one shares (see `stoker.task.directory.SharingTaskDir`), and stays until that goes.
     `pause`: see `stoker.linux.idle_throttle`. `rename`: what its files are called in the tree.
     """
-    tree = _manifest(staged, far=isinstance(task_dir, FarTaskDir))
+    tree = _manifest(staged, far=isinstance(task_dir, RemoteAccess))
     directory = layout.staged(_number(staged))
     if part is not None:
         directory = f"{part.path}/{directory}"
-    if isinstance(task_dir, FarTaskDir):
+    if isinstance(task_dir, RemoteAccess):
         _fetch_checkpoint(task_dir, directory, tree, blobs, pause)
     else:
         near = _near(task_dir)
@@ -119,7 +119,7 @@ def carry_outputs(
     links, devices, pipes and sockets are not outputs. A name that is not UTF-8 is kept with escapes. `known`: the
     outputs that were brought; what is unchanged in a far directory is not fetched again.
     """
-    if isinstance(task_dir, FarTaskDir):
+    if isinstance(task_dir, RemoteAccess):
         files = outputs.fetch(task_dir, blobs, max_entries, max_bytes, known)
     else:
         files = outputs.copy(_near(task_dir), blobs, max_entries, max_bytes)
@@ -159,7 +159,7 @@ def outputs_for(blobs: BlobStore, outputs: Mapping[str, Any], place: int) -> str
 
 def bring_outputs(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
     """What earlier attempts of the run left as outputs is there again for the next one to add to."""
-    if isinstance(task_dir, FarTaskDir):
+    if isinstance(task_dir, RemoteAccess):
         task_dir.place(blobs.tree(digest).canonical(), layout.OUTPUT, blobs.open, replace=True)
         return
     root = open_beneath(task_dir.root, "")
@@ -174,7 +174,7 @@ def restore_checkpoint(
 ) -> None:
     """Make this generation's checkpoint directory hold exactly this checkpoint, every byte verified on the way
     (BlobDamaged, and no directory, if one is not as it was). `rename`: what its files are called there."""
-    if isinstance(task_dir, FarTaskDir):
+    if isinstance(task_dir, RemoteAccess):
         tree = blobs.tree(digest)
         manifest = (tree if rename is None else tree.renamed(rename)).canonical()
         task_dir.place(manifest, layout.checkpoints(int(generation)), blobs.open, replace=True)
@@ -275,7 +275,7 @@ def _sums(task_dir: LocalTaskDir) -> dict[str, str]:
 
 
 def _fetch_checkpoint(
-    task_dir: FarTaskDir, directory: str, tree: Tree, blobs: BlobStore, pause: Pause
+    task_dir: RemoteAccess, directory: str, tree: Tree, blobs: BlobStore, pause: Pause
 ) -> None:
     taken = FetchedFiles(task_dir)
     wanted = {file.sha256: file for file in tree.files}
@@ -301,7 +301,7 @@ def _fetch_checkpoint(
 def _remove(task_dir: TaskDir, directory: str, name: str) -> None:
     """Take a name out of the directory; what cannot be removed is left for whoever removes the whole."""
     with contextlib.suppress(OSError):
-        if isinstance(task_dir, FarTaskDir):
+        if isinstance(task_dir, RemoteAccess):
             task_dir.discard(f"{directory}/{name}")
             return
         fd = open_beneath(task_dir.root, directory)

@@ -18,7 +18,6 @@ from stoker.control.startup.salvage import Salvage, carried, over, remove, stage
 from stoker.errors import NotFound
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, CheckpointRow
 from stoker.task import layout
-from stoker.task.directory import SharingTaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.layout import SharedPart
 from stoker.task.local_directory import LocalTaskDir
@@ -115,7 +114,7 @@ class Rows:
 @pytest.fixture
 def shared(tmp_path: Path) -> Shared:
     found = Shared(tmp_path)
-    assert isinstance(found, SharingTaskDir)
+    assert found.shares
     return found
 
 

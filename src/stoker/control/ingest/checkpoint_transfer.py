@@ -7,8 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker.blobs import BlobStore
 from stoker.linux.idle_throttle import IdleThrottle, Pause
-from stoker.task import layout
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import TaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.transfer import carry_checkpoint
 
@@ -39,10 +38,9 @@ class CheckpointTransfers:
 
         def work() -> tuple[str, int]:
             self._go_on()
-            if isinstance(directory, FarTaskDir):
+            if directory.turns is None:
                 return carry_checkpoint(directory, staged, blobs, pause=self._go_on, rename=rename)
-            turns = f"{directory.root}/{layout.TURNS}"
-            with IdleThrottle(lambda: self._closing or hurried(), turns) as rests:
+            with IdleThrottle(lambda: self._closing or hurried(), directory.turns) as rests:
                 pause = self._pause(rests.pause)
                 return carry_checkpoint(directory, staged, blobs, pause=pause, rename=rename)
 

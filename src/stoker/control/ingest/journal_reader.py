@@ -38,7 +38,7 @@ from stoker.store.rows import (
     Point,
 )
 from stoker.task import fencing, layout
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import TaskDir
 from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_lines, split_lines
 from stoker.task.local_directory import UnsafePath
 from stoker.transfer import carry_checkpoint
@@ -227,8 +227,7 @@ class JournalReader:
 
     def _rest(self, found: Intake, *, final: bool) -> None:
         """What was written between the reads above and the ending is there now, and it is the last of it."""
-        if isinstance(self.directory, FarTaskDir):
-            self.directory.catch_up(_CATCH_UP)
+        self.directory.catch_up(_CATCH_UP)
         before = -1, -1
         while before != (len(found.points), found.log_bytes):
             before = len(found.points), found.log_bytes

@@ -17,7 +17,6 @@ from stoker.engine.base import Observation, Presence, Watches
 from stoker.errors import EngineUnavailable
 from stoker.store.rows import AddEvent, EventRow
 from stoker.task import fencing
-from stoker.task.directory import FarTaskDir
 
 if TYPE_CHECKING:
     from stoker.control.state import LiveRun, LiveTask
@@ -241,7 +240,7 @@ class EngineWatcher:
             return
         self._parting.add(one)
         try:
-            if isinstance(directory, FarTaskDir):
+            if directory is not None:
                 await asyncio.to_thread(directory.catch_up, _LAST_WORDS)
         finally:
             self._parting.discard(one)
@@ -250,7 +249,7 @@ class EngineWatcher:
             return
         task.gone = f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
         task.given_up = True
-        if isinstance(directory, FarTaskDir):
+        if directory is not None:
             directory.abandon(task.gone)
         self._ctx.wakeups.kick(live, task.name)
 

@@ -14,9 +14,8 @@ from stoker.control.ingest.journal_reader import OURS, Intake
 from stoker.control.policy import outcome
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Presence
-from stoker.launcher.recovery import StillHeld, collect
 from stoker.spec.states import Cause
-from stoker.task.directory import FarTaskDir, TaskDir
+from stoker.task.directory import StillHeld, TaskDir, Unreachable
 from stoker.task.formats import Ending, Status
 
 log = logging.getLogger(__name__)
@@ -165,16 +164,12 @@ class TaskReader:
 
     def _settle(self, live: LiveRun, task: LiveTask, directory: TaskDir) -> None:
         """Have it journalled what the dead launcher had complete. What cannot be reached any more is lost."""
-        if isinstance(directory, FarTaskDir):
-            if task.seen is None or task.seen.presence is Presence.GONE:
-                try:
-                    directory.settle(task.generation)
-                except OSError as exc:
-                    log.info(
-                        "run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc
-                    )
-        else:
-            collect(directory.root, task.generation)
+        if task.seen is not None and task.seen.presence is not Presence.GONE:
+            return  # given up without proof: it may live
+        try:
+            directory.settle(task.generation)
+        except Unreachable as exc:
+            log.info("run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc)
 
 
 def _port_taken(found: Ending) -> bool:

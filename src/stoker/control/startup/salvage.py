@@ -29,7 +29,7 @@ from stoker.spec.states import RunState
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow
 from stoker.task import layout
-from stoker.task.directory import SharingTaskDir
+from stoker.task.directory import SharingTaskDir, TaskDir
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.layout import SharedPart
 from stoker.transfer import carry_checkpoint
@@ -164,7 +164,7 @@ def staged_of(entries: Sequence[Mapping[str, Any]]) -> list[StagedCheckpoint]:
     return list(found.values())
 
 
-def remove(directory: Any, part: SharedPart) -> None:
+def remove(directory: TaskDir, part: SharedPart) -> None:
     """Take a part away, where its user lets us. OSError: there is nobody to do it."""
     if not _sharing(directory):
         return
@@ -176,13 +176,13 @@ def remove(directory: Any, part: SharedPart) -> None:
         log.info("%s is not removed from the shared volume: %s", part.name, exc)
 
 
-def shares(directory: Any) -> bool:
+def shares(directory: TaskDir | None) -> bool:
     """Whether what is in it outlives it, on a volume."""
     return _sharing(directory)
 
 
-def _sharing(directory: Any) -> TypeGuard[SharingTaskDir]:
-    return isinstance(directory, SharingTaskDir) and directory.shares
+def _sharing(directory: TaskDir | None) -> TypeGuard[SharingTaskDir]:
+    return directory is not None and directory.shares
 
 
 def _refused(run: str, name: object, why: object) -> AddEvent:

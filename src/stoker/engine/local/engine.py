@@ -53,8 +53,10 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, collect: Callable[[str, int], None] | None = None) -> None:
+        """`collect`: settles the directory of a task whose launcher is dead (`stoker.launcher.recovery.collect`)."""
         self.settings = settings
+        self._collect = collect
         self.home = settings.home
         self._gpus = Gpus()
         records = TaskRecords(self.home.engine / "tasks")
@@ -162,7 +164,8 @@ class LocalEngine:
             await _all(self._stop(known, grace.total_seconds()) for known in wanted)
 
     async def reach(self, handle: Handle, task: str) -> LocalTaskDir:
-        return LocalTaskDir(str(directories.path_of(self.home.tasks, TaskPlace(*_parsed(handle), task))))
+        path = directories.path_of(self.home.tasks, TaskPlace(*_parsed(handle), task))
+        return LocalTaskDir(str(path), self._collect)
 
     async def remove(self, handle: Handle) -> None:
         await self._clear(handle, directories.discard)

@@ -14,12 +14,13 @@ from typing import Any
 from stoker.engine.kubernetes.courier_client.transport import Transport
 from stoker.errors import BlobDamaged, StokerError
 from stoker.task import courier_protocol
+from stoker.task.directory import Unreachable
 from stoker.task.local_directory import UnsafePath
 
 Answer = tuple[int, Mapping[str, str], bytes]
 
 
-class CourierLost(OSError):
+class CourierLost(Unreachable):
     """No authentic answer: the pod, its node or the way there is gone, for now or for good. Says nothing about
     the task. Its errno is EIO, so that whoever carries something tries again."""
 
@@ -27,7 +28,7 @@ class CourierLost(OSError):
         super().__init__(errno.EIO, f"the task's courier does not answer: {reason}")
 
 
-class CourierGone(OSError):
+class CourierGone(Unreachable):
     """The pod is proven gone: nobody will ever answer. Not tried again by anybody."""
 
     def __init__(self, reason: str) -> None:

@@ -51,6 +51,10 @@ class RemoteTaskDir:
         self._calls = BlockingCalls(courier, loop, patience)
         self._near = LocalTaskDir(str(mirror.root))
 
+    @property
+    def turns(self) -> None:
+        return None
+
     def abandon(self, reason: str) -> None:
         """The pod is proven gone: from now on everything that needs its courier fails at once (CourierGone). What
         has arrived can be read."""

@@ -30,6 +30,7 @@ from stoker.errors import EngineError, StokerError
 from stoker.settings import LogSettings
 from stoker.spec.states import Cause
 from stoker.task import formats, layout
+from stoker.task.directory import Unreachable
 from stoker.task.formats import Ending, Order, Status
 from stoker.task.local_directory import LocalTaskDir
 
@@ -50,12 +51,16 @@ server that does not answer at all is waited for."""
 
 
 class LauncherlessTaskDir(LocalTaskDir):
-    """Implements stoker.task.directory.FarTaskDir for a pod without a courier. Reading is from what the server wrote."""
+    """Implements stoker.task.directory.RemoteAccess for a pod without a courier. Reading is from what the server wrote."""
 
     def __init__(self, task: LauncherlessTask, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(str(task.root))
         self._task = task
         self._loop = loop
+
+    @property
+    def turns(self) -> None:
+        return None
 
     def exists(self) -> bool:
         """Its container has been started: before that the cluster says why not."""
@@ -103,7 +108,7 @@ class LauncherlessTaskDir(LocalTaskDir):
         try:
             asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
         except StokerError as exc:
-            raise OSError(5, exc.message, self.root) from exc
+            raise Unreachable(5, exc.message, self.root) from exc
 
 
 class LauncherlessTask:
