@@ -249,12 +249,12 @@ def test_what_an_earlier_session_still_has_to_say_is_nothing_to_this_one(rig: Ri
     loop = rig.controller._loop
 
     async def story() -> None:
-        before = loop.runs[row.id]
-        loop.runs[row.id] = replace(before, working=None)
+        before = loop.context.runs[row.id]
+        loop.context.runs[row.id] = replace(before, working=None)
         wanted, before.working = before.working, None
         loop.kick(before)
         assert before.working is None
-        loop.runs[row.id], before.working = before, wanted
+        loop.context.runs[row.id], before.working = before, wanted
 
     loop.ask(story)
 
@@ -262,7 +262,7 @@ def test_what_an_earlier_session_still_has_to_say_is_nothing_to_this_one(rig: Ri
 def test_an_attempt_that_cannot_be_removed_yet_stops_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.control.runs.reconcile._CLEAN_AGAIN", 0.1)
+    monkeypatch.setattr("stoker.control.runs.cleanup._CLEAN_AGAIN", 0.1)
     remove, refused = rig.engine.remove, []
 
     async def late(handle: Any) -> None:

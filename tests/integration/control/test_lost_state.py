@@ -178,7 +178,7 @@ def test_a_run_that_the_copy_does_not_know_at_all_is_left_alone_until_it_is_forg
         rig.controller.forget(["nothing-1"])
     known = rig.submit("train")
     assert rig.ended(known.id).state == "succeeded", "by then it has been looked at the tasks many times"
-    assert _alive(rig) == {row.id, other.id}
+    wait(lambda: _alive(rig) == {row.id, other.id})
     (forgotten,) = rig.controller.forget([row.id])
     assert (forgotten["name"], len(forgotten["tasks"])) == (row.name, 1)
     wait(lambda: _alive(rig) == {other.id})

@@ -32,9 +32,8 @@ def test_what_retention_dropped_is_freed(tmp_path: Path, monkeypatch: pytest.Mon
         os.utime(path, (0, 0))
     store.apply([UpdateCheckpoint("ck-0", {"kept": False})])
     monkeypatch.setattr(maintenance, "_FREE_EVERY", 0.01)
-    sweeper = maintenance.Sweeper(store, blobs, Home(tmp_path))
     # The second is in the list although the store keeps it: the store decides.
-    sweeper.dropped.update({trees[0][0], trees[1][0]})
+    sweeper = maintenance.Sweeper(store, blobs, Home(tmp_path), {trees[0][0], trees[1][0]})
 
     async def until_freed() -> None:
         sweeping = asyncio.create_task(sweeper.run())
@@ -55,7 +54,7 @@ def test_nothing_is_swept_that_a_lost_run_may_need(tmp_path: Path) -> None:
         weights = _old(blobs, b"weights of the lost run")
         home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n{"torn')
         (home.tasks / "older-1").mkdir(parents=True)  # its line in the ledger is the torn one
-        sweeper = maintenance.Sweeper(store, blobs, home)
+        sweeper = maintenance.Sweeper(store, blobs, home, set())
         assert sweeper.sweep() is None and blobs.has(weights)
         assert [entry["id"] for entry in sweeper.unknown] == ["older-1", "lost-1"]
         home.ledger.write_text('{"id": "lost-1", "name": "lost", "t": 1.0}\n')
@@ -70,7 +69,7 @@ def test_a_database_without_runs_sweeps_nothing(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path / "blobs")
     weights = _old(blobs, b"weights")
     with Store.open(tmp_path / "stoker.db") as store:
-        assert maintenance.Sweeper(store, blobs, Home(tmp_path)).sweep() is None and blobs.has(weights)
+        assert maintenance.Sweeper(store, blobs, Home(tmp_path), set()).sweep() is None and blobs.has(weights)
 
 
 def _old(blobs: BlobStore, content: bytes) -> str:

@@ -48,10 +48,9 @@ def ended(directory: Directory, task: Any) -> list[str]:
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             spawned.append(asyncio.ensure_future(work))
 
-        loop = SimpleNamespace(
+        ctx = SimpleNamespace(
             fleet=SimpleNamespace(engine=lambda name: SimpleNamespace(stop=stop)),
-            spawn=spawn,
-            observe_from_anywhere=lambda: None,
+            wakeups=SimpleNamespace(spawn=spawn, observe_from_anywhere=lambda: None),
         )
         live = SimpleNamespace(
             id="digits-7f3k",
@@ -64,7 +63,7 @@ def ended(directory: Directory, task: Any) -> list[str]:
             handle={},
         )
         task.directory = directory
-        await Shutdown(loop).stop(live, [task], brief=True)  # type: ignore[arg-type]
+        await Shutdown(ctx).stop(live, [task], brief=True)  # type: ignore[arg-type]
         await asyncio.gather(*spawned)
 
     asyncio.run(story())

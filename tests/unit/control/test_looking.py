@@ -25,8 +25,11 @@ class Pump:
 
 
 class Loop:
+    """A context whose wake-ups are written down."""
+
     def __init__(self) -> None:
         self.later: list[float] = []
+        self.wakeups = self
 
     def kick_later(self, live: Any, delay: float) -> None:
         self.later.append(delay)

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from stoker.control.checkpoints import refusals as refusing
-from stoker.control.runs import debug_hold
+from stoker.control.policy import hold
 from stoker.control.startup import salvage
 from stoker.engine.base import ASIDE_FOR
 from stoker.spec import refusals
@@ -83,5 +83,5 @@ def test_files_that_are_left_on_a_volume_are_not_swept_for_a_while() -> None:
     assert salvage.over(run, attempt)
     fresh = replace(attempt, ended_at=time.time() - ASIDE_FOR + 60)
     assert not salvage.over(run, fresh)
-    assert debug_hold.files_of(fresh) == "shared/r"
+    assert hold.files_of(fresh) == "shared/r"
     assert salvage.over(run, replace(fresh, evidence={}))
