@@ -376,7 +376,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path, python: str) ->
         tmp_path,
         """
         import os, signal, torch, torch.distributed as dist, stoker
-        from stoker.sdk import saving
+        from stoker.sdk import async_save
         dist.init_process_group("gloo", init_method=os.environ["INIT"], rank=int(os.environ["RANK"]),
                                 world_size=int(os.environ["WORLD_SIZE"]))
         rank = dist.get_rank()
@@ -386,7 +386,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path, python: str) ->
         dist.barrier()
         assert os.listdir("checkpoints") == ["step-1"]
         # One rank cannot write its part.
-        writer = saving.saver()._writer._process.pid
+        writer = async_save.saver()._writer._process.pid
         if rank == 1:
             os.kill(writer, signal.SIGSTOP)
         stoker.checkpoint.save_sharded(state, step=2)

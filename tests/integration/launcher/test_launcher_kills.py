@@ -252,11 +252,12 @@ def test_a_guardian_stays_when_nobody_hears_that_it_has_started(task: Make) -> N
     it = task()
     code = """
         import os, sys
-        from stoker.launcher import linux, starting
+        from stoker.launcher.forkserver import child
+        from stoker.linux import process
         reader, writer = os.pipe()
         os.close(reader)
         request = {"directory": sys.argv[1], "pid_namespace": False, "record": sys.argv[1] + "/engine.json"}
-        starting.Start(request, writer, None, linux.boot_id()).intermediate()
+        child.StartRequest(request, writer, None, process.boot_id()).intermediate()
     """
     guardian = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(it.root)])
     try:

@@ -181,7 +181,7 @@ def test_a_row_that_arrives_otherwise_stops_everything(
         assert store._database.read(row_copy.is_empty)
 
 
-MOVE = "import sys; from stoker.store import moving; print('go', flush=True); moving.move(sys.argv[1], sys.argv[2], lease=1.0); print('done')"
+MOVE = "import sys; from stoker.store import relocation; print('go', flush=True); relocation.move(sys.argv[1], sys.argv[2], lease=1.0); print('done')"
 
 
 def test_killed_on_the_way_it_is_done_again(url: str, path: Path) -> None:

@@ -378,7 +378,7 @@ def test_doctor_finds_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_process_is_not_called_dead_for_want_of_descriptors() -> None:
     code = """
         import os, resource
-        from stoker.engine.local import cgroups, processes
+        from stoker.engine.local.host import cgroups, processes
         me = processes.Identity(processes.boot_id(), os.getpid(), int(processes.stat_fields(os.getpid())[19]))
         assert processes.is_alive(me, "")
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))

@@ -17,8 +17,8 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a
 
 OTHER = """
 import sys
-from stoker.engine.port_allocator import Ports
-ports = Ports(range(int(sys.argv[1]), int(sys.argv[2])))
+from stoker.engine.port_allocator import PortAllocator
+ports = PortAllocator(range(int(sys.argv[1]), int(sys.argv[2])))
 for line in sys.stdin:
     verb, *numbers = line.split()
     if verb == "take":

@@ -211,15 +211,15 @@ linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only a threa
 
 PRELUDE = """
 import os, signal, sys, time
-from stoker.sdk import saving
+from stoker.sdk import async_save
 class Bytes:
     def __init__(self, data): self.data, self.size = data, len(data)
     def fill(self, memory): memory.map[: self.size] = self.data
 def keep(name, data):
     request = {"name": name, "step": 1, "metrics": {}, "keep": None, "files": {"": [["raw", [0, len(data)]]]}}
-    saving.saver().save(Bytes(data), request)
+    async_save.saver().save(Bytes(data), request)
 def writer():
-    return saving.saver()._writer._process.pid
+    return async_save.saver()._writer._process.pid
 """
 
 
@@ -302,20 +302,20 @@ def test_a_writer_that_was_killed_is_an_error_and_the_next_save_starts_another(t
         there,
         """
         keep("first", b"1")
-        saving.saver().wait()
+        async_save.saver().wait()
         first = writer()
         os.kill(first, signal.SIGSTOP)
         keep("second", b"2")
         os.kill(first, signal.SIGKILL)
         try:
-            saving.saver().wait()
+            async_save.saver().wait()
         except RuntimeError as exc:
             print(exc)
         keep("third", b"3")
         assert writer() != first
         os.kill(writer(), signal.SIGKILL)  # while it has nothing to do, or much
         try:
-            saving.saver().wait()
+            async_save.saver().wait()
         except RuntimeError:
             pass
         keep("fourth", b"4")
@@ -335,12 +335,12 @@ def test_a_forked_child_neither_waits_for_its_parent_nor_holds_its_writer(there:
         mine = writer()
         child = os.fork()
         if child == 0:
-            assert saving.saver().pending is None
+            assert async_save.saver().pending is None
             keep("child", b"2")
-            saving.saver().finish()
+            async_save.saver().finish()
             time.sleep(30)
             os._exit(0)
-        saving.saver().finish()  # returns only when the writer has seen the end of its pipe
+        async_save.saver().finish()  # returns only when the writer has seen the end of its pipe
         print(os.path.exists(f"/proc/{mine}"))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

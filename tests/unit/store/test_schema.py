@@ -159,7 +159,7 @@ OWN_WORDS = {
 def test_one_databases_words_stay_in_its_files(path: Path, database: str) -> None:
     if path.name.startswith(database):
         return
-    own_files = re.compile(rf"from stoker\.store\.{database}\w* import|{database}Dialect", re.I)
+    own_files = re.compile(rf"from stoker\.store\.dialects\.{database}\w* import|{database}Dialect", re.I)
     for number, line in enumerate(_without_docstrings(path).splitlines(), 1):
         found = re.search(OWN_WORDS[database], own_files.sub("", line), re.I)
         assert not found, f"{path.name}:{number}: {line.strip()}"
