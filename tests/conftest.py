@@ -17,6 +17,9 @@ settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True
 settings.register_profile("soak", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("soak" if os.environ.get("STOKER_SEEDS") else "ci")
 
+# Also for the servers that tests start: a transition that is not in its table is a failure.
+os.environ.setdefault("STOKER_STRICT_TRANSITIONS", "1")
+
 # What runs in the background of a shell ignores these, and its children with it; the tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

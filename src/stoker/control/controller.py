@@ -157,9 +157,8 @@ class Controller:
         if not isinstance(engine, Shows):
             return None
         row = _imagined(job, record)
-        nowhere = {"node": "", "gpus": []}
         plans = [
-            plan_of(row, LiveTask(name, part, index, place=nowhere), "", self._settings)
+            plan_of(row, LiveTask(name, part, index), "", self._settings)
             for part in parts_of(job)
             for index, name in enumerate(part.names)
         ]

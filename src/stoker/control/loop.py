@@ -244,7 +244,7 @@ class ControlLoop:
             attempt = await asyncio.to_thread(self.context.store.attempt, row.id, row.attempt)
             attempt = adoption.at_newest_incarnations(attempt, seen)
             live.begin(attempt)
-            leaving = [place["number"] for place in attempt.placement.values() if place.get("leaving")]
+            leaving = [place.number for place in attempt.placement.values() if place.leaving]
             request = self.context.fleet.request(row, live.job)
             self.context.scheduler.adopt(request, live.places, numbers_of(attempt), leaving)
             self._admission.adopt(live, attempt)

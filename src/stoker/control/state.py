@@ -13,11 +13,15 @@ from stoker.control.fleet import Wait
 from stoker.control.ingest.journal_reader import JournalReader
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.policy.outcome import Outcome
+from stoker.control.policy.task_phases import TABLE, TaskEvent, TaskPhase
 from stoker.engine.base import Handle, Observation
 from stoker.scheduling import Place
 from stoker.spec import Job
 from stoker.spec.roles import RoleTasks
+from stoker.spec.run_transitions import TABLE as RUN_TABLE
+from stoker.spec.run_transitions import RunEvent
 from stoker.spec.states import RunState
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import AttemptRow, RunRow
 from stoker.task.directory import TaskDir
 
@@ -32,100 +36,125 @@ class LiveTask:
     incarnation: int = 1
     generation: int = 1
     """Of its newest body, or of the one it is to start next."""
-    place: dict[str, Any] = field(default_factory=dict)
-    """Its entry of the attempt's placement, as recorded. `ordered`: the incarnation that had an order last."""
+    place: TaskPlacement = field(default_factory=TaskPlacement)
+    """As recorded; changed in memory before it is recorded."""
+    phase: TaskPhase = TaskPhase.PENDING
+    """Changed by `happened` only."""
     directory: TaskDir | None = None
     """Reached and there."""
-    ordered: bool = False
-    """It has the order to run its generation."""
     pump: JournalReader | None = None
     verdict: Outcome | None = None
     """How its newest body ended; None while it runs or waits."""
     ended: float = 0.0
     """When, by the clock of its own machine."""
-    told: bool = False
-    """It was told to stop before it ended."""
+    stop_sent: str | None = None
+    """What it was told before it ended: stop | kill."""
     forced: bool = False
     """The engine was asked to end it, because it did not stop in time."""
-    outside: bool = False
-    """Its launcher was told to end, and not by us: it starts nothing any more."""
-    hastened: float | None = None
-    """Monotonic time at which the engine was asked to end what is left of such a one."""
+    stop_deadline: float | None = None
+    """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    telling: asyncio.Future[None] | None = None
+    """The order to stop is being written, and may not have arrived."""
     gone: str | None = None
-    """Proof that its launcher is dead."""
+    """Proof that its launcher is dead, or why it was given up."""
     given_up: bool = False
     """Gone without proof: silent for too long."""
     replaced_silent: bool = False
     """It stands in for one that was given up."""
+    hastened: float | None = None
+    """Monotonic time at which the engine was asked to end a launcher that is closing."""
     seen: Observation | None = None
     """How the engine last showed it."""
-    wait: Wait | None = None
-    """Why it is not up yet."""
     missing: int = 0
     """How many looks in a row the engine did not list it."""
-    stop_sent: str | None = None
-    """Which stop was ordered already: stop | kill."""
-    telling: asyncio.Future[None] | None = None
-    """It is being told that, and may not have heard it yet."""
-    stop_deadline: float | None = None
-    """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    wait: Wait | None = None
+    """Why it is not up yet."""
     unjournalled_since: float | None = None
     """Monotonic time since when the status says `ended` and the journal does not."""
     usage: dict[str, Any] = field(default_factory=dict)
-    phase: str = ""
+    reported: str = ""
+    """The phase that its launcher reports: a word of the task directory's status."""
     hung: dict[str, Any] = field(default_factory=dict)
-    """What its launcher said of its silence; empty: it lives."""
-    joining: bool = False
-    """It comes up to be part of the next generation."""
-    leaving: bool = False
-    """It is not part of the next generation."""
+    """What its launcher said of its silence; empty: it is not silent."""
     touched: bool = True
     """Something may have changed in its directory."""
+
+    def happened(self, event: TaskEvent, **facts: Any) -> None:
+        self.phase = TABLE.after(self.phase, event, task=self.name, incarnation=self.incarnation, **facts)
 
     @property
     def over(self) -> bool:
         return self.verdict is not None
 
     @property
+    def ordered(self) -> bool:
+        """It had the order to run its generation."""
+        return self.phase.ordered
+
+    @property
+    def joining(self) -> bool:
+        """It comes up to be part of the next generation."""
+        return self.place.joining
+
+    @property
+    def leaving(self) -> bool:
+        """It is not part of the next generation."""
+        return self.place.leaving
+
+    @property
     def stopped(self) -> bool:
-        """Its body has ended, though nobody may have looked yet."""
+        """Its body has ended, though its directory may not have been read yet."""
         status = self.directory.status() if self.directory is not None else None
         return status is not None and (status.phase, status.generation) == ("ended", self.generation)
 
     @property
     def excused(self) -> bool:
-        """It ended because it was told to: that says nothing about the others. Whoever loses a neighbour fails and has
-        all others told to stop, the lost one too; that one is no less lost for it."""
-        lost = self.given_up or (not self.forced and (self.outside or self.gone is not None))
-        return self.told and not lost
+        """It ended because it was told to, which says nothing about the others. A task that was lost after it was told
+        is not excused: others may have failed because of the loss, and had it told to stop."""
+        lost = self.given_up or (
+            not self.forced and (self.phase is TaskPhase.CLOSING or self.gone is not None)
+        )
+        return self.stop_sent is not None and not lost
 
     @property
     def had_order(self) -> bool:
         """The database knows that this incarnation ran, or was about to."""
-        return bool(self.place.get("ordered", 0) == self.incarnation)
+        return self.place.ordered == self.incarnation
 
     @property
     def up(self) -> bool:
         return self.directory is not None and self.gone is None
 
-    def again(self, generation: int, *, fresh: bool) -> None:
-        """Another body in its place; `fresh`: in another directory, with another launcher."""
-        self.generation = generation
-        self.ordered = self.told = self.forced = self.outside = self.joining = False
+    def lose(self, proof: str, *, given_up: bool = False) -> None:
+        """Its launcher is gone: proven, or given up."""
+        self.gone, self.given_up = proof, given_up
+        self.happened(TaskEvent.GONE)
+
+    def judge(self, verdict: Outcome, at: float, event: TaskEvent) -> None:
+        """Its body has ended like this."""
+        self.verdict, self.ended = verdict, at
+        self.stop_deadline = None
+        self.happened(event, cause=verdict.cause)
+
+    def again(self, generation: int, place: TaskPlacement) -> None:
+        """Another body in its place; where its launcher is gone, another incarnation in another directory."""
+        fresh = self.gone is not None
+        self.happened(TaskEvent.REPLACED if fresh else TaskEvent.RENEWED, generation=generation)
+        self.generation, self.place = generation, place
+        self.forced = False
         self.hung = {}
         self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = self.hastened = None
         self.touched = True
         if self.pump is not None:
             self.pump.generation = generation
         if fresh:
-            self.telling = None
             self.incarnation += 1
             self.replaced_silent = self.given_up
-            self.directory, self.pump = None, None
+            self.directory = self.pump = self.telling = None
             self.gone = self.seen = self.wait = None
             self.given_up = False
             self.missing = 0
-            self.phase = ""
+            self.reported = ""
 
 
 @dataclass
@@ -258,6 +287,10 @@ class LiveRun:
         self.attempt = None
         self.tasks, self.left = {}, {}
 
+    def after(self, event: RunEvent) -> RunState:
+        """The state that follows; it is recorded, and then it is the run's."""
+        return RUN_TABLE.after(self.state, event, run=self.id, attempt=self.row.attempt)
+
     def update(self, **values: Any) -> None:
         self.row = replace(self.row, **values)
 
@@ -268,30 +301,28 @@ def tasks_of(parts: Iterable[RoleTasks], attempt: AttemptRow) -> dict[str, LiveT
     for part in parts:
         for index, name in enumerate(part.names):
             if (place := attempt.placement.get(name)) is not None:
-                incarnation = place.get("incarnation", 1)
-                # Rows of earlier versions say only that the tasks of the attempt had orders.
-                ordered = place.get("ordered", incarnation if attempt.handle else 0)
+                if place.ordered is None:
+                    # Rows of earlier versions say only that the tasks of the attempt had orders.
+                    place = replace(place, ordered=place.incarnation if attempt.handle else 0)
                 found[name] = LiveTask(
                     name=name,
                     part=part,
                     index=index,
-                    incarnation=incarnation,
-                    generation=place.get("generation", 1),
-                    place={**place, "ordered": ordered},
-                    replaced_silent=place.get("given_up", False),
-                    joining=place.get("joining", False),
-                    leaving=place.get("leaving", False),
+                    incarnation=place.incarnation,
+                    generation=place.generation,
+                    place=place,
+                    replaced_silent=place.given_up,
                 )
     return found
 
 
 def places_of(attempt: AttemptRow) -> tuple[Place, ...]:
-    return tuple(Place(node=p["node"], gpus=tuple(p["gpus"])) for p in attempt.placement.values())
+    return tuple(Place(node=place.node or "", gpus=place.gpus) for place in attempt.placement.values())
 
 
 def numbers_of(attempt: AttemptRow) -> list[int]:
     """By which the queue knows its tasks, in the order of their places."""
-    return [place.get("number", 0) for place in attempt.placement.values()]
+    return [place.number for place in attempt.placement.values()]
 
 
 def usage_of(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

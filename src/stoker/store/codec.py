@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from stoker.errors import StoreDamaged
+from stoker.store import placement
 from stoker.store.rows import (
     AttemptRow,
     CheckpointRow,
@@ -135,7 +136,7 @@ ATTEMPT: dict[str, Encoder] = {
     "ended_at": _maybe(number),
     "engine": text,
     "handle": to_json,
-    "placement": to_json,
+    "placement": lambda value: to_json(placement.encode(value)),
     "order_seq": integer,
     "resumed_from": _maybe(text),
     "usage": to_json,
@@ -281,6 +282,8 @@ def decode(kind: type[Row], row: Found) -> Row:
         for name in _JSON[kind]:
             if values[name] is not None:
                 values[name] = json.loads(values[name])
+        if kind is AttemptRow:
+            values["placement"] = placement.decode(values["placement"])
         return kind(**values)
     except (ValueError, TypeError) as exc:
         raise damaged(f"a row of {kind.__name__}", exc) from exc

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.store.placement import TaskPlacement
+
 Json = dict[str, Any]
 
 
@@ -82,8 +84,8 @@ class AttemptRow:
     ended_at: float | None = None
     engine: str = "local"
     handle: Json = field(default_factory=dict)
-    placement: Json = field(default_factory=dict)
-    """task name -> {"node", "gpus", "cpu", "memory"}"""
+    placement: Mapping[str, TaskPlacement] = field(default_factory=dict)
+    """By task."""
     order_seq: int = 0
     resumed_from: str | None = None
     usage: Json = field(default_factory=dict)

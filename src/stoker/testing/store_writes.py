@@ -12,6 +12,7 @@ import pytest
 
 from stoker.errors import Conflict, NotFound
 from stoker.store import Store
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import (
     AddAttempt,
     AddCheckpoint,
@@ -180,7 +181,9 @@ class Changing(StoreCase):
     """What the control loop writes."""
 
     def test_everything_comes_back(self, store: Store, run: RunRow) -> None:
-        attempt = AttemptRow(run.id, 1, handle={"opaque": [1]}, placement={"worker-0": {"gpus": ["GPU-1"]}})
+        attempt = AttemptRow(
+            run.id, 1, handle={"opaque": [1]}, placement={"worker-0": TaskPlacement(gpus=("GPU-1",))}
+        )
         task = TaskRow(run.id, 1, "worker-0")
         first = checkpoint(
             run, 1, name="odd \udcff \\ name", metrics={"loss": math.inf}, step=2**62, world_size=4

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from stoker.control.policy.task_phases import TaskPhase
 from stoker.control.runs.shutdown import Shutdown
+from stoker.control.state import LiveTask
+from stoker.frameworks.roles import parts_of
 from stoker.spec import Job
 from stoker.spec.states import RunState
 from stoker.task.local_directory import UnsafePath
@@ -72,9 +75,8 @@ def ended(directory: Directory, task: Any) -> list[str]:
 
 @pytest.fixture
 def task() -> Any:
-    return SimpleNamespace(
-        name="worker-1", incarnation=1, generation=1, gone=None, over=False, ordered=True, stop_sent=None, told=False
-    )  # fmt: skip
+    [part] = parts_of(Job.from_json({"name": "digits", "run": "train", "workers": 2}))
+    return LiveTask("worker-1", part, 1, phase=TaskPhase.RUNNING)
 
 
 @pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP])
@@ -89,7 +91,7 @@ def test_where_its_directory_leads_elsewhere_the_engine_ends_it(task: Any) -> No
 @pytest.mark.parametrize("number", [errno.EHOSTDOWN, errno.EIO, errno.ENOSPC])
 def test_one_that_is_out_of_reach_keeps_its_time(task: Any, number: int) -> None:
     assert ended(Directory(OSError(number, "no")), task) == []
-    assert task.told and task.stop_deadline
+    assert task.phase is TaskPhase.STOPPING and task.stop_deadline
 
 
 def test_one_that_was_replaced_meanwhile_is_left_alone(task: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stoker.control.policy.task_phases import TaskPhase
 from stoker.control.state import LiveTask
 from stoker.frameworks.roles import parts_of
 from stoker.spec import Job
@@ -15,12 +16,12 @@ from stoker.spec import Job
     ("known", "excused"),
     [
         ({}, False),
-        ({"told": True}, True),
-        ({"told": True, "gone": "its pod was deleted"}, False),
-        ({"told": True, "outside": True}, False),
-        ({"told": True, "gone": "its pod has ended", "forced": True}, True),
-        ({"told": True, "outside": True, "forced": True}, True),
-        ({"told": True, "gone": "no word from node n1", "given_up": True, "forced": True}, False),
+        ({"stop_sent": "stop"}, True),
+        ({"stop_sent": "stop", "gone": "its pod was deleted"}, False),
+        ({"stop_sent": "stop", "phase": TaskPhase.CLOSING}, False),
+        ({"stop_sent": "stop", "gone": "its pod has ended", "forced": True}, True),
+        ({"stop_sent": "stop", "phase": TaskPhase.CLOSING, "forced": True}, True),
+        ({"stop_sent": "stop", "gone": "no word from node n1", "given_up": True, "forced": True}, False),
         ({"gone": "its pod was deleted"}, False),
     ],
 )

@@ -13,6 +13,7 @@ from stoker.engine.base import Observation, Presence
 from stoker.frameworks.roles import parts_of
 from stoker.settings import Home
 from stoker.spec import Job
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import AttemptRow, RunRow
 
 
@@ -35,7 +36,7 @@ def live_of(placement: dict[str, dict[str, Any]]) -> LiveRun:
         record={},
         created_at=0.0,
     )
-    places = {task: {"node": "n0", "gpus": [], **place} for task, place in placement.items()}
+    places = {task: TaskPlacement(node="n0", **place) for task, place in placement.items()}
     attempt = AttemptRow(row.id, 1, engine="lab", generation=2, placement=places)
     live = LiveRun(row, job, parts_of(job), attempt, tasks_of(parts_of(job), attempt))
     for index, task in enumerate(live.tasks.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.control.diagnosis.readiness import Absent, Readiness
+from stoker.store.placement import decode
 from stoker.store.rows import (
     AddAttempt,
     AddMetrics,
@@ -20,7 +21,7 @@ PLACES = {f"worker-{n}": {"node": f"node-{n}", "gpus": []} for n in (0, 1, 2, 10
 
 
 def begin(rig: Any, run: str, placement: dict[str, Any] = PLACES, generation: int = 1) -> None:
-    attempt = AttemptRow(run, 1, generation=generation, state="running", placement=placement)
+    attempt = AttemptRow(run, 1, generation=generation, state="running", placement=decode(placement))
     rig.store.apply([AddAttempt(attempt), UpdateRun(run, {"state": "running", "attempt": 1})])
 
 

@@ -18,6 +18,7 @@ from stoker.engine.kubernetes import names
 from stoker.errors import Conflict, NotFound, SpecError, StoreDamaged
 from stoker.settings import Home
 from stoker.store import Store
+from stoker.store.placement import TaskPlacement, decode
 from stoker.store.rows import (
     AddAttempt,
     AddCheckpoint,
@@ -43,7 +44,10 @@ def test_a_run_as_it_is_documented(rig: Any) -> None:
         key="k", job={"name": "digits"}, secrets={"HF_TOKEN": "hunter2-hunter2"}, record={"host": "h"}
     )
     attempt = AttemptRow(
-        run["id"], 1, placement={"worker-0": {"node": "local", "gpus": ["GPU-1"]}}, evidence={"x": math.nan}
+        run["id"],
+        1,
+        placement={"worker-0": TaskPlacement(node="local", gpus=("GPU-1",))},
+        evidence={"x": math.nan},
     )
     rig.store.apply(
         [
@@ -186,9 +190,9 @@ def test_metrics_say_which_task_reported_them(rig: Any) -> None:
     run = rig.submit()["id"]
     keys = ["loss", "loss@worker-1", "loss@worker-0.1", "acc@top-5", "@"]
     rig.store.apply([AddMetrics(run, 1, [Point(key, 1, 1.0, 1.0) for key in keys])])
-    rig.store.apply([AddAttempt(AttemptRow(run, 1, placement={"worker-0": {}}))])
+    rig.store.apply([AddAttempt(AttemptRow(run, 1, placement=decode({"worker-0": {}})))])
     assert not [entry for entry in rig.client.metrics(run)["keys"] if "task" in entry]
-    rig.store.apply([AddAttempt(AttemptRow(run, 2, placement={"worker-0": {}, "worker-1": {}}))])
+    rig.store.apply([AddAttempt(AttemptRow(run, 2, placement=decode({"worker-0": {}, "worker-1": {}})))])
     found = {entry["key"]: entry.get("task") for entry in rig.client.metrics(run)["keys"]}
     assert found == {
         "loss": None, "loss@worker-1": "worker-1", "loss@worker-0.1": "worker-0", "acc@top-5": None, "@": None,

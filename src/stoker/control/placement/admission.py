@@ -10,7 +10,7 @@ from stoker.control.context import Context
 from stoker.control.placement import elastic, places
 from stoker.control.state import LiveRun
 from stoker.scheduling import Grow, Start
-from stoker.spec.states import RunState
+from stoker.spec.run_transitions import RunEvent
 from stoker.store.rows import AddAttempt, AddEvent, AttemptRow, Change, EventRow, UpdateRun
 
 
@@ -56,12 +56,13 @@ class Admission:
                 run=live.id, number=number, created_at=now, engine=engine, placement=placement
             )
             changes.append(AddAttempt(attempt))
-            changes.append(UpdateRun(live.id, {"state": RunState.STARTING, "attempt": number, "reason": ""}))
+            state = live.after(RunEvent.ADMITTED)
+            changes.append(UpdateRun(live.id, {"state": state, "attempt": number, "reason": ""}))
             changes.append(AddEvent(EventRow(live.id, now, "starting", f"attempt {number} starts")))
             begun.append((live, attempt))
         await self._ctx.committer.commit(changes)
         for live, attempt in begun:
-            live.update(state=RunState.STARTING, attempt=attempt.number, reason="")
+            live.update(state=live.after(RunEvent.ADMITTED), attempt=attempt.number, reason="")
             live.begin(attempt)
             places.grow_later(self._ctx, live)
             self._ctx.notifier.publish(live.id)

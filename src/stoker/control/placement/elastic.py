@@ -17,11 +17,13 @@ from typing import Any
 from stoker.control.context import Context
 from stoker.control.placement import places
 from stoker.control.policy.outcome import Outcome
+from stoker.control.policy.task_phases import TaskEvent, TaskPhase
 from stoker.control.state import LiveRun, LiveTask, tasks_of
 from stoker.errors import Conflict, Refused
 from stoker.scheduling import Grow, Shrink
 from stoker.spec.roles import WORKER
 from stoker.spec.states import Cause, RunState
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 
 WANTED = "workers_wanted"
@@ -76,9 +78,12 @@ async def grow(ctx: Context, live: LiveRun, decision: Grow) -> None:
         # No task was ever replaced more often than its world began anew: this number is new to the engine.
         left = live.left.pop(name, None)
         before = max(live.attempt.generation, left.incarnation if left is not None else 0)
-        placement[name] = {**place, "joining": True, "incarnation": before + 1}
-        if left is not None and left.given_up:
-            placement[name]["given_up"] = True
+        placement[name] = replace(
+            place,
+            joining=True,
+            incarnation=before + 1,
+            given_up=left is not None and left.given_up,
+        )
     text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
     await _place(ctx, live, placement, "growing", text)
     for name, task in tasks_of(live.parts, live.attempt).items():
@@ -93,7 +98,7 @@ async def shrink(ctx: Context, live: LiveRun, decision: Shrink) -> None:
     """Some tasks are wanted back: the world goes on without them from its next checkpoint."""
     assert live.attempt is not None
     numbers = set(decision.indexes)
-    leaving = [task for task in live.tasks.values() if task.place.get("number") in numbers]
+    leaving = [task for task in live.tasks.values() if task.place.number in numbers]
     for_whom = f" to {decision.asked_by}" if decision.asked_by else ""
     text = f"{', '.join(task.name for task in leaving)} is given back{for_whom}"
     early = [task for task in leaving if task.joining]
@@ -104,8 +109,7 @@ async def shrink(ctx: Context, live: LiveRun, decision: Shrink) -> None:
         return
     placement = dict(live.attempt.placement)
     for task in late:
-        task.leaving = True
-        task.place = {**task.place, "leaving": True}
+        task.place = replace(task.place, leaving=True)
         placement[task.name] = task.place
     await _place(ctx, live, placement, "shrinking", text)
     ctx.wakeups.kick(live)
@@ -164,23 +168,28 @@ def forget(ctx: Context, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
     for task in [task for task in tasks if live.tasks.get(task.name) is task]:
         del live.tasks[task.name]
         live.left[task.name] = task
-        ctx.ports.give(task.place.get("ports") or ())
+        task.happened(TaskEvent.LET_GO)
+        ctx.ports.give(task.place.ports)
     give_back(ctx, live)
     ctx.wakeups.observe_soon()
 
 
 def give_back(ctx: Context, live: LiveRun) -> None:
-    """The places of those who were let go and have ended."""
-    ended = [task for task in live.left.values() if task.gone is not None and task.place]
+    """Release the places of tasks that were let go and have ended."""
+    ended = [
+        task for task in live.left.values() if task.gone is not None and task.phase is TaskPhase.RELEASED
+    ]
     if not ended:
         return
-    ctx.scheduler.release_part(live.id, [task.place.get("number", 0) for task in ended])
+    ctx.scheduler.release_part(live.id, [task.place.number for task in ended])
     for task in ended:
-        task.place = {}
+        task.happened(TaskEvent.FREED)
     ctx.wakeups.schedule_soon()
 
 
-async def _place(ctx: Context, live: LiveRun, placement: dict[str, Any], kind: str, text: str) -> None:
+async def _place(
+    ctx: Context, live: LiveRun, placement: dict[str, TaskPlacement], kind: str, text: str
+) -> None:
     """In memory first: whoever changes a place while this is being recorded builds on it."""
     assert live.attempt is not None
     live.attempt = replace(live.attempt, placement=placement)

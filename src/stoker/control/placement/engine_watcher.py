@@ -202,7 +202,7 @@ class EngineWatcher:
         if not live.submitted or task.gone is not None:
             return
         if seen.presence is Presence.GONE:
-            task.gone = seen.proof or "its launcher is gone"
+            task.lose(seen.proof or "its launcher is gone")
             self._ctx.wakeups.kick(live, task.name)
         elif verdict == fencing.REPLACE:
             self._ctx.wakeups.spawn(self._give_up(live, task, seen))
@@ -247,10 +247,10 @@ class EngineWatcher:
         back = task.seen is not None and task.seen.presence is Presence.ALIVE
         if task.incarnation != seen.incarnation or task.gone is not None or back:
             return
-        task.gone = f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
-        task.given_up = True
+        silence = f"no word from node {seen.node} for longer than lost_after ({live.job.lost_after:.0f} s)"
+        task.lose(silence, given_up=True)
         if directory is not None:
-            directory.abandon(task.gone)
+            directory.abandon(silence)
         self._ctx.wakeups.kick(live, task.name)
 
     def _unlisted(self, run: str, number: int, name: str) -> None:
@@ -262,7 +262,7 @@ class EngineWatcher:
             return
         task.missing += 1
         if task.missing >= _UNLISTED and task.gone is None:
-            task.gone = "its task directory is gone"
+            task.lose("its task directory is gone")
             self._ctx.wakeups.kick(live, name)
 
     async def _look_again(self) -> None:

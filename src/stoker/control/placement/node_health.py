@@ -34,7 +34,7 @@ class NodeHealth:
         assert live.attempt is not None
         before = self._suspicion.failures
         for task in tasks:
-            node, gpus = task.place["node"], tuple(task.place["gpus"])
+            node, gpus = task.place.node or "", task.place.gpus
             verdict = task.verdict
             if verdict is None or task.excused:
                 continue

@@ -21,7 +21,7 @@ def nodes(ctx: Context, health: NodeHealth) -> list[dict[str, Any]]:
     for live in ctx.runs.values():
         if live.state in HOLDING and live.attempt is not None:
             for task in live.tasks.values():
-                guests[task.place["node"]].append((live, task))
+                guests[task.place.node or ""].append((live, task))
     asides: dict[str, list[Aside]] = defaultdict(list)
     for aside in health.asides():
         asides[aside.node].append(aside)
@@ -43,9 +43,9 @@ def _node(
         cluster=member.name,
         tags=sorted(node.tags),
         used={
-            "cpu": sum((place.get("cpu") or 0.0 for place in places), 0.0),
-            "memory": sum(place.get("memory") or 0 for place in places),
-            "gpus": sum(len(place["gpus"]) for place in places),
+            "cpu": sum((place.cpu or 0.0 for place in places), 0.0),
+            "memory": sum(place.memory or 0 for place in places),
+            "gpus": sum(len(place.gpus) for place in places),
         },
         runs=[_guest(live, task) for live, task in guests],
         set_aside=[
@@ -64,7 +64,7 @@ def _guest(live: LiveRun, task: LiveTask) -> dict[str, Any]:
         "user": live.row.user,
         "state": live.row.state,
         "usage": task.usage,
-        "cpu": task.place.get("cpu"),
-        "memory": task.place.get("memory"),
-        "gpus": task.place["gpus"],
+        "cpu": task.place.cpu,
+        "memory": task.place.memory,
+        "gpus": list(task.place.gpus),
     }

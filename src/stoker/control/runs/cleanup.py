@@ -49,7 +49,7 @@ class Cleanup:
             for task, place in attempt.placement.items():
                 directory = await engine.reach(handle, task)
                 if directory.exists():
-                    newest = place.get("incarnation", 1)
+                    newest = place.incarnation
                     parts = [
                         SharedPart(attempt.run, attempt.number, task, number + 1) for number in range(newest)
                     ]

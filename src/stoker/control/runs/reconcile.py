@@ -15,6 +15,7 @@ from stoker.control.context import Context
 from stoker.control.placement import elastic, places
 from stoker.control.placement.node_health import NodeHealth
 from stoker.control.policy import failure_policy, hold, outcome
+from stoker.control.policy.task_phases import TaskPhase
 from stoker.control.runs import debug_hold, hang
 from stoker.control.runs.cleanup import Cleanup
 from stoker.control.runs.recorder import Recorder
@@ -25,6 +26,7 @@ from stoker.control.startup.bringup import BringUp
 from stoker.control.state import LiveRun, LiveTask
 from stoker.frameworks.roles import is_anchor
 from stoker.spec.roles import WORKER
+from stoker.spec.run_transitions import ENDED, RunEvent
 from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
 
@@ -59,8 +61,8 @@ class Reconciler:
             return  # its start is being recorded: the step after that sees what is wanted of it by then
         if live.row.desired != "run":
             self._ctx.scheduler.withdraw(live.id)
-            state = RunState.SUSPENDED if live.row.desired == "suspend" else RunState.STOPPED
-            await self._leave_queue(live, state)
+            event = RunEvent.SUSPENDED if live.row.desired == "suspend" else RunEvent.CANCELLED
+            await self._leave_queue(live, live.after(event))
             return
         wait = live.due()
         if wait > 0:
@@ -146,7 +148,9 @@ class Reconciler:
             following = outcome.Next(
                 RunState.QUEUED, live.row.failures, live.row.faults, reason=verdict.reason
             )
-        survivors = [task for task in live.tasks.values() if task.gone is None and not task.outside]
+        survivors = [
+            task for task in live.tasks.values() if task.gone is None and not task.phase.launcher_over
+        ]
         if live.alone or not survivors or following.state is not RunState.QUEUED:
             await self._close(live, verdict)
             return
@@ -160,7 +164,7 @@ class Reconciler:
         said = task.part.on_loss
         if said != "task" or not is_anchor(live.job, task.part.role):
             return said
-        lost = [other for other in live.tasks.values() if other.over and (other.gone or other.outside)]
+        lost = [other for other in live.tasks.values() if other.over and other.phase.launcher_over]
         moves = any(is_anchor(live.job, other.part.role) for other in lost)
         by_place = moves and self._ctx.fleet.engine(live.engine).surroundings(live.job).port > 0
         return "world" if by_place else said
@@ -179,7 +183,7 @@ class Reconciler:
         """A launcher that somebody else told to end (its pod is being deleted) starts nothing any more: its end is
         hastened and waited for, and then it is replaced."""
         now = time.monotonic()
-        dying = [task for task in tasks if task.outside and task.gone is None]
+        dying = [task for task in tasks if task.phase is TaskPhase.CLOSING]
         due = [task for task in dying if task.hastened is None or now - task.hastened > _HASTEN_AGAIN]
         if due:
             for task in due:
@@ -224,21 +228,23 @@ class Reconciler:
         self._health.note(live, tasks)
         generation = live.attempt.generation + 1
         placement = dict(live.attempt.placement)
-        haunted = any(task.given_up for task in tasks)
+        given_up = any(task.given_up for task in tasks)
         left = [task for task in tasks if task.leaving or self._no_room(live, task, tasks)]
         for task in left:
             del placement[task.name]
         tasks = [task for task in tasks if task not in left and (not task.joining or task.up)]
         for task in tasks:
             lost = task.gone is not None
-            place = {**task.place, "generation": generation, "incarnation": task.incarnation + lost}
-            if lost:
-                place["given_up"] = task.given_up
-            if haunted:
-                place["moved"] = place.get("moved", 0) + 1
-            place.pop("joining", None)
-            if verdict.cause is Cause.ENGINE_ERROR and task.place.get("ports"):
-                place["ports"] = places.new_ports(self._ctx, task.place["ports"])
+            place = replace(
+                task.place,
+                generation=generation,
+                incarnation=task.incarnation + lost,
+                given_up=task.given_up if lost else task.place.given_up,
+                moved=task.place.moved + given_up,
+                joining=False,
+            )
+            if verdict.cause is Cause.ENGINE_ERROR and place.ports:
+                place = replace(place, ports=places.new_ports(self._ctx, place.ports))
             placement[task.name] = place
         counters = {"failures": following.failures, "faults": following.faults, "reason": following.reason}
         lost_names = ", ".join(task.name for task in tasks if task.gone is not None)
@@ -252,10 +258,9 @@ class Reconciler:
         live.attempt = replace(live.attempt, generation=generation, placement=placement)
         live.update(**counters)
         for task in tasks:
-            task.place = dict(placement[task.name])
             if task.gone is not None:
                 live.submitted = False
-            task.again(generation, fresh=task.gone is not None)
+            task.again(generation, placement[task.name])
         live.tried(verdict.cause.users_fault)
         live.waits_since = live.first_up = None
         live.form_at = time.monotonic() + following.delay
@@ -278,7 +283,7 @@ class Reconciler:
         """A lost worker of an elastic run whose place is gone too: the others go on without it, where they may."""
         if task.gone is None or not live.job.workers.elastic or task.part.role != WORKER:
             return False
-        node = self._ctx.fleet.node(live.engine, task.place["node"])
+        node = self._ctx.fleet.node(live.engine, task.place.node or "")
         if node is not None and node.ready:
             return False
         workers = [one for one in tasks if one.part.role == WORKER and not one.leaving and one.gone is None]
@@ -292,7 +297,7 @@ class Reconciler:
         following = self._following(live, verdict)
         now = time.time()
         values: dict[str, Any] = {
-            "state": following.state,
+            "state": live.after(ENDED[following.state]),
             "failures": following.failures,
             "faults": following.faults,
             "reason": following.reason,

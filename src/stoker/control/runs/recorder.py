@@ -19,6 +19,7 @@ from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import ASIDE_FOR, SetsAside
 from stoker.errors import StokerError
 from stoker.spec import refusals
+from stoker.spec.run_transitions import RunEvent
 from stoker.spec.states import RunState
 from stoker.store.rows import (
     AddCheckpoint,
@@ -112,14 +113,14 @@ class Recorder:
     def _status(self, live: LiveRun, task: LiveTask, found: Intake) -> list[Change]:
         changes: list[Change] = []
         status = found.status
-        if status is not None and (status.phase != task.phase or status.usage != task.usage):
-            task.phase, task.usage = status.phase, dict(status.usage)
+        if status is not None and (status.phase != task.reported or status.usage != task.usage):
+            task.reported, task.usage = status.phase, dict(status.usage)
             changes.append(PutTask(_row(live, task)))
         if found.ending is not None and found.ending.usage:
             task.usage = dict(found.ending.usage)
-        if task.over and task.phase != "ended" and len(live.tasks) > 1:
+        if task.over and task.reported != "ended" and len(live.tasks) > 1:
             # Said at once: the others may go on for long, and the status may be older than the ending.
-            task.phase = "ended"
+            task.reported = "ended"
             changes.append(PutTask(_row(live, task)))
         return changes
 
@@ -127,12 +128,13 @@ class Recorder:
         assert live.attempt is not None
         number = live.attempt.number
         first = live.row.started_at or at
+        state = live.after(RunEvent.STARTED)
         changes: list[Change] = [
-            UpdateRun(live.id, {"state": RunState.RUNNING, "started_at": first}),
+            UpdateRun(live.id, {"state": state, "started_at": first}),
             UpdateAttempt(live.id, number, {"state": "running", "started_at": at}),
             AddEvent(EventRow(live.id, at, "running", f"attempt {number} runs")),
         ]
-        live.update(state=RunState.RUNNING, started_at=first)
+        live.update(state=state, started_at=first)
         live.attempt = replace(live.attempt, state="running", started_at=at)
         if live.engine == self._ctx.fleet.home:
             lead = next(iter(live.tasks.values()))
@@ -196,7 +198,7 @@ class Recorder:
 def _row(live: LiveRun, task: LiveTask) -> TaskRow:
     assert live.attempt is not None
     code = task.verdict.exit_code if task.verdict is not None else None
-    phase = "ended" if code is not None else task.phase or "starting"
+    phase = "ended" if code is not None else task.reported or "starting"
     return TaskRow(
         live.id,
         live.attempt.number,

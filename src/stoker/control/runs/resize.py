@@ -79,7 +79,7 @@ async def _record(ctx: Context, live: LiveRun, job: Job, how: str, text: str) ->
     ]
     if live.attempt is not None and how == "in place":
         placement = {
-            task: {**place, "cpu": asks[task].cpu, "memory": asks[task].memory}
+            task: replace(place, cpu=asks[task].cpu, memory=asks[task].memory)
             for task, place in live.attempt.placement.items()
         }
         changes.append(UpdateAttempt(live.id, live.attempt.number, {"placement": placement}))

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from stoker.control.context import Context
+from stoker.control.policy.task_phases import TaskEvent
 from stoker.control.startup import orders
 from stoker.control.state import LiveRun, LiveTask
+from stoker.spec.run_transitions import RunEvent
 from stoker.spec.states import Cause, RunState
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.local_directory import UnsafePath
@@ -50,7 +52,7 @@ class Shutdown:
             return
         for task in due:
             task.stop_sent = kind
-            task.told = True
+            task.happened(TaskEvent.TOLD)
             margin = _KILL_MARGIN if kind == "kill" else _STOP_MARGIN
             task.stop_deadline = time.monotonic() + grace + margin
             task.telling = asyncio.ensure_future(self._tell(live, task, kind, grace))
@@ -96,13 +98,14 @@ class Shutdown:
 
     async def _say(self, live: LiveRun, kind: str, grace: float) -> None:
         assert live.attempt is not None
+        state = live.after(RunEvent.STOP_SENT)
         text = {"stop": "asked to stop", "kill": "killed"}[kind] if live.row.desired != "run" else "preempted"
         await self._ctx.committer.commit(
             [
-                UpdateRun(live.id, {"state": RunState.STOPPING}),
+                UpdateRun(live.id, {"state": state}),
                 UpdateAttempt(live.id, live.attempt.number, {"state": "stopping"}),
                 AddEvent(EventRow(live.id, time.time(), "stopping", f"{text}; {grace:.0f} s of grace")),
             ]
         )
-        live.update(state=RunState.STOPPING)
+        live.update(state=state)
         self._ctx.notifier.publish(live.id)

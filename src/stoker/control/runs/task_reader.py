@@ -12,6 +12,7 @@ from typing import Any
 from stoker.control.context import Context
 from stoker.control.ingest.journal_reader import OURS, Intake
 from stoker.control.policy import outcome
+from stoker.control.policy.task_phases import TaskEvent
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Presence
 from stoker.spec.states import Cause
@@ -75,10 +76,11 @@ class TaskReader:
         if found.more:
             task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
         elif found.ending is not None:
-            task.outside = found.ending.final
-            self._over(live, task, self._judge(live, task, found.ending), found.ending.at)
+            self._over(
+                live, task, self._judge(live, task, found.ending), found.ending.at, _event(found.ending)
+            )
         elif task.gone is not None:
-            self._over(live, task, await self._collect(live, task, found), time.time())
+            self._over(live, task, await self._collect(live, task, found), time.time(), TaskEvent.COLLECTED)
         elif found.status is not None and found.status.phase == "ended":
             await self._unjournalled(live, task, found.status)
         elif not found.visible and not found.behind:
@@ -93,9 +95,10 @@ class TaskReader:
 
         carrying.add_done_callback(done)
 
-    def _over(self, live: LiveRun, task: LiveTask, verdict: outcome.Outcome, at: float) -> None:
-        task.verdict, task.ended = verdict, at
-        task.stop_deadline = None
+    def _over(
+        self, live: LiveRun, task: LiveTask, verdict: outcome.Outcome, at: float, event: TaskEvent
+    ) -> None:
+        task.judge(verdict, at, event)
         live.dirty = True
 
     def _judge(self, live: LiveRun, task: LiveTask, found: Ending) -> outcome.Outcome:
@@ -105,7 +108,7 @@ class TaskReader:
             lines = list(found.last_lines)
             return outcome.gone(proof, task.seen, desired=live.row.desired, last_lines=lines)
         verdict = outcome.judge(found, desired=live.row.desired)
-        if verdict.cause is Cause.USER_ERROR and task.place.get("ports") and _port_taken(found):
+        if verdict.cause is Cause.USER_ERROR and task.place.ports and _port_taken(found):
             text = "somebody else has one of its ports"
             return outcome.Outcome(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
         return verdict
@@ -121,23 +124,23 @@ class TaskReader:
         if task.unjournalled_since is None:
             before = await asyncio.to_thread(task.pump.read_before)
             if before is not None:
-                task.outside = before.final
-                self._over(live, task, self._judge(live, task, before), before.at)
+                self._over(live, task, self._judge(live, task, before), before.at, _event(before))
                 return
         task.unjournalled_since = task.unjournalled_since or now
         wait = _JOURNAL_WAIT
-        if task.told:
+        if task.stop_sent is not None:
             wait = _KILLED_WAIT if task.stop_sent == "kill" else _STOPPED_WAIT
         if not task.pump.spoiled and now - task.unjournalled_since < wait:
             task.touched = True
             self._ctx.wakeups.kick_later(live, 0.2)
             return
+        event = TaskEvent.ENDED
         try:
             said = Ending.from_json(status.ending or {})
-            verdict, task.outside = outcome.judge(said, desired=live.row.desired), said.final
+            verdict, event = outcome.judge(said, desired=live.row.desired), _event(said)
         except TypeError:
             verdict = outcome.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
-        self._over(live, task, verdict, time.time())
+        self._over(live, task, verdict, time.time(), event)
 
     async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> outcome.Outcome:
         """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
@@ -170,6 +173,11 @@ class TaskReader:
             directory.settle(task.generation)
         except Unreachable as exc:
             log.info("run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc)
+
+
+def _event(ending: Ending) -> TaskEvent:
+    """Whether its launcher waits for another order, or ends too."""
+    return TaskEvent.CLOSED if ending.final else TaskEvent.ENDED
 
 
 def _port_taken(found: Ending) -> bool:

@@ -16,10 +16,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stoker.control.context import Context
+from stoker.control.policy.task_phases import TaskEvent
 from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError, NotFound
 from stoker.spec import Job
+from stoker.spec.run_transitions import TABLE, RunEvent
 from stoker.spec.states import Cause, RunState
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import (
     AddAttempt,
     AddEvent,
@@ -63,11 +66,11 @@ async def adopt_newer(ctx: Context, row: RunRow, job: Job, seen: Sequence[Observ
     alive = [one for one in newer if one.presence is not Presence.GONE]
     if alive == newest and len(newest) == 1 and len(ctx.fleet.task_names(job)) == 1:
         changes.append(AddAttempt(_attempt_of(ctx, job, newest[0])))
-        values: dict[str, Any] = {"state": RunState.STARTING, "attempt": number}
+        values: dict[str, Any] = {"state": _after(row, RunEvent.ATTEMPT_FOUND), "attempt": number}
         text = f"{_BEHIND}: attempt {number}, which it does not know, is running and was taken over"
     else:
         await _end(ctx, alive)
-        values = {"state": RunState.QUEUED, "attempt": number}
+        values = {"state": _after(row, RunEvent.ATTEMPT_LOST), "attempt": number}
         text = f"{_BEHIND}: attempts up to {number}, which it does not know, have ended"
     if over:
         values |= _AS_RESUMED
@@ -75,6 +78,10 @@ async def adopt_newer(ctx: Context, row: RunRow, job: Job, seen: Sequence[Observ
     changes += [UpdateRun(row.id, values), AddEvent(EventRow(row.id, time.time(), "warning", text))]
     await ctx.committer.commit(changes)
     return replace(row, **values)
+
+
+def _after(row: RunRow, event: RunEvent) -> RunState:
+    return TABLE.after(RunState(row.state), event, run=row.id)
 
 
 async def resumed(
@@ -97,12 +104,8 @@ def at_newest_incarnations(attempt: AttemptRow, seen: Sequence[Observation]) -> 
     placement = dict(attempt.placement)
     for one in seen:
         place = placement.get(one.task)
-        if (
-            place is not None
-            and one.attempt == attempt.number
-            and one.incarnation > place.get("incarnation", 1)
-        ):
-            placement[one.task] = {**place, "incarnation": one.incarnation, "ordered": one.incarnation}
+        if place is not None and one.attempt == attempt.number and one.incarnation > place.incarnation:
+            placement[one.task] = replace(place, incarnation=one.incarnation, ordered=one.incarnation)
     return replace(attempt, placement=placement)
 
 
@@ -116,8 +119,9 @@ async def catch_up(ctx: Context, live: LiveRun) -> None:
         order = task.directory.order() if task.directory is not None else None
         own = order.generation if order is not None else 0
         task.generation = newest if task.part.on_loss == "world" else max(task.generation, own)
-        task.ordered = not task.joining and own >= task.generation
-        task.place = {**task.place, "generation": task.generation}
+        if own < task.generation and task.phase.ordered and not task.over:
+            task.happened(TaskEvent.OUTDATED)
+        task.place = replace(task.place, generation=task.generation)
     values = {
         "generation": newest,
         "placement": {**live.attempt.placement, **{task.name: task.place for task in live.tasks.values()}},
@@ -133,15 +137,15 @@ def _attempt_of(ctx: Context, job: Job, seen: Observation) -> AttemptRow:
     home = ctx.fleet.home
     ask = ctx.fleet.asks(job)[seen.task]
     node = ctx.fleet.full(home, seen.node or home)
-    place = {
-        "node": node,
-        "gpus": list(seen.gpus),
-        "cpu": ask.cpu,
-        "memory": ask.memory,
-        "isolation": ctx.fleet.isolation(home, node),
-        "incarnation": seen.incarnation,
-        "ordered": seen.incarnation,
-    }
+    place = TaskPlacement(
+        node=node,
+        gpus=tuple(seen.gpus),
+        cpu=ask.cpu,
+        memory=ask.memory,
+        isolation=ctx.fleet.isolation(home, node),
+        incarnation=seen.incarnation,
+        ordered=seen.incarnation,
+    )
     return AttemptRow(
         run=seen.run,
         number=seen.attempt,

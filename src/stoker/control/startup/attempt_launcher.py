@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from stoker.blobs import BlobStore
 from stoker.control import run_secrets
 from stoker.control.checkpoints import retention
+from stoker.control.policy.task_phases import TaskEvent, TaskPhase
 from stoker.control.startup import attempt_spec, orders
 from stoker.control.startup import world as worlds
 from stoker.control.state import LiveRun, LiveTask
@@ -67,6 +68,7 @@ class AttemptLauncher:
                 directory = await engine.reach(live.handle, task.name)
                 if directory.exists():
                     task.directory = directory
+                    task.happened(TaskEvent.REACHED)
                     self._adopt(live, task)
                 else:
                     missing.append(task)
@@ -84,10 +86,13 @@ class AttemptLauncher:
         assert task.directory is not None
         order = task.directory.order()
         live.newest_order = max(live.newest_order, order.generation if order is not None else 0)
-        task.ordered = not task.joining and order is not None and order.generation >= task.generation
-        if order is not None and task.ordered and order.verb == "stop":
-            task.told = True
-            task.stop_sent = "kill" if order.kill else "stop"
+        if order is None or order.generation < task.generation or task.joining:
+            return
+        if task.phase is TaskPhase.READY or (task.phase is TaskPhase.ABSENT and not task.over):
+            task.happened(TaskEvent.ORDERED)
+            if order.verb == "stop":
+                task.stop_sent = "kill" if order.kill else "stop"
+                task.happened(TaskEvent.TOLD)
 
     def choose(self, live: LiveRun) -> CheckpointRow | None:
         """The checkpoint that the next generation starts from, unless it turns out to be damaged."""

@@ -41,7 +41,7 @@ def plan_of(run: RunRow, task: LiveTask, node: str, settings: Settings) -> TaskP
         node=node,
         cpu=resources.cpu,
         memory=resources.memory,
-        gpus=tuple(task.place["gpus"]),
+        gpus=task.place.gpus,
         log_budget=settings.logs.budget,
         log_segment=settings.logs.segment,
         job=task.part.job,

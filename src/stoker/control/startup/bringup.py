@@ -19,6 +19,7 @@ from stoker.control.ingest.journal_reader import JournalReader, speaker
 from stoker.control.ingest.redaction import Redaction
 from stoker.control.placement import elastic
 from stoker.control.policy import outcome
+from stoker.control.policy.task_phases import TaskEvent
 from stoker.control.startup import adoption
 from stoker.control.startup import world as worlds
 from stoker.control.startup.attempt_launcher import AttemptLauncher
@@ -87,7 +88,8 @@ class BringUp:
     async def _submit(self, live: LiveRun, engine: Engine) -> None:
         assert live.attempt is not None
         bare = {
-            task.name: self._ctx.fleet.bare(live.engine, task.place["node"]) for task in live.tasks.values()
+            task.name: self._ctx.fleet.bare(live.engine, task.place.node or "")
+            for task in live.tasks.values()
         }
         handle = await self._launcher.submit(live, engine, bare)
         live.attempt = replace(live.attempt, handle=dict(handle))
@@ -127,13 +129,13 @@ class BringUp:
         taken = await self._salvage(live, waiting[0])
         restored = await self._launcher.order(live, engine, waiting, world)
         for task in waiting:
-            task.ordered = True
+            task.happened(TaskEvent.ORDERED)
             task.wait = None
         live.first_up = None
         values: dict[str, Any] = {"handle": dict(live.handle), "order_seq": 1}
         if new := [task for task in waiting if not task.had_order]:
             for task in new:
-                task.place = {**task.place, "ordered": task.incarnation}
+                task.place = replace(task.place, ordered=task.incarnation)
             values["placement"] = {**live.attempt.placement, **{task.name: task.place for task in new}}
         if restored.row is not None:
             values["resumed_from"] = restored.row.id
@@ -259,7 +261,9 @@ class BringUp:
                 task.verdict = outcome.gone(task.gone, task.seen, desired=live.row.desired, last_lines=[])
         if live.closing is not None:
             for task in down:
-                task.verdict = task.verdict or live.closing
+                if not task.over:
+                    task.verdict = live.closing
+                    task.happened(TaskEvent.CANCELLED)
             return None
         for task in down:
             if task.wait is not None and task.wait.over:

@@ -30,9 +30,9 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
         if task.joining:
             continue
         address = task.seen.address if task.seen is not None and task.seen.address else ""
-        given = tuple(task.place.get("ports") or ())
+        given = task.place.ports
         if first_port:
-            first = first_port + task.place.get("moved", 0) % _TURNS * _STRIDE
+            first = first_port + task.place.moved % _TURNS * _STRIDE
             given = tuple(range(first, first + ports(live.job, task.part.role)))
         elif not address:
             address = HERE
@@ -46,8 +46,8 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
                 address=address,
                 ports=given,
                 processes=task.part.job.processes or 1,
-                gpus=len(task.place["gpus"]) or task.part.job.resources.gpu,
-                node=task.place["node"],
+                gpus=len(task.place.gpus) or task.part.job.resources.gpu,
+                node=task.place.node or "",
             )
         )
     return World(

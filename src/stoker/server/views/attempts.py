@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import AttemptRow, TaskRow
 
 Json = dict[str, Any]
@@ -17,19 +18,20 @@ def tasks_view(attempt: AttemptRow, rows: Sequence[TaskRow]) -> list[Json]:
     roles = list(dict.fromkeys(_role(name) for name in names))
     names.sort(key=lambda name: (roles.index(_role(name)), _index(name)))  # who joined later was placed last
     over = attempt.state == "ended"
-    return [_task(name, attempt.placement.get(name) or {}, known.get(name), over) for name in names]
+    return [_task(name, attempt.placement.get(name), known.get(name), over) for name in names]
 
 
-def _task(name: str, place: Mapping[str, Any], row: TaskRow | None, over: bool) -> Json:
-    if row is not None and row.incarnation < place.get("incarnation", 1):
+def _task(name: str, known: TaskPlacement | None, row: TaskRow | None, over: bool) -> Json:
+    place = known or TaskPlacement()
+    if row is not None and row.incarnation < place.incarnation:
         row = None  # of the one that it stands in for
     return {
         "name": name,
         "role": _role(name),
-        "node": place.get("node"),
-        "gpus": list(place.get("gpus") or ()),
-        "incarnation": place.get("incarnation", row.incarnation if row else 1),
-        "generation": place.get("generation", 1),
+        "node": place.node,
+        "gpus": list(place.gpus),
+        "incarnation": place.incarnation if known or row is None else row.incarnation,
+        "generation": place.generation,
         "phase": "ended" if over else _phase(place, row),  # of one that vanished, the last word was another
         "exit_code": row.exit_code if row else None,
         "usage": row.usage if row else {},
@@ -45,11 +47,11 @@ def _index(name: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _phase(place: Mapping[str, Any], row: TaskRow | None) -> str:
+def _phase(place: TaskPlacement, row: TaskRow | None) -> str:
     """The launcher's word for it; of those who come and go, ours."""
-    if place.get("joining"):
+    if place.joining:
         return "joining"
-    if place.get("leaving") and (row is None or row.phase != "ended"):
+    if place.leaving and (row is None or row.phase != "ended"):
         return "leaving"
     return row.phase if row else "starting"
 

@@ -1,0 +1,112 @@
+"""The phases of a task in a live attempt, and what moves it from one to the next. Pure.
+
+docs/state-machine.md is generated from this file. Beside the phase a task keeps facts: its verdict (how its body ended),
+the proof that its launcher is gone, what it was told, and its placement (which says whether it is joining or leaving).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from stoker.spec.transitions import Table, staying, to
+
+
+class TaskPhase(StrEnum):
+    PENDING = "pending"
+    READY = "ready"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    LOST = "lost"
+    ENDED = "ended"
+    CLOSING = "closing"
+    GONE = "gone"
+    ABSENT = "absent"
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+    FREED = "freed"
+
+    @property
+    def ordered(self) -> bool:
+        """It had the order to run its generation."""
+        return self in _ORDERED
+
+    @property
+    def launcher_over(self) -> bool:
+        """Its launcher takes no further order."""
+        return self in _LAUNCHER_OVER
+
+
+class TaskEvent(StrEnum):
+    """What happens to a task."""
+
+    REACHED = "directory reached"
+    ORDERED = "ordered to run"
+    OUTDATED = "order outdated"
+    TOLD = "told to stop"
+    ENDED = "body ended"
+    CLOSED = "body and launcher ended"
+    GONE = "launcher gone"
+    COLLECTED = "remains taken in"
+    CANCELLED = "cancelled"
+    RENEWED = "next generation"
+    REPLACED = "replaced"
+    LET_GO = "let go"
+    FREED = "place given back"
+
+
+P = TaskPhase
+_ORDERED = frozenset({P.RUNNING, P.STOPPING, P.LOST, P.ENDED, P.CLOSING, P.GONE})
+_LAUNCHER_OVER = frozenset({P.LOST, P.CLOSING, P.GONE, P.ABSENT})
+
+MEANING = {
+    P.PENDING: "the engine is asked for it, or will be; its directory has not been reached",
+    P.READY: "its launcher is up and has no order for its generation",
+    P.RUNNING: "has the order to run its generation",
+    P.STOPPING: "was told to stop",
+    P.LOST: "its launcher is gone; what its body left is being taken in",
+    P.ENDED: "its body has ended; its launcher waits for the next order",
+    P.CLOSING: "its body has ended, and its launcher is ending: something outside of Stoker told it to",
+    P.GONE: "its body has ended and its launcher is gone",
+    P.ABSENT: "its launcher went before it had its order",
+    P.CANCELLED: "will not be ordered to run: the attempt is ending",
+    P.RELEASED: "left the run; keeps its place until it is proven to have ended",
+    P.FREED: "left the run, has ended, and its place is given back",
+}
+EVENTS = {
+    TaskEvent.REACHED: "the engine shows its task directory",
+    TaskEvent.ORDERED: "its order is written, or one that an earlier server wrote is found",
+    TaskEvent.OUTDATED: "a newer generation is running than its order is for (a restored database)",
+    TaskEvent.TOLD: "the order to stop is being written, or one is found; `kill` may follow `stop`",
+    TaskEvent.ENDED: "its journal or status says how its body ended",
+    TaskEvent.CLOSED: "the same, and that its launcher ends too",
+    TaskEvent.GONE: "the engine proves that its launcher ended, or it is given up after `lost_after`",
+    TaskEvent.COLLECTED: "its journal has no ending: what was complete is taken in, and it is judged as lost",
+    TaskEvent.CANCELLED: "the attempt ends before the task was ordered to run",
+    TaskEvent.RENEWED: "the next generation runs on the same launcher",
+    TaskEvent.REPLACED: "its next incarnation runs elsewhere, with a new launcher",
+    TaskEvent.LET_GO: "it is not part of the next generation, or may not join",
+    TaskEvent.FREED: "the scheduler has its place back",
+}
+
+ROWS = {
+    TaskEvent.REACHED: {P.PENDING: P.READY, **staying((P.ABSENT, P.CANCELLED, P.RELEASED, P.FREED))},
+    # A task that ran while no server did, and ended: the engine may show its end before its directory is reached.
+    TaskEvent.ORDERED: {P.READY: P.RUNNING, P.ABSENT: P.LOST},
+    TaskEvent.OUTDATED: {**to(P.READY, (P.RUNNING, P.STOPPING)), P.LOST: P.ABSENT},
+    TaskEvent.TOLD: {P.RUNNING: P.STOPPING, **staying((P.STOPPING, P.LOST))},
+    TaskEvent.ENDED: {P.RUNNING: P.ENDED, P.STOPPING: P.ENDED, P.LOST: P.GONE},
+    TaskEvent.CLOSED: {P.RUNNING: P.CLOSING, P.STOPPING: P.CLOSING, P.LOST: P.GONE},
+    TaskEvent.GONE: {
+        **to(P.ABSENT, (P.PENDING, P.READY, P.CANCELLED)),
+        **to(P.LOST, (P.RUNNING, P.STOPPING)),
+        **to(P.GONE, (P.ENDED, P.CLOSING)),
+        **staying((P.RELEASED,)),
+    },
+    TaskEvent.COLLECTED: {P.LOST: P.GONE},
+    TaskEvent.CANCELLED: to(P.CANCELLED, (P.PENDING, P.READY)),
+    TaskEvent.RENEWED: {P.ENDED: P.READY, **staying((P.READY, P.PENDING))},
+    TaskEvent.REPLACED: to(P.PENDING, (P.GONE, P.ABSENT)),
+    TaskEvent.LET_GO: to(P.RELEASED, [phase for phase in P if phase not in (P.RELEASED, P.FREED)]),
+    TaskEvent.FREED: {P.RELEASED: P.FREED},
+}
+TABLE: Table[TaskPhase, TaskEvent] = Table("task", ROWS)

@@ -1,0 +1,73 @@
+"""Tables of transitions: from a state, by an event, to a state. Pure."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+log = logging.getLogger(__name__)
+State = TypeVar("State", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+
+STRICT = "STOKER_STRICT_TRANSITIONS"
+"""Environment variable. Set (in tests): a transition that is not in its table raises. Else it is logged, and the
+event's usual state follows: a server that goes on is worth more than one that stops."""
+
+
+class UnexpectedTransition(Exception):
+    """An event that the table does not know in this state."""
+
+
+@dataclass(frozen=True)
+class Transition(Generic[State, Event]):
+    before: State
+    event: Event
+    after: State
+
+
+class Table(Generic[State, Event]):
+    """`rows`: by event, for each of the states in which it may occur the state that follows."""
+
+    def __init__(self, name: str, rows: Mapping[Event, Mapping[State, State]]) -> None:
+        self.name = name
+        self.transitions = tuple(
+            Transition(before, event, after)
+            for event, pairs in rows.items()
+            for before, after in pairs.items()
+        )
+        self._after = {(one.before, one.event): one.after for one in self.transitions}
+        self._usual = {event: Counter(pairs.values()).most_common(1)[0][0] for event, pairs in rows.items()}
+
+    def after(self, before: State, event: Event, **facts: Any) -> State:
+        """The state that follows. `facts`: what is logged of an event that is not in the table."""
+        found = self._after.get((before, event))
+        if found is not None:
+            return found
+        said = ", ".join(f"{key} {value}" for key, value in facts.items())
+        text = f"{self.name}: {event.value!r} in state {before.value!r} is not in the table ({said})"
+        if os.environ.get(STRICT):
+            raise UnexpectedTransition(text)
+        log.error("%s; going on as %r", text, self._usual[event].value)
+        return self._usual[event]
+
+    def allows(self, before: State, event: Event) -> bool:
+        return (before, event) in self._after
+
+    def befores(self, event: Event) -> frozenset[State]:
+        """The states in which it may occur."""
+        return frozenset(one.before for one in self.transitions if one.event is event)
+
+
+def to(after: State, befores: Iterable[State]) -> dict[State, State]:
+    """All of these lead to one state."""
+    return dict.fromkeys(befores, after)
+
+
+def staying(states: Iterable[State]) -> dict[State, State]:
+    """None of these changes."""
+    return {state: state for state in states}
