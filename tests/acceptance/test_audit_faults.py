@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from box import Box, wait
+
+from support.box import Box, wait
 
 HOSTILE = """
 import os, sys

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from box import Box
 
 from stoker.errors import SpecError
 from stoker.settings import Home, Settings
+from support.box import Box
 
 LOUD = """
 for line in range(60000):

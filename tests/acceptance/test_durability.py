@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from box import Box, wait
 
 from stoker.errors import ServerUnreachable, StokerError
+from support.box import Box, wait
 
 SUBMITS = 300
 CLIENTS = 8

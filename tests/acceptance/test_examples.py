@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from box import Box, wait
+
+from support.box import Box, wait
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from box import Box, wait
+
+from support.box import Box, wait
 
 PARALLEL = Path(__file__).parents[2] / "examples" / "parallel"
 
@@ -38,8 +40,16 @@ def kill(box: Box, run: str, task: str) -> None:
                 continue
         return found
 
-    for pid in wait(pids):
-        os.kill(pid, signal.SIGKILL)
+    def killed() -> list[int]:
+        """A process found may be a helper that has ended since."""
+        hit = []
+        for pid in pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                hit.append(pid)
+        return hit
+
+    assert wait(killed)
 
 
 @pytest.mark.parametrize("staleness", ["4", "inf"])

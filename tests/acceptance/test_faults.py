@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import STOKER, Box, wait
 
 import stoker
+from support.box import STOKER, Box, wait
 
 root_only = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root to mount a small file system or change users"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import Box
+
+from support.box import Box
 
 RUNTIMES = ("podman", "docker")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from box import Box, wait
+from support.box import Box, wait
 
 TRAIN = """\
 import os, sys, time

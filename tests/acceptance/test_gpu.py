@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from box import Box, wait
+
+from support.box import Box, wait
 
 
 def _gpus() -> int:

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from box import Box, wait
 
 from stoker.errors import StokerError
+from support.box import Box, wait
 
 
 def test_run_streams_and_exits_as_the_training_did(box: Box) -> None:

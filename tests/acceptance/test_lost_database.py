@@ -9,9 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from box import Box, wait
-
 from stoker.store.dialects import sqlite_copies as copies
+from support.box import Box, wait
 
 TRAIN = """
 import json, os, sys, time

@@ -15,17 +15,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from box import Box, wait
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration/store"))
-
-from test_postgres_moving import everything
 
 from stoker.client.api import Client
 from stoker.errors import StokerError
 from stoker.server.leadership import STEPPED_DOWN
 from stoker.store import Store
 from stoker.testing.store_postgres import PostgresServer
+from support.box import Box, wait
+from support.store.contents import everything
 
 PASSWORD = "correct-horse-battery"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from box import Box, wait
+from support.box import Box, wait
 
 WRITER = """
 import os, sys

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import Box, wait
 
 from stoker.linux.direct_io import LARGE
+from support.box import Box, wait
 
 
 def begin(box: Box, steps: int, pause: float = 0.5, size: int = 0) -> str:

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from box import Box, wait
 
 from stoker.client.local import connect
+from support.box import Box, wait
 
 COUNT = """
 import json, os, sys, time

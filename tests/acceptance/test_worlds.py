@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from bodies import hurry
-from box import Box, wait
-from gangs import STEPS, begin, check, checkpointed, generation, lines, sizes, starts, trains
-from worlds import expected
+
+from support.box import Box, wait
+from support.gangs import STEPS, begin, check, checkpointed, generation, lines, sizes, starts, trains
+from support.worlds import expected
 
 
 def test_several_workers_train_as_one(box: Box) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import Box
 from engine_parts import AnyCluster, image
+
+from support.box import Box
 
 CLUSTER = "lab"
 

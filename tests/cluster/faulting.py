@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
 from boxes import ClusterBox
 from harness import Cluster
+
+from support.box import wait
 
 TRAIN = """
 import json, os, sys, time, uuid

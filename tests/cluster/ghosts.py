@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-import worlds
+from support import worlds
 
 NAME = "haunted.json"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from box import wait
 from boxes import CLUSTER, ClusterBox
+
+from support.box import wait
 
 CPU = 0.1
 """Cores of a small task here."""

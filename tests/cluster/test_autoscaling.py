@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
 from boxes import ClusterBox
+
+from support.box import wait
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
 from boxes import CLUSTER, ClusterBox
 from faulting import TRAIN, node_of, said, steps, train, whole
 from harness import Cluster
 from harness.pods import apply, claim
+
+from support.box import wait
 
 pytestmark = pytest.mark.timeout(900)
 

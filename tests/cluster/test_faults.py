@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from box import wait
 from boxes import ClusterBox
 from faulting import box, node_of, said, train, undisturbed, whole
+
+from support.box import wait
 
 __all__ = ["box"]
 

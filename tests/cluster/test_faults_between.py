@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from box import wait
 from boxes import ClusterBox
 from faulting import box, steps, train, undisturbed
+
+from support.box import wait
 
 __all__ = ["box"]
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from box import wait
 from boxes import ClusterBox
-from gangs import generation
 from harness import Cluster
 from harness.pods import apply, claim
 from images import PYTHON
-from journey import LIMIT, SCRIPTS, Journey
+
+from support.box import wait
+from support.gangs import generation
+from support.journey import LIMIT, SCRIPTS, Journey
 
 pytestmark = pytest.mark.timeout(1200)
 

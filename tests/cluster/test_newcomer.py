@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import Box
 from engine_parts import image
+
+from support.box import Box
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
 from boxes import CLUSTER, ClusterBox, box
+
+from support.box import wait
 
 __all__ = ["box"]
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import simulated
-from box import wait
 from boxes import CLUSTER, ClusterBox
+
+from support.box import wait
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -7,8 +7,9 @@ import subprocess
 from typing import Any
 
 import pytest
-from box import wait
 from boxes import ClusterBox, box
+
+from support.box import wait
 
 __all__ = ["box"]
 

@@ -8,11 +8,12 @@ import time
 
 import pytest
 from bodies import hurry
-from box import ENDED, wait
 from boxes import ClusterBox
 from faulting import box
-from gangs import begin, check, checkpointed, generation, sizes, starts, trains
 from rooms import clear, fill
+
+from support.box import ENDED, wait
+from support.gangs import begin, check, checkpointed, generation, sizes, starts, trains
 
 __all__ = ["box"]
 

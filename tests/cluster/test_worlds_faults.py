@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 from bodies import Body, bodies, hurry
-from box import wait
 from boxes import ClusterBox
 from faulting import box
-from gangs import begin, check, checkpointed, generation, lines, sizes, starts, trains
 from rooms import fill
+
+from support.box import wait
+from support.gangs import begin, check, checkpointed, generation, lines, sizes, starts, trains
 
 __all__ = ["box"]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from box import Box
-from journey import SCRIPTS, Journey
-from local import LocalJourney
+from support.box import Box
+from support.frameworks.local import LocalJourney
+from support.journey import SCRIPTS, Journey
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import worlds
-from box import Box
+
+from support.box import Box
+from support.frameworks import worlds
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import worlds
-from box import Box
+
+from support.box import Box
+from support.frameworks import worlds
 
 RING_AND_GLOO = """
 import os, sys

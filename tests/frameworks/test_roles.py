@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 
 import pytest
-from box import Box, wait
-from journey import LIMIT, Journey
+
+from support.box import Box, wait
+from support.journey import LIMIT, Journey
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from journey import Journey
+
+from support.journey import Journey
 
 pytestmark = pytest.mark.timeout(900)
 LIMIT = 800

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from journey import Journey
+
+from support.journey import Journey
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_control_loop import Rig, rig  # noqa: F401 - a fixture
 
 from stoker.control.ingest import checkpoint_transfer, journal_reader
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
+from support.box import wait
+from support.control.rigs import Rig
 
 DATA = b"weights" * 10
 
@@ -37,7 +33,7 @@ def stage(directory: Path) -> None:
         journal.write(json.dumps({"k": "checkpoint", **staged.to_json()}) + "\n")
 
 
-def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_reader, "LARGE", len(DATA))
     real = checkpoint_transfer.carry_checkpoint
     begun, may_end = threading.Event(), threading.Event()

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rigs import Rig, scripted
 
 from stoker.control.logs.reader import LogArchive
-from stoker.engine.base import Gpu, Node
 from stoker.errors import Conflict, Refused, StoreBusy
 from stoker.store.rows import AddAttempt, Change, RunRow
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(
-        tmp_path, scripted, [Node("local", cpu=2, memory=8 << 30, gpus=(Gpu("gpu-0", 0, "H", 1 << 30),))]
-    )
-    yield made
-    made.close()
+from support.box import wait
+from support.control.rigs import Rig
 
 
 def test_a_run_from_submit_to_success(rig: Rig) -> None:

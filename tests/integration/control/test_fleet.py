@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rigs import Watched
 
 from stoker.blobs import BlobStore
 from stoker.control.controller import Controller
@@ -24,6 +18,8 @@ from stoker.store import Store
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour, FakeEngine
+from support.box import wait
+from support.control.rigs import Watched
 
 
 def scripted(info: TaskInfo, order: Order) -> Behaviour:
@@ -109,7 +105,7 @@ def test_a_run_goes_to_the_cluster_it_names(rig: Rig) -> None:
     row = rig.ended(rig.submit(cluster="lab").id)
     assert row.state == "succeeded"
     attempt = rig.store.attempt(row.id, 1)
-    assert (attempt.engine, attempt.placement["worker-0"]["node"]) == ("lab", "lab/n0")
+    assert (attempt.engine, attempt.placement["worker-0"].node) == ("lab", "lab/n0")
     other = rig.ended(rig.submit().id)
     assert rig.store.attempt(other.id, 1).engine == "local"
 
@@ -213,7 +209,7 @@ def test_each_incarnation_that_falls_silent_on_a_ready_node_is_ended(rig: Rig) -
         wait(lambda before=before: lab.calls.get("stop", 0) > before)
         lab.silent.clear()
         wait(lambda number=generation: number in {body for _, body in lab.starts(row.id, 1, "worker-1")})
-    assert rig.store.attempt(row.id, 1).placement["worker-1"]["incarnation"] == 3
+    assert rig.store.attempt(row.id, 1).placement["worker-1"].incarnation == 3
 
 
 def test_a_server_that_dies_after_it_gave_somebody_up_does_not_wait_for_his_end(rig: Rig) -> None:
@@ -234,7 +230,7 @@ def test_a_server_that_dies_after_it_gave_somebody_up_does_not_wait_for_his_end(
     for task in ("worker-0", "worker-1"):
         wait(lambda task=task: 2 in {body for _, body in lab.starts(row.id, 1, task)})
     placement = rig.store.attempt(row.id, 1).placement
-    assert {name: (place.get("incarnation", 1), place["moved"]) for name, place in placement.items()} == {
+    assert {name: (place.incarnation, place.moved) for name, place in placement.items()} == {
         "worker-0": (1, 1),
         "worker-1": (2, 1),
     }
@@ -245,7 +241,7 @@ def test_when_most_fall_silent_together_nothing_is_replaced(rig: Rig) -> None:
     rows = [rig.submit("hang", cluster="lab", lost_after="300ms", resources={"cpu": 2}) for _ in range(2)]
     for row in rows:
         rig.until(row.id, "running")
-    nodes = {rig.store.attempt(row.id, 1).placement["worker-0"]["node"] for row in rows}
+    nodes = {rig.store.attempt(row.id, 1).placement["worker-0"].node for row in rows}
     assert len(nodes) == 2
     lab.node_ready = False
     lab.silent |= {(row.id, 1, "worker-0") for row in rows}
@@ -338,7 +334,7 @@ def test_resizing_by_restart_says_so(rig: Rig) -> None:
     assert answer["how"] == "restart" and "no room" in answer["text"]
     done = rig.ended(row.id)
     assert (done.attempt, done.failures) == (2, 0)
-    assert rig.store.attempt(row.id, 2).placement["worker-0"]["cpu"] == 2.0
+    assert rig.store.attempt(row.id, 2).placement["worker-0"].cpu == 2.0
 
 
 def test_resizing_beyond_every_node_is_refused(rig: Rig) -> None:

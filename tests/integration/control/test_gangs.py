@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 
 from stoker.control.runs import shutdown, task_reader
 from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gang_deadlock
 from stoker.spec.states import Cause
 from stoker.testing.fake_engine import Behaviour
+from support.box import wait
+from support.control.gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
 
 __all__ = ["gang"]
 
@@ -38,7 +34,7 @@ def test_every_member_is_told_of_the_same_world(gang: Gang) -> None:
     gang.until(run, "running")
     places = gang.store.attempt(run, 1).placement
     orders = [gang.order(run, name) for name in places]
-    ports = [port for place in places.values() for port in place["ports"]]
+    ports = [port for place in places.values() for port in place.ports]
     assert len(set(ports)) == len(ports) > 0
     assert all(order.env["STOKER_WORLD_SIZE"] == "2" for order in orders)
     gang.controller.stop_run(run, kill=True, by="ada")
@@ -83,7 +79,7 @@ def test_a_launcher_that_was_told_to_end_is_replaced_and_not_asked_again(gang: G
     row = gang.end(run)
     assert (row.state, row.attempt, row.failures) == ("succeeded", 1, 0)
     assert gang.generation(run) == 2
-    assert gang.placement(run)["worker-1"]["incarnation"] == 2
+    assert gang.placement(run)["worker-1"].incarnation == 2
     assert [event.text for event in gang.store.events(run) if event.kind == "reforming"] == [
         "worker-1: preempted; worker-1 is replaced, generation 2 follows"
     ]
@@ -113,7 +109,7 @@ def test_a_member_lost_while_the_next_generation_waits_is_replaced(tmp_path: Pat
         row = gang.end(run)
         assert (row.state, row.attempt, row.failures) == ("succeeded", 1, 2)
         place = gang.placement(run)["worker-1"]
-        assert (place["incarnation"], place["generation"]) == (2, 4)
+        assert (place.incarnation, place.generation) == (2, 4)
     finally:
         gang.close()
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gang_rig import LONG, Gang, gang
 
 from stoker.control.placement import engine_watcher
 from stoker.control.runs import task_reader
@@ -21,6 +16,7 @@ from stoker.engine.base import Node, Observation
 from stoker.errors import EngineError, Refused
 from stoker.spec.states import Cause
 from stoker.store.rows import RunRow
+from support.control.gang_rig import LONG, Gang, gang
 
 __all__ = ["gang"]
 
@@ -214,12 +210,12 @@ def test_a_lost_node_shrinks_a_run_and_it_grows_again_when_there_is_room(
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC | {"workers": "2..3", "lost_after": "1s"}).id
     gang.end(run, lambda row: len(gang.workers(run)) == 3 and row.state == "running")
-    (lost,) = [name for name, place in gang.placement(run).items() if place["node"] == "there"]
+    (lost,) = [name for name, place in gang.placement(run).items() if place.node == "there"]
     gang.engine.silent.add((run, 1, lost))
     gang.engine.node_ready = False
     gang.engine.nodes = [here, replace(there, ready=False)]
     gang.end(run, lambda row: len(gang.workers(run)) == 2 and row.state == "running")
-    assert {place["moved"] for place in gang.placement(run).values()} == {1}, "he may knock where they were"
+    assert {place.moved for place in gang.placement(run).values()} == {1}, "he may knock where they were"
     gang.engine.silent.clear()
     gang.engine.node_ready = True
     gang.engine.nodes = [here, there]

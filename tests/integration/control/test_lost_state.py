@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import wait
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rigs import Rig, scripted
 
 from stoker.engine.base import Node, Presence
 from stoker.errors import NotFound
 from stoker.task import layout
 from stoker.task.local_directory import LocalTaskDir
+from support.box import wait
+from support.control.rigs import Rig, scripted
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def test_one_of_several_tasks_that_lost_its_directory_is_replaced(rig: Rig) -> N
             and order.generation == 2
         )
     )
-    assert rig.store.attempt(row.id, 1).placement["worker-1"]["incarnation"] == 2
+    assert rig.store.attempt(row.id, 1).placement["worker-1"].incarnation == 2
     assert rig.store.run(row.id).attempt == 1
 
 

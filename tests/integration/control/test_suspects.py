@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_control_loop import Rig
 
 from stoker.engine.base import Node
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour
+from support.box import wait
+from support.control.rigs import Rig
 
 
 def scripted(info: TaskInfo, order: Order) -> Behaviour:
@@ -37,7 +33,7 @@ def aside(rig: Rig, name: str) -> list[dict[str, Any]]:
 
 def node(rig: Rig, run: str) -> str:
     wait(lambda: rig.store.run(run).attempt)
-    return str(rig.store.attempt(run, rig.store.run(run).attempt).placement["worker-0"]["node"])
+    return str(rig.store.attempt(run, rig.store.run(run).attempt).placement["worker-0"].node)
 
 
 def test_a_node_on_which_runs_are_lost_again_and_again_is_set_aside(rig: Rig) -> None:

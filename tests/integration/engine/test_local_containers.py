@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,17 +15,14 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import container_runtimes
-from container_runtimes import BARE, IMAGE, Runtime
-
 from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, Shows, TaskPlan
 from stoker.engine.local.containers import commands
 from stoker.engine.local.host import cgroups, processes
 from stoker.errors import Refused
 from stoker.spec import Job
 from stoker.task import formats, layout
+from support import container_runtimes
+from support.container_runtimes import BARE, IMAGE, Runtime
 
 FOREVER = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.05; done"
 

@@ -18,14 +18,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import container_box
-from container_box import Pod, Shape
-
 from stoker.launcher.task_files import take_lock
 from stoker.task import container_layout, formats, layout
 from stoker.task.local_directory import LocalTaskDir
+from support import container_box
+from support.container_box import Pod, Shape
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_box import MEMORY, Shape
 
 from stoker.task import container_layout, layout
+from support.container_box import MEMORY, Shape
 
 Make = Callable[..., Any]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,10 +15,7 @@ from stoker.errors import NotLeading, StokerError
 from stoker.server.leadership import Holder, Leadership
 from stoker.store.leadership import LeaderLease
 from stoker.testing.store_postgres import PostgresServer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
-
-from cutting import Cutter
+from support.store.cutting import Cutter
 
 
 class Candidate(Leadership):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,16 +16,13 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cutting import Cutter
-
 from stoker.errors import Conflict, DiskFull, NotFound, StoreBusy, StoreDamaged, StoreError
 from stoker.store import Store
 from stoker.store.dialects import base, postgres
 from stoker.store.rows import AddEvent, AddMetrics, EventRow, Point, RunFilter, UpdateRun
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer
+from support.store.cutting import Cutter
 
 
 @pytest.fixture

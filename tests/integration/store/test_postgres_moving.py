@@ -10,9 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,6 +34,7 @@ from stoker.store.rows import (
 )
 from stoker.testing.store_case import checkpoint, new_run, part
 from stoker.testing.store_postgres import PostgresServer
+from support.store.contents import everything
 
 
 @pytest.fixture
@@ -84,38 +83,6 @@ def fill(store: Store, runs: int = 60) -> None:
         )  # fmt: skip
     store.resume(next(run.id for run in store.runs(RunFilter(states=("failed",)))), key="again", now=9.0)
     store.put_cluster("gpu-prod", {"context": name}, 3.0)
-
-
-def everything(store: Store) -> dict[str, Any]:
-    """All that can be read, as text, so that what is not a number is the same as itself."""
-    runs = store.runs(RunFilter(limit=10**6))
-    found: dict[str, Any] = {
-        "runs": runs,
-        "live": store.live(),
-        "counts": store.counts(),
-        "unfinished": store.unfinished_attempts(),
-        "latest": sorted(store.latest_attempts([run.id for run in runs]).items()),
-        "codes": sorted(store.code_digests()),
-        "roots": sorted(store.blob_roots()),
-        "clusters": store.clusters(),
-    }
-    reads: dict[str, Callable[[str], Any]] = {
-        "attempts": store.attempts,
-        "checkpoints": store.checkpoints,
-        "events": store.events,
-        "metric keys": store.metric_keys,
-        "latest metrics": store.latest_metrics,
-    }
-    for run in runs:
-        for name, read in reads.items():
-            found[f"{name} of {run.id}"] = read(run.id)
-        for key in store.metric_keys(run.id):
-            found[f"{key['key']} of {run.id}"] = store.metric_points(run.id, key["key"])
-        for number in (1, 2):
-            found[f"tasks {number} of {run.id}"] = store.tasks(run.id, number)
-            found[f"parts {number} of {run.id}"] = store.checkpoint_parts(run.id, number)
-            found[f"cursors {number} of {run.id}"] = sorted(store.cursors(run.id, number).items())
-    return {name: repr(value) for name, value in found.items()}
 
 
 def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,8 @@ from stoker.store.dialects.base import dialect_for
 from stoker.store.rows import AddMetrics, Point, RunRow
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit/store"))
-
-from test_schema import NEXT
-from test_sqlite_plans import ASKED_OFTEN
+from support.store.next_schema import NEXT
+from support.store.queries import ASKED_OFTEN
 
 LAYOUT = """
 SELECT 'column', table_name, column_name, data_type, is_nullable, coalesce(column_default, ''), coalesce(collation_name, '')

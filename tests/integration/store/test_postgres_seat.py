@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,7 @@ from stoker.store.leadership import LeaderLease
 from stoker.store.rows import AddEvent, EventRow
 from stoker.testing.store_case import new_run
 from stoker.testing.store_postgres import PostgresServer
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cutting import Cutter
+from support.store.cutting import Cutter
 
 
 @pytest.fixture

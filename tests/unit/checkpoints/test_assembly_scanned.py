@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_scanning import Clock, Task
 
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.assembly import Assembly
@@ -25,6 +24,7 @@ from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
 from stoker.task.local_directory import LocalTaskDir
 from stoker.transfer import carry_checkpoint
+from support.checkpoints.scanning import Clock, Task
 
 SIZE = 2000
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_replaying import NAMES, Player, Trace, Tree, tree
-from checkpoint_scanning import Task
 
 from stoker.task import layout
+from support.checkpoints.replaying import NAMES, Player, Trace, Tree, tree
+from support.checkpoints.scanning import Task
 
 POINTERS = ("checkpoint",)
 States = dict[str, list[Tree]]

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_scanning import Task
-from test_scanner import archive
 
 from stoker.launcher.checkpoints import scan_state, stager
 from stoker.launcher.recovery import salvage
 from stoker.linux import idle_throttle
 from stoker.task import layout
+from support.checkpoints.scanning import Task, archive
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import mmap
 import os
@@ -12,15 +11,14 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_scanning import Task
 
 from stoker.launcher.checkpoints import directory_watch, open_files, scan_state, snapshot, stager
+from support.checkpoints.scanning import Task, archive
 
 
 @pytest.fixture
@@ -28,14 +26,6 @@ def task(tmp_path: Path) -> Iterator[Task]:
     task = Task(tmp_path / "task").begin()
     yield task
     task.close()
-
-
-def archive(text: str = "weights") -> bytes:
-    """What torch.save leaves: a zip archive."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr(zipfile.ZipInfo("archive/data.pkl"), text * 100)  # no time: the same bytes again
-    return buffer.getvalue()
 
 
 class TestSigns:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_scanning import Task
 
 from stoker.launcher.checkpoints import snapshot
 from stoker.launcher.checkpoints.scanner import PENDING, UNREADY
+from support.checkpoints.scanning import Task
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_replaying import Trace
 
 from stoker.launcher.verify.arrays import _lookup3
 from stoker.launcher.verify.tf_bundle import crc32c
 from stoker.launcher.verify.verify import verify
+from support.checkpoints.replaying import Trace
 
 RANDOM = random.Random(20)
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoint_replaying import NAMES, Trace
 
 from stoker.launcher.verify.arrays import _lookup3
 from stoker.launcher.verify.verify import Verdict, verify
+from support.checkpoints.replaying import NAMES, Trace
 
 RANDOM = random.Random(7)
 TEXTS = {

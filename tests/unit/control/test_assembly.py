@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from assembly_rig import TWO, Rig
 
 from stoker.control.checkpoints import retention
 from stoker.control.checkpoints.assembly import how_it_ended
@@ -13,6 +12,7 @@ from stoker.control.ingest.journal_reader import Intake
 from stoker.store.rows import AddEvent, CheckpointRow, Point
 from stoker.task.formats import Ending, Status
 from stoker.transfer import merge_outputs, outputs_for
+from support.control.assembly_rig import TWO, Rig
 
 
 @pytest.fixture

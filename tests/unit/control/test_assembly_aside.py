@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from assembly_rig import Rig
 
 from stoker.control.ingest.journal_reader import Behind, Intake
 from stoker.store.rows import PartRow, Point
 from stoker.task.formats import Status
+from support.control.assembly_rig import Rig
 
 
 class Slow(Rig):

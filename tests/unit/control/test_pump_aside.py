@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
 
 from stoker.blobs import BlobStore
 from stoker.control.ingest import checkpoint_transfer
@@ -23,6 +22,7 @@ from stoker.task import layout
 from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
 from stoker.task.local_directory import LocalTaskDir
 from stoker.transfer import carry_checkpoint
+from support.box import wait
 
 
 class Carriers(checkpoint_transfer.CheckpointTransfers):

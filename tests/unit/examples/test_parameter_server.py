@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import EXAMPLES, load
+
+from support.examples import EXAMPLES, load
 
 ps = load("parallel/parameter-server/parameter_server.py")
 network = load("digits/network.py")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import load
+
+from support.examples import load
 
 ring = load("digits/ring.py")
 network = load("digits/network.py")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parts import load
+from support.examples import load
 
 scaling = load("scaling/scaling.py")
 

@@ -2,17 +2,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fake_registry import Fake
-
 from stoker.images import connection, wire
+from support.fake_registry import Fake
 
 
 @pytest.fixture

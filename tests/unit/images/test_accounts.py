@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
-from fake_registry import Fake, Reply, digest
 
 from stoker.errors import ImageError
 from stoker.images import Account, Blob, ImageConfig, Registry, accounts
 from stoker.images.tarscan import members
+from support.fake_registry import Fake, Reply, digest
 
 PASSWD = "root:x:0:0::/:/bin/sh\napp:x:1000:1001::/:/bin/sh\nodd:x:-1:x::/\nshort:x\n"
 GROUP = "root:x:0:\nstaff:x:50:app\n"

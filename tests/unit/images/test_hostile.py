@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import trustme
-from fake_registry import Fake, Reply, Seen, digest
 
 from stoker.errors import ImageError, Refused, RegistryDenied, RegistryUnreachable
 from stoker.images import HostRules, Image, LayerTree, Logins, Registry, Settings, assemble, write_layer
+from support.fake_registry import Fake, Reply, Seen, digest
 
 PATH = "/v2/team/app"
 PASSWORD = "Basic " + base64.b64encode(b"bob:hunter2").decode()

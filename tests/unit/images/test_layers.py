@@ -16,19 +16,7 @@ import pytest
 
 from stoker.errors import ImageError, SpecError
 from stoker.images import Cache, Entry, Layer, LayerTree, Settings, assemble, write_archive, write_layer
-
-
-def sample() -> LayerTree:
-    tree = LayerTree()
-    tree.file("usr/bin/run", b"#!/bin/sh\n", 0o755)
-    tree.file("etc/b", "text")
-    tree.file("etc/a", b"\0" * 2000)
-    tree.link("bin", "usr/bin")
-    tree.directory("tmp", 0o1777)
-    tree.directory("home/app", 0o700, owner=1000)
-    tree.file("long/" + "n" * 200, "long names")
-    tree.file("umlaut/\u00fc", "names beyond ASCII")
-    return tree
+from support.image_layers import sample
 
 
 def members(layer: Layer) -> list[tarfile.TarInfo]:
@@ -61,8 +49,8 @@ def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
         backwards.put(name, entry)
     assert write_layer(backwards, tmp_path / "second").digest == first.digest
     script = f"""
-import os, sys; os.umask(0o077); sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path; from test_layers import sample; from stoker.images import write_layer
+import os, sys; os.umask(0o077); sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path; from support.image_layers import sample; from stoker.images import write_layer
 print(write_layer(sample(), Path({str(tmp_path / "third")!r})).digest)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C"}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_registry import MANIFEST, Fake, Reply, Seen, digest
 
 from stoker.errors import ImageError, ImageMissing, RegistryDenied, RegistryUnreachable, TooLarge
 from stoker.images import Logins, Registry, auth
+from support.fake_registry import MANIFEST, Fake, Reply, Seen, digest
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 PATH = "/v2/team/app"

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import trustme
-from engine_api import Server, attempt, engine
 
 from stoker.engine.base import Observation, Presence
 from stoker.engine.kubernetes import engine as engine_module
 from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
+from support.kubernetes.engine_api import Server, attempt, engine
 
 PODS = {"digits-7f3k-1-worker-0", "digits-7f3k-1-worker-1"}
 

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from render_cases import CASES, KEYS, MANIFESTS, ORIGIN, readable
 
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes import names
@@ -20,6 +19,7 @@ from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.manifests.pod import NOT_SHOWN, PLACEHOLDERS, bundle, image_of, render, to_yaml
 from stoker.errors import EngineError, Refused
 from stoker.spec import Job
+from support.kubernetes.render_cases import CASES, KEYS, MANIFESTS, ORIGIN, readable
 
 LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

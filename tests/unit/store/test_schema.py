@@ -16,6 +16,7 @@ from stoker.errors import StoreError
 from stoker.store import Store, migrate, schema
 from stoker.store.rows import RunFilter
 from stoker.testing.store_case import new_run
+from support.store.next_schema import NEXT
 
 HERE = Path(__file__).parent
 PACKAGE = Path(stoker.store.__file__).parent
@@ -71,18 +72,6 @@ def test_up_from_each_version_with_its_data(tmp_path: Path, version: int) -> Non
         assert store.submit(new_run("third"), now=9.0)[1]
     Store.open(tmp_path / "direct.db").close()
     assert layout(path) == layout(tmp_path / "direct.db")
-
-
-NEXT = '''
-"""Made up: adds a column and fails when told to."""
-import sqlalchemy as sa
-from alembic import op
-revision, down_revision, branch_labels, depends_on = "{new:04d}", "{old:04d}", None, None
-def upgrade():
-    op.add_column("runs", sa.Column("colour", sa.Text()))
-    op.create_table("half", sa.Column("id", sa.Integer(), primary_key=True))
-    {more}
-'''
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trustme
 from aiohttp import web
-from kubeapi import Api, kubeconfig, status, until
 
 from stoker.engine.kubernetes.api import Informer, Kube, KubeConfig, Select, informer, kinds
 from stoker.errors import EngineUnavailable
+from support.kubernetes.kubeapi import Api, kubeconfig, status, until
 
 
 @contextlib.asynccontextmanager

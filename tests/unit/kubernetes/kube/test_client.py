@@ -12,11 +12,11 @@ import psutil
 import pytest
 import trustme
 from aiohttp import web
-from kubeapi import Api, kubeconfig, status, until
 
 from stoker import __version__
 from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
 from stoker.errors import EngineError, EngineUnavailable, TooLarge
+from support.kubernetes.kubeapi import Api, kubeconfig, status, until
 
 
 @pytest.fixture

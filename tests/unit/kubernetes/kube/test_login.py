@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import trustme
-from kubeapi import Api, kubeconfig, until
 
 from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, credentials, exec_plugin, kinds
+from support.kubernetes.kubeapi import Api, kubeconfig, until
 
 
 @pytest.fixture(autouse=True)

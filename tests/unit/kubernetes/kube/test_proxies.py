@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import trustme
-from kubeapi import Api, kubeconfig
 
 from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable
 from stoker.engine.kubernetes.api.proxies import excluded, proxy_for, shown
 from stoker.errors import SpecError
+from support.kubernetes.kubeapi import Api, kubeconfig
 
 
 @pytest.mark.parametrize(

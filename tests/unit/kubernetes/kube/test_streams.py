@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import trustme
-from kubeapi import Api, kubeconfig, status, until
 
 from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeError, KubeUnavailable
 from stoker.errors import TooLarge
+from support.kubernetes.kubeapi import Api, kubeconfig, status, until
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

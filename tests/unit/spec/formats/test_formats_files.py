@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,32 +15,23 @@ from stoker.errors import SpecError
 from stoker.spec import parse_job
 from stoker.spec.interop import Level, Target, is_foreign, translate
 from stoker.spec.interop.writer import job_yaml
-
-
-def _manifests() -> Any:
-    where = Path(__file__).with_name("manifests.py")
-    spec = importlib.util.spec_from_file_location("manifests", where)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-M = _manifests()
-FILES: list[Path] = M.FILES
+from support import manifests
+from support.manifests import FILES
 
 
 def test_there_are_enough_of_them() -> None:
     assert len(FILES) >= 25
-    assert {path.name for path in (M.HERE / "expected").iterdir()} == {f"{path.name}.json" for path in FILES}
+    assert {path.name for path in (manifests.HERE / "expected").iterdir()} == {
+        f"{path.name}.json" for path in FILES
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_what_becomes_of_it(path: Path) -> None:
     assert is_foreign(path.read_bytes())
-    wanted = M.expected(path)
-    for name, target in M.TARGETS.items():
-        assert json.loads(json.dumps(M.made(path, target))) == wanted[name], name
+    wanted = manifests.expected(path)
+    for name, target in manifests.TARGETS.items():
+        assert json.loads(json.dumps(manifests.made(path, target))) == wanted[name], name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -91,7 +81,7 @@ def test_no_key_is_passed_over_wherever_it_stands(path: Path) -> None:
             for part in place:
                 here = here[part]
             here["unheardOf"] = "xyzzy"
-            for target in M.TARGETS.values():
+            for target in manifests.TARGETS.values():
                 assert _is_accounted_for(yaml.safe_dump_all(changed), target), place
 
 

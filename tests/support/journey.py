@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from box import Box, wait
-
 from stoker.client.local import connect
+from support.box import Box, wait
 
 SCRIPTS = Path(__file__).parents[1] / "frameworks" / "scripts"
 LINE = re.compile(

@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from box import Box, wait
-from local import processes
+from support.box import Box, wait
+from support.frameworks.local import processes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARALLEL = ROOT / "examples" / "parallel"
 FINAL = re.compile(r"final loss ([0-9.]+) accuracy ([0-9.]+) after (\d+) steps")
 

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from journey import Journey
+from support.journey import Journey
 
 
 class LocalJourney(Journey):

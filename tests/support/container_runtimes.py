@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from busybox import APPLETS
+from support.busybox import APPLETS
 
 IMAGE = "localhost/stoker-test:1"
 BARE = "localhost/stoker-bare:1"

@@ -4,22 +4,18 @@ access reviews, pods that go away when they are deleted."""
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
 import trustme
 from aiohttp import web
 
-sys.path.insert(0, str(Path(__file__).parent / "kube"))
-
-from kubeapi import Api, Object, kubeconfig, status
-
 from stoker.engine.base import Attempt, TaskPlan
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.settings import Home, Settings
 from stoker.spec import Job
+from support.kubernetes.kubeapi import Api, Object, kubeconfig, status
 
 __all__ = ["Server", "attempt", "engine", "status"]
 

@@ -19,10 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from busybox import APPLETS
-
 from stoker.launcher import bundle
 from stoker.task import container_layout
+from support.busybox import APPLETS
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 NAME = "stoker-test-"

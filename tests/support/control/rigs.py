@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from box import wait
-
 from stoker.blobs import BlobStore
 from stoker.control.controller import Controller
 from stoker.engine.base import Node
@@ -15,6 +13,7 @@ from stoker.store import Store
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour, FakeEngine, Script
+from support.box import wait
 
 ENDED = ("succeeded", "failed", "stopped")
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from box import Box, wait
-from worlds import expected
+from support.box import Box, wait
+from support.worlds import expected
 
 STEPS = 60
 

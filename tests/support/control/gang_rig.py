@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from box import wait
-from rigs import Watched
 
 from stoker.blobs import BlobStore
 from stoker.control.controller import Controller
 from stoker.engine.base import Node, Presence
 from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
+from stoker.store.placement import TaskPlacement
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.fake_engine import Behaviour, FakeEngine
+from support.box import wait
+from support.control.rigs import Watched
 
 LONG = Behaviour(hang=True)
 FAIL = Behaviour(exit_code=3, lines=("ValueError: no",))
@@ -87,9 +88,9 @@ class Gang(Watched):
 
     def workers(self, run: str) -> list[str]:
         """Who is in the world now."""
-        return sorted(name for name, place in self.placement(run).items() if not place.get("joining"))
+        return sorted(name for name, place in self.placement(run).items() if not place.joining)
 
-    def placement(self, run: str) -> dict[str, Any]:
+    def placement(self, run: str) -> Mapping[str, TaskPlacement]:
         return self.store.attempt(run, 1).placement if self.store.run(run).attempt else {}
 
     def generation(self, run: str) -> int:

@@ -1,6 +1,6 @@
 """The manifests of these tests, and what each is to become: files/NAME and expected/NAME.json.
 
-    python tests/unit/spec/formats/manifests.py
+    python tests/support/manifests.py
 
 writes what the code makes of them now; look at the difference before you believe it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from stoker.spec.interop import Target, translate
 from stoker.spec.interop.writer import job_tree
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "unit/spec/formats"
 FILES = sorted((HERE / "files").iterdir())
 TARGETS = {
     "cluster": Target(cluster=True),

@@ -15,7 +15,7 @@ from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.manifests.pod import Keys, RunIdentity, render
 from stoker.spec import Job
 
-MANIFESTS = Path(__file__).parent / "manifests"
+MANIFESTS = Path(__file__).parents[2] / "unit/kubernetes/manifests"
 KEYS = Keys(b"k" * 32, b"certificate", b"private key")
 ORIGIN = RunIdentity("h0me12345678", "gpu-prod", "training", "0123456789abcdef")
 

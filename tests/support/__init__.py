@@ -1,0 +1,1 @@
+"""What tests share: rigs, boxes, fakes of servers, players of recorded traces."""
