@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 HOSTILE = """
 import os, sys

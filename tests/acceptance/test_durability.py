@@ -13,7 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from stoker.errors import ServerUnreachable, StokerError
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 SUBMITS = 300
 CLIENTS = 8

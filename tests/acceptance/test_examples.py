@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 PARALLEL = Path(__file__).parents[2] / "examples" / "parallel"
 

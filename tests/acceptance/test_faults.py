@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import stoker
-from support.box import STOKER, Box, wait
+from support.box import STOKER, Box
+from support.waiting import wait
 
 root_only = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root to mount a small file system or change users"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 TRAIN = """\
 import os, sys, time

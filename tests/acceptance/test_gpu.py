@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 
 def _gpus() -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import StokerError
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 
 def test_run_streams_and_exits_as_the_training_did(box: Box) -> None:

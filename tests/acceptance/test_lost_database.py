@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.store.dialects import sqlite_copies as copies
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 TRAIN = """
 import json, os, sys, time

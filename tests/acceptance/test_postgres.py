@@ -21,8 +21,9 @@ from stoker.errors import StokerError
 from stoker.server.leadership import STEPPED_DOWN
 from stoker.store import Store
 from stoker.testing.store_postgres import PostgresServer
-from support.box import Box, wait
+from support.box import Box
 from support.store.contents import everything
+from support.waiting import wait
 
 PASSWORD = "correct-horse-battery"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 WRITER = """
 import os, sys

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from stoker.linux.direct_io import LARGE
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 
 def begin(box: Box, steps: int, pause: float = 0.5, size: int = 0) -> str:

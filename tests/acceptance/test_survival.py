@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from stoker.client.local import connect
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 COUNT = """
 import json, os, sys, time

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from bodies import hurry
 
-from support.box import Box, wait
+from support.box import Box
 from support.gangs import STEPS, begin, check, checkpointed, generation, lines, sizes, starts, trains
+from support.waiting import wait
 from support.worlds import expected
 
 

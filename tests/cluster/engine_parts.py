@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from stoker.settings import Home, Settings
 from stoker.spec import Job
 from stoker.task.directory import RemoteAccess, TaskDir
 from stoker.task.formats import Order, Status
+from support.waiting import is_there, wait_async
 
 AnyCluster = Cluster | ForeignCluster
 T = TypeVar("T")
@@ -54,16 +54,6 @@ def attempt_of(job: Job, run: str = "digits-7f3k", number: int = 1, **more: Any)
     return Attempt(run, number, (plan,), job=job)
 
 
-async def until(probe: Callable[[], Awaitable[T | None]], what: str, seconds: float = WAIT) -> T:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = await probe()
-        if found is not None:
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"waited {seconds:.0f} s for {what}")
-
-
 async def seen(
     engine: KubernetesEngine, wanted: Callable[[Observation], bool], what: str, run: str = "digits-7f3k"
 ) -> Observation:
@@ -75,7 +65,7 @@ async def seen(
         return next((found for found in last if wanted(found)), None)
 
     try:
-        return await until(look, what)
+        return await wait_async(look, what=what, good=is_there)
     except AssertionError as exc:
         raise AssertionError(f"{exc}; last seen: {last}") from None
 
@@ -85,7 +75,7 @@ async def phase(directory: TaskDir, *phases: str) -> Status:
         status = directory.status()
         return status if directory.exists() and status is not None and status.phase in phases else None
 
-    status = await until(look, f"a task that is {' or '.join(phases)}")
+    status = await wait_async(look, what=f"a task that is {' or '.join(phases)}", good=is_there)
     if status.phase == "ended" and isinstance(directory, RemoteAccess):
         # Of several files that were written, the one that says so may arrive first.
         await asyncio.to_thread(directory.catch_up, 60.0)

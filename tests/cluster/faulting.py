@@ -14,7 +14,7 @@ import pytest
 from boxes import ClusterBox
 from harness import Cluster
 
-from support.box import wait
+from support.waiting import wait
 
 TRAIN = """
 import json, os, sys, time, uuid

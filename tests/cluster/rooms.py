@@ -6,7 +6,7 @@ import json
 
 from boxes import CLUSTER, ClusterBox
 
-from support.box import wait
+from support.waiting import wait
 
 CPU = 0.1
 """Cores of a small task here."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from boxes import ClusterBox
 
-from support.box import wait
+from support.waiting import wait
 
 pytestmark = pytest.mark.timeout(600)
 

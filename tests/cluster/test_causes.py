@@ -21,7 +21,6 @@ from engine_parts import (
     play,
     seen,
     started,
-    until,
 )
 
 from stoker.engine.base import Observation, Presence
@@ -30,6 +29,7 @@ from stoker.engine.kubernetes.courier_client.connections import NoAddress
 from stoker.errors import EngineError
 from stoker.settings import Home
 from stoker.task.directory import TaskDir
+from support.waiting import is_there, wait_async
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -208,7 +208,7 @@ def test_a_full_quota(stage: Stage) -> None:
                 directory = await engine.reach(found.handle, "worker-0")
                 return None if isinstance(directory, NoAddress) else directory
 
-            await phase(await until(reached, "the task to be known"), "ready")
+            await phase(await wait_async(reached, what="the task to be known", good=is_there), "ready")
 
     play(story)
 

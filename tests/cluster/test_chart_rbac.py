@@ -26,7 +26,6 @@ from engine_parts import (
     phase,
     settings_of,
     started,
-    until,
 )
 
 from stoker.engine.kubernetes import names
@@ -34,6 +33,7 @@ from stoker.engine.kubernetes.api.session import Call, Session
 from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.settings import Home
+from support.waiting import is_there, wait_async
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -157,7 +157,7 @@ async def a_run(engine: KubernetesEngine, where: str, run: str) -> None:
     async def trains() -> bool | None:
         return True if b"training" in log_of(directory) else None
 
-    await until(trains, "its first line")
+    await wait_async(trains, what="its first line", good=is_there)
     assert await engine.capacity()
     assert await engine.resize(handle, "worker-0", cpu=0.2, memory=None) is None
     await engine.hurt(handle, "worker-0", "process")

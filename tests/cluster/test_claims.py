@@ -15,7 +15,7 @@ from faulting import TRAIN, node_of, said, steps, train, whole
 from harness import Cluster
 from harness.pods import apply, claim
 
-from support.box import wait
+from support.waiting import wait
 
 pytestmark = pytest.mark.timeout(900)
 

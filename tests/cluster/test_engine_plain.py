@@ -19,13 +19,13 @@ from engine_parts import (
     play,
     seen,
     settings_of,
-    until,
 )
 
 from stoker.engine.base import Attempt, Handle, Presence, TaskPlan
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.task.directory import RemoteAccess, TaskDir
 from stoker.task.formats import Order
+from support.waiting import is_there, wait_async
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,7 +53,7 @@ async def ordered(engine: KubernetesEngine, handle: Handle) -> TaskDir:
     async def there() -> bool | None:
         return directory.exists() or None
 
-    await until(there, "the container to be started")
+    await wait_async(there, what="the container to be started", good=is_there)
     await asyncio.to_thread(directory.write_order, Order(seq=1, generation=1, verb="run"))
     return directory
 
@@ -98,9 +98,10 @@ def test_no_line_is_lost_or_doubled_while_servers_come_and_go(stage: Stage) -> N
                     await ordered(engine, handle) if turn == 0 else await engine.reach(handle, "worker-0")
                 )
                 if turn < 2:
-                    await until(
+                    await wait_async(
                         lambda directory=directory, turn=turn: _more(directory, 400 * (turn + 1)),
-                        "more lines",
+                        what="more lines",
+                        good=is_there,
                     )
                 else:
                     status = await phase(directory, "ended")
@@ -130,7 +131,7 @@ def test_it_is_stopped_with_its_grace(stage: Stage) -> None:
             async def up() -> bool | None:
                 return lines_of(directory) == ["up"] or None
 
-            await until(up, "its first line")
+            await wait_async(up, what="its first line", good=is_there)
             stop = Order(seq=2, generation=1, verb="stop", grace=20.0)
             await asyncio.to_thread(directory.write_order, stop)
             status = await phase(directory, "ended")

@@ -8,7 +8,7 @@ import pytest
 from boxes import ClusterBox
 from faulting import box, node_of, said, train, undisturbed, whole
 
-from support.box import wait
+from support.waiting import wait
 
 __all__ = ["box"]
 

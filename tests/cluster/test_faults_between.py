@@ -11,7 +11,7 @@ import yaml
 from boxes import ClusterBox
 from faulting import box, steps, train, undisturbed
 
-from support.box import wait
+from support.waiting import wait
 
 __all__ = ["box"]
 

@@ -20,9 +20,9 @@ from harness import Cluster
 from harness.pods import apply, claim
 from images import PYTHON
 
-from support.box import wait
 from support.gangs import generation
 from support.journey import LIMIT, SCRIPTS, Journey
+from support.waiting import wait
 
 pytestmark = pytest.mark.timeout(1200)
 

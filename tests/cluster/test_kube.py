@@ -30,6 +30,7 @@ from stoker.engine.kubernetes.api import (
 from stoker.engine.kubernetes.api.errors import Cut
 from stoker.engine.kubernetes.api.session import Answer
 from stoker.errors import EngineUnavailable
+from support.waiting import wait_async
 
 REVIEWS = Kind("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
 SERVER = Path(__file__).parent / "probes" / "pod_server.py"
@@ -53,12 +54,6 @@ async def mirror(kube: Kube, *selects: Select | Kind, **options: Any) -> AsyncIt
         yield cache
     finally:
         await cache.close()
-
-
-async def until(condition: Callable[[], object], limit: float = 120) -> None:
-    async with asyncio.timeout(limit):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 def configmap(name: str, **data: str) -> dict[str, Any]:
@@ -113,15 +108,15 @@ def test_a_cache_of_every_kind_the_engine_needs(cluster: Any, namespace: str) ->
             made = await kube.create(kinds.PODS, pod("p", cluster.images["busybox"], "sleep 3600"), namespace)
             cache.note(kinds.PODS, made)
             assert cache.get(kinds.PODS, "p", namespace) is not None, "our own write is there at once"
-            await until(
+            await wait_async(
                 lambda: (cache.get(kinds.PODS, "p", namespace) or made)["status"].get("phase") == "Running"
             )
-            await until(lambda: cache.get(kinds.SECRETS, "s", namespace))
-            await until(lambda: "Scheduled" in {event["reason"] for event in cache.list(kinds.EVENTS)})
+            await wait_async(lambda: cache.get(kinds.SECRETS, "s", namespace))
+            await wait_async(lambda: "Scheduled" in {event["reason"] for event in cache.list(kinds.EVENTS)})
             found = cache.get(kinds.PODS, "p", namespace)
             assert found is not None and "managedFields" not in found["metadata"]
             await kube.delete(kinds.PODS, "p", namespace, grace=0)
-            await until(lambda: cache.list(kinds.PODS) == [])
+            await wait_async(lambda: cache.list(kinds.PODS) == [])
 
     asyncio.run(story())
 
@@ -152,15 +147,15 @@ def test_a_cache_lives_through_a_killed_api_server(cluster: Any, namespace: str)
             mirror(kube, Select(kinds.CONFIGMAPS, namespace)) as cache,
         ):
             await kube.create(kinds.CONFIGMAPS, configmap("before"), namespace)
-            await until(lambda: cache.get(kinds.CONFIGMAPS, "before", namespace))
+            await wait_async(lambda: cache.get(kinds.CONFIGMAPS, "before", namespace))
             await asyncio.to_thread(cluster.stop_api)
-            await until(lambda: cache.problem())
+            await wait_async(lambda: cache.problem())
             assert cache.get(kinds.CONFIGMAPS, "before", namespace), (
                 "silence says nothing about what is there"
             )
             await asyncio.to_thread(cluster.start_api)
             await kube.create(kinds.CONFIGMAPS, configmap("after"), namespace)
-            await until(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "after", namespace))
+            await wait_async(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "after", namespace))
             assert cache.get(kinds.CONFIGMAPS, "before", namespace)
 
     asyncio.run(story())
@@ -214,15 +209,15 @@ def test_what_vanished_and_was_compacted_while_a_cache_was_cut_off_is_told(
         async with client(cluster.kubeconfig) as free, client(path) as kube, mirror(kube, select) as cache:
             for name in ("stays", "vanishes"):
                 await free.create(kinds.CONFIGMAPS, configmap(name), namespace)
-            await until(lambda: cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
-            await until(lambda: cache.get(kinds.CONFIGMAPS, "kube-root-ca.crt", namespace))
+            await wait_async(lambda: cache.get(kinds.CONFIGMAPS, "vanishes", namespace))
+            await wait_async(lambda: cache.get(kinds.CONFIGMAPS, "kube-root-ca.crt", namespace))
             reader, lists = cache.changes(), kube.calls["list", "configmaps"]
             await relay.take()
             await free.delete(kinds.CONFIGMAPS, "vanishes", namespace)
             await free.create(kinds.CONFIGMAPS, configmap("appears"), namespace)
             await asyncio.to_thread(cluster.compact)
             await relay.give()
-            await until(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "appears", namespace))
+            await wait_async(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "appears", namespace))
             assert cache.get(kinds.CONFIGMAPS, "vanishes", namespace) is None
             assert cache.get(kinds.CONFIGMAPS, "stays", namespace)
             assert kube.calls["list", "configmaps"] > lists, "the history is gone: it was listed again"
@@ -258,17 +253,17 @@ def test_an_api_server_that_stops_answering_is_silence_and_not_an_empty_cluster(
         select = Select(kinds.CONFIGMAPS, namespace)
         async with client(cluster.kubeconfig) as kube, mirror(kube, select, max_silence=6) as cache:
             await kube.create(kinds.CONFIGMAPS, configmap("a"), namespace)
-            await until(lambda: cache.get(kinds.CONFIGMAPS, "a", namespace))
+            await wait_async(lambda: cache.get(kinds.CONFIGMAPS, "a", namespace))
             await asyncio.to_thread(cluster.stop_api, freeze=True)
             try:
-                await until(lambda: not cache.fresh())
+                await wait_async(lambda: not cache.fresh())
                 with pytest.raises(EngineUnavailable, match="nothing was heard of its configmaps for 6 s"):
                     cache.list(kinds.CONFIGMAPS)
                 with pytest.raises(KubeUnavailable, match="no answer from"):
                     await kube.get(kinds.CONFIGMAPS, "a", namespace, timeout=2)
             finally:
                 await asyncio.to_thread(cluster.start_api)
-            await until(lambda: cache.fresh())
+            await wait_async(lambda: cache.fresh())
             assert cache.get(kinds.CONFIGMAPS, "a", namespace)
 
     asyncio.run(story())

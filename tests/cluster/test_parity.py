@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from boxes import CLUSTER, ClusterBox, box
 
-from support.box import wait
+from support.waiting import wait
 
 __all__ = ["box"]
 

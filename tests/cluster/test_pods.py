@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_parts import AnyCluster, Stage, attempt_of, image, log_of, phase, play, seen, started, until
+from engine_parts import AnyCluster, Stage, attempt_of, image, log_of, phase, play, seen, started
 from harness import Cluster, HarnessError
 from harness.pods import apply, claim
 
@@ -22,6 +22,7 @@ from stoker.engine.kubernetes.manifests import pod as render
 from stoker.errors import NotFound
 from stoker.task.directory import RemoteAccess
 from stoker.task.formats import Order
+from support.waiting import is_there, wait_async
 
 pytestmark = pytest.mark.timeout(600)
 POD = "digits-7f3k-1-worker-0"
@@ -136,7 +137,9 @@ def test_secrets_are_where_they_belong_and_nowhere_else(stage: Stage) -> None:
             async def printed() -> bytes | None:
                 return log_of(directory) or None
 
-            assert (await until(printed, "a line")).split(b" ", 2)[2] == b"cr3t-value\n"
+            assert (await wait_async(printed, what="a line", good=is_there)).split(b" ", 2)[
+                2
+            ] == b"cr3t-value\n"
             shown = stage.kubectl("get", "pod", POD, "-o", "json")
             assert "s3cr3t" not in shown
 
@@ -190,7 +193,7 @@ def test_a_launcher_that_is_killed_is_proven_dead_and_what_it_left_is_kept(
             async def kept() -> bool | None:
                 return any(entry["k"] == "checkpoint" for entry in directory.journal()[0]) or None
 
-            await until(kept, "the checkpoint to be journalled")
+            await wait_async(kept, what="the checkpoint to be journalled", good=is_there)
             status = json.loads(stage.kubectl("get", "pod", POD, "-o", "json"))["status"]
             container = status["containerStatuses"][0]["containerID"].removeprefix("containerd://")
             (launcher,) = [pid for pid in host_processes(container) if is_first(pid)]
@@ -349,7 +352,7 @@ def test_capacity_counts_what_others_took(stage: Stage) -> None:
                 now = {node.name: node for node in await engine.capacity()}[gpu_node.name]
                 return len(now.gpus) == len(gpu_node.gpus) - 1 or None
 
-            await until(less, "the GPU to be counted as taken")
+            await wait_async(less, what="the GPU to be counted as taken", good=is_there)
             await engine.submit(attempt_of(stage.job(resources={"gpu": 1})))
             await seen(engine, lambda one: bool(one.node), "our own to be placed")
             assert await less(), "our own pods are counted by the queue, not here"

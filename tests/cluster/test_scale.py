@@ -14,7 +14,7 @@ import pytest
 import simulated
 from boxes import CLUSTER, ClusterBox
 
-from support.box import wait
+from support.waiting import wait
 
 pytestmark = pytest.mark.timeout(3600)
 

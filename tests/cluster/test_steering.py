@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from boxes import ClusterBox, box
 
-from support.box import wait
+from support.waiting import wait
 
 __all__ = ["box"]
 

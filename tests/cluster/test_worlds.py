@@ -12,8 +12,9 @@ from boxes import ClusterBox
 from faulting import box
 from rooms import clear, fill
 
-from support.box import ENDED, wait
+from support.box import ENDED
 from support.gangs import begin, check, checkpointed, generation, sizes, starts, trains
+from support.waiting import wait
 
 __all__ = ["box"]
 

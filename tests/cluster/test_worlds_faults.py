@@ -20,8 +20,8 @@ from boxes import ClusterBox
 from faulting import box
 from rooms import fill
 
-from support.box import wait
 from support.gangs import begin, check, checkpointed, generation, lines, sizes, starts, trains
+from support.waiting import wait
 
 __all__ = ["box"]
 

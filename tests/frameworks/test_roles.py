@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from support.box import Box, wait
+from support.box import Box
 from support.journey import LIMIT, Journey
+from support.waiting import wait
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -36,6 +36,7 @@ from stoker.testing.couriers import BOOT, CourierProcess, LoopThread, far_direct
 from stoker.testing.taskdir_suite import contents, tree_of
 from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
 from stoker.transfer.fetch import RANGE
+from support.waiting import wait
 
 SEED = int(os.environ.get("STOKER_SEED", "0")) or 7
 WAIT = 60.0
@@ -62,16 +63,6 @@ def courier(root: Path, tmp_path: Path) -> Iterator[CourierProcess]:
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + WAIT
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {WAIT:.0f} s for {what}")
 
 
 def stage(root: Path, files: dict[str, bytes]) -> formats.StagedCheckpoint:
@@ -324,7 +315,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
         thread = LoopThread.__new__(LoopThread)
         thread.loop = far._calls._loop
         sailing = asyncio.run_coroutine_threadsafe(ferry.run(), thread.loop)
-        until(far.exists, "the first contact")
+        wait(far.exists, what="the first contact")
         written = b""
         for number in range(60):
             line = b"o 1700000000000 line %d\n" % number
@@ -335,12 +326,12 @@ def test_a_ferry_brings_lines_while_they_are_written(
                 courier.kill()
                 courier.start()
             time.sleep(0.005)
-        until(
+        wait(
             lambda: b"".join(far.read(layout.segment(number)) for number in range(3)) == written,
-            "every line",
+            what="every line",
         )
         (root / layout.segment(1)).unlink()
-        until(lambda: far.list(layout.LOG) == ["000000.log", "000002.log"], "what was dropped")
+        wait(lambda: far.list(layout.LOG) == ["000000.log", "000002.log"], what="what was dropped")
         sailing.cancel()
         assert changes and ferry.last_contact is not None
 

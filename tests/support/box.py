@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stoker.client.local import connect, running
 from stoker.settings import Home
+from support.waiting import wait
 
 STOKER = [sys.executable, "-m", "stoker.cli.main"]
 ENDED = ("succeeded", "failed", "stopped")
@@ -153,16 +153,3 @@ class Box:
                 stat = Path(f"/proc/{known['pid']}/stat").read_text()
                 if int(stat.rsplit(")", 1)[1].split()[19]) == known["start_time"]:
                     os.kill(known["pid"], signal.SIGKILL)
-
-
-def wait(look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = 120) -> Any:
-    """What `look` sees once it is good; fails with the last sight after a generous limit. What takes long is looked at less
-    often: on two cores, those who look are in the way of what they wait for."""
-    began = time.monotonic()
-    while True:
-        seen = look()
-        if good(seen):
-            return seen
-        waited = time.monotonic() - began
-        assert waited < limit, f"still {seen!r}"
-        time.sleep(min(0.02 + waited / 40, 0.25))

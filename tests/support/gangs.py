@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 from support.worlds import expected
 
 STEPS = 60

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.client.local import connect
-from support.box import Box, wait
+from support.box import Box
+from support.waiting import wait
 
 SCRIPTS = Path(__file__).parents[1] / "frameworks" / "scripts"
 LINE = re.compile(

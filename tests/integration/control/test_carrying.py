@@ -14,8 +14,8 @@ from stoker.control.ingest import checkpoint_transfer, journal_reader
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
-from support.box import wait
 from support.control.rigs import Rig
+from support.waiting import wait
 
 DATA = b"weights" * 10
 

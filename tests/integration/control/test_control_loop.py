@@ -12,8 +12,8 @@ import pytest
 from stoker.control.logs.reader import LogArchive
 from stoker.errors import Conflict, Refused, StoreBusy
 from stoker.store.rows import AddAttempt, Change, RunRow
-from support.box import wait
 from support.control.rigs import Rig
+from support.waiting import wait
 
 
 def test_a_run_from_submit_to_success(rig: Rig) -> None:

@@ -18,8 +18,8 @@ from stoker.store import Store
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour, FakeEngine
-from support.box import wait
 from support.control.rigs import Watched
+from support.waiting import wait
 
 
 def scripted(info: TaskInfo, order: Order) -> Behaviour:

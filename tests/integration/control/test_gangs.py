@@ -14,8 +14,8 @@ from stoker.engine.base import Observation, Surroundings
 from stoker.scheduling import gang_deadlock
 from stoker.spec.states import Cause
 from stoker.testing.fake_engine import Behaviour
-from support.box import wait
 from support.control.gang_rig import DIE, DONE, FAIL, LONG, Gang, gang
+from support.waiting import wait
 
 __all__ = ["gang"]
 

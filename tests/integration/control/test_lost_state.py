@@ -13,8 +13,8 @@ from stoker.engine.base import Node, Presence
 from stoker.errors import NotFound
 from stoker.task import layout
 from stoker.task.local_directory import LocalTaskDir
-from support.box import wait
 from support.control.rigs import Rig, scripted
+from support.waiting import wait
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from stoker.engine.base import Node
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour
-from support.box import wait
 from support.control.rigs import Rig
+from support.waiting import wait
 
 
 def scripted(info: TaskInfo, order: Order) -> Behaviour:

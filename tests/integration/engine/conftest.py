@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from support.waiting import is_there, wait_async
 
 pytest.register_assert_rewrite("stoker.testing.engine_suite")
 
@@ -105,12 +106,7 @@ class Box:
         return await self.until(look, f"{run} to be gone")
 
     async def until(self, probe: Callable[[], Awaitable[T | None]], what: str) -> T:
-        end = time.monotonic() + WAIT
-        while time.monotonic() < end:
-            if (found := await probe()) is not None:
-                return found
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"waited {WAIT:.0f} s for {what}")
+        return await wait_async(probe, is_there, what=what)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from stoker.task import container_layout, formats, layout
 from stoker.task.local_directory import LocalTaskDir
 from support import container_box
 from support.container_box import Pod, Shape
+from support.waiting import wait
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -31,14 +31,8 @@ ORDINARY = 54321
 """A user id that owns nothing."""
 
 
-def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {patience} s in vain for {what}")
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    return wait(condition, what=what)
 
 
 KNOWN: dict[str, Any] = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0", "sample_every": 0.2}

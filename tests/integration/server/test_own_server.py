@@ -10,28 +10,20 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stoker.client import local
 from stoker.errors import ServerUnreachable, SpecError, StokerError
 from stoker.settings import Home
+from support.waiting import wait
 
 CONNECT = (
     "import sys; from pathlib import Path; from stoker.client.local import connect; from stoker.settings import Home\n"
     "print(connect(Home(Path(sys.argv[1]))).server()['pid'])"
 )
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     if record is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(record["pid"], signal.SIGTERM)
-        until(lambda: local.running(home) is None, "the server did not end")
+        wait(lambda: local.running(home) is None, what="the server did not end")
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -87,7 +79,7 @@ def test_its_life(home: Home) -> None:
         other = serve(home)
         assert other.returncode == local.ALREADY_RUNNING and "another server" in other.stderr
         assert client.shutdown() == {"stopping": True}
-    until(lambda: local.running(home) is None, "it did not end")
+    wait(lambda: local.running(home) is None, what="it did not end")
     assert home.token.read_text().strip() not in home.server_log.read_text()
     with pytest.raises(ServerUnreachable, match="does not run"):
         local.connect(home, autostart=False)
@@ -110,10 +102,10 @@ def test_killed_and_found_again(home: Home) -> None:
             key="k", job={"name": "kept", "run": "true"}, record={"environment": {"PATH": os.environ["PATH"]}}
         )
     os.kill(first, signal.SIGKILL)
-    until(lambda: local.running(home) is None, "it is not gone")
+    wait(lambda: local.running(home) is None, what="it is not gone")
     assert home.server_record.exists(), "a killed server leaves its record; nobody may believe it"
     with local.connect(home) as client:
-        until(lambda: client.run(run["id"])["state"] == "succeeded", "the run did not end")
+        wait(lambda: client.run(run["id"])["state"] == "succeeded", what="the run did not end")
         records = list(client.logs(run["id"], follow=True))
         assert records[-1]["end"]["exit_code"] == 0
 
@@ -203,7 +195,7 @@ def test_a_damaged_database_is_said_and_not_touched(home: Home) -> None:
     with local.connect(home) as client:
         pid = client.server()["pid"]
         client.shutdown()
-    until(lambda: local.running(home) is None, f"{pid} did not end")
+    wait(lambda: local.running(home) is None, what=f"{pid} did not end")
     for extra in home.root.glob("stoker.db-*"):
         extra.unlink()
     content = home.database.read_bytes()
@@ -215,14 +207,14 @@ def test_a_damaged_database_is_said_and_not_touched(home: Home) -> None:
             client.runs()
         assert caught.value.code == "store-damaged" and "stoker backup restore" in (caught.value.hint or "")
         client.shutdown()
-    until(lambda: local.running(home) is None, "it did not end")
+    wait(lambda: local.running(home) is None, what="it did not end")
     assert home.database.read_bytes() == damaged
 
 
 def test_half_of_the_home_deleted(home: Home) -> None:
     with local.connect(home) as client:
         client.shutdown()
-    until(lambda: local.running(home) is None, "it did not end")
+    wait(lambda: local.running(home) is None, what="it did not end")
     home.token.unlink()
     home.server_lock.unlink()
     for directory in home.root.iterdir():
@@ -240,7 +232,7 @@ def test_files_deleted_under_a_running_server(home: Home) -> None:
     with local.connect(home) as client:
         assert client.server()["pid"] == first, "the record is written again"
     home.server_lock.unlink()
-    until(lambda: local.serving(home) is None, "a server without its lock must end")
+    wait(lambda: local.serving(home) is None, what="a server without its lock must end")
     with local.connect(home) as client:
         assert client.server()["pid"] != first
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from stoker.server.leadership import Holder, Leadership
 from stoker.store.leadership import LeaderLease
 from stoker.testing.store_postgres import PostgresServer
 from support.store.cutting import Cutter
+from support.waiting import wait
 
 
 class Candidate(Leadership):
@@ -53,24 +52,17 @@ def url(postgres: PostgresServer) -> str:
     return postgres.fresh()
 
 
-def until(look: Callable[[], object], limit: float = 120) -> None:
-    deadline = time.monotonic() + limit
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_who_leaves_makes_room_at_once(url: str) -> None:
     story: list[str] = []
     ada, bob = Candidate("ada", url, 10, story), Candidate("bob", url, 10, story)
     ada.run()
-    until(lambda: ada.leads)
+    wait(lambda: ada.leads)
     bob.run()
-    until(lambda: "ada leads" in bob.reason)
+    wait(lambda: "ada leads" in bob.reason)
     refusal = bob.refusal()
     assert isinstance(refusal, NotLeading) and "http://ada" in (refusal.hint or "")
     ada.end()
-    until(lambda: bob.leads)
+    wait(lambda: bob.leads)
     assert story == ["ada leads", "bob leads"] and bob.epoch == 2
     bob.end()
 
@@ -80,13 +72,13 @@ def test_one_that_is_cut_off_ends_before_another_leads(postgres: PostgresServer,
     with Cutter(postgres.root) as cutter:
         ada = Candidate("ada", url.replace(str(postgres.root), str(cutter.root)), 10, story)
         ada.run()
-        until(lambda: ada.leads)
+        wait(lambda: ada.leads)
         bob = Candidate("bob", url, 10, story)
         bob.run()
-        until(lambda: "ada leads" in bob.reason)
+        wait(lambda: "ada leads" in bob.reason)
     for pid in postgres.backends(url):
         postgres.execute(f"SELECT pg_terminate_backend({pid})")
-    until(lambda: bob.leads)
+    wait(lambda: bob.leads)
     assert story == ["ada leads", "ada ends", "bob leads"]
     assert "not renewed" in ada.why
     bob.end()
@@ -96,13 +88,13 @@ def test_one_that_is_cut_off_ends_before_another_leads(postgres: PostgresServer,
 def test_a_database_that_hangs_does_not_hold_up_the_end(postgres: PostgresServer, url: str) -> None:
     ada = Candidate("ada", url, 3, [])
     ada.run()
-    until(lambda: ada.leads)
+    wait(lambda: ada.leads)
     victims = postgres.backends(url)
     assert victims
     for pid in victims:
         os.kill(pid, signal.SIGSTOP)
     try:
-        until(lambda: ada.story == ["ada leads", "ada ends"])
+        wait(lambda: ada.story == ["ada leads", "ada ends"])
     finally:
         for pid in victims:
             os.kill(pid, signal.SIGCONT)
@@ -113,7 +105,7 @@ def test_a_database_that_hangs_does_not_hold_up_the_end(postgres: PostgresServer
 def test_one_that_cannot_take_up_the_lead_ends(url: str, trouble: Exception) -> None:
     ada = Candidate("ada", url, 5, [])
     ada.run(trouble)
-    until(lambda: ada.story == ["ada leads", "ada ends"])
+    wait(lambda: ada.story == ["ada leads", "ada ends"])
     assert "cannot lead" in ada.why and not ada.leads
     ada.end()
 
@@ -121,10 +113,10 @@ def test_one_that_cannot_take_up_the_lead_ends(url: str, trouble: Exception) -> 
 def test_one_that_was_overtaken_ends(url: str) -> None:
     ada = Candidate("ada", url, 5, [])
     ada.run()
-    until(lambda: ada.leads)
+    wait(lambda: ada.leads)
     thief = LeaderLease.open(url)
-    until(lambda: thief.take(thief.see(), "thief", "") is not None)
-    until(lambda: ada.story == ["ada leads", "ada ends"])
+    wait(lambda: thief.take(thief.see(), "thief", "") is not None)
+    wait(lambda: ada.story == ["ada leads", "ada ends"])
     assert "another server leads" in ada.why
     ada.end()
     assert thief.see().holder == "thief"
@@ -134,9 +126,9 @@ def test_one_that_was_overtaken_ends(url: str) -> None:
 def test_it_waits_for_a_database_that_is_not_there_yet(postgres: PostgresServer) -> None:
     ada = Candidate("ada", postgres.url("later"), 2, [])
     ada.run()
-    until(lambda: "does not exist" in ada.reason)
+    wait(lambda: "does not exist" in ada.reason)
     postgres.execute("CREATE DATABASE later")
-    until(lambda: ada.leads)
+    wait(lambda: ada.leads)
     ada.end()
 
 

@@ -20,8 +20,8 @@ from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.fake_engine import Behaviour, FakeEngine
-from support.box import wait
 from support.control.rigs import Watched
+from support.waiting import wait
 
 LONG = Behaviour(hang=True)
 FAIL = Behaviour(exit_code=3, lines=("ValueError: no",))

@@ -13,7 +13,7 @@ from stoker.store import Store
 from stoker.store.rows import RunRow
 from stoker.task.formats import Order, TaskInfo
 from stoker.testing.fake_engine import Behaviour, FakeEngine, Script
-from support.box import wait
+from support.waiting import wait
 
 ENDED = ("succeeded", "failed", "stopped")
 

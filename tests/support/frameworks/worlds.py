@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from support.box import Box, wait
+from support.box import Box
 from support.frameworks.local import processes
+from support.waiting import wait
 
 ROOT = Path(__file__).parents[3]
 PARALLEL = ROOT / "examples" / "parallel"

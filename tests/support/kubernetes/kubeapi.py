@@ -421,10 +421,3 @@ def kubeconfig(
     }
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-async def until(condition: Callable[[], object], limit: float = 60) -> None:
-    """Wait for something that must come."""
-    async with asyncio.timeout(limit):
-        while not condition():
-            await asyncio.sleep(0.01)

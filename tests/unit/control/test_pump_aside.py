@@ -22,7 +22,7 @@ from stoker.task import layout
 from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
 from stoker.task.local_directory import LocalTaskDir
 from stoker.transfer import carry_checkpoint
-from support.box import wait
+from support.waiting import wait
 
 
 class Carriers(checkpoint_transfer.CheckpointTransfers):

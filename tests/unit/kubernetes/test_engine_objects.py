@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.engine import KubernetesEngine
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound
 from support.kubernetes.engine_api import Server, attempt, engine
+from support.waiting import wait_async
 
 PODS = {"digits-7f3k-1-worker-0", "digits-7f3k-1-worker-1"}
 
@@ -61,12 +62,6 @@ class Open:
 
     async def __aexit__(self, *_: object) -> None:
         await self.engine.close()
-
-
-async def until(probe: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
-        while not await probe():
-            await asyncio.sleep(0.01)
 
 
 async def seen(found: KubernetesEngine) -> dict[str, Observation]:
@@ -144,7 +139,7 @@ def test_a_pod_that_was_there_is_not_made_again(ca: trustme.CA, tmp_path: Path) 
             async def gone() -> bool:
                 return (await seen(first))["worker-0"].presence is Presence.GONE
 
-            await until(gone)
+            await wait_async(gone)
             await first.submit(attempt())
         async with Open(server, tmp_path) as second:
             await second.submit(attempt())
@@ -214,7 +209,7 @@ def test_a_full_quota_is_waited_for(ca: trustme.CA, tmp_path: Path, monkeypatch:
             async def taken() -> bool:
                 return bool(server.of("pods"))
 
-            await until(taken)
+            await wait_async(taken)
             server.refuse_pods = 403, "exceeded quota: team, requested: pods=1"
             await made.submit(attempt("other-1", tasks=1))
             await made.stop({"run": "other-1", "attempt": 1}, grace=timedelta(0))
@@ -252,7 +247,7 @@ def test_nobody_tries_for_a_single_task_that_was_stopped(
             async def taken() -> bool:
                 return len(server.of("pods")) == 3
 
-            await until(taken)
+            await wait_async(taken)
             made_for = {names.key_of(pod)[2]: names.incarnation_of(pod) for pod in server.of("pods").values()}
             assert made_for == {"worker-0": 1, "worker-1": 2, "worker-2": 1}
 
@@ -348,7 +343,7 @@ def test_a_courier_that_came_up_while_secrets_were_not_known_is_called(
             async def heard() -> bool:
                 return bool(missed)
 
-            await until(heard)
+            await wait_async(heard)
             monkeypatch.setattr(made._parts.cluster, "secret", known)
             await made.observe()
             link = links._links["digits-7f3k", 1, "worker-0"]
@@ -369,7 +364,7 @@ def test_what_is_not_allowed_is_done_without(ca: trustme.CA, tmp_path: Path) -> 
             async def placed() -> bool:
                 return (await seen(made))["worker-0"].node == "n1"
 
-            await until(placed)
+            await wait_async(placed)
             assert (await seen(made))["worker-0"].node_ready is None, "the engine does not say"
 
     play(ca, story)
@@ -397,7 +392,7 @@ def test_a_node_that_is_not_ready_makes_its_tasks_silent(ca: trustme.CA, tmp_pat
                 async def as_said(presence: Presence = presence) -> bool:
                     return (await seen(made))["worker-0"].presence is presence
 
-                await until(as_said)
+                await wait_async(as_said)
             found = (await seen(made))["worker-0"]
             assert (found.node, found.node_ready) == ("n1", False) and "not ready" in found.proof
             with pytest.raises(NotFound):
@@ -469,7 +464,7 @@ def test_a_pod_that_was_told_to_end_holds_its_place_until_it_has(ca: trustme.CA,
         async with Open(server, tmp_path) as made:
             handle = await made.submit(attempt(tasks=1))
             server.change("digits-7f3k-1-worker-0", phase="Running", nodeName="n1")
-            await until(lambda: _on(made, "n1"))
+            await wait_async(lambda: _on(made, "n1"))
             assert [node.cpu for node in await made.capacity()] == [8.0]
             made._ended.add((str(handle["run"]), int(handle["attempt"])))
             (node,) = await made.capacity()
@@ -479,7 +474,7 @@ def test_a_pod_that_was_told_to_end_holds_its_place_until_it_has(ca: trustme.CA,
             async def free() -> bool:
                 return [one.cpu for one in await made.capacity()] == [8.0]
 
-            await until(free)
+            await wait_async(free)
 
     play(ca, story)
 

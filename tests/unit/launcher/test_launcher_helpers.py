@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,9 @@ from stoker.launcher import helpers
 from stoker.launcher.helpers import horovod, mpirun, rsh_protocol
 from stoker.launcher.helpers.rsh_client import Host, ask, parse, read_hosts
 from stoker.launcher.helpers.rsh_server import Shell, own_place
+from support.waiting import wait
 
 KEY = "sesame-sesame"
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
 
 
 @pytest.fixture
@@ -139,10 +130,10 @@ class TestRemoteShell:
         agent = subprocess.Popen(
             helpers.again("mpi-agent", "w", f"sleep 1000 & echo $! > {mark}; wait"), env=env
         )
-        pid = int(wait_for(lambda: mark.exists() and mark.read_text().strip()))
+        pid = int(wait(lambda: mark.exists() and mark.read_text().strip()))
         agent.kill()
         agent.wait()
-        wait_for(lambda: not _lives(pid))
+        wait(lambda: not _lives(pid))
 
     def test_asked_to_end_it_waits_for_what_runs(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -160,7 +151,7 @@ class TestRemoteShell:
                 target=lambda: codes.append(ask(Host("w", "127.0.0.1", port, 1), wait, KEY))
             )
             thread.start()
-            wait_for(lambda: (tmp_path / "up").exists())
+            wait(lambda: (tmp_path / "up").exists())
             shell.terminate()
             with pytest.raises(subprocess.TimeoutExpired):
                 shell.wait(0.5)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import stoker
 from stoker.launcher.verify import verify
 from stoker.sdk import archive, async_save, checkpoint, run_info, writer_process
 from stoker.sdk.async_save import Memory, Saver
+from support.waiting import wait
 
 
 class Bytes:
@@ -44,13 +44,6 @@ def request(name: str, *, size: int, **more: Any) -> dict[str, Any]:
 
 def keep(saver: Saver, name: str, data: bytes, **more: Any) -> None:
     saver.save(Bytes(data), request(name, size=len(data), **more))
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -242,7 +235,7 @@ def test_at_its_end_a_script_waits_for_the_last_one(there: Path) -> None:
     done = script(there, 'keep("last", b"x" * 50_000_000); print(writer())')
     assert done.returncode == 0, done.stderr
     assert (there / "last").stat().st_size == 50_000_000
-    until(lambda: gone(int(done.stdout)))
+    wait(lambda: gone(int(done.stdout)))
 
 
 @linux
@@ -271,7 +264,7 @@ def test_a_script_that_is_told_to_end_may_go_before_its_checkpoint_is_written(th
         """,
     )
     assert done.returncode == -signal.SIGTERM
-    until(lambda: gone(int(done.stdout)))
+    wait(lambda: gone(int(done.stdout)))
     assert (there / "last").stat().st_size == 50_000_000
     assert commits(there)[0]["name"] == "last"
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from stoker.client import Client
 from stoker.server import startup
 from stoker.server.connections import Connections, Limits
 from stoker.settings import Home
+from support.waiting import wait
 
 TOKEN = "the-token-of-this-test-server-0123456789"
 
@@ -131,7 +131,7 @@ def test_strangers_by_the_hundred_do_not_keep_the_owner_out(serve: Any, reach: A
         held += [reach(said, rig) for said in ("", "GET /heal", f"{ENDLESS}\r\n5\r\nhello\r\n") * 20]
         with Client(rig.services.url, TOKEN) as owner:
             assert owner.runs(limit=1)["runs"][0]["id"] == run, number
-    wait_until(lambda: sum(not gone(sock) for sock in held) <= 5)
+    wait(lambda: sum(not gone(sock) for sock in held) <= 5)
     body = json.dumps({"key": "late", "job": {"name": "late"}}).encode()
     upload.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
     assert upload.recv(4096).split()[1] in (b"200", b"201")
@@ -147,20 +147,13 @@ def test_more_connections_than_there_may_be(serve: Any, reach: Any) -> None:
     for _ in range(60):
         held.append(reach(asked, rig))
         assert held[-1].recv(4096).startswith(b"HTTP/1.1 200")
-    wait_until(lambda: sum(not gone(sock) for sock in held) <= 20)
+    wait(lambda: sum(not gone(sock) for sock in held) <= 20)
     assert not gone(held[-1])
 
 
 def test_a_body_that_comes_to_a_halt(serve: Any, reach: Any) -> None:
     rig = serve(limits=Limits(body_seconds=0.2))
     assert closed(reach(f"{ENDLESS}{KEY}\r\n5\r\nhello\r\n", rig))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def gone(sock: socket.socket) -> bool:

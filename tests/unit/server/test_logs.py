@@ -5,20 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from support.waiting import wait
 
 
 def texts(records: Any) -> list[str]:
     return [record["text"] for record in records if "text" in record]
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_what_is_there(rig: Any) -> None:
@@ -76,7 +70,7 @@ def test_two_hundred_followers(rig: Any) -> None:
                 f"{request}Authorization: Bearer {rig.client._token}\r\nConnection: close\r\n\r\n".encode()
             )
             sockets.append(sock)
-        until(lambda: len(rig.controller.hub._waiters.get(run, ())) == 200)
+        wait(lambda: len(rig.controller.hub._waiters.get(run, ())) == 200)
         assert threading.active_count() - before < 60, "followers must not hold threads"
         assert rig.client.health()["status"] == "ok"
         rig.log(run, "more")
@@ -97,9 +91,9 @@ def test_a_follower_that_goes_away_frees_everything(rig: Any) -> None:
     for _ in range(5):
         records = rig.client.logs(run, follow=True)
         assert next(records)["text"] == "start"
-        until(lambda: len(rig.controller.hub._waiters.get(run, ())) == 1)
+        wait(lambda: len(rig.controller.hub._waiters.get(run, ())) == 1)
         records.close()
-        until(lambda: not rig.controller.hub._waiters.get(run))
+        wait(lambda: not rig.controller.hub._waiters.get(run))
 
 
 def test_followers_let_go_when_the_server_ends(rig: Any) -> None:
@@ -108,7 +102,7 @@ def test_followers_let_go_when_the_server_ends(rig: Any) -> None:
     followed: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: followed.extend(rig.client.logs(run, follow=True)))
     thread.start()
-    until(lambda: bool(rig.controller.hub._waiters.get(run)))
+    wait(lambda: bool(rig.controller.hub._waiters.get(run)))
     rig.client.shutdown()
     thread.join(30)
     assert not thread.is_alive() and texts(followed) == ["start"] and "end" not in followed[-1]

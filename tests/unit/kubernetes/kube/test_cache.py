@@ -17,7 +17,8 @@ from aiohttp import web
 
 from stoker.engine.kubernetes.api import Informer, Kube, KubeConfig, Select, informer, kinds
 from stoker.errors import EngineUnavailable
-from support.kubernetes.kubeapi import Api, kubeconfig, status, until
+from support.kubernetes.kubeapi import Api, kubeconfig, status
+from support.waiting import wait_async
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +39,7 @@ async def mirrored(
 
 
 async def gone(api: Api) -> bool:
-    await until(lambda: api.watching == 0)
+    await wait_async(lambda: api.watching == 0)
     return True
 
 
@@ -129,7 +130,7 @@ def test_what_vanished_while_nobody_looked_is_told(tmp_path: Path, ca: trustme.C
             api.put("pods", "replaced", spec={"x": 2})
             api.put("pods", "appears")
             api.compact()
-            await until(lambda: made.problem())
+            await wait_async(lambda: made.problem())
             assert names(made) == ["changes", "replaced", "stays", "vanishes"], "still known"
             await api.start()
             assert sorted(await told(reader, 5)) == [
@@ -154,7 +155,7 @@ def test_a_watch_goes_on_where_it_was_after_a_lost_connection(tmp_path: Path, ca
             await api.stop()
             api.put("pods", "a")
             await api.start()
-            await until(lambda: names(made) == ["a"])
+            await wait_async(lambda: names(made) == ["a"])
             assert kube.calls["list", "pods"] == 1
 
     asyncio.run(story())
@@ -165,11 +166,11 @@ def test_history_that_is_compacted_under_a_watch_is_listed_again(tmp_path: Path,
         async with mirrored(tmp_path, ca) as (api, made, kube):
             api.put("pods", "a")
             made.start()
-            await until(lambda: api.watching == 1)
+            await wait_async(lambda: api.watching == 1)
             api.objects.pop(("pods", "default", "a"))
             api.compact()
             api.put("nodes", "n", "")
-            await until(lambda: names(made) == [])
+            await wait_async(lambda: names(made) == [])
             assert kube.calls["list", "pods"] == 2
 
     asyncio.run(story())
@@ -182,7 +183,7 @@ def test_silence_is_said_and_never_read_as_an_empty_cluster(tmp_path: Path, ca: 
             made.start()
             await made.ready()
             await api.stop()
-            await until(lambda: not made.fresh())
+            await wait_async(lambda: not made.fresh())
             with pytest.raises(
                 EngineUnavailable, match=r"nothing was heard of its pods for 2 s: .*no connection"
             ):
@@ -190,7 +191,7 @@ def test_silence_is_said_and_never_read_as_an_empty_cluster(tmp_path: Path, ca: 
             with pytest.raises(EngineUnavailable):
                 made.get(kinds.PODS, "a")
             await api.start()
-            await until(lambda: made.fresh())
+            await wait_async(lambda: made.fresh())
             assert names(made) == ["a"]
 
     asyncio.run(story())
@@ -218,7 +219,7 @@ def test_behind_something_that_swallows_watches_it_polls(tmp_path: Path, ca: tru
             await made.ready()
             for name in ("a", "b"):
                 api.put("pods", name)
-                await until(lambda name=name: made.fresh() and name in names(made))
+                await wait_async(lambda name=name: made.fresh() and name in names(made))
             assert kube.calls["list", "pods"] >= 3
 
     asyncio.run(story())
@@ -274,7 +275,7 @@ def test_broken_events_are_survived(tmp_path: Path, ca: trustme.CA, broken: str)
             made.start()
             await made.ready()
             api.put("pods", "a")
-            await until(lambda: api.scripts == [] and names(made) == ["a"])
+            await wait_async(lambda: api.scripts == [] and names(made) == ["a"])
             assert made.fresh()
 
     asyncio.run(story())
@@ -286,7 +287,7 @@ def test_our_own_writes_are_seen_at_once_and_never_undone_by_older_news(
     async def story() -> None:
         async with mirrored(tmp_path, ca) as (api, made, kube):
             made.start()
-            await until(lambda: api.watching == 1)
+            await wait_async(lambda: api.watching == 1)
             first = await kube.create(kinds.PODS, {"metadata": {"name": "a"}, "spec": {"x": 1}})
             made.note(kinds.PODS, first)
             assert names(made) == ["a"]
@@ -297,7 +298,7 @@ def test_our_own_writes_are_seen_at_once_and_never_undone_by_older_news(
             found = made.get(kinds.PODS, "a")
             assert found is not None and found["spec"] == {"x": 2}
             await kube.delete(kinds.PODS, "a")
-            await until(lambda: names(made) == [])
+            await wait_async(lambda: names(made) == [])
             made.note(kinds.PODS, second)
             assert names(made) == [], "the watch is past it"
 
@@ -317,7 +318,7 @@ def test_changes_wait_once_per_object_and_end_with_the_cache(tmp_path: Path, ca:
             api.put("pods", "b")
             api.remove("pods", "a")
             api.put("pods", "a", spec={"x": "new"})
-            await until(lambda: (made.get(kinds.PODS, "a") or {}).get("spec") == {"x": "new"})
+            await wait_async(lambda: (made.get(kinds.PODS, "a") or {}).get("spec") == {"x": "new"})
             assert sorted(await told(reader, 3)) == [("a", False), ("a", True), ("b", False)]
             await made.close()
             assert [change async for change in reader] == []
@@ -335,7 +336,7 @@ def test_trim_decides_what_is_kept(tmp_path: Path, ca: trustme.CA) -> None:
             made.start()
             await made.ready()
             api.put("pods", "b", spec={"big": 1})
-            await until(lambda: names(made) == ["a", "b"])
+            await wait_async(lambda: names(made) == ["a", "b"])
             assert all("spec" not in pod for pod in made.list(kinds.PODS))
 
     asyncio.run(story())
@@ -349,7 +350,7 @@ def test_closing_is_prompt_in_every_state_and_leaves_no_task(tmp_path: Path, ca:
                 if trouble == "away":
                     await api.stop()
                 made.start()
-                await until(
+                await wait_async(
                     lambda api=api, kube=kube, away=trouble == "away": api.seen or (away and kube.calls)
                 )
                 async with asyncio.timeout(30):

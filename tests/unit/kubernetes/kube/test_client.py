@@ -16,7 +16,8 @@ from aiohttp import web
 from stoker import __version__
 from stoker.engine.kubernetes.api import Kind, Kube, KubeConfig, KubeError, KubeUnavailable, kinds
 from stoker.errors import EngineError, EngineUnavailable, TooLarge
-from support.kubernetes.kubeapi import Api, kubeconfig, status, until
+from support.kubernetes.kubeapi import Api, kubeconfig, status
+from support.waiting import wait_async
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def test_no_answer_is_unavailable_after_the_timeout_and_cancelling_is_prompt(
             with pytest.raises(KubeUnavailable, match=r"within 0\.2 s"):
                 await kube.request("GET", "/x", timeout=0.2)
             waiting = asyncio.create_task(kube.get(kinds.PODS, "a", timeout=3600))
-            await until(lambda: len(api.seen) >= 3)
+            await wait_async(lambda: len(api.seen) >= 3)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -260,7 +261,7 @@ def test_requests_under_way_are_limited_but_not_those_that_last(path: Path, ca: 
             api.silent = True
             short = [asyncio.create_task(kube.get(kinds.PODS, "a")) for _ in range(10)]
             long = [asyncio.create_task(kube.request("GET", "/x")) for _ in range(10)]
-            await until(lambda: len(api.seen) == 13)
+            await wait_async(lambda: len(api.seen) == 13)
             await asyncio.sleep(0.2)
             assert len(api.seen) == 13
             for task in short + long:
@@ -326,14 +327,14 @@ def test_a_closed_or_cancelled_watch_leaves_nothing(path: Path, ca: trustme.CA) 
             await anext(watch)
             assert api.watching == 1
             await watch.aclose()
-            await until(lambda: api.watching == 0)
+            await wait_async(lambda: api.watching == 0)
             watch = kube.watch(kinds.PODS, resource_version=str(api.version))
             waiting = asyncio.ensure_future(anext(watch))
-            await until(lambda: api.watching == 1)
+            await wait_async(lambda: api.watching == 1)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            await until(lambda: api.watching == 0)
+            await wait_async(lambda: api.watching == 0)
 
     asyncio.run(story())
 

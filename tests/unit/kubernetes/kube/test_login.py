@@ -19,7 +19,8 @@ import pytest
 import trustme
 
 from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeUnavailable, credentials, exec_plugin, kinds
-from support.kubernetes.kubeapi import Api, kubeconfig, until
+from support.kubernetes.kubeapi import Api, kubeconfig
+from support.waiting import wait_async
 
 
 @pytest.fixture(autouse=True)
@@ -405,7 +406,7 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path, ca: t
         with pytest.raises(KubeUnavailable, match="did not end within 3 s"):
             await hanging.identity()
         child = int((tmp_path / "child").read_text())
-        await until(lambda: ended(child))
+        await wait_async(lambda: ended(child))
 
     asyncio.run(story())
 
@@ -445,7 +446,7 @@ def test_closing_ends_a_plugin_that_runs_and_a_cancelled_caller_does_not(
         program = Program(tmp_path, "(here / 'pid').write_text(str(os.getpid()))\ntime.sleep(3600)")
         async with talking(tmp_path / "config", Api(ca), program.user()) as kube:
             asking = [asyncio.create_task(kube.version()) for _ in range(2)]
-            await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+            await wait_async(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
             asking[0].cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking[0]

@@ -14,7 +14,8 @@ import trustme
 
 from stoker.engine.kubernetes.api import Kube, KubeConfig, KubeError, KubeUnavailable
 from stoker.errors import TooLarge
-from support.kubernetes.kubeapi import Api, kubeconfig, status, until
+from support.kubernetes.kubeapi import Api, kubeconfig, status
+from support.waiting import wait_async
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -114,16 +115,16 @@ def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA,
             writer.write(body)
             assert await reader.readexactly(len(body)) == body
             await closed(writer)
-            await until(lambda: not kube._forwards)
+            await wait_async(lambda: not kube._forwards)
             if tls:
                 with pytest.raises(KubeUnavailable, match="port-forward"):
                     await kube.forward("ns", "pod", port, ssl=ours, server_hostname="other.test")
-                await until(lambda: not kube._forwards)
+                await wait_async(lambda: not kube._forwards)
             reader, writer = await kube.forward("ns", "pod", port)
             await kube.close()
             assert await reader.read() == b""
             await closed(writer)
-        await until(lambda: echo.open == 0)
+        await wait_async(lambda: echo.open == 0)
         server.close()
         await server.wait_closed()
 
@@ -137,6 +138,6 @@ def test_a_port_where_nobody_listens_ends_at_once(tmp_path: Path, ca: trustme.CA
             async with asyncio.timeout(60):
                 assert await reader.read() == b""
             await closed(writer)
-            await until(lambda: not kube._forwards)
+            await wait_async(lambda: not kube._forwards)
 
     run(story())
