@@ -30,7 +30,7 @@ FUNCTIONS = {
 """Ours that are given a pattern, and what they do with it."""
 EXCEPTIONS = {
     (
-        "launcher/checkpoints/snapshot.py",
+        "task/checkpoint_names.py",
         r"[-_=](\d+)(?:\.[A-Za-z]\w*)*$",
     ): "a name in a directory, of at most 255 bytes",
     (

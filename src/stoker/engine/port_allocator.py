@@ -22,8 +22,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-from stoker.engine.local.host import processes
 from stoker.errors import EngineError
+from stoker.linux.syscalls import read_text
 
 LOWEST = 20_000
 """Below it live the well-known services of a machine."""
@@ -43,7 +43,7 @@ class PortAllocator:
     """
 
     def __init__(self, choice: range | None = None) -> None:
-        self._choice = choice or usable(processes.read_text(EPHEMERAL))
+        self._choice = choice or usable(read_text(EPHEMERAL))
         self._next = random.randrange(
             len(self._choice)
         )  # homes that start together do not race for the same ones

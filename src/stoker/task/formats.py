@@ -16,6 +16,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, Ty
 
 FORMAT = 1
 """Raised when an older reader could no longer do the right thing."""
+SHORTEST_SECRET = 6
+"""Shorter values are not looked for in logs, names and events: blanking out every `1` would leave nothing to read."""
 
 T = TypeVar("T", bound="Record")
 

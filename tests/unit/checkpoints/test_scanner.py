@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stoker.launcher.checkpoints import directory_watch, open_files, scan_state, snapshot, stager
+from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task, archive
 
 
@@ -263,7 +264,7 @@ class TestWhatCounts:
          ("global_step12", 12), ("best-model.keras", None)],
     )  # fmt: skip
     def test_the_step_in_a_name(self, name: str, step: int | None) -> None:
-        assert snapshot.step_of(name) == step
+        assert checkpoint_names.step_of(name) == step
 
 
 class TestVersions:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launcher.checkpoints import snapshot
 from stoker.launcher.checkpoints.scanner import PENDING, UNREADY
+from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task
 
 
@@ -88,4 +88,4 @@ def test_blind_looks_count_when_they_look(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_what_a_temporary_name_means(name: str, meant: str) -> None:
-    assert snapshot.meant(name) == meant
+    assert checkpoint_names.meant(name) == meant

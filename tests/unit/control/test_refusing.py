@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from stoker.control.checkpoints import refusals as refusing
+from stoker.control.ingest import refusals as refusing
 from stoker.control.policy import hold
 from stoker.control.startup import salvage
 from stoker.engine.base import ASIDE_FOR

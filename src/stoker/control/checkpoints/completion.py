@@ -26,8 +26,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stoker.launcher.checkpoints import snapshot
 from stoker.store.rows import PartRow
+from stoker.task import checkpoint_names
 
 OPEN = 4
 """Rounds of one family that wait at a time for somebody who has written none since the oldest of them. When one more
@@ -432,7 +432,9 @@ def family_of(name: str) -> str:
 def step_of(part: WrittenPart) -> int | None:
     """A number in a name with a rank in it may be the rank."""
     group = group_of(part.row.name)
-    return part.row.step if part.row.how == "sdk" or group == part.row.name else snapshot.step_of(group)
+    return (
+        part.row.step if part.row.how == "sdk" or group == part.row.name else checkpoint_names.step_of(group)
+    )
 
 
 def lacking(paths: Iterable[str]) -> str:

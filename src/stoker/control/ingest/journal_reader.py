@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control.checkpoints import refusals
-from stoker.control.ingest import validation
+from stoker.control.ingest import refusals, validation
 from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import StepRate

@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from stoker.launcher.telemetry.framing import SHORTEST_SECRET
 from stoker.spec.tree import MAX_COMPONENT
 from stoker.store.rows import AddEvent, Change, UpdateRun
+from stoker.task.formats import SHORTEST_SECRET
 
 _MARK = r"\[secret [A-Za-z0-9_]+(?::\d+)?\]"
 _MARKS = re.compile(_MARK)

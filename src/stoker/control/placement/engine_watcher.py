@@ -7,19 +7,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from stoker.control.context import Context
 from stoker.control.fleet import FleetMember, Wait, sight
 from stoker.control.placement import places
 from stoker.control.placement.unknown_tasks import UnknownTasks
+from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Observation, Presence, Watches
 from stoker.errors import EngineUnavailable
 from stoker.store.rows import AddEvent, EventRow
 from stoker.task import fencing
-
-if TYPE_CHECKING:
-    from stoker.control.state import LiveRun, LiveTask
 
 log = logging.getLogger(__name__)
 Key = tuple[str, int, str]

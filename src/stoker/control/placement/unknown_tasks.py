@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.control.context import Context
+from stoker.control.fleet import FleetMember
 from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError
-
-if TYPE_CHECKING:
-    from stoker.control.fleet import FleetMember
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stoker.control.ingest.journal_reader import Intake
 from stoker.control.policy.outcome import Outcome
+from stoker.control.state import LiveRun, LiveTask
 from stoker.spec.states import Cause
 from stoker.store.rows import AddEvent, Change, EventRow
-
-if TYPE_CHECKING:
-    from stoker.control.ingest.journal_reader import Intake
-    from stoker.control.state import LiveRun, LiveTask
 
 MOST = 16
 """Tasks whose hang is an event of its own."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stoker.control.checkpoints import refusals as refusing
 from stoker.control.checkpoints import retention
 from stoker.control.context import Context
+from stoker.control.ingest import refusals as refusing
 from stoker.control.ingest.journal_reader import Intake
 from stoker.control.startup import salvage
 from stoker.control.state import LiveRun, LiveTask

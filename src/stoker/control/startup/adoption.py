@@ -13,10 +13,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.control.context import Context
 from stoker.control.policy.task_phases import TaskEvent
+from stoker.control.state import LiveRun
 from stoker.engine.base import Observation, Presence
 from stoker.errors import EngineError, NotFound
 from stoker.spec import Job
@@ -33,9 +34,6 @@ from stoker.store.rows import (
     UpdateAttempt,
     UpdateRun,
 )
-
-if TYPE_CHECKING:
-    from stoker.control.state import LiveRun
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from stoker.control import run_secrets
-from stoker.control.checkpoints import refusals
 from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.context import Context
+from stoker.control.ingest import refusals
 from stoker.control.ingest.journal_reader import JournalReader, speaker
 from stoker.control.ingest.redaction import Redaction
 from stoker.control.placement import elastic

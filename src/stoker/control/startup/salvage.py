@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from stoker.blobs import BlobStore
-from stoker.control.checkpoints import refusals
+from stoker.control.ingest import refusals
 from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
 from stoker.control.policy import hold
 from stoker.control.state import LiveRun, LiveTask

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from stoker.launcher.checkpoints import snapshot, stager
-from stoker.task import formats, layout
+from stoker.task import checkpoint_names, formats, layout
 
 _BEFORE = "scan.jsonl"
 """Where launchers of earlier versions wrote it."""
@@ -132,7 +132,9 @@ class ScanState:
             numbers.add(entry["number"])
             if entry.get("generation") == self.generation:
                 files = [
-                    file for file in entry.get("files") or [] if file.get("path") not in snapshot.POINTERS
+                    file
+                    for file in entry.get("files") or []
+                    if file.get("path") not in checkpoint_names.POINTERS
                 ]
                 self.contents[str(entry.get("name"))] = stager.digest(files)
         self.number = max(numbers, default=0)

@@ -24,7 +24,7 @@ from stoker.launcher.checkpoints.candidate import LOOK_AGAIN, Candidate
 from stoker.launcher.checkpoints.directory_watch import DirectoryChange, DirectoryWatch
 from stoker.launcher.checkpoints.scan_state import ScanState, key_of
 from stoker.launcher.checkpoints.sdk_commits import Commits
-from stoker.task import formats, layout
+from stoker.task import checkpoint_names, formats, layout
 
 RETRY_DISK = 30.0
 RETRY_FAILED = 60.0
@@ -133,7 +133,7 @@ class Scanner:
         """Names of checkpoints that are being written, or not dealt with yet. At most `PENDING`."""
         names = {unit.name for unit in self._units.values() if unit.due is not None or unit.job is not None}
         since = self._clock() - UNREADY
-        names |= {snapshot.meant(entry) for entry, at in self._unready.items() if at > since}
+        names |= {checkpoint_names.meant(entry) for entry, at in self._unready.items() if at > since}
         return sorted(names)[:PENDING]
 
     def finish(self, violent: bool) -> None:
@@ -177,7 +177,7 @@ class Scanner:
             self._look_everywhere(now)
         self._read_events(now)
         for commit in self._commits.read():
-            self._unit(snapshot.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
+            self._unit(checkpoint_names.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
 
     def _start_watch(self) -> DirectoryWatch:
         watch = DirectoryWatch(self._source)
@@ -189,7 +189,7 @@ class Scanner:
         """A rename is noted, because it cannot be seen later; but only if nothing was written since."""
         assert self._watch is not None
         for change in self._watch.read():
-            name = snapshot.unit_of(change.entry)
+            name = checkpoint_names.unit_of(change.entry)
             if name is None:
                 self._note_unready(change, now)
                 continue
@@ -207,7 +207,7 @@ class Scanner:
     def _note_unready(self, change: DirectoryChange, now: float) -> None:
         if change.kind == "gone" and not change.inside:
             self._unready.pop(change.entry, None)
-        elif snapshot.is_unfinished(change.entry) and (
+        elif checkpoint_names.is_unfinished(change.entry) and (
             change.entry in self._unready or len(self._unready) < PENDING
         ):
             self._unready[change.entry] = now
@@ -217,7 +217,7 @@ class Scanner:
         started = time.monotonic()
         names = snapshot.entries(self._source)
         states = snapshot.states(self._source, names)
-        for name, members in snapshot.group(names).items():
+        for name, members in checkpoint_names.group(names).items():
             key = key_of(self._snapshot(members))
             if key == self._facts.settled.get(name):
                 continue
@@ -227,7 +227,7 @@ class Scanner:
                 unit.look(moved, key, now)
                 if unit.renamed:
                     self._arrived.add(name)
-        self._unfinished = {state for name, state in states.items() if snapshot.is_temporary(name)}
+        self._unfinished = {state for name, state in states.items() if checkpoint_names.is_temporary(name)}
         self._rescan_at = now + max(RESCAN, 20 * (time.monotonic() - started))
 
     # -- deciding --------------------------------------------------------------------------------------------
@@ -272,20 +272,20 @@ class Scanner:
     def _worth(self, unit: Candidate, members: List[str], entries: Dict[str, List[str]]) -> bool:
         if unit.commit is not None:
             return True
-        if snapshot.is_weak(unit.name) and unit.name not in snapshot.strong_units(entries):
+        if checkpoint_names.is_weak(unit.name) and unit.name not in checkpoint_names.strong_units(entries):
             return False
-        if snapshot.is_note(unit.name) and not unit.renamed:
+        if checkpoint_names.is_note(unit.name) and not unit.renamed:
             return False
-        return bool(members) and not snapshot.is_partial(members)
+        return bool(members) and not checkpoint_names.is_partial(members)
 
     def _settle(self, now: float, violent: bool) -> None:
         """Decide about everything that is not as it was when last dealt with, oldest first."""
         entries = self._entries()
         pending = []
-        for name, members in snapshot.strong_units(entries).items():
+        for name, members in checkpoint_names.strong_units(entries).items():
             signature = self._snapshot(members)
             key = key_of(signature)
-            if snapshot.is_note(name) and self._facts.complete["renamed"].get(name) != key:
+            if checkpoint_names.is_note(name) and self._facts.complete["renamed"].get(name) != key:
                 continue
             if key != self._facts.settled.get(name) and snapshot.counts(signature):
                 pending.append((max(member.mtime_ns for member in signature), name, members, key))
@@ -384,7 +384,7 @@ class Scanner:
             name=job.name,
             how=job.how if said is None else "sdk",
             files=outcome.files,
-            step=commit["step"] if commit.get("step") is not None else snapshot.step_of(job.name),
+            step=commit["step"] if commit.get("step") is not None else checkpoint_names.step_of(job.name),
             metrics=commit.get("metrics") or {},
             at=time.time(),
             written_at=max(member.mtime_ns for member in outcome.signature) / 1e9,
@@ -429,7 +429,7 @@ class Scanner:
         return self._units.setdefault(name, Candidate(name, self._quiet))
 
     def _entries(self) -> Dict[str, List[str]]:
-        return snapshot.group(snapshot.entries(self._source))
+        return checkpoint_names.group(snapshot.entries(self._source))
 
     def _snapshot(self, members: List[str]) -> snapshot.Signature:
         """Too many files are no checkpoint; that is said once."""

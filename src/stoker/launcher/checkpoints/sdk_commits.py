@@ -7,8 +7,7 @@ import os
 import stat
 from typing import Any, Dict, List, Optional
 
-from stoker.launcher.checkpoints import snapshot
-from stoker.task import formats, layout
+from stoker.task import checkpoint_names, formats, layout
 
 _LIMIT = 1 << 20
 
@@ -58,7 +57,7 @@ class Commits:
             or not name
             or "/" in name
             or "\0" in name
-            or snapshot.is_temporary(name)
+            or checkpoint_names.is_temporary(name)
         ):
             return None
         if raw.get("generation", self._generation) != self._generation:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Iterable, List, Optional, Tuple
 
+from stoker.task import formats
+
 MAX_LINE = 16 << 10
 """Longer lines are split into partial records."""
 QUIET = 0.5
 """Seconds without output after which an unfinished line (a prompt) is shown."""
 BAR_EVERY = 5.0
 """Seconds between shown states of a line that overwrites itself."""
-SHORTEST_SECRET = 6
-"""Shorter values are not looked for in the log: blanking out every `1` would leave nothing to read."""
 
 
 class Redactor:
@@ -26,7 +26,7 @@ class Redactor:
         for name, value in secrets:
             for part in value.splitlines():
                 part = part.strip()
-                if len(part) >= SHORTEST_SECRET:
+                if len(part) >= formats.SHORTEST_SECRET:
                     found.add((part.encode("utf-8", "surrogateescape"), f"[secret {name}]".encode()))
         self.values = sorted(found, key=lambda pair: (-len(pair[0]), pair))
 

@@ -31,6 +31,7 @@ from stoker.launcher.verify import (
 )
 from stoker.launcher.verify.verdict import Verdict
 from stoker.linux import direct_io, idle_throttle
+from stoker.task import checkpoint_names
 
 __all__ = ["Verdict", "recognised", "verify", "verify_file", "verify_unit"]
 
@@ -99,7 +100,7 @@ _LIKELY: Dict[Format, Callable[[bytes], bool]] = {_SAFETENSORS: _like_safetensor
 def verify(path: str) -> Verdict:
     """A file, a directory, or the stem of a group of siblings."""
     parent, name = os.path.split(os.path.abspath(path))
-    members = snapshot.group(snapshot.entries(parent)).get(name, [])
+    members = checkpoint_names.group(snapshot.entries(parent)).get(name, [])
     if os.path.lexists(path):
         members = [name]
     if not members:
