@@ -1,11 +1,11 @@
-"""Content-addressed storage: code, checkpoints, outputs. A blob is known by the SHA-256 of its bytes.
+"""Content-addressed storage: code, checkpoints, outputs. A blob is named by the SHA-256 of its bytes.
 
-    store      BlobStore: put, get, trees, collecting what nothing refers to
-    collect    mark and sweep
-    place      making a directory out of a tree
-    listing    Listings: trees that were read last
-    framing    many blobs as one stream
-    files      hashing, copying and cloning file descriptors; vendor errors translated
+store    BlobStore: put and get blobs and trees
+collect  mark and sweep: delete what nothing refers to
+place    make a directory out of a tree
+listing  Listings: the trees that were read last
+framing  many blobs as one stream
+files    hash, copy and clone files; translates the errors of disks
 
 Nothing is ever changed in place: a blob appears complete and checked, by one rename, or not at all.
 """

@@ -1,19 +1,23 @@
-"""The launcher: the small process that runs a task's training processes and keeps its directory.
+"""The launcher: the small process that runs a task's training processes and maintains its directory.
 
-    __main__, launcher    one launcher on one directory: orders in, journal and status out (recording)
-    running, body, tree   one body: starting it, stopping it, ending everything beneath it
-    endings               how it ended, and why
-    logs, framing         its output, within a budget
-    sample, limits, gpu   what it uses, and what happens at its limits
-    setups, makeenv       `setup:`, once per content
-    checkpoints, scan*, staging, verify*   what it wrote, and what of that can be trusted
-    forkserver, starting, guardian         many launchers, quickly, each ended with its whole tree
-    collect               after a launcher's death
-    container, lease      in somebody else's container: its limits, its environment, how long without contact
-    outside               a body that is a container of its own
-    shell                 a person in a task's place
-    bundle, verbs         a portable copy of all this, of the SDK and of the courier, and what it can be asked
-    preparing             making a task directory in a pod
+__main__      runs a launcher on a prepared task directory
+launcher      Launcher: orders in, journal and status out
+event_loop    signals, orders, pipes: what the launcher waits for
+task_files    its lock, its identity, its JSON files
+journal       what was done, so that nothing is done twice
+records       journal and status in order, again when there was no room
+lease         how long a task goes on without contact
+process/      the body: started, stopped, ended with its whole tree
+telemetry/    logs, usage, hangs
+checkpoints/  finds finished checkpoints
+verify/       whether a file's format proves that it is whole
+warm_start/   standby processes for the next generation
+forkserver/   starts launchers quickly; guardian
+helpers/      programs for bodies: MPI's remote shell, Horovod, stacks
+recovery      after a launcher's death: settles what it left
+task_init     makes a task directory in a pod
+entrypoints   what a bundle can be asked to do
+bundle        a portable copy of this package, the SDK and the courier
 
 Standard library only, Python 3.9: this package is copied into other people's images.
 """

@@ -7,6 +7,18 @@
     stoker.jax_initialize()                   jax.distributed.initialize(), for the world this process is in
 
 A script that uses them runs unchanged outside Stoker: reports go nowhere, checkpoints into `./checkpoints`.
+
+reporting       metrics
+checkpoint      saving and finding checkpoints
+run_info        params and should_stop
+jax             jax_initialize
+stacks          answers when a process that hangs is asked what it is doing
+atomic          a file or directory in its place in one step
+async_save      saves while the training goes on
+writer_process  writes what async_save copied aside
+archive         torch's zip archives
+torch_state     a torch state as records of an archive
+torch_shards    one rank's part of a sharded state
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Hyperparameter search: pure state machines. The sweep issue fills this room."""
+"""Hyperparameter search: pure state machines. No files yet."""

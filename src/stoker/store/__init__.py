@@ -1,14 +1,24 @@
 """The only SQL in Stoker: what users asked for and what happened.
 
-rows        what is kept, as dataclasses, and the changes that can be asked for
-store       the class everybody else uses
-asking      submit, stop, resume          changes   what the control loop decided
-reading     queries                       metrics   curves
-clusters    where things can run          seat      who leads, where several servers share a database
-schema      the tables                    migrate   from earlier schemas to this one
-transfer    every row of a database       moving    from one database to another, and back from copies
-database    connections and transactions  patience  trying again
-dialect     what a database has to offer; sqlite and postgres offer it
+rows           what is kept, as dataclasses, and the changes that can be asked for
+store          Store: the class that everything else uses
+submissions    submit, stop, resume
+mutations      what the control loop decided
+queries        queries
+metrics        curves
+clusters       where things can run
+placement      TaskPlacement: where the tasks of an attempt are, versioned
+leadership     which server leads, where several share a database
+schema         the tables
+codec          rows to columns and back
+migrate        from earlier schemas to this one
+migrations/    one step of that per file
+database       connections and transactions
+retry          tries again after locks and lost connections
+dialects/      SQLite and PostgreSQL
+row_copy       every row from one database to another
+relocation     databases moved, and brought back from copies
+home_contents  what a home holds beside its database
 """
 
 from __future__ import annotations

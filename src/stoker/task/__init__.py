@@ -2,15 +2,18 @@
 
 Everything between the server and a task goes through files in its directory: the order to start, the
 environment, logs, metrics, samples, checkpoints, the exit status. The launcher (same machine as the
-processes) writes its side, the server (or, in a pod, the courier on its behalf) writes the other. Whoever
-dies, the files are still there.
+processes) writes its side, the server (or, in a pod, the courier on its behalf) writes the other. The files are
+still there after any of them has died.
 
-    layout      the names
-    formats     what is inside the files, and how they are written so that a crash never tears them
-    access      reaching a directory, near or far
-    near        reading and writing a directory on this machine, trusting nothing that is in it
-    beneath     opening and looking inside a directory that belongs to somebody else
-    wire        what goes between the server and a courier in a pod
+layout            the names of the files
+formats           what is inside the files, and how they are written so that a crash never tears them
+checkpoint_names  what names in a checkpoint directory mean
+directory         TaskDir: access to a task directory, on this machine or in a pod
+local_directory   a task directory on this machine, read and written by the server
+safe_open         opens files beneath a directory that user code owns
+fencing           when a body may start, a record counts and a lost task is replaced
+courier_protocol  what goes between the server and a courier in a pod
+container_layout  where Stoker's code lies in a user's container
 
 Standard library only, Python 3.9: this package is copied into other people's images.
 """

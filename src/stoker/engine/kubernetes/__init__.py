@@ -1,14 +1,17 @@
 """The Kubernetes engine: tasks are pods of a cluster that outlive the server.
 
-engine       the protocol: submit, observe, stop, watch, hurt, resize
-config       what an admin says of a cluster
-render       what will be sent for an attempt; pure. Its parts: placing, security, volumes, template, names
-submitting   making objects, each once
-observing    from what a cluster shows to what is known of tasks; pure. Its words: causes, images, unschedulable
-ending       ending pods with proof, and taking away what is left
-capacity     what nodes have for our tasks; pure
-cluster      the connection, and mirrors of what is there (by kube/, the API client)
-links, ways  the server's ends of the lines to couriers (by far/, the courier's client)
-plain        tasks without a launcher
-checking     what of a cluster works for us
+engine           the protocol: submit, observe, stop, watch, hurt, resize
+config           what an admin says of a cluster
+cluster          the connection, and mirrors of what is there
+names            names and labels of our objects
+capacity         what nodes offer to tasks; pure
+quantity         Kubernetes' quantities; pure
+manifests/       what is sent for an attempt; pure
+lifecycle/       create, resize and delete pods
+status/          from what a cluster shows to observations; pure
+courier_client/  task directories in pods
+api/             the client of the API server
+job_validation   what a cluster will not run; pure
+preflight        `stoker cluster check`
+fault_injection  `drill` and `shell`
 """

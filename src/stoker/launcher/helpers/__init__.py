@@ -9,6 +9,13 @@ does: as its user, in its environment, within its limits.
     horovod-rank COMMAND...          one such rank
     mpi-agent HOST COMMAND...        what mpirun calls in place of ssh
     stacks FILE PID...               what these processes are doing
+
+rsh_server    remote-shell
+rsh_client    mpi-agent
+rsh_protocol  what these two say to each other
+mpirun        mpirun, horovodrun
+horovod       horovod-rank
+stacks        stacks
 """
 
 from __future__ import annotations

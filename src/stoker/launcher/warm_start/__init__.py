@@ -1,0 +1,6 @@
+"""Standby processes that have imported their framework.
+
+pool       the standby processes of a body
+standby    a main process that leaves a copy of itself
+env_check  whether code sets variables that libraries read at import
+"""

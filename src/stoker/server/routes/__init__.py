@@ -1,4 +1,14 @@
-"""The routes, one file per noun. Thin: they check what was sent, call the services and show the answer."""
+"""The routes, one file per noun. Thin: they check what was sent, call the services and show the answer.
+
+runs      submit, list, show, stop, resume
+logs      the log of a run, whole or as it is written
+metrics   what a run reported
+files     outputs, checkpoints, logs
+code      uploads of code
+nodes     the machines
+clusters  the clusters
+admin     health, backups, the end of the server
+"""
 
 from __future__ import annotations
 

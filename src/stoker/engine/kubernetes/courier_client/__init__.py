@@ -1,10 +1,14 @@
 """Task directories in pods, seen from the server: the client of the courier (stoker.courier).
 
-transport   one call to a courier, however it is reached
-courier     authenticated calls over a transport
-mirror      what has arrived of a directory, on this machine
-directory   RemoteTaskDir: a task directory behind a courier
-ferry       keeps a mirror up to date
+connections     one task directory and one poller per pod
+routes          the ways to a pod's courier, and which one works
+transport       one call to a courier, however it is reached
+client          Courier: authenticated calls over a transport
+blocking_calls  the same from worker threads
+mirror          what has arrived of a remote task directory
+poller          keeps a mirror up to date
+task_directory  RemoteTaskDir: a task directory behind a courier
+upload          sends a tree: only what the courier lacks
 """
 
 from stoker.engine.kubernetes.courier_client.client import Courier, CourierGone, CourierLost
