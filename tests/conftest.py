@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -26,6 +27,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+
+class _Unexpected(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def unexpected_transitions() -> Iterator[list[str]]:
+    """Transitions that are not in their table, in this process. The control loop survives what they raise, so a test
+    fails by what was logged."""
+    handler, logger = _Unexpected(), logging.getLogger("stoker.spec.transitions")
+    logger.addHandler(handler)
+    yield handler.seen
+    logger.removeHandler(handler)
+    assert handler.seen == []
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from typing import Any
 
 from stoker.client.local import connect, running
 from stoker.settings import Home
+from stoker.spec.transitions import MISSING, STRICT
 from support.waiting import wait
 
 STOKER = [sys.executable, "-m", "stoker.cli.main"]
@@ -45,6 +46,7 @@ class Box:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("STOKER_", "PYTEST_"))}
         path = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
         own = {"STOKER_HOME": str(self.home.root), "HOME": str(root / "user"), "PATH": path, "NO_COLOR": "1"}
+        own[STRICT] = "1"
         self.env = {**kept, **own, **(env or {})}
 
     def __call__(
@@ -145,6 +147,9 @@ class Box:
             wait(lambda: self.server_pid() is None, limit=30)
         self.kill_server()
         self._kill_launchers()
+        with contextlib.suppress(FileNotFoundError):
+            unexpected = [line for line in self.home.server_log.read_text().splitlines() if MISSING in line]
+            assert unexpected == []
 
     def _kill_launchers(self) -> None:
         for record in (self.home.engine / "tasks").glob("*.json"):

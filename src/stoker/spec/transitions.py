@@ -15,8 +15,10 @@ State = TypeVar("State", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)
 
 STRICT = "STOKER_STRICT_TRANSITIONS"
-"""Environment variable. Set (in tests): a transition that is not in its table raises. Else it is logged, and the
-event's usual state follows: a server that goes on is worth more than one that stops."""
+"""Environment variable. Set (in tests): a transition that is not in its table is logged and raises. Else it is logged,
+and the event's usual state follows: a server that goes on is worth more than one that stops."""
+MISSING = "not in the table"
+"""In the log line of such a transition."""
 
 
 class UnexpectedTransition(Exception):
@@ -49,18 +51,16 @@ class Table(Generic[State, Event]):
         if found is not None:
             return found
         said = ", ".join(f"{key} {value}" for key, value in facts.items())
-        text = f"{self.name}: {event.value!r} in state {before.value!r} is not in the table ({said})"
+        text = f"{self.name}: {event.value!r} in state {before.value!r} is {MISSING} ({said})"
+        usual = self._usual[event]
+        log.error("%s; going on as %r", text, usual.value)
         if os.environ.get(STRICT):
             raise UnexpectedTransition(text)
-        log.error("%s; going on as %r", text, self._usual[event].value)
-        return self._usual[event]
+        return usual
 
-    def allows(self, before: State, event: Event) -> bool:
-        return (before, event) in self._after
-
-    def befores(self, event: Event) -> frozenset[State]:
-        """The states in which it may occur."""
-        return frozenset(one.before for one in self.transitions if one.event is event)
+    def befores(self, event: Event) -> list[State]:
+        """The states in which it may occur, by name."""
+        return sorted(one.before for one in self.transitions if one.event is event)
 
 
 def to(after: State, befores: Iterable[State]) -> dict[State, State]:

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from stoker.errors import Conflict
+from stoker.spec.run_transitions import TABLE, RunEvent
 from stoker.spec.states import TERMINAL, RunState
 from stoker.store import codec, queries
 from stoker.store.rows import Json, NewRun, RunRow
@@ -22,7 +23,8 @@ SUFFIX = 4
 SLUG = 40
 
 TERMINAL_STATES = tuple(sorted(str(state) for state in TERMINAL))
-RESUMABLE = (*TERMINAL_STATES, str(RunState.SUSPENDED))
+RESUMABLE = tuple(str(state) for state in TABLE.befores(RunEvent.RESUMED))
+RESUMED = str(TABLE.after(RunState.SUSPENDED, RunEvent.RESUMED))
 GIVES_WAY = {
     "run": ("suspend",),
     "suspend": ("run",),
@@ -107,7 +109,7 @@ def resume(
     if earlier is not None:
         return current, False
     values: dict[str, Any] = {
-        "state": "queued",
+        "state": RESUMED,
         "desired": "run",
         "ended_at": None,
         "exit_code": None,

@@ -1,7 +1,6 @@
 """The phases of a task in a live attempt, and what moves it from one to the next. Pure.
 
-docs/state-machine.md is generated from this file. Beside the phase a task keeps facts: its verdict (how its body ended),
-the proof that its launcher is gone, what it was told, and its placement (which says whether it is joining or leaving).
+docs/state-machine.md is generated from this file, with the facts that a task keeps beside its phase.
 """
 
 from __future__ import annotations
@@ -87,6 +86,17 @@ EVENTS = {
     TaskEvent.LET_GO: "it is not part of the next generation, or may not join",
     TaskEvent.FREED: "the scheduler has its place back",
 }
+FACTS = {
+    "verdict": "how its newest body ended: cause, exit code, evidence",
+    "gone": "proof that its launcher has ended, in words, or why it was given up",
+    "given_up": "gone without proof: it was silent for longer than `lost_after`",
+    "stop_sent": "what it was told before its body ended: `stop` or `kill`",
+    "forced": "the engine was asked to end it, because it did not stop in time",
+    "joining": "recorded in its placement: the next generation has it, the present one has not",
+    "leaving": "recorded in its placement: the next generation does not have it",
+    "replaced_silent": "the incarnation before it was given up",
+}
+"""Attributes of a task that say more than its phase, and never contradict it."""
 
 ROWS = {
     TaskEvent.REACHED: {P.PENDING: P.READY, **staying((P.ABSENT, P.CANCELLED, P.RELEASED, P.FREED))},
