@@ -146,9 +146,9 @@ class TestRemoteShell:
         try:
             assert shell.stdout is not None and b"ready" in shell.stdout.readline()
             codes: list[int] = []
-            wait = f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"
+            command = f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"
             thread = threading.Thread(
-                target=lambda: codes.append(ask(Host("w", "127.0.0.1", port, 1), wait, KEY))
+                target=lambda: codes.append(ask(Host("w", "127.0.0.1", port, 1), command, KEY))
             )
             thread.start()
             wait(lambda: (tmp_path / "up").exists())
