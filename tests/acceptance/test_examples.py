@@ -53,21 +53,45 @@ def test_a_plain_script_resumes(box: Box) -> None:
 
 
 def test_the_readme_tells_the_truth(box: Box) -> None:
-    """Every `$ stoker ...` line of the README, in order, in the folder it says."""
+    """The README's own script, and every `$ stoker ...` line of its first chapter, in order."""
+    box.write("train.py", _blocks("python")[0])
+    first = _commands(_blocks("console")[0])
+    assert len(first) > 8
+    for words in first:
+        if words[0] == "drill":
+            # A person who types has a running run with a checkpoint by now.
+            wait(lambda: len(box.show(words[1])["checkpoints"]) > 0)  # noqa: B023
+        box(*words, code=None if words[0] == "doctor" else 0)
+    assert (box.work / "model" / "model.json").is_file()
+    runs = [run for run in box.json("ps", "--all") if run["name"] == "fit"]
+    (drilled,) = [run["id"] for run in runs if run["state"] == "succeeded"]
+    assert len(box.show(drilled)["attempts"]) == 2
+    lines = box("logs", drilled).stdout.splitlines()
+    assert sum(line.startswith("step 100 ") for line in lines) == 1
+
+
+def test_the_readmes_workers(box: Box) -> None:
     shutil.copytree(EXAMPLES / "digits", box.work, dirs_exist_ok=True)
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    assert len(commands) > 8
-    for command in commands:
-        words = shlex.split(command)
-        assert words[0] == "stoker"
-        box(*words[1:], code=None if words[1] == "doctor" else 0)
+    commands = [words for block in _blocks("console")[1:] for words in _commands(block)]
+    assert commands
+    for words in commands:
+        box(*words)
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+
+
+def _commands(block: str) -> list[list[str]]:
+    lines = [shlex.split(line[2:]) for line in block.splitlines() if line.startswith("$ ")]
+    assert all(words[0] == "stoker" for words in lines)
+    return [words[1:] for words in lines]
 
 
 def test_the_readmes_job_file_is_valid() -> None:
     from stoker.spec import parse_job
 
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    blocks = _blocks("yaml")
     assert blocks
     for block in blocks:
         parse_job(block)
