@@ -74,11 +74,11 @@ def test_stop_suspend_and_wait_say_what_they_did(box: Box) -> None:
     run = box.submit("--grace", "1s", "--", "sleep", "100")
     box.until(run, "running")
     assert box("wait", run, "--timeout", "1", code=124).stderr == f"{run} has not ended after 1s\n"
-    assert "asked to suspend; later: stoker resume" in box("suspend", run).stderr
+    assert "suspension requested; later: stoker resume" in box("suspend", run).stderr
     box.until(run, "suspended")
     box("resume", run)
     box.until(run, "running")
-    assert box("stop", run).stderr == f"{run} running, asked to stop\n"
+    assert box("stop", run).stderr == f"{run} running, stop requested\n"
     box.ended(run)
     assert box("stop", run).stderr == f"{run} stopped\n"
 

@@ -16,7 +16,7 @@ def fact(name: str, status: str, text: str, fix: str = "") -> Json:
 
 
 def show(ctx: Context, facts: list[Json]) -> int:
-    """Print them, then how many are bad. The exit code: 1 when one fails; warnings are not failures."""
+    """Prints the findings, then how many are bad. Returns the exit code: 1 when one fails; a warning is no failure."""
     failed = sum(found["status"] == "fail" for found in facts)
     warned = sum(found["status"] == "warn" for found in facts)
     wide = max((terminal.width(terminal.safe(found["name"])) for found in facts), default=0)
@@ -26,7 +26,7 @@ def show(ctx: Context, facts: list[Json]) -> int:
     if failed or warned:
         ctx.note(f"\n{_count(failed, 'problem')}, {_count(warned, 'warning')}")
     else:
-        ctx.note("\nall is well")
+        ctx.note("\nno problems")
     return 1 if failed else 0
 
 

@@ -1,7 +1,7 @@
 """The click side of a command: help, mistakes and unusual spellings.
 
 Imported only when the quick reader (`params.quick`) gives up, because importing click takes longer than
-most commands. Mistakes become `UsageMistake`, in the house's words: what, and how to write it.
+most commands. A mistake becomes a `UsageMistake`, which says what is wrong and how to write it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ELSEWHERE = {
     "cancel": "stoker stop RUN ends a run.",
     "delete": "stoker stop RUN ends a run.",
     "rm": "stoker stop RUN ends a run.",
-    "pause": "stoker suspend RUN lets go of everything and keeps the run for later.",
+    "pause": "stoker suspend RUN gives back its resources and keeps the run for later.",
     "continue": "stoker resume RUN continues a run.",
     "start": "stoker run train.py trains; stoker server start starts the server.",
     "retry": "stoker resume RUN continues a run, stoker rerun RUN starts it again.",
 }
-"""Words people bring from other tools."""
+"""Commands of other tools, and what to type here."""
 
 
 def parse(command: Command, path: str, argv: Sequence[str]) -> dict[str, Any] | None:
@@ -66,7 +66,7 @@ def build(command: Command) -> click.Command:
 
 
 class _Command(click.Command):
-    """Help in the house's style, and `rest` commands that leave everything after the first word alone."""
+    """Help in Stoker's style. A `rest` command leaves everything after the first word alone."""
 
     def __init__(self, declared: Command, **kwargs: Any) -> None:
         super().__init__(declared.name, **kwargs)
@@ -82,7 +82,7 @@ class _Command(click.Command):
 
 
 class _Option(click.Option):
-    """Shows one spelling where it understands several."""
+    """An option that understands several spellings and shows one."""
 
     def __init__(self, *args: Any, also: tuple[str, ...], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -135,7 +135,6 @@ def _examples(command: Command) -> str:
 
 
 def mistake(command: Command, path: str, exc: click.ClickException) -> UsageMistake:
-    """A click error in our words."""
     usage = usage_line(command, path)
     if isinstance(exc, click.NoSuchOption):
         return _no_such_option(command, path, exc)

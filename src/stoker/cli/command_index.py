@@ -1,7 +1,7 @@
 """The commands by name, group and one line each: all that `stoker --help` needs.
 
-Kept apart from the commands themselves, and free of imports, so that the first page of help costs no more
-than starting Python. A test holds every line here against the command it announces.
+Kept apart from the commands and free of imports, so that the first page of help costs no more than starting
+Python. A test compares every line here with the command it announces.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Steer",
         (
             ("stop", "stop", "end runs: SIGTERM, the grace period, SIGKILL"),
-            ("suspend", "suspend", "checkpoint, let go of everything, keep for later"),
+            ("suspend", "suspend", "checkpoint, give back what it holds, keep it for later"),
             ("resize", "resize", "give a run more or less CPU and memory"),
             ("scale", "scale", "give an elastic run more or fewer workers"),
-            ("shell", "shell", "look into a run's task with a shell"),
+            ("shell", "shell", "open a shell in a run's task"),
             ("drill", "drill", "kill a run on purpose and see how it comes back"),
         ),
     ),
     (
         "Operate",
         (
-            ("nodes", "nodes", "what there is to run on and who uses it"),
-            ("top", "top", "who uses what on which node, as it happens"),
+            ("nodes", "nodes", "nodes and GPUs, and the runs on them"),
+            ("top", "top", "what each run uses on which node, live"),
             ("cluster", "cluster", "the Kubernetes clusters runs can go to"),
             ("doctor", "doctor", "check this machine and say what to fix"),
             ("server", "server", "start, stop and look at your own server"),

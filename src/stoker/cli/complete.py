@@ -1,6 +1,6 @@
 """Shell completion: `stoker _complete WORD...` prints candidates for the last word, one per line.
 
-Never starts a server: runs are offered only when one is there already, and any trouble means no candidates.
+Never starts a server: runs are offered only when a server runs already. Any trouble means no candidates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.cli.context import Context
 
 FILES = "__files__"
-"""Tells the shell to complete file names itself."""
+"""Tells the shell to complete file names."""
 
 SCRIPTS = {
     "bash": """\
@@ -62,7 +62,7 @@ complete -c stoker -f -a '(__stoker_complete)'
 
 
 def complete(ctx: Context, words: list[str]) -> int:
-    """`words`: what follows `stoker`, the last one unfinished (maybe empty)."""
+    """`words`: what follows `stoker`. The last one is unfinished, maybe empty."""
     done, part = words[:-1], words[-1] if words else ""
     for candidate in candidates(ctx, done, part):
         ctx.print(candidate)
@@ -90,7 +90,7 @@ def candidates(ctx: Context, done: list[str], part: str) -> list[str]:
 def _for_command(ctx: Context, command: Command, rest: list[str], part: str) -> list[str]:
     of_task = {name for option in command.options if option.complete == "task" for name in option.names}
     if rest and rest[-1] in of_task and "--" not in rest:
-        # Before anything else: `shell` takes it behind the run too, where other options are not its own.
+        # First of all: `shell` takes --task behind the run too, where other options belong to the command.
         return _begin(part, _tasks(ctx, command, rest))
     waiting, position = _state(command, rest)
     if waiting is not None:
@@ -123,7 +123,7 @@ _NOTHING = Argument("nothing", kind=())
 
 
 def _state(command: Command, rest: list[str]) -> tuple[Option | None, Argument | None]:
-    """The option that waits for its value, and the argument the next word would be; None: past all of ours."""
+    """The option that waits for its value, and the argument that the next word is. None: the words are the command's."""
     by_name = {name: option for option in command.options for name in option.names}
     count = 0
     at = 0
@@ -150,7 +150,7 @@ def _state(command: Command, rest: list[str]) -> tuple[Option | None, Argument |
 
 
 def _tasks(ctx: Context, command: Command, rest: list[str]) -> list[str]:
-    """Of the run that stands before the option, or of the newest: which one is meant may not be typed yet."""
+    """Tasks of the run named before the option, else of the newest run: the run may not be typed yet."""
     from stoker.cli.lookup import newest, plausible
     from stoker.errors import StokerError
 

@@ -1,4 +1,4 @@
-"""What every command is given: where to print, how, and the way to the server."""
+"""What every command is given: the streams, their style, and the connection to the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """One invocation. Data goes to `out`, everything else to `err`; both may be replaced by tests."""
+    """One invocation. Data goes to `out`, everything else to `err`; tests may replace both."""
 
     def __init__(self, out: IO[str], err: IO[str], stdin: IO[str] | None = None) -> None:
         self.out = out
@@ -49,7 +49,7 @@ class Context:
         return self._client
 
     def connect(self, *, autostart: bool = True) -> Client:
-        """A connection of its own: for a second thread, or after the server went away."""
+        """A separate connection: for a second thread, or after the server went away."""
         from stoker.client.local import connect  # lazy: help and mistakes need no client
 
         client = connect(self.home, autostart=autostart)
@@ -72,7 +72,7 @@ class Context:
 
     @property
     def interactive(self) -> bool:
-        """A person is there to be asked."""
+        """Whether a user can be asked a question."""
         return self.stdin is not None and terminal.is_terminal(self.stdin) and terminal.is_terminal(self.err)
 
     @property
@@ -83,7 +83,7 @@ class Context:
         self.out.write(line + "\n")
 
     def json(self, value: Any) -> None:
-        """ASCII only: escapes, bidi marks and control characters cannot reach a terminal this way."""
+        """ASCII only, so that escapes, bidi marks and control characters cannot reach a terminal."""
         import json
 
         json.dump(value, self.out, indent=2)
@@ -117,7 +117,7 @@ class Context:
         return exc.exit_code
 
     def abandon_output(self) -> None:
-        """Nobody reads stdout any more: keep the interpreter's last flush from complaining."""
+        """Redirects stdout to /dev/null. Its reader has gone, and the interpreter's last flush would complain."""
         try:
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, self.out.fileno())

@@ -1,4 +1,4 @@
-"""Moving a home from its SQLite file to PostgreSQL and back, while its server is away."""
+"""Moves a home from its SQLite file to PostgreSQL and back, while its server is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = "sqlite"
 
 def migrate(home: Home, to: str | None, progress: Progress) -> dict[str, Any]:
     """`{"from", "to", "rows", "already", "kept", "setting"}`: what was moved, where the old database is kept and
-    where the new one is set. Safe to repeat: it goes on where it was interrupted."""
+    where the new one is set. Safe to repeat: it continues after an interruption."""
     from stoker.store import is_shared  # lazy: SQLAlchemy takes its time
 
     target = to or os.environ.get(ENVIRONMENT)
@@ -92,12 +92,12 @@ def _to_file(settings: Settings) -> dict[str, Any]:
 
 
 def _put_away(home: Home) -> str | None:
-    """Keep the file among the backups: where it was, a server that has lost its setting would take it for the truth."""
+    """Moves the file to the backups. In its old place a server that lost its setting would use it again."""
     if not home.database.exists():
         return None
     from stoker.store import Store
 
-    Store.open(home.database, create=False).close()  # whatever is in its log goes into the file
+    Store.open(home.database, create=False).close()  # moves the write-ahead log into the file
     home.backups.mkdir(exist_ok=True, mode=0o700)
     kept = home.backups / time.strftime("before-migration-%Y%m%d-%H%M%S.db", time.gmtime())
     home.database.rename(kept)

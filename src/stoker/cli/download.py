@@ -1,8 +1,8 @@
-"""Files from the server to a folder: continued where they were cut off, verified, never outside the folder.
+"""Downloads files to a folder: continued after a break, verified, never outside the folder.
 
-Every file appears by one rename once it is whole, verified and on the disk. Small files come many in one answer
-and reach the disk together. Large ones come one by one, and go on in their middle where they were cut off. A file that
-does not come, or comes damaged, does not keep the others from coming: it is said at the end.
+Every file appears by one rename once it is complete, verified and on the disk. Small files come many in one answer
+and are synced together. Large ones come one by one, and continue where they broke off. A file that does not
+come, or comes damaged, does not stop the others: it is reported at the end.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from stoker.cli.context import Context
 
 TRIES = 5
-"""Times in a row that a connection may break before anything has arrived."""
+"""Failed connections in a row, without any new byte, before the download gives up."""
 SMALL = 1 << 20
-"""Bytes up to which files come many in one answer. Such a file is held in memory, and comes again from its start when
-the connection breaks in its middle."""
+"""Largest size of a file that comes with others in one answer. Such a file is held in memory, and starts anew
+when the connection breaks."""
 BATCH = 32 << 20
-"""Bytes of one answer: so much is written before it is synced and appears."""
+"""Bytes of one answer. They are synced together before the files appear."""
 BATCH_FILES = 5_000
 TOGETHER = 64
-"""Files from which on the file system is synced, once, instead of each of them."""
+"""From this many files on, the file system is synced once instead of each file."""
 GIVE_UP = 20
-"""Files in a row that the server refuses one by one. The others are not asked for then."""
+"""Files in a row that the server refuses one by one, before the rest is given up."""
 
 
 class Download:
-    """Brings planned files, showing progress on a terminal."""
+    """Downloads planned files and shows progress on a terminal."""
 
     def __init__(self, ctx: Context, run: str, what: str, checkpoint: str | None, total: int) -> None:
         self.ctx = ctx
@@ -52,7 +52,7 @@ class Download:
         self._drawn = 0.0
 
     def bring(self, plans: Sequence[Plan]) -> None:
-        """All of them. Raises for those that did not come once the others have."""
+        """Downloads all of them. Raises for those that failed, after the others have arrived."""
         self.done = sum(plan.size for plan in plans if plan.is_here)
         try:
             self._one_by_one(self._together([plan for plan in plans if not plan.is_here]))
@@ -64,7 +64,7 @@ class Download:
     # -- many in one answer ----------------------------------------------------------------------------------
 
     def _together(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Bring the small ones; the others, which have to come one by one, are returned."""
+        """Downloads the small ones. Returns the others, which have to come one by one."""
         small: list[Plan] = []
         rest: list[Plan] = []
         for plan in plans:
@@ -77,7 +77,7 @@ class Download:
         return left + rest
 
     def _batch(self, batch: Sequence[Plan]) -> list[Plan]:
-        """Those that the server does not send this way are returned."""
+        """Returns those that the server does not send this way."""
         waiting: dict[str, list[Plan]] = {}
         for plan in batch:
             waiting.setdefault(str(plan.sha256), []).append(plan)
@@ -92,15 +92,15 @@ class Download:
                     tries = tries + 1 if len(waiting) == left else 1
                     self._again(tries, exc)
                 except NotFound:
-                    # The server is older than the route, or the run is gone. Asking for one file tells which.
+                    # The server is older than the route, or the run is gone. A request for one file shows which.
                     return [plan for plans in waiting.values() for plan in plans]
             return []
         finally:
-            # Whatever ended it, what is written is whole.
+            # However this ends, the written files are complete.
             self._place(written)
 
     def _answer(self, waiting: dict[str, list[Plan]], written: list[Plan]) -> None:
-        """One answer; what has arrived is taken out of `waiting`."""
+        """Reads one answer and removes what has arrived from `waiting`."""
         from hashlib import sha256  # lazy: only where there is something to check
 
         answer = self.ctx.client.contents(
@@ -110,7 +110,7 @@ class Download:
             for name, content in answer:
                 plans = waiting.pop(name, None)
                 if plans is None:
-                    raise StokerError(f"the server sends {name!r}, which it was not asked for")
+                    raise StokerError(f"the server sends {name!r}, which was not requested")
                 if isinstance(content, str):
                     self._failed += [_not_sent(plan, content) for plan in plans]
                     continue
@@ -119,7 +119,7 @@ class Download:
                 for plan in plans:
                     self._arrived(plan, content, found, written)
         if waiting:
-            raise StokerError(f"the server leaves out {len(waiting)} of the files it was asked for")
+            raise StokerError(f"the server leaves out {len(waiting)} of the requested files")
 
     def _arrived(self, plan: Plan, content: bytes, found: str, written: list[Plan]) -> None:
         if len(content) != plan.size or found != plan.sha256:
@@ -135,7 +135,7 @@ class Download:
         self._draw(plan)
 
     def _place(self, written: Sequence[Plan]) -> None:
-        """Sync them, then let them appear."""
+        """Syncs them, then renames them into place."""
         from stoker.blobs.files import sync_file_system  # lazy: loads ctypes
 
         many = len(written) >= TOGETHER
@@ -209,7 +209,7 @@ class Download:
     # -- both ------------------------------------------------------------------------------------------------
 
     def _again(self, tries: int, exc: ServerUnreachable) -> None:
-        """Connect anew, or raise `exc` when that was done often enough."""
+        """Connects anew, or raises `exc` after too many tries."""
         if tries >= TRIES:
             raise exc
         time.sleep(0.2 * 2 ** (tries - 1))
@@ -237,7 +237,7 @@ class Download:
 
 
 def _is_small(plan: Plan) -> bool:
-    """Comes with others: with a hash to be known by, and nothing of it here that could be continued."""
+    """Whether it comes with others: it has a hash to be identified by, and no part of it is here to continue."""
     return plan.sha256 is not None and plan.size <= SMALL and not plan.begun()
 
 
@@ -273,7 +273,7 @@ def _sync(part: Path) -> None:
 
 
 def _opener(path: str, flags: int) -> int:
-    """A link in the place of a part would lead elsewhere."""
+    """Refuses a link in place of a part: it would lead out of the folder."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
@@ -282,7 +282,7 @@ def _verify(plan: Plan) -> None:
     if size == plan.size and (plan.sha256 is None or digest(plan.part) == plan.sha256):
         return
     if plan.sha256 is None and size > plan.size:
-        # A log that grew while it was read: what was listed is there, and more.
+        # A log that grew while it was read: everything that was listed has arrived.
         return
     plan.part.unlink()
     raise _damaged(plan, size)
@@ -298,7 +298,7 @@ def _damaged(plan: Plan, size: int) -> BlobDamaged:
 
 
 def _not_sent(plan: Plan, word: str) -> StokerError:
-    """`word`: why, as the server says it."""
+    """`word`: the reason, as the server gives it."""
     if word == "missing":
         return NotFound(f"the content of {plan.path!r} is no longer stored")
     return BlobDamaged(f"the content of {plan.path!r} is stored, but {word[:20]}")
@@ -322,7 +322,7 @@ def _disk_error(exc: OSError, target: Path) -> StokerError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(
             f"no space left for {str(target)!r}",
-            hint="Free some space and pull again: it goes on where it was.",
+            hint="Free some space and pull again: it continues.",
         )
     return StokerError(
         f"cannot write {str(target)!r}: {exc.strerror}", hint="Choose another folder with -o DIR."

@@ -6,7 +6,6 @@ from stoker.errors import StokerError
 
 
 class UsageMistake(StokerError):
-    """The command line itself is wrong."""
 
     code = "usage"
     exit_code = 2

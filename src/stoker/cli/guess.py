@@ -1,4 +1,4 @@
-"""What somebody may have meant."""
+"""Guesses the name that a misspelt word means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def nearest(word: str, choices: Sequence[str]) -> str | None:
-    """The choice most like `word`, if any is like it at all."""
+    """The most similar choice, if any is similar at all."""
     import difflib  # lazy: only for mistakes
 
     begins = [choice for choice in choices if word and choice.startswith(word)]

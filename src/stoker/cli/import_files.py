@@ -1,4 +1,4 @@
-"""Other people's files on the command line: what is made of them is said before anything starts."""
+"""Kubernetes and Kubeflow files on the command line. The user sees what they become before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ONE = {"run": "true"}
 
 
 def read(file: str) -> bytes:
-    """The bytes of a file, `-` for the standard input; one more than would be taken, so that a huge one is noticed."""
+    """The bytes of a file, `-` for the standard input. Reads one byte over the limit, so that a larger file is noticed."""
     from stoker.spec.load import read_file  # lazy: pydantic
     from stoker.spec.yaml12 import MAX_BYTES
 
@@ -34,7 +34,7 @@ def read(file: str) -> bytes:
 
 
 def volumes(given: Sequence[str]) -> dict[str, str]:
-    """`--volume NAME=PATH`: claims that are folders of this machine."""
+    """`--volume NAME=PATH`: claims that stand for folders of this machine."""
     found: dict[str, str] = {}
     for item in given:
         name, equals, path = item.partition("=")
@@ -53,8 +53,8 @@ def volumes(given: Sequence[str]) -> dict[str, str]:
 def understood(
     ctx: Context, data: bytes, source: str, *, sets: Sequence[str], volumes: Mapping[str, str], lenient: bool
 ) -> list[tuple[Translation, Job]]:
-    """The jobs in a file. Says what is done otherwise; raises Refused for what cannot be done at all, and for what
-    cannot be honoured unless that is fine with the user."""
+    """The jobs in a file. Reports what is changed or left out. Raises Refused for what is forbidden, and without
+    `lenient` also for what cannot be honoured."""
     from stoker.spec import override_job  # lazy: pydantic
     from stoker.spec.interop import Level, translate
 
@@ -81,7 +81,7 @@ def submit(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Submit each, in the order of the file; then print them, or stay with one after the other."""
+    """Submits each in the order of the file. Then prints the ids, or follows one run after the other."""
     runs = []
     for number, (one, job) in enumerate(found):
         tree, secrets = with_secrets(ctx, job, secret)
@@ -106,7 +106,7 @@ def submit(
 def dry_run(
     ctx: Context, found: Sequence[tuple[Translation, Job]], *, secret: Sequence[str], as_json: bool
 ) -> int:
-    """The job files that say the same; then whether they could run. Nothing is started."""
+    """Prints the equivalent job files, and whether they could run. Starts nothing."""
     from stoker.spec.interop.writer import job_tree, to_yaml  # lazy: pydantic
 
     if as_json:
@@ -135,7 +135,7 @@ def dry_run(
 
 
 def ships(job: Job) -> bool:
-    """Images bring their own code. Without one, the folder of the file is all there is."""
+    """Whether the folder of the file is shipped. An image brings its own code."""
     return job.image is None and not any(role.image for role in job.roles.values())
 
 
@@ -165,7 +165,7 @@ def shape(job: Job) -> str:
 
 
 def _target(ctx: Context, sets: Sequence[str], volumes: Mapping[str, str]) -> Target:
-    """Where it would go: to a cluster, or to this machine, with or without something that runs images."""
+    """The target: a cluster, or this machine with or without a container runtime."""
     from stoker.spec.interop import Target  # lazy: pydantic
 
     named = [text.partition("=") for text in sets]
@@ -181,11 +181,11 @@ def _target(ctx: Context, sets: Sequence[str], volumes: Mapping[str, str]) -> Ta
 
 
 def _is_local(ctx: Context) -> bool:
-    """What a job goes to that names no cluster."""
+    """Whether a job that names no cluster runs on this machine."""
     try:
         plan = ctx.client.check(job=_ONE, secrets={}).get("plan") or {}
     except Refused:
-        return False  # only a cluster asks for more than a command
+        return False  # only a cluster demands more than a command
     return bool(plan.get("engine") == "local")
 
 
@@ -202,8 +202,8 @@ def _runs_images(ctx: Context) -> bool:
 def _refuse(notes: Sequence[Note], source: str) -> None:
     if not notes:
         return
-    things = "a thing" if len(notes) == 1 else f"{len(notes)} things"
-    lines = [f"{things} in {source} would reach beyond the task, which is refused"]
+    things = "one entry" if len(notes) == 1 else f"{len(notes)} entries"
+    lines = [f"{things} in {source} would reach beyond the task and {'is' if len(notes) == 1 else 'are'} refused"]
     lines += [f"  {_line(note, source)}" for note in notes]
     raise Refused(
         "\n".join(lines),
@@ -215,7 +215,7 @@ def _refuse(notes: Sequence[Note], source: str) -> None:
 def _cannot(found: Reading, notes: Sequence[Note], source: str) -> Refused:
     from stoker.spec.interop import Level
 
-    things = "one thing" if len(notes) == 1 else f"{len(notes)} things"
+    things = "one entry" if len(notes) == 1 else f"{len(notes)} entries"
     lines = [f"{things} in {source} cannot be honoured"]
     lines += [f"  {_line(note, source)}" for note in notes]
     return Refused(

@@ -1,7 +1,7 @@
-"""The flags of `stoker run` that stand for keys of the job file, and the job they make.
+"""The flags of `stoker run` that set keys of the job file, and the job they make.
 
-The job is sent to the server as it was written; the server checks it. Only where it finds a mistake is the job
-checked here too, to name the flag instead of the key: pydantic takes longer to load than a short run takes.
+The job is sent to the server as written, and the server checks it. It is checked here only when the server finds
+a mistake, to name the flag instead of the key: loading pydantic takes longer than a short run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def options() -> list[Option]:
         help_text = flag.help.replace("`", "")
         if flag.flag == "--secret":
             help_text = (
-                "A variable whose value is taken from the environment, or NAME=@FILE; it is shown nowhere."
+                "A variable whose value is taken from the environment, or NAME=@FILE; it is never shown."
             )
         if flag.kind == "switch":
             found.append(Option(*names, dest=flag.param, flag=True, help=help_text))
@@ -56,7 +56,7 @@ def options() -> list[Option]:
 
 
 def given(values: Mapping[str, Any]) -> Json:
-    """What was given, by Flag.param, ready for `job_from_flags`; takes its own keys out of `values`' copy."""
+    """The given flags by Flag.param, ready for `job_from_flags`."""
     found: Json = {}
     for flag in FLAGS:
         value = values.get(flag.param)
@@ -68,7 +68,7 @@ def given(values: Mapping[str, Any]) -> Json:
 
 
 def plain_job(found: Mapping[str, Any], command: Sequence[str]) -> Json | None:
-    """The job as it was written, unchecked; None when it takes the whole reader (YAML in a flag)."""
+    """The job as written, unchecked; None when a flag has YAML, which needs the full reader."""
     tree: Json = {"run": list(command)} if command else {}
     for flag in FLAGS:
         if flag.param not in found:
@@ -121,8 +121,8 @@ def _put(tree: Json, path: Sequence[str], value: Any) -> None:
 
 
 def secrets(names: Sequence[str], ask: Any) -> dict[str, str]:
-    """Values of `NAME` (from the environment, else `ask(NAME)`) and `NAME=@FILE`. Never from the command line
-    itself, where every user of the machine could read them."""
+    """Values of `NAME` (from the environment, else `ask(NAME)`) and `NAME=@FILE`. Never from the command line:
+    every user of the machine could read it there."""
     import os
 
     values: dict[str, str] = {}
@@ -141,7 +141,7 @@ def secrets(names: Sequence[str], ask: Any) -> dict[str, str]:
             values[name] = ask(name)
         if "\0" in values[name]:
             raise UsageMistake(
-                f"--secret {name}: its value has a NUL character in it, which no environment variable can have",
+                f"--secret {name}: its value has a NUL character, which an environment variable cannot hold",
                 hint=f"Encode it, as base64 for instance, and have the script decode {name}.",
             )
     return values

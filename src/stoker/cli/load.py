@@ -9,14 +9,14 @@ from stoker.cli.params import Command
 
 
 def load(name: str) -> Command:
-    """The declaration of a top-level command; KeyError for a name that is not one."""
+    """The declaration of a top-level command. Raises KeyError for an unknown name."""
     module = import_module(f"stoker.cli.commands.{MODULES[name]}")
     command: Command = module.COMMANDS[name]
     return command
 
 
 def group_help(command: Command, path: str) -> str:
-    """What `stoker server --help` prints."""
+    """The text of `stoker server --help`."""
     width = max(len(name) for name in command.subcommands)
     import textwrap
 

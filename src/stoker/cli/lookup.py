@@ -1,7 +1,7 @@
-"""Which run a person means.
+"""Which run a reference means.
 
-The server understands an id, a name (its newest run) and the beginning of an id; `@last` and `-`, the newest
-run of all, are looked up here. Calls are made with what was typed, so an id costs no extra request.
+The server understands an id, a name (its newest run) and the beginning of an id. `@last` and `-`, the newest
+run of all, are looked up here. The call uses the reference as typed, so an id costs no extra request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def on_run(ctx: Context, ref: str, call: Callable[[str], T]) -> T:
 
 
 def plausible(ref: str) -> bool:
-    """Could be an id or a name, and stands in a URL as one word."""
+    """Whether it could be an id or a name, and is one word of a URL."""
     return (
         0 < len(ref) <= 200
         and ref.isascii()

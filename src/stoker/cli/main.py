@@ -1,10 +1,10 @@
 """The entry point: finds the command, runs it, and turns errors into messages and exit codes.
 
-The first page of help and the version are answered before anything is imported.
+The first page of help and the version are printed before anything is imported.
 
 Exit codes: 0 done; 1 an error; 2 a mistake on the command line or in a job file; 3 no such run (or node,
-checkpoint...); 4 no server; 75 the run was suspended; 130 interrupted; 141 the reader of our output went
-away; `run` and `wait` exit as the training did (128 + N when signal N ended it).
+checkpoint...); 4 no server; 75 the run was suspended; 130 interrupted; 141 the reader of the output has closed
+it; `run` and `wait` exit as the training did (128 + N when signal N ended it).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _top_help(words: list[str]) -> int:
 
 
 def guarded(ctx: Context, action: Callable[[], int]) -> int:
-    """Run `action` and say what went wrong in one way. Bugs keep their traceback."""
+    """Runs `action` and reports errors in one format. Bugs keep their traceback."""
     from stoker.errors import StokerError
 
     try:
@@ -58,7 +58,7 @@ def guarded(ctx: Context, action: Callable[[], int]) -> int:
         ctx.note("interrupted")
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has gone: nothing is wrong and nobody is left to tell.
+        # The reader (head, less) has closed the pipe. That is no error, and no message could reach it.
         ctx.abandon_output()
         return 141
     finally:
@@ -119,7 +119,7 @@ def _dispatch_group(ctx: Context, command: Command, words: list[str]) -> int:
 
 
 def _check_text(words: list[str]) -> None:
-    """Bytes that are not UTF-8 can stand in no name and no request."""
+    """Refuses bytes that are not UTF-8: no name and no request can hold them."""
     for word in words:
         if not word.isascii() and any("\ud800" <= char <= "\udfff" for char in word):
             from stoker.cli.errors import UsageMistake
@@ -128,7 +128,7 @@ def _check_text(words: list[str]) -> None:
 
 
 def _leading_color(ctx: Context, words: list[str]) -> list[str]:
-    """`stoker --color never ps` as well as `stoker ps --color never`."""
+    """Accepts `stoker --color never ps` as well as `stoker ps --color never`."""
     if words[0] == "--color" and len(words) > 1:
         value, rest = words[1], words[2:]
     elif words[0].startswith("--color="):

@@ -1,5 +1,5 @@
-"""Beginning with an empty database in a home that has lost the one it had. Nothing is deleted: all that the lost database
-knew of moves aside, and stays there until somebody removes it."""
+"""Starts an empty database in a home that has lost its own. Nothing is deleted: all that the lost database knew of
+moves into a folder of the home and stays there until a user removes it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _NAMED = 3
 
 
 def begin_anew(home: Home) -> Path | None:
-    """Where everything is now; None where there was nothing."""
+    """Returns the folder that now holds everything; None when there was nothing."""
     from stoker.engine.local import end_holding  # lazy: the engine is large
 
     with server_kept_away(home):
-        _refuse_a_sound_one(home)
+        _refuse_intact_database(home)
         _refuse_while_tasks_run(home)
-        state = _state(home)
+        state = _run_data(home)
         if not state:
             return None
-        end_holding(home)  # it could not see that its directory moves: the task sees the home as it was
+        end_holding(home)  # a holding launcher does not notice that its directory moves
         aside = home.root / time.strftime("lost-%Y%m%d-%H%M%S", time.gmtime())
         try:
             aside.mkdir(mode=0o700)
@@ -32,12 +32,12 @@ def begin_anew(home: Home) -> Path | None:
         except OSError as exc:
             raise StokerError(
                 f"cannot move {exc.filename} into {aside}: {(exc.strerror or str(exc)).lower()}",
-                hint="Do it again: what has moved is there already.",
+                hint="Repeat the command: what has moved stays there.",
             ) from exc
     return aside
 
 
-def _refuse_a_sound_one(home: Home) -> None:
+def _refuse_intact_database(home: Home) -> None:
     from stoker.store import Store  # lazy: SQLAlchemy takes its time
 
     try:
@@ -47,7 +47,7 @@ def _refuse_a_sound_one(home: Home) -> None:
         return
     if runs:
         raise Conflict(
-            f"the database {store.where} is there and sound, with {runs} run(s)",
+            f"the database {store.where} is intact and has {runs} run(s)",
             hint="For an empty one beside it use another home: STOKER_HOME.",
         )
 
@@ -60,14 +60,14 @@ def _refuse_while_tasks_run(home: Home) -> None:
         more = ", ..." if len(running) > _NAMED else ""
         raise Conflict(
             f"{len(running)} task(s) of this home run: {', '.join(running[:_NAMED])}{more}",
-            hint="Restore a copy, which takes them over; or end them first: kill PID, which gives them time for a last "
+            hint="Restore a copy, which adopts them; or end them first with kill PID, which leaves them time for a last "
             "checkpoint.",
             details={"tasks": running},
         )
 
 
-def _state(home: Home) -> list[Path]:
-    """All that belongs to runs. Settings, token, locks, logs, environments and caches have no part in it."""
+def _run_data(home: Home) -> list[Path]:
+    """All that belongs to runs: not settings, token, locks, logs, environments and caches."""
     name = home.database.name
     own = (home.ledger, home.tasks, home.runs, home.blobs, home.backups, home.engine, home.secrets)
     return [path for path in (*home.root.glob(f"{name}*"), *own) if path.exists() or path.is_symlink()]

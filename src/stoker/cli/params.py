@@ -1,10 +1,9 @@
 """What a command takes, as data, and a quick way to read it from the command line.
 
-A command is declared once (`Command`, `Option`, `Argument`). From the declaration come the click command
-(help, errors, completion: `clicked.py`), the reference page (`docs.py`) and the quick reader below, which
-understands every well-formed command line without importing click: click costs more to import than a
-request to the server takes. Whatever the quick reader is not sure of, it leaves to click; a test holds the
-two against each other.
+A command is declared once (`Command`, `Option`, `Argument`). The declaration gives the click command (help, errors:
+`click_adapter.py`), the reference page (`docs.py`) and the quick reader below. The quick reader understands every
+well-formed command line without click, because importing click takes longer than a request to the server. It
+leaves what it does not understand to click; a test compares the two.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Option:
     ) -> None:
         self.names = (*names, *also)
         self.also = tuple(also)
-        """Further spellings, understood but not shown."""
+        """Further spellings that are understood but not shown."""
         self.dest = dest or max(names, key=len).lstrip("-").replace("-", "_")
         self.help = help
         self.kind = kind
@@ -87,8 +86,8 @@ class Argument:
 
 
 class Command:
-    """One command. `run(ctx, **values)` does it and may return an exit code. `rest`: everything from the first
-    positional on belongs to it, dashes and all."""
+    """One command. `run(ctx, **values)` executes it and may return an exit code. `rest`: everything from the first
+    positional on belongs to it, options too."""
 
     __slots__ = (
         "arguments",
@@ -143,7 +142,7 @@ def task_option(help: str) -> Option:
     return Option("--task", metavar="TASK", complete="task", help=help)
 
 
-# What the commands that start something have in common.
+# Options shared by the commands that start something.
 DETACH = Option("-d", "--detach", flag=True, help="Print the id and return at once.")
 DRY_RUN = Option(
     "--dry-run", flag=True, help="Print what would be started and whether it fits; start nothing."
@@ -164,7 +163,7 @@ def set_option(help: str) -> Option:
 
 
 def quick(command: Command, argv: Sequence[str]) -> dict[str, Any] | None:
-    """The values for `command.run`, or None: then click decides (help, mistakes, unusual spellings)."""
+    """The values for `command.run`. None: click has to read it (help, mistakes, unusual spellings)."""
     by_name = {name: option for option in command.options for name in option.names}
     values: dict[str, Any] = {option.dest: option.default for option in command.options}
     words: list[str] = []

@@ -1,4 +1,4 @@
-"""What a pull is going to bring, decided before the first byte: where each file goes, and what is there already."""
+"""The plan of a pull, made before the first byte: where each file goes, and which are here already."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from stoker.errors import Conflict, Refused
 
 LONGEST = 255
-"""Bytes a name may have on Linux."""
+"""Bytes that a name may have on Linux."""
 
 
 class Plan:
-    """One file to bring. Unfinished bytes wait in `part` beside it."""
+    """One file to download. Its unfinished bytes are in `part` beside it."""
 
     __slots__ = ("is_here", "parent", "part", "path", "sha256", "size", "target")
 
     def __init__(self, path: str, parent: Path, size: int, sha256: str | None) -> None:
-        """`parent`: the directory it goes to."""
+        """`parent`: the directory of the file."""
         self.path = path
         self.parent = parent
         self.target = parent / path.rpartition("/")[2]
@@ -28,10 +28,10 @@ class Plan:
         self.sha256 = sha256
         self.part = self.target
         self.is_here = False
-        """The very file is in place already."""
+        """Whether the same file is in place already."""
 
     def begun(self) -> int:
-        """Bytes that an earlier pull left in `part`. What else may be there, opening it will tell."""
+        """Bytes that an earlier pull left in `part`; 0 for anything but a regular file."""
         try:
             info = self.part.lstat()
         except OSError:
@@ -40,7 +40,7 @@ class Plan:
 
 
 def plan_all(folder: Path, entries: Iterable[Mapping[str, Any]], *, force: bool) -> list[Plan]:
-    """Plans for files as the server lists them. Conflict where another file is in the place of one, unless `force`."""
+    """Plans for files as the server lists them. Raises Conflict where another file is in the way, unless `force`."""
     plans = []
     targets: set[str] = set()
     parents: dict[str, Path] = {}
@@ -61,7 +61,7 @@ def plan_all(folder: Path, entries: Iterable[Mapping[str, Any]], *, force: bool)
 
 
 def check_path(path: str) -> None:
-    """The server is not believed: a path that leaves the folder is refused."""
+    """Refuses a path that leaves the folder: the server is not trusted."""
     parts = path.split("/")
     if not path or "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise Refused(f"the server names an unsafe path {path!r}", hint="Nothing was written for it.")
@@ -75,7 +75,7 @@ def digest(path: Path) -> str:
 
 
 def _part_name(path: str, targets: set[str]) -> str:
-    """The same in every pull of the same files, and the name of none of them."""
+    """The same name in every pull of the same files, and different from all of them."""
     directory, slash, name = path.rpartition("/")
     found = f"{name}.part"
     if len(os.fsencode(found)) > LONGEST - 1:
@@ -90,7 +90,7 @@ def _part_name(path: str, targets: set[str]) -> str:
 def _is_here(plan: Plan, force: bool) -> bool:
     try:
         info = plan.target.stat()
-    except OSError:  # not there, or nothing that could be read
+    except OSError:  # missing or unreadable
         return False
     same = (
         stat.S_ISREG(info.st_mode)
@@ -100,7 +100,7 @@ def _is_here(plan: Plan, force: bool) -> bool:
     )
     if not same and not force:
         raise Conflict(
-            f"{plan.target} is there already and differs from the run's",
+            f"{plan.target} exists and differs from the run's file",
             hint="Use --force to replace it, or -o DIR.",
         )
     return same

@@ -1,9 +1,9 @@
-"""Bringing a home back from a copy. The server must be away; nothing that is there is deleted.
+"""Restores a home from a copy. The server must be stopped; nothing in the home is deleted.
 
-A copy is a directory (what `stoker backup create` makes) or a database file alone (the automatic copies). The
-database is replaced as a whole and the old one put aside; files that are kept by content or by run (blobs,
-logs, outputs) are only added, because what is in the home already is the same or newer. The home's name in clusters
-goes with the database: the pods of the runs in it bear the copy's.
+A copy is a directory (from `stoker backup create`) or a database file alone (an automatic copy). The database is
+replaced as a whole and the old one moved aside. Files named by content or by run (blobs, logs, outputs) are only
+added, because those in the home are the same or newer. The home's identity on clusters comes with the database,
+because the pods of its runs bear the copy's identity.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ADDED = ("blobs", "runs")
 
 
 def restore(home: Home, copy: Path) -> dict[str, Any]:
-    """`{"from", "runs", "made_at", "aside", "added", "missing"}`: how many runs it has, what was put aside, how many files
-    were added, and the runs that were acknowledged by this home and are not in the copy."""
+    """`{"from", "runs", "made_at", "aside", "added", "missing"}`: how many runs it has, what was moved aside, how many
+    files were added, and the runs that this home acknowledged and the copy does not have."""
     from stoker.store import Store, put_in_place  # lazy: SQLAlchemy takes its time
     from stoker.store.dialects import sqlite_copies as copies
 
@@ -52,7 +52,6 @@ def restore(home: Home, copy: Path) -> dict[str, Any]:
 
 
 def database_in(home: Home, copy: Path) -> Path:
-    """The database of a copy."""
     candidate = copy / home.database.name if copy.is_dir() else copy
     if not candidate.is_file():
         raise NotFound(
@@ -64,20 +63,20 @@ def database_in(home: Home, copy: Path) -> Path:
 
 
 def best_first(home: Home) -> list[dict[str, Any]]:
-    """The home's own copies in the order in which to go back to them: the most runs first, then the newest. Those that
-    cannot be read are none, and what was put aside when a copy was restored was put aside for a reason."""
+    """The home's own copies in the order to restore them: the most runs first, then the newest. Leaves out copies that
+    cannot be read, and databases that an earlier restore moved aside."""
     usable = [entry for entry in listed(home) if entry["runs"] is not None and entry["kind"] != "replaced"]
     return sorted(usable, key=lambda entry: (-entry["runs"], -entry["made_at"]))
 
 
 def listed(home: Home) -> list[dict[str, Any]]:
-    """Every copy in the home's own folder, newest first: `{"path", "kind", "made_at", "size", "runs"}`. `runs`: how many
-    are in it; None: it cannot be read."""
+    """Every copy in the home's own folder, newest first: `{"path", "kind", "made_at", "size", "runs"}`. `runs`: their
+    number; None: the copy cannot be read."""
     from stoker.store.dialects import sqlite_copies as copies  # lazy: SQLAlchemy takes its time
 
     found = []
     for database in copies.beneath(home.backups):
-        with contextlib.suppress(FileNotFoundError):  # the server has let go of it since it was listed
+        with contextlib.suppress(FileNotFoundError):  # the server has deleted it since it was listed
             found.append(_described(home, database, copies.contents(database)))
     return sorted(found, key=lambda entry: -float(str(entry["made_at"])))
 
@@ -102,7 +101,7 @@ def _kind(home: Home, database: Path) -> str:
 
 @contextlib.contextmanager
 def server_kept_away(home: Home) -> Iterator[None]:
-    """Hold the lock a server needs to start: no command that runs meanwhile brings one up."""
+    """Holds the lock that a server needs to start, so that no other command starts one meanwhile."""
     fd = os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -149,7 +148,7 @@ def _put(source: Path, target: Path) -> None:
 
 
 def _ledger(home: Home, copy: Path) -> list[bytes]:
-    """What this home acknowledged; where its own record is gone, what the copy knew."""
+    """What this home acknowledged; without its own ledger, what the copy acknowledged."""
     for path in (home.ledger, copy / home.ledger.name if copy.is_dir() else home.ledger):
         if path.is_file():
             return path.read_bytes().splitlines()

@@ -1,4 +1,4 @@
-"""Log records from the server, across deaths of the server, and how they are printed."""
+"""Reads log records across restarts of the server, and prints them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 PATIENCE = 8
-"""Tries to reach a server that went away, half a minute in all, before giving up."""
+"""Tries to reach a server that went away: half a minute in all."""
 
 
 COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
-"""Of the names of several tasks."""
+"""Colours for the names of several tasks."""
 
 
 class Seen:
-    """How far each task's log has been read, so that reading again after a break neither loses nor repeats a
-    line. Within one task and attempt records come in the order they were written. As long as their times never
-    went back, reading goes on from the newest time (several records may share it); after a clock that was set
-    back, from the beginning, passing over as many records as were seen."""
+    """How far each task's log has been read, so that reading again after a break neither loses nor repeats a line.
+
+    Within one task and attempt, records come in the order they were written. While their times never went back, reading
+    continues from the newest time (several records may share it). After a clock was set back, it starts from the
+    beginning and skips as many records as were seen."""
 
     def __init__(self, *, whole: bool = True) -> None:
         self.whole = whole
-        """Everything from the beginning was asked for, so records can be counted from there."""
+        """Whether the whole log was requested, so that records can be counted from the beginning."""
         self._newest: dict[tuple[str, int], tuple[float, int]] = {}
         self._total: dict[tuple[str, int], int] = {}
         self._went_back = False
         self._skip: dict[tuple[str, int], tuple[float, int]] = {}
 
     def again(self) -> float | None:
-        """Call before reading again. The time to read from, or None for the beginning."""
+        """Call before reading again. Returns the time to read from; None: the beginning."""
         if self.whole and self._went_back:
             self._skip = {key: (float("inf"), count) for key, count in self._total.items()}
             return None
@@ -48,7 +49,7 @@ class Seen:
         return min(t for (_, number), (t, _) in self._newest.items() if number == attempt)
 
     def fresh(self, record: Json) -> bool:
-        """Whether this record has not been seen; it has been from now on."""
+        """Whether this record is new. Marks it as seen."""
         key = (str(record.get("task")), int(record.get("attempt") or 0))
         t = float(record.get("t") or 0.0)
         if key in self._skip and not self._past(key, t):
@@ -79,8 +80,8 @@ def records(
     follow: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Json]:
-    """Log records. With `follow`, until the run's end: the last one is `{"end": ...}`; a server that dies in
-    between is connected to again (and so started), and reading goes on where it was."""
+    """Log records. With `follow`, until the run ends: the last one is `{"end": ...}`. When the server dies, it is
+    connected to again (and so started), and reading continues."""
     client = connect()
     if not follow:
         yield from client.logs(run, **query, follow=False)
@@ -119,7 +120,7 @@ def _again(connect: Callable[[], Client], old: Client) -> Client:
 
 
 class Printer:
-    """Log records to stdout and stderr. Lines of one task stand as they are; of several, behind `[worker-1] `."""
+    """Prints log records to stdout and stderr. With several tasks, each line begins with `[worker-1] `."""
 
     def __init__(
         self,
@@ -136,11 +137,11 @@ class Printer:
         self.timestamps = timestamps
         self.raw = raw
         self.everything_out = everything_out
-        """stderr lines go to stdout too: for `logs`, where both are the data."""
+        """Sends stderr lines to stdout too: for `logs`, where both are the data."""
         self.live = live
-        """Every record is shown at once; otherwise output is gathered, which is faster."""
+        """Shows every record at once. Otherwise output is buffered, which is faster."""
         self._open: tuple[str, str] | None = None
-        """The task and stream whose line is unfinished on the screen."""
+        """Task and stream of the unfinished line on the screen."""
         self._open_target = ctx.out
         self._colors: dict[str, str] = {}
 
@@ -191,7 +192,7 @@ class Printer:
         return parts
 
     def _color(self, task: str) -> str:
-        """The tasks take turns, in the order in which they first say something."""
+        """Tasks get their colours in turn, in the order of their first lines."""
         return self._colors.setdefault(task, COLORS[len(self._colors) % len(COLORS)])
 
 
@@ -201,7 +202,7 @@ def _stamp(t: Any) -> str:
 
 
 def several_tasks(run: Json) -> bool:
-    """More than one task writes: lines need to say whose they are."""
+    """Whether more than one task writes, so that lines need the task's name."""
     if any(len(attempt.get("tasks") or ()) > 1 for attempt in run.get("attempts") or ()):
         return True
     job = run.get("job") or {}

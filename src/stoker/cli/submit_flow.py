@@ -1,4 +1,4 @@
-"""From a job to a run: ship the code, record what runs, submit once, then watch or let go."""
+"""From a job to a run: ship the code, record what runs, submit once, then follow or detach."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_key() -> str:
 
 
 def ask_secret(ctx: Context, name: str) -> str:
-    """From the person at the keyboard, unseen."""
+    """Asks the user, without echo."""
     if not ctx.interactive:
         raise UsageMistake(
             f"the secret {name} is not in the environment",
@@ -39,7 +39,7 @@ def ask_secret(ctx: Context, name: str) -> str:
 def submit(
     ctx: Context, *, job: Json, workdir: Path, ship: bool, key: str | None, secrets: Mapping[str, str]
 ) -> Json:
-    """The run. Sent again with the same key when the server dies under it: it is made once."""
+    """Submits and returns the run. Sends again with the same key when the server dies, so the run is made once."""
     from stoker.client.record import record  # lazy: only where something is submitted
 
     key = key or new_key()
@@ -93,7 +93,7 @@ class _Progress:
 
 
 def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str], as_json: bool = False) -> int:
-    """What would be started, and whether it fits; nothing is recorded or shipped. On a cluster: what would be sent."""
+    """Prints what would be started and whether it fits; on a cluster, the manifest. Nothing is recorded or shipped."""
     answer = ctx.client.check(job=job, secrets=dict.fromkeys(secrets, ""))
     manifest = (answer.get("plan") or {}).get("manifest")
     if manifest and not as_json:
@@ -109,7 +109,7 @@ def dry_run(ctx: Context, *, job: Json, secrets: Mapping[str, str], as_json: boo
 
 
 def _plan(ctx: Context, answer: Json) -> None:
-    """The tasks of a run with several, as a table; `--json` has all of it."""
+    """The tasks of a run with several, as a table. `--json` has every field."""
     from stoker.cli.rendering import gang_tables, tables  # lazy: only for several tasks
 
     tasks, job = answer["plan"]["tasks"], answer.get("job") or {}
@@ -121,7 +121,7 @@ def _plan(ctx: Context, answer: Json) -> None:
 
 
 def deliver(ctx: Context, run: Json, *, detach: bool, as_json: bool, quiet: bool) -> int:
-    """Print the id and leave, or stay and watch."""
+    """Prints the id and returns, or follows the run."""
     _warnings(ctx, run)
     if not detach:
         from stoker.cli.watch_run import watch  # lazy: a detached run needs no threads
@@ -156,7 +156,7 @@ def workdir_of(base: Path, job: Mapping[str, Any]) -> Path:
 
 
 def with_framework(ctx: Context, job: Json, workdir: Path, *, quiet: bool = False) -> Json:
-    """The job with the framework that its script uses, where it names none and has more than one process."""
+    """The job with the framework its script uses, if it names none and has more than one process."""
     if job.get("framework") is not None or not job.get("run") or not _several(job):
         return job
     from stoker.frameworks.guessing import guess  # lazy: only where there is something to guess
@@ -172,13 +172,13 @@ def with_framework(ctx: Context, job: Json, workdir: Path, *, quiet: bool = Fals
 
 
 def _several(job: Mapping[str, Any]) -> bool:
-    """Unchecked: what is not a number is for the server to refuse."""
+    """Whether it has several processes. The server refuses what is not a number."""
     counts = [str(job.get(key) or 1).rpartition("..")[2] for key in ("workers", "processes")]
     return any(count.isdigit() and int(count) > 1 for count in counts)
 
 
 def _text(workdir: Path, path: str) -> str | None:
-    """Of a file in what is shipped; nothing outside it is read."""
+    """The text of a file in the shipped folder. Never reads outside it."""
     try:
         found = (workdir / path).resolve()
         if not found.is_relative_to(workdir.resolve()) or not found.is_file():
@@ -197,7 +197,7 @@ def check_detached(detach: bool, as_json: bool) -> None:
 
 
 def python_command(words: Sequence[str], workdir: Path) -> list[str]:
-    """`train.py --epochs 5` -> `python train.py --epochs 5`. A script that is not there is said now."""
+    """`train.py --epochs 5` -> `python train.py --epochs 5`. Refuses a script that does not exist."""
     first = words[0]
     _refuse_quoted_line(words, workdir)
     if not first.endswith(".py"):
@@ -210,7 +210,7 @@ def python_command(words: Sequence[str], workdir: Path) -> list[str]:
 
 
 def _refuse_quoted_line(words: Sequence[str], workdir: Path) -> None:
-    """`stoker run 'python train.py --epochs 5'`: a whole line in quotes is the name of no command."""
+    """Refuses `stoker run 'python train.py --epochs 5'`: a whole quoted line is no command name."""
     line = words[0]
     if len(words) > 1 or len(line.split()) < 2 or os.access(workdir / line, os.F_OK) or _on_path(line):
         return
@@ -223,12 +223,12 @@ def _refuse_quoted_line(words: Sequence[str], workdir: Path) -> None:
 
 
 def _python() -> str:
-    """The Python of the shell this was typed in, by the name it has there; else the one that runs this."""
+    """The Python of the user's shell, by its name there; else the interpreter that runs this."""
     return next((name for name in ("python", "python3") if _on_path(name)), sys.executable)
 
 
 def _on_path(name: str) -> bool:
-    """As shutil.which, whose import would cost a tenth of a short run."""
+    """As shutil.which, whose import takes a tenth of a short run."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     return any(folder and os.access(f"{folder}/{name}", os.X_OK) for folder in folders)
 

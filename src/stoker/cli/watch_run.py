@@ -1,7 +1,7 @@
-"""Watching a run from the terminal that started it: its lines, its state, Ctrl-C, its exit code.
+"""Follows a run from the terminal that started it: its lines, its state, Ctrl-C, its exit code.
 
-A second thread reads the log stream; this one prints, asks the server how things stand while nothing is
-printed, and is the one that Ctrl-C interrupts.
+A second thread reads the log stream. This thread prints, asks the server for the state while nothing is printed,
+and handles Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 FIRST_LOOK = 0.5
-"""Seconds without a line before the state is asked for: a short run ends without being asked about."""
+"""Seconds without a line before the first state request: a short run ends sooner and needs none."""
 LOOK_EVERY = 2.0
 
 
 def watch(ctx: Context, run: Json, *, quiet: bool = False, after: Json | None = None) -> int:
-    """Follow `run` to its end and give the exit code that stands for it. `after`: the attempt whose output, and
-    that of those before it, is not shown again."""
+    """Follows `run` to its end and returns its exit code. `after`: output of this attempt and of earlier ones is not
+    shown again."""
     return _Watch(ctx, run, quiet, after or {}).to_end()
 
 
@@ -41,7 +41,7 @@ class _Watch:
         self._records: queue.SimpleQueue[Json | StokerError] = queue.SimpleQueue()
         self._first: Client | None = ctx.client
         self._after = int(after.get("number") or 0)
-        # A second of grace: the end is recorded after the last line was written.
+        # One second earlier: the end is recorded after the last line was written.
         query: Json = {"since": float(after["ended_at"]) - 1.0} if after.get("ended_at") else {}
         threading.Thread(target=self._read, args=(query,), daemon=True).start()
 
@@ -54,7 +54,7 @@ class _Watch:
             self._records.put(exc)
 
     def _connect(self) -> Client:
-        """The connection that submitted the run, then new ones: the first of them may start the server again."""
+        """First the connection that submitted the run, then new ones. A new one may start the server again."""
         first, self._first = self._first, None
         return first if first is not None else self.ctx.connect()
 
@@ -66,7 +66,7 @@ class _Watch:
                     record = self._records.get(timeout=pause)
                 except queue.Empty:
                     pause = LOOK_EVERY
-                    self._look()
+                    self._poll_state()
                     continue
                 if isinstance(record, StokerError):
                     raise record
@@ -80,8 +80,8 @@ class _Watch:
                     return code
 
     def _interrupted(self) -> int | None:
-        """An exit code to leave with, or None to go on. A second Ctrl-C, wherever in the asking it falls, means stop;
-        one more means kill."""
+        """Returns an exit code to leave with; None: continue. A second Ctrl-C, at any point of the question, means stop;
+        a third means kill."""
         answer = self._answer()
         while True:
             try:
@@ -99,7 +99,7 @@ class _Watch:
         except KeyboardInterrupt:
             return "k" if self.stopping else "s"
 
-    def _look(self) -> None:
+    def _poll_state(self) -> None:
         try:
             run = self.ctx.client.run(self.id)
             if run["state"] == "queued" and not run.get("reason"):
@@ -110,7 +110,7 @@ class _Watch:
                 run["reason"] = str(waiting or "")
             self.status.show(run)
         except ServerUnreachable:
-            # The reading thread brings the server back; until then the last known state stands.
+            # The reading thread connects to the server again. Until then the last known state stays on screen.
             self.status.say(
                 f"{terminal.safe(self.id)}: the server went away; the training goes on; reconnecting"
             )
@@ -126,17 +126,17 @@ class _Watch:
             if end.get("state") == "succeeded" and not end.get("warnings"):
                 self.ctx.note(f"{terminal.safe(self.id)} succeeded")
             else:
-                self._say_ending(str(end.get("state")))
+                self._print_end(str(end.get("state")))
         return tables.exit_status(end)
 
-    def _say_ending(self, state: str) -> None:
+    def _print_end(self, state: str) -> None:
         from stoker.cli.commands.wait import ending_line
         from stoker.cli.rendering.run_details import warnings
 
         try:
             run = self.ctx.client.run(self.id)
         except ServerUnreachable:
-            # It died just now. How the run ended is known, and that decides the exit code.
+            # The server has just died. How the run ended is known and decides the exit code.
             self.ctx.note(f"{terminal.safe(self.id)} {terminal.safe(state)}")
             return
         self.ctx.note(ending_line(run))
@@ -168,7 +168,7 @@ class _Watch:
             self.ctx.reconnect().stop(self.id, kill=kill)
 
     def _ask(self) -> str:
-        """d, s or c. The end of the input means detach."""
+        """Returns d, s or c. The end of the input means detach."""
         assert self.ctx.stdin is not None
         while True:
             self.ctx.err.write("\ndetach, stop or continue? [d/s/c] ")
@@ -187,7 +187,7 @@ class _Watch:
 
 
 class _Status:
-    """What the run is doing while it prints nothing: one transient line on a terminal, else a line per change."""
+    """The run's state while it prints nothing: one transient line on a terminal, else a line per change."""
 
     def __init__(self, ctx: Context, quiet: bool) -> None:
         self.ctx = ctx
@@ -225,7 +225,7 @@ class _Status:
 
 
 def _re_forms(attempt: Json) -> bool:
-    """Not all of its tasks are there, though it runs."""
+    """Whether it runs without all of its tasks."""
     return attempt.get("up") is not None and int(attempt["up"]) < int(attempt.get("placed") or 0)
 
 

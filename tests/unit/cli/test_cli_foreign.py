@@ -58,7 +58,7 @@ def test_what_cannot_be_honoured_is_refused_unless_that_is_fine(fake: Any, invok
     )
     result = invoke("submit", name, "-d")
     assert (result.code, result.out, fake.submitted) == (2, "", [])
-    assert "error: one thing in job.yaml cannot be honoured" in result.err
+    assert "error: one entry in job.yaml cannot be honoured" in result.err
     assert 'job.yaml:9: spec.template.spec.nodeName ("n1"): the scheduler says where it goes' in result.err
     assert "hint: --lenient submits it without them" in result.err
     lenient = invoke("submit", name, "-d", "--lenient")
@@ -98,7 +98,7 @@ def test_privileges_are_refused_even_leniently(fake: Any, invoke: Any, file: Any
     )
     result = invoke("submit", file(text), "-d", "--lenient")
     assert (result.code, fake.submitted) == (2, [])
-    assert "a thing in job.yaml would reach beyond the task, which is refused" in result.err
+    assert "one entry in job.yaml would reach beyond the task and is refused" in result.err
     assert "job.yaml:9: spec.template.spec.hostNetwork (true)" in result.err
     there = invoke("submit", file(text), "-d", "--cluster", "lab")
     assert there.code == 0, "the cluster decides"
@@ -167,7 +167,7 @@ def test_export(fake: Any, invoke: Any, make_run: Any) -> None:
     assert result.code == 0
     found = yaml.safe_load(result.out)
     assert (found["kind"], found["metadata"]) == ("Job", {"name": "digits", "namespace": "lab"})
-    assert "note: `checkpoint` is not in it: a job has no word for it" in result.err
+    assert "note: `checkpoint` is left out: a job has no field for it" in result.err
     assert (
         json.loads(invoke("export", "digits-7f3k", "--as", "job", "--image", "i:1", "--json").out)["kind"]
         == "Job"

@@ -128,7 +128,7 @@ def test_restore_without_a_path_takes_the_newest_of_those_with_the_most_runs(hom
 def test_beginning_anew_is_only_for_homes_that_have_lost_their_database(home: Home, invoke: Any) -> None:
     submit(home, "old")
     result = invoke("server", "start", "--anew")
-    assert result.code == 1 and "is there and sound, with 1 run(s)" in result.err
+    assert result.code == 1 and "is intact and has 1 run(s)" in result.err
     assert home.database.exists()
 
 

@@ -225,7 +225,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("server kill", "stoker server has no command 'kill'", "stoker server --help lists the commands."),
     ("server status now", "'now' is one word too many", "Usage: stoker server status [OPTIONS]"),
     ("server logs --tail -1", "--tail: -1 is negative", "For the last ten lines: --tail 10"),
-    ("server start", "STOKER_URL names a server that is not this home's own", "Unset STOKER_URL to look after your own server."),
+    ("server start", "STOKER_URL names a server that is not this home's own", "Unset STOKER_URL to manage your own server."),
     ("backup", "", ""),
     ("backup mkae", "stoker backup has no command 'mkae'", "stoker backup --help lists the commands."),
     ("backup restore nowhere", "'{tmp}/nowhere' is not a backup", "stoker backup list shows those of this home."),

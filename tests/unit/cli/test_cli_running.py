@@ -488,7 +488,7 @@ def test_pull_keeps_what_is_there_and_differs(digits: Any, invoke: Any, tmp_path
     (tmp_path / "there/w.pt").write_bytes(b"mine")
     result = invoke("pull", "digits-7f3k", "-o", "there")
     assert result.err == (
-        "error: there/w.pt is there already and differs from the run's\n\nhint: Use --force to replace it, or -o DIR.\n"
+        "error: there/w.pt exists and differs from the run's file\n\nhint: Use --force to replace it, or -o DIR.\n"
     )
     assert (tmp_path / "there/w.pt").read_bytes() == b"mine"
     assert invoke("pull", "digits-7f3k", "-o", "there", "--force").code == 0

@@ -83,7 +83,7 @@ def restore(ctx: Context, *, path: str | None, stop_server: bool, as_json: bool)
 
 
 def _restore_first(ctx: Context, paths: list[Path]) -> Json:
-    """The first copy that is not damaged."""
+    """Restores the first copy that is not damaged."""
     from stoker.cli import restore as restoring
 
     damaged: list[str] = []
@@ -116,7 +116,7 @@ def _say_restored(ctx: Context, report: Json) -> None:
         when = units.clock(entry["t"]) if isinstance(entry.get("t"), int | float) else "-"
         ctx.print(f"{terminal.safe(entry['id'])}  {when}  {terminal.safe(entry.get('name') or '')}".rstrip())
     ctx.note(
-        "what there is of them is left alone, tasks that run included; to let go of it: stoker backup forget"
+        "their files and running tasks are kept; to end the tasks and free the rest: stoker backup forget"
     )
 
 
@@ -136,13 +136,13 @@ def forget(ctx: Context, *, runs: tuple[str, ...], everything: bool, as_json: bo
 
 
 def _server_away(ctx: Context, stop: bool) -> None:
-    from stoker.cli.commands.server import facts, serves_nobody, stop_server
+    from stoker.cli.commands.server import facts, has_no_database, stop_server
     from stoker.client import local
 
     record = local.running(ctx.home)
     if record is None:
         return
-    stop = stop or serves_nobody(facts(ctx))
+    stop = stop or has_no_database(facts(ctx))
     if not stop and ctx.interactive:
         ctx.err.write(f"the server (pid {record['pid']}) runs; stop it? runs go on. [y/N] ")
         ctx.err.flush()
@@ -171,8 +171,8 @@ _SUBS = (
         "restore",
         restore,
         summary="bring the home back from a copy, and say which runs it does not know",
-        help="Bring the home back from a copy (default: of those in the home that have the most runs, the newest). The "
-        "server must be stopped. What was there is put aside, not deleted, and tasks run on. Runs that were acknowledged "
+        help="Bring the home back from a copy (default: of those in the home with the most runs, the newest). The "
+        "server must be stopped. The old database is moved aside, not deleted. Tasks go on. Runs that were acknowledged "
         "after the copy was made are listed, and left alone.",
         arguments=[Argument("path", count=0, complete="file")],
         options=[Option("--stop-server", flag=True, help="Stop the server without asking."), JSON],
@@ -181,10 +181,10 @@ _SUBS = (
     Command(
         "forget",
         forget,
-        summary="let go of runs that a restored database does not know",
-        help="Let go of runs that the database does not know, because it was restored from an older copy: tasks of theirs "
-        "that run are ended (SIGTERM, 30 seconds, SIGKILL), and blobs that nothing else needs are freed by and by. Until "
-        "then they are left alone and no blobs are swept. Their logs and task directories stay in the home.",
+        summary="end and forget runs that a restored database does not know",
+        help="End and forget runs that the database does not know, because it was restored from an older copy. Their running "
+        "tasks are ended (SIGTERM, 30 seconds, SIGKILL), and blobs that nothing else needs are freed later. Until "
+        "then these runs are not touched and no blobs are swept. Their logs and task directories stay in the home.",
         arguments=[Argument("runs", metavar="RUN", count=-1, help="As `stoker server status` names them.")],
         options=[Option("--all", dest="everything", flag=True, help="All of them."), JSON],
         shapes="a list of `{id, name, t, tasks: [{attempt, task, engine, node}]}`",

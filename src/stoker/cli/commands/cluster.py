@@ -37,14 +37,14 @@ def add(
     if as_json:
         ctx.json(answer)
         return 0
-    ctx.note(f"added {terminal.safe(name)}; it is looked at now")
+    ctx.note(f"added {terminal.safe(name)}; checking it now")
     code = _check(ctx, name)
     ctx.note(f"try it: stoker run --cluster {terminal.safe(name)} -- python -c 'print(6 * 7)'")
     return code
 
 
 def _kubeconfig(given: str | None) -> str:
-    """Where this person's kubectl would look, as the server can find it: its own working directory is another."""
+    """Where kubectl would look. Absolute, because the server has another working directory."""
     names = (
         [given] if given else [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     )
@@ -141,8 +141,8 @@ _SUBS = (
     Command(
         "add",
         add,
-        summary="make a cluster known: its kubeconfig, context and namespace",
-        help="Make a cluster known under a name of your choice. Nothing is installed there: pods are made with your own "
+        summary="add a cluster: its kubeconfig, context and namespace",
+        help="Add a cluster under a name of your choice. Nothing is installed there: pods are made with your own "
         "kubeconfig, and Stoker's few files travel with them. The kubeconfig is read where it is, so rotated tokens "
         "and exec plugins keep working.",
         arguments=[_NAME],
@@ -173,7 +173,7 @@ _SUBS = (
     Command(
         "check",
         check,
-        summary="look whether everything a run needs works there, and say what to fix",
+        summary="check that everything a run needs works there, and say what to fix",
         arguments=[_NAME],
         options=[JSON],
         shapes="a list of `{name, ok: true|false|null, text, hint}`; null is a warning",

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def doctor(ctx: Context, *, as_json: bool) -> int:
-    """Exits 1 when something fails; warnings are not failures."""
+    """Exits 1 when something fails; a warning is no failure."""
     found = [*_program(), *_settings(ctx), *_server(ctx)]
     if as_json:
         failed = any(one["status"] == "fail" for one in found)
@@ -33,7 +33,7 @@ def _program() -> list[Json]:
 
 
 def _settings(ctx: Context) -> list[Json]:
-    """The machine, looked at with the settings of this home; or what is wrong with the settings."""
+    """Facts about the machine by the settings of this home; or what is wrong with the settings."""
     from stoker.settings import Settings
 
     try:
@@ -66,7 +66,7 @@ def _home(home: Home) -> list[Json]:
 
 
 def _ports(settings: Settings) -> list[Json]:
-    """Whether the server could listen where it is told to; one that runs holds its port rightly."""
+    """Whether the server could listen on its port. Nothing while it runs: then it holds the port itself."""
     from stoker.client import local
 
     host, port = settings.server.host, settings.server.port
@@ -90,7 +90,7 @@ def _ports(settings: Settings) -> list[Json]:
 
 
 def _server(ctx: Context) -> list[Json]:
-    """Whether the server answers; it is not started for this."""
+    """Whether the server answers. It is not started for this."""
     from stoker import __version__
 
     try:
@@ -112,7 +112,7 @@ def _server(ctx: Context) -> list[Json]:
     if unknown := server.get("unknown"):
         running = sum(bool(run["tasks"]) for run in unknown)
         text = f"does not know {len(unknown)} run(s) of this home, {running} of them with tasks: {unknown[0]['id']}, ..."
-        fix = "stoker server status names them; stoker backup forget RUN | --all lets go of them"
+        fix = "stoker server status names them; stoker backup forget RUN | --all ends and forgets them"
         found.append(fact("database", "warn", text, fix))
     return found
 

@@ -1,4 +1,4 @@
-"""`stoker drill`: hurt a run on purpose and report how it came back."""
+"""`stoker drill`: inject a fault into a run and report how it recovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, a
     if task is not None and how in ("server", "preempt"):
         raise UsageMistake(
             f"--task goes with --how process or launcher, not {how}",
-            hint="Leave --task out: it is of the whole run.",
+            hint="Leave --task out: this concerns the whole run.",
         )
     if limit is None:
         raise UsageMistake(f"--timeout: {timeout!r} is not a duration", hint="Write 90, 5m or 1h.")
@@ -40,12 +40,12 @@ def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, a
         task = next((str(one["name"]) for one in _tasks(before)), None)
     watcher = _Watcher(ctx, str(before["id"]), task, quiet=as_json)
     watcher.skip_past()
-    began, hurt_at = time.monotonic(), time.time()
-    did, last_step = _hurt(ctx, before, how, task)
+    began, injected_at = time.monotonic(), time.time()
+    did, last_step = _inject(ctx, before, how, task)
     if not as_json:
         ctx.note(terminal.safe(did))
     after = watcher.until_back(before, how, began + limit)
-    report = judge(before, after, how, did, last_step, time.monotonic() - began, hurt_at, task)
+    report = judge(before, after, how, did, last_step, time.monotonic() - began, injected_at, task)
     if as_json:
         ctx.json(report)
     else:
@@ -53,7 +53,7 @@ def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, a
     return 0 if report["resumed"] else 1
 
 
-def _hurt(ctx: Context, before: Json, how: str, task: str | None) -> tuple[str, int | None]:
+def _inject(ctx: Context, before: Json, how: str, task: str | None) -> tuple[str, int | None]:
     """What was done, and the newest step reported before it."""
     if how == "server":
         last = _last_step(ctx, before["id"])
@@ -64,7 +64,7 @@ def _hurt(ctx: Context, before: Json, how: str, task: str | None) -> tuple[str, 
 
 
 def _kill_server(ctx: Context) -> str:
-    """SIGKILL to the user's own server, by the pid it gives of itself; then it is started again."""
+    """SIGKILL to the user's own server, by the pid that it reports. Then it is started again."""
     server = ctx.client.server()
     pid = int(server["pid"])
     if pid <= 1:
@@ -77,7 +77,7 @@ def _kill_server(ctx: Context) -> str:
         ) from exc
     except PermissionError as exc:
         raise Conflict(
-            f"the server (pid {pid}) belongs to somebody else", hint="Only your own server can be drilled."
+            f"the server (pid {pid}) belongs to another user", hint="Only your own server can be drilled."
         ) from exc
     until = time.monotonic() + 30
     while True:
@@ -98,41 +98,41 @@ def _last_step(ctx: Context, run_id: str) -> int | None:
 
 
 class _Watcher:
-    """Looks at a run, telling its new events, until it is back or has ended."""
+    """Polls a run and shows its new events, until it has recovered or ended."""
 
     def __init__(self, ctx: Context, run_id: str, task: str | None, *, quiet: bool) -> None:
         self.ctx = ctx
         self.run_id = run_id
         self.task = task
         self.quiet = quiet
-        self._told = 0
+        self._shown = 0
 
     def skip_past(self) -> None:
-        self._told = len(self.ctx.client.events(self.run_id)["events"])
+        self._shown = len(self.ctx.client.events(self.run_id)["events"])
 
     def until_back(self, before: Json, how: str, until: float) -> Json:
         while True:
             try:
                 run: Json = self.ctx.client.run(self.run_id)
-                self._tell()
+                self._show_events()
             except ServerUnreachable:
                 if time.monotonic() >= until:
                     raise
                 self.ctx.reconnect()
                 continue
-            over = _ended(run) or _is_back(before, run, how) or _left_alone(run, self.task)
+            over = _ended(run) or _is_back(before, run, how) or _loss_ignored(run, self.task)
             if over or time.monotonic() >= until:
-                self._tell()
+                self._show_events()
                 return run
             time.sleep(LOOK_EVERY)
 
-    def _tell(self) -> None:
+    def _show_events(self) -> None:
         events = self.ctx.client.events(self.run_id)["events"]
-        for event in events[self._told :] if not self.quiet else []:
+        for event in events[self._shown :] if not self.quiet else []:
             self.ctx.note(
                 f"  {units.clock(event['t'])}  {terminal.pad(terminal.safe(event['kind']), 10)}  {terminal.safe(event.get('text') or '')}"
             )
-        self._told = len(events)
+        self._shown = len(events)
 
 
 def _ended(run: Json) -> bool:
@@ -153,12 +153,12 @@ def _is_back(before: Json, run: Json, how: str) -> bool:
         return False
     if how == "server":
         return True
-    # Several tasks come back as a new generation of the same attempt; it is there when all of it run again.
+    # Several tasks come back as a new generation of the same attempt: all of that generation have to run again.
     return _body(run) > _body(before) and all(_runs(task) for task in _tasks(run) if _is_new(task, run))
 
 
 def _is_new(task: Json, run: Json) -> bool:
-    """Of the newest generation: who never stopped, or was let go before, is not waited for."""
+    """Whether it belongs to the newest generation. A task that never stopped or was released keeps an older one."""
     return len(_tasks(run)) > 1 and task.get("generation") == _body(run)[1]
 
 
@@ -166,8 +166,8 @@ def _runs(task: Json) -> bool:
     return task.get("phase") == "running" or (task.get("phase") == "ended" and task.get("exit_code") == 0)
 
 
-def _left_alone(run: Json, task: str | None) -> bool:
-    """It is gone, and the job says that nobody minds."""
+def _loss_ignored(run: Json, task: str | None) -> bool:
+    """Whether the task has ended and the job ignores its loss (`on_loss: ignore`)."""
     found = next((one for one in _tasks(run) if one.get("name") == task), None)
     if found is None or found.get("phase") != "ended" or run["state"] != "running":
         return False
@@ -178,7 +178,7 @@ def _left_alone(run: Json, task: str | None) -> bool:
 
 
 def _came_back_alone(before: Json, after: Json, task: str | None) -> bool:
-    """Only that task has a new generation: the others never stopped."""
+    """Whether that task alone has a new generation, so that the others never stopped."""
     if len(_tasks(after)) < 2 or _body(after)[0] != _body(before)[0]:
         return False
     old = {one["name"]: one.get("generation") for one in _tasks(before)}
@@ -193,7 +193,7 @@ def judge(
     did: str,
     last_step: int | None,
     seconds: float,
-    hurt_at: float,
+    injected_at: float,
     task: str | None = None,
 ) -> Json:
     """The report: whether and how fast it came back, from where, and what was lost. Pure."""
@@ -205,7 +205,7 @@ def judge(
     known = {c["id"]: c for c in after.get("checkpoints") or []}
     from_step = known.get(checkpoint, {}).get("step") if checkpoint else None
     kept_going = same and resumed
-    left_alone = same and not resumed and _left_alone(after, task)
+    loss_ignored = same and not resumed and _loss_ignored(after, task)
     alone = resumed and _came_back_alone(before, after, task)
     lost = (
         None
@@ -215,14 +215,14 @@ def judge(
         else None
     )
     since = known.get(checkpoint, {}).get("created_at") if checkpoint else _started(before)
-    lost_time = None if since is None or same or alone else max(0.0, hurt_at - since)
+    lost_time = None if since is None or same or alone else max(0.0, injected_at - since)
     report = {
         "run": after["id"],
         "how": how,
         "did": did,
         "task": task,
-        "resumed": resumed or left_alone,
-        "kept_going": kept_going or left_alone,
+        "resumed": resumed or loss_ignored,
+        "kept_going": kept_going or loss_ignored,
         "alone": alone,
         "seconds": round(seconds, 2),
         "state": after["state"],
@@ -233,9 +233,9 @@ def judge(
         "from_checkpoint": checkpoint,
         "from_step": from_step,
         "last_step": last_step,
-        "lost_steps": 0 if kept_going or left_alone else lost,
+        "lost_steps": 0 if kept_going or loss_ignored else lost,
         "lost_seconds": 0.0
-        if kept_going or left_alone
+        if kept_going or loss_ignored
         else None
         if lost_time is None
         else round(lost_time, 2),
@@ -251,7 +251,7 @@ def _started(run: Json) -> float | None:
 
 def _verdict(report: Json) -> str:
     if report["kept_going"] and report["how"] != "server":
-        return f"fine: {report['task']} is gone and the others go on, as the job says (on_loss: ignore)"
+        return f"fine: {report['task']} has ended and the others go on, as the job says (on_loss: ignore)"
     if report["kept_going"]:
         return f"fine: the training went on; the server was back after {units.duration(report['seconds'])}"
     if not report["resumed"]:
@@ -294,9 +294,9 @@ COMMANDS = {
         "drill",
         drill,
         summary="kill a run on purpose and see how it comes back",
-        help="Kill a run on purpose and watch: did it come back, how fast, from which step, what was lost. `process` "
-        "kills the training, `launcher` what runs it, `server` your own server (it is started again), `preempt` takes "
-        "its place away as for a more urgent run. Of a run with several tasks one is hurt, and the world comes back as "
+        help="Kill a part of a run on purpose and report: did it recover, how fast, from which step, what was lost. `process` "
+        "kills the training, `launcher` the launcher, `server` your own server (it is started again), `preempt` takes "
+        "its place away as for a more urgent run. Of a run with several tasks one is killed, and the world comes back as "
         "a new generation. Exits 0 when the run came back.",
         arguments=[Argument("run", complete="run")],
         options=[
@@ -306,7 +306,7 @@ COMMANDS = {
                 default="process",
                 help="What to kill: process (default), launcher, server, preempt.",
             ),
-            task_option("Which task to hurt, as in worker-1 (default: the first)."),
+            task_option("Which task to kill, as in worker-1 (default: the first)."),
             Option(
                 "--timeout",
                 default="5m",

@@ -43,16 +43,16 @@ def export(
         for line in to_yaml([found.manifest]).splitlines():
             ctx.print(terminal.safe(line))
     for key in found.left_out:
-        ctx.note(f"note: `{key}` is not in it: a {kind} has no word for it")
+        ctx.note(f"note: `{key}` is left out: a {kind} has no field for it")
     if job.secrets:
-        ctx.note(f"note: it takes secrets from a Secret {job.name}-secrets, which you make")
+        ctx.note(f"note: it takes secrets from a Secret {job.name}-secrets, which you create")
     if whole.get("code") and not as_json:
-        ctx.note("note: the code of the run is not in it: build it into the image")
+        ctx.note("note: the code of the run is left out: build it into the image")
     return 0
 
 
 def _default_image(ctx: Context, cluster: str | None) -> str:
-    """What the run's cluster takes where a job names none."""
+    """The image that the run's cluster uses where a job names none."""
     if cluster is None:
         return ""
     listed: Any = ctx.client.clusters().get("clusters") or []
@@ -67,11 +67,11 @@ COMMANDS = {
         "export",
         export,
         summary="write a run as a manifest of Kubernetes or Kubeflow",
-        help="Write what a run asked for as a manifest, for those who want to run the same without Stoker. `stoker submit` "
-        "reads it back. What a manifest has no word for is said.",
+        help="Write what a run asked for as a manifest, to run the same without Stoker. `stoker submit` "
+        "reads it back. Keys that a manifest has no field for are listed.",
         arguments=[Argument("run", complete="run")],
         options=[
-            Option("--as", dest="kind", kind=KINDS, help="What it is to be."),
+            Option("--as", dest="kind", kind=KINDS, help="The kind of manifest."),
             Option("--image", metavar="IMAGE", help="The image; default: the run's, else its cluster's."),
             Option("--namespace", metavar="NAME", help="Write this namespace into it."),
             JSON,

@@ -56,7 +56,7 @@ def logs(
     except KeyboardInterrupt:
         if not follow:
             raise
-        # How following is ended: nothing to say about it.
+        # Ctrl-C is how following ends: no message.
         printer.finish_line()
         return 130
     printer.finish_line()
@@ -80,7 +80,7 @@ def _check(ctx: Context, *, tail: int | None, attempt: int | None, both: bool, r
 
 
 def _check_there(run: dict[str, Any], *, task: str | None, attempt: int | None) -> None:
-    """Nothing printed would look as if there was nothing. A run that can still have them is not asked for them."""
+    """Refuses a task or attempt that an ended run does not have: empty output would look like an empty log."""
     attempts = run.get("attempts") or []
     if run["state"] not in TERMINAL or not attempts:
         return
@@ -95,7 +95,7 @@ def _check_there(run: dict[str, Any], *, task: str | None, attempt: int | None) 
 
 
 def since_when(text: str) -> float:
-    """`10m` ago, or a moment: `2026-01-31`, `2026-01-31T14:00`, `14:00` (today), seconds since the epoch."""
+    """A time in the past (`10m`) or a moment: `2026-01-31`, `2026-01-31T14:00`, `14:00` (today), epoch seconds."""
     ago = units.parse_duration(text)
     if ago is not None:
         return ago if ago > 1e9 else time.time() - ago
@@ -129,7 +129,7 @@ COMMANDS = {
         "logs",
         logs,
         summary="what a run printed",
-        help="What a run printed, stdout and stderr of all its tasks, all attempts. Lines of several tasks stand "
+        help="What a run printed, stdout and stderr of all its tasks, all attempts. Lines of several tasks are shown "
         "in the order of their times, each behind `[worker-1] `.\n\n"
         "Escape sequences are made harmless: colours pass on a terminal only, cursor moves are left out, other "
         "control characters are shown as text. --raw passes everything as it was written.",

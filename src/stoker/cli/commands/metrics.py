@@ -106,7 +106,7 @@ def _list(ctx: Context, run: str, all_ranks: bool, as_plot: bool, no_plot: bool,
 
 
 def _plain(keys: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what other tasks say of what one says for all: `loss@worker-1` beside `loss`."""
+    """Without what other tasks report under a name that the first task reports too: `loss@worker-1` beside `loss`."""
     names = {entry["key"] for entry in keys}
     return [
         entry for entry in keys if "task" not in entry or str(entry["key"]).rpartition("@")[0] not in names
@@ -138,7 +138,7 @@ COMMANDS = {
             Option(
                 "--all-ranks",
                 flag=True,
-                help="What every task reports, as in `loss@worker-1`; otherwise the first one's stands for all.",
+                help="Show what every task reports, as in `loss@worker-1`; default: the first task's values.",
             ),
             JSON,
         ],

@@ -35,7 +35,7 @@ def nodes(ctx: Context, *, as_json: bool) -> int:
 
 
 def _asides(node: dict[str, Any]) -> list[str]:
-    """What too much failed on: nothing new goes there while anything else will do."""
+    """Nodes and GPUs that too many tasks failed on: the scheduler avoids them or uses them last."""
     lines = []
     for aside in node.get("set_aside") or []:
         what = f"GPU {aside['gpu']} of {node['name']}" if aside.get("gpu") else node["name"]
@@ -68,7 +68,7 @@ def _count(value: Any) -> int:
 
 
 def _gpus(node: dict[str, Any]) -> list[str]:
-    """One line per GPU of a machine; of a cluster's node, whose GPUs have no names, one line per run."""
+    """One line per GPU of a machine. GPUs of a cluster's node have no names: one line per run."""
     gpus = [gpu for gpu in node.get("gpus") or [] if isinstance(gpu, dict)]
     owners = {gpu: _owner(run, node) for run in node.get("runs") or [] for gpu in run.get("gpus") or []}
     if any(gpu.get("memory") for gpu in gpus) or node.get("cluster") in (None, "local"):
@@ -86,7 +86,7 @@ def _gpus(node: dict[str, Any]) -> list[str]:
 
 
 def _owner(run: dict[str, Any], node: dict[str, Any]) -> str:
-    """The run, and its task where several of them may be meant."""
+    """The run, and its task where the run has several here."""
     task = run.get("task")
     alone = sum(other["id"] == run["id"] for other in node.get("runs") or []) == 1 and task == "worker-0"
     return str(run["id"]) if alone or not task else f"{run['id']} {task}"
@@ -107,8 +107,8 @@ COMMANDS = {
     "nodes": Command(
         "nodes",
         nodes,
-        summary="what there is to run on and who uses it",
-        help="What there is to run on: used and total CPU, memory and GPUs, and which limits are enforced how.",
+        summary="nodes and GPUs, and the runs on them",
+        help="The nodes: used and total CPU, memory and GPUs, and how each limit is enforced.",
         options=[JSON],
         examples=[("stoker nodes", "")],
         shapes="a list of nodes, as `GET /api/v1/nodes` gives them",

@@ -41,7 +41,7 @@ def ps(
 
 
 def parse_filters(expressions: tuple[str, ...]) -> dict[str, Any]:
-    """`state=running,queued`, `tag=baseline`, `name=digits`, `name~=dig`, `project=vision` as a query."""
+    """A query from `state=running,queued`, `tag=baseline`, `name=digits`, `name~=dig`, `project=vision`."""
     query: dict[str, Any] = {}
     for expression in expressions:
         key, equals, value = expression.partition("=")
@@ -74,7 +74,7 @@ def _check_states(value: str) -> None:
 def collect(
     ctx: Context, query: dict[str, Any], all: bool, limit: int | None
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Newest first, and whether there are more. Without a filter or a limit: the live ones and the newest."""
+    """The runs, newest first, and whether there are more. Without a filter or a limit: the live and the newest."""
     if all:
         return _every(ctx, query), False
     wanted = limit or DEFAULT
@@ -86,7 +86,7 @@ def collect(
     live = ctx.client.runs(state=[*LIVE, "suspended"], limit=PAGE)["runs"]
     older = [run for run in live if run["id"] not in seen]
     if older:
-        # Live runs come first in importance: the newest ended ones fill what is left of the page.
+        # Live runs matter most: the newest ended ones fill the rest of the page.
         ended = [run for run in runs if run["state"] not in (*LIVE, "suspended")]
         dropped = {run["id"] for run in ended[max(0, len(ended) - len(older)) :]}
         runs = [run for run in runs if run["id"] not in dropped] + older
@@ -142,7 +142,7 @@ def _draw_forever(ctx: Context, query: dict[str, Any], all: bool, limit: int | N
         height = _height(ctx) - 2
         clock = time.strftime("%H:%M:%S")
         footer = f"{clock}  {len(runs)} shown{', there are more' if more or len(lines) > height else ''}  Ctrl-C ends"
-        # Home, then each line cleared to its end, then the rest of the screen: no flicker.
+        # Cursor home, each line cleared to its end, then the rest of the screen: no flicker.
         ctx.out.write(
             "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines[:height]) + f"{footer}\x1b[K\x1b[J"
         )

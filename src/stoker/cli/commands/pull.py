@@ -56,7 +56,7 @@ def pull(
 
 
 def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
-    """The id of the checkpoint meant by an id, its beginning or a name; the newest kept one by default."""
+    """The id of the checkpoint that an id, its beginning or a name means; by default the newest that is kept."""
     kept = [c for c in run.get("checkpoints") or [] if c.get("kept", True)]
     kept.sort(key=lambda c: c.get("created_at") or 0)
     refused = refusals.of_run(run)
@@ -95,8 +95,8 @@ COMMANDS = {
         pull,
         summary="bring outputs, checkpoints or logs to a folder",
         help="Bring a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
-        "against its SHA-256; those that are damaged or gone are named once the others have arrived. An interrupted "
-        "pull goes on where it was when it is repeated. Logs come as "
+        "against its SHA-256; damaged and missing files are listed after the others have arrived. An interrupted "
+        "pull continues when it is repeated. Logs come as "
         "they are kept: stream (o, e, or s for Stoker's own; upper-case: the line goes on), milliseconds since the epoch, "
         "text; `stoker logs RUN > FILE` is for reading.",
         arguments=[Argument("run", complete="run")],

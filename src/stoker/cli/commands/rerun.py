@@ -42,7 +42,7 @@ def rerun(
 
 
 def changed(job: dict[str, Any], sets: tuple[str, ...]) -> dict[str, Any]:
-    """The job with `--set` applied, checked here only when something was changed."""
+    """The job with `--set` applied. Checked here only when something changes."""
     if not sets:
         return job
     from stoker.spec import Job, override_job  # lazy: pydantic

@@ -25,8 +25,8 @@ COMMANDS = {
         "resize",
         resize,
         summary="give a run more or less CPU and memory",
-        help="Give a run more or less. Done in place where that can be (a cgroup, a pod's resize), else by checkpoint and "
-        "restart with the new size; it says which. Later attempts have the new size too.",
+        help="Give a run more or less CPU and memory. Done in place where possible (a cgroup, a pod's resize), else by checkpoint and "
+        "restart with the new size; the answer says which. Later attempts have the new size too.",
         arguments=[Argument("run", complete="run")],
         options=[
             Option("--cpu", metavar="CPUS", help="As in a job file: 4, 500m."),

@@ -22,7 +22,7 @@ def resume(
 ) -> int:
     old = on_run(ctx, run, ctx.client.run)
     given = {item.partition("=")[0] for item in secret}
-    # A suspended run still has its secrets; those of an ended one were forgotten.
+    # A suspended run still has its secrets; an ended one does not.
     needed = [] if old["state"] == "suspended" else old["job"].get("secrets") or []
     names = [*secret, *(name for name in needed if name not in given)]
     secrets = job_flags.secrets(names, lambda name: submit_flow.ask_secret(ctx, name))

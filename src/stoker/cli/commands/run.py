@@ -49,7 +49,7 @@ def run(
             return submit_flow.dry_run(ctx, job=job, secrets=secrets, as_json=as_json)
         answer = submit_flow.submit(ctx, job=job, workdir=workdir, ship=not no_code, key=key, secrets=secrets)
     except SpecError:
-        # The server names keys; people typed flags. Where the mistake is in them, say it in their words.
+        # The server names keys, but the user typed flags: report the mistake by its flag where it is in one.
         _checked(found, words, base, sets)
         raise
     return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)

@@ -25,25 +25,25 @@ def _count(word: str) -> int:
     if ".." in word:
         raise UsageMistake(
             f"{word!r} is a range, and scale takes one number",
-            hint="The range is said when the run starts: stoker run --workers 2..8",
+            hint="The range is set when the run starts: stoker run --workers 2..8",
         )
     if word[:1] in ("+", "-"):
         raise UsageMistake(
             f"{word!r} is not a number of workers",
-            hint="Say how many there are to be, not how many more or fewer.",
+            hint="Give the total, not the difference.",
         )
     if not word.isascii() or not word.isdigit() or len(word) > 6:
         raise UsageMistake(f"{word!r} is not a number of workers", hint="As in: stoker scale digits-7f3k 4")
     if int(word) == 0:
         raise UsageMistake(
             "0 workers would train nothing",
-            hint="stoker suspend lets go of everything and keeps the run for later.",
+            hint="stoker suspend gives back its resources and keeps the run for later.",
         )
     return int(word)
 
 
 def text(answer: dict[str, Any]) -> str:
-    """What happens now, in a line."""
+    """What happens now, in one line."""
     now, then = int(answer.get("from") or 0), int(answer["to"])
     if not now:
         return f"starts with up to {units.plural(then, 'worker')}, as many as there is room for"
@@ -60,9 +60,9 @@ COMMANDS = {
         "scale",
         scale,
         summary="give an elastic run more or fewer workers",
-        help="Give an elastic run (`workers: 2..8`) another number of workers. More join when there is room, fewer go on "
-        "without those that leave; both from a checkpoint, and the others keep their places. It is at most as many as "
-        "this until it is said again.",
+        help="Give an elastic run (`workers: 2..8`) another number of workers. More workers join when there is room; with fewer "
+        "the others go on. Both happen from a checkpoint, and the others keep their places. The number is an upper limit "
+        "until it is changed again.",
         arguments=[Argument("run", complete="run"), Argument("workers", metavar="N", help="How many.")],
         options=[JSON],
         examples=[("stoker run -d --workers 2..8 train.py", "elastic"), ("stoker scale digits-7f3k 4", "")],

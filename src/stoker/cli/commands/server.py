@@ -31,8 +31,8 @@ def start(ctx: Context, *, anew: bool = False, as_json: bool) -> int:
         f"the server {'already runs' if before else 'runs'}: pid {record['pid']}, {terminal.safe(record['url'])}"
     )
     found = facts(ctx)
-    if serves_nobody(found):
-        ctx.note(f"but it serves nobody: {terminal.safe(found['store']['status'])}")
+    if has_no_database(found):
+        ctx.note(f"but it refuses every request: {terminal.safe(found['store']['status'])}")
         ctx.note(f"hint: {terminal.safe(found['store'].get('hint') or 'See stoker server logs.')}")
     return 0
 
@@ -40,7 +40,7 @@ def start(ctx: Context, *, anew: bool = False, as_json: bool) -> int:
 def _put_aside(ctx: Context) -> None:
     from stoker.cli.new_database import begin_anew  # lazy: rarely needed
 
-    if serves_nobody(facts(ctx)):
+    if has_no_database(facts(ctx)):
         stop_server(ctx)
     aside = begin_anew(ctx.home)
     if aside is not None:
@@ -58,7 +58,7 @@ def stop(ctx: Context, *, as_json: bool) -> int:
 
 
 def stop_server(ctx: Context) -> bool:
-    """End the server of this home and wait until it is gone; False when none ran. Its tasks go on."""
+    """End the server of this home and wait until it has ended; False when none ran. Its tasks go on."""
     from stoker.client import local
 
     record = local.running(ctx.home)
@@ -67,10 +67,10 @@ def stop_server(ctx: Context) -> bool:
     try:
         ctx.connect(autostart=False).shutdown()
     except ServerUnreachable:
-        # It went away while it was asked to.
+        # The server ended before it could answer.
         pass
     until = time.monotonic() + STOP_LIMIT
-    # It holds the lock for a moment longer than it is to be found, and whoever stops it means to take its place.
+    # The server holds its lock a little longer than server.json. A caller may start the next one, which needs the lock.
     while local.running(ctx.home) is not None or local.locked(ctx.home):
         if time.monotonic() > until:
             raise Conflict(
@@ -111,8 +111,8 @@ def facts(ctx: Context) -> Json:
     return {"running": True, **server, "home": server.get("home") or home}
 
 
-def serves_nobody(found: Json) -> bool:
-    """Whether it is there only to say that its database is lost or damaged."""
+def has_no_database(found: Json) -> bool:
+    """Whether it runs only to report that its database is lost or damaged."""
     store = found.get("store") or {}
     return bool(found.get("leading")) and store.get("schema") is None and store.get("status") != "ok"
 
@@ -143,7 +143,7 @@ def _unknown(runs: list[Json]) -> list[tuple[str, str]]:
     more = f" and {len(runs) - 10} more" if len(runs) > 10 else ""
     return [
         ("unknown", f"to the database, but not to this home: {names}{more}"),
-        ("", "left alone; to end what runs and free their blobs: stoker backup forget RUN | --all"),
+        ("", "not touched; to end their tasks and free their blobs: stoker backup forget RUN | --all"),
     ]
 
 
@@ -200,7 +200,7 @@ def migrate(ctx: Context, *, to: str | None, as_json: bool) -> int:
 
 
 class _Rows:
-    """How far the move has come: one transient line on a terminal, a line per table elsewhere."""
+    """Progress of the move: one transient line on a terminal, else a line per table."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -226,7 +226,7 @@ def _own_server_only() -> None:
     if os.environ.get("STOKER_URL"):
         raise Conflict(
             "STOKER_URL names a server that is not this home's own",
-            hint="Unset STOKER_URL to look after your own server.",
+            hint="Unset STOKER_URL to manage your own server.",
         )
 
 
@@ -234,13 +234,13 @@ _SUBS = (
     Command(
         "start",
         start,
-        summary="start it, if it does not run",
+        summary="start it if it does not run",
         options=[
             Option(
                 "--anew",
                 flag=True,
-                help="Where the database is lost: move all that is left (runs, blobs, copies) into a folder of the home, "
-                "and begin with an empty one.",
+                help="When the database is lost: move what is left (runs, blobs, copies) into a folder of the home "
+                "and start with an empty database.",
             ),
             JSON,
         ],
@@ -266,7 +266,7 @@ _SUBS = (
     Command(
         "logs",
         logs,
-        summary="what it wrote to its log",
+        summary="show its log",
         options=[
             Option("-f", "--follow", flag=True, help="Go on until Ctrl-C."),
             Option(
@@ -279,7 +279,7 @@ _SUBS = (
         migrate,
         summary="move the home's database to PostgreSQL, or back",
         help="Copies every row while the server is stopped, compares all of them, writes the setting and keeps the old "
-        "database. Interrupted, it can be run again. The target must be empty or hold the same rows.",
+        "database. After an interruption it can be run again. The target must be empty or hold the same rows.",
         options=[
             Option(
                 "--to",

@@ -28,7 +28,7 @@ COMMANDS = {
         "show",
         show,
         summary="everything about one run",
-        help="Everything about one run: what was asked and used, attempts with causes and evidence, checkpoints, "
+        help="Everything about one run: what it asked for and used, attempts with causes and evidence, checkpoints, "
         "outputs, events.",
         arguments=[Argument("run", complete="run")],
         options=[Option("--events", flag=True, help="Only the events, all of them."), JSON],

@@ -10,11 +10,11 @@ from stoker.cli.rendering.tables import TERMINAL
 from stoker.errors import StokerError
 
 ENDING = (*TERMINAL, "stopping", "suspended")
-"""States that say by themselves what became of the wish."""
+"""States that already say what stop did."""
 
 
 def stop(ctx: Context, *, runs: tuple[str, ...], kill: bool, wait: bool, as_json: bool) -> int:
-    """Every run is tried, whatever becomes of the others; the first error decides the exit code."""
+    """Tries every run, whatever happens to the others. The first error decides the exit code."""
     code = 0
     answers = []
     for ref in runs:
@@ -29,7 +29,7 @@ def stop(ctx: Context, *, runs: tuple[str, ...], kill: bool, wait: bool, as_json
             continue
         answers.append(run)
         if not as_json:
-            asked = "" if run["state"] in ENDING else ", asked to die" if kill else ", asked to stop"
+            asked = "" if run["state"] in ENDING else ", kill requested" if kill else ", stop requested"
             ctx.note(f"{terminal.safe(run['id'])} {terminal.safe(run['state'])}{asked}")
     if as_json:
         ctx.json(answers)

@@ -80,9 +80,9 @@ COMMANDS = {
         summary="start what a job file describes",
         help="Start what a job file describes, and follow it as `stoker run` does. `stoker schema` gives editors its "
         "schema; docs/job-file.md describes every key.\n\n"
-        "Files of Kubernetes and Kubeflow are understood too: Pod, Job, TFJob, PyTorchJob, JAXJob, MPIJob, TrainJob, "
-        "several in one file as well. What cannot be honoured is listed, and refused without --lenient; --dry-run prints "
-        "the job file that says the same. docs/foreign-files.md has the tables. `-` reads the standard input.",
+        "Files of Kubernetes and Kubeflow are read too: Pod, Job, TFJob, PyTorchJob, JAXJob, MPIJob, TrainJob, "
+        "several in one file as well. What cannot be honoured is listed, and refused without --lenient. --dry-run prints "
+        "the equivalent job file. docs/foreign-files.md has the tables. `-` reads the standard input.",
         arguments=[Argument("file", complete="file")],
         options=[
             params.set_option("Change a key, as in resources.gpu=1."),
@@ -91,7 +91,7 @@ COMMANDS = {
             Option(
                 "--lenient",
                 flag=True,
-                help="Submit a foreign file without what cannot be honoured, and say what that is.",
+                help="Submit a foreign file without what cannot be honoured, and list that.",
             ),
             Option(
                 "--volume",
@@ -109,8 +109,8 @@ COMMANDS = {
         examples=[
             ("stoker submit stoker.yaml", ""),
             ("stoker submit stoker.yaml --set resources.gpu=1 -d", ""),
-            ("stoker submit pytorchjob.yaml --cluster lab", "a file of Kubeflow's"),
-            ("helm template chart | stoker submit - --dry-run", "what it would be"),
+            ("stoker submit pytorchjob.yaml --cluster lab", "a Kubeflow file"),
+            ("helm template chart | stoker submit - --dry-run", "the job file it becomes"),
         ],
         shapes="with -d: the run (has `id`), of a foreign file with several jobs a list of them; with --dry-run: "
         "`{job, fits, plan, notes}`, of a foreign file `{kind, name, job, notes}` or a list of these",

@@ -14,7 +14,7 @@ def suspend(ctx: Context, *, run: str, as_json: bool) -> int:
         ctx.json(answer)
         return 0
     name = terminal.safe(answer["id"])
-    asked = "" if answer["state"] == "suspended" else ", asked to suspend"
+    asked = "" if answer["state"] == "suspended" else ", suspension requested"
     ctx.note(f"{name} {terminal.safe(answer['state'])}{asked}; later: stoker resume {name}")
     return 0
 
@@ -23,8 +23,8 @@ COMMANDS = {
     "suspend": Command(
         "suspend",
         suspend,
-        summary="checkpoint, let go of everything, keep for later",
-        help="Ask a run to write a checkpoint (SIGTERM and the grace period), then let go of all it holds. "
+        summary="checkpoint, give back what it holds, keep it for later",
+        help="Ask a run to write a checkpoint (SIGTERM and the grace period), then give back all it holds. "
         "`stoker resume` continues it.",
         arguments=[Argument("run", complete="run")],
         options=[JSON],

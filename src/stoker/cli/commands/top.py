@@ -51,7 +51,7 @@ def _lines(ctx: Context, nodes: list[Json]) -> list[str]:
 
 
 def _node(node: Json, wide: int) -> list[Cell | str]:
-    """`wide`: the bars; on a narrow terminal the numbers have to do."""
+    """`wide`: the width of the bars; 0 on a narrow terminal."""
     used = node.get("used") or {}
     gpus = len(node.get("gpus") or [])
     style = ("bold",) if node.get("ready") else ("red", "bold")
@@ -72,7 +72,7 @@ def natural(task: Any) -> tuple[str, int]:
 
 
 def _run(run: Json, *, named: bool) -> list[Cell | str]:
-    """`named`: one of several tasks of its run."""
+    """`named`: show the task too, for a run with several of them here."""
     usage = run.get("usage") or {}
     parts = []
     if usage.get("cpu") is not None:
@@ -95,7 +95,7 @@ def _run(run: Json, *, named: bool) -> list[Cell | str]:
 
 
 def bar(used: float, total: float, wide: int = _BAR) -> str:
-    """`####...... `: how much of it is taken."""
+    """`####...... `: the used share."""
     share = min(1.0, used / total) if total else 0.0
     full = round(share * wide)
     return "#" * full + "." * (wide - full) + (" " if wide else "")
@@ -105,11 +105,11 @@ COMMANDS = {
     "top": Command(
         "top",
         top,
-        summary="who uses what on which node, as it happens",
-        help="Every node with its CPUs, memory and GPUs, how much of each is taken and by which run, and what each run "
-        "really uses of it. `--watch` goes on until interrupted.",
+        summary="what each run uses on which node, live",
+        help="Every node with its CPUs, memory and GPUs, how much of each is held by which run, and what each run "
+        "really uses. `--watch` goes on until interrupted.",
         options=[
-            Option("--watch", "-w", flag=True, help="Look again and again."),
+            Option("--watch", "-w", flag=True, help="Refresh until interrupted."),
             Option("--every", kind=float, default=2.0, metavar="SECONDS", help="How often, with --watch."),
             JSON,
         ],

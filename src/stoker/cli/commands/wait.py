@@ -17,7 +17,7 @@ TIMED_OUT = 124
 
 
 def wait(ctx: Context, *, runs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
-    """The exit code is that of the first run (as given) that did not succeed."""
+    """Returns the exit code of the first run (as given) that did not succeed."""
     seconds = None
     if timeout is not None:
         seconds = units.parse_duration(timeout)
@@ -45,7 +45,7 @@ def wait(ctx: Context, *, runs: tuple[str, ...], timeout: str | None, as_json: b
 
 
 def await_end(ctx: Context, run_id: str, until: float | None) -> dict[str, Any] | None:
-    """The run once it is terminal or suspended, None at the deadline. A server that dies meanwhile is started again."""
+    """The run once it is terminal or suspended; None at the deadline. Starts the server again if it dies."""
     failures = 0
     while True:
         left = 30.0 if until is None else min(30.0, until - time.monotonic())

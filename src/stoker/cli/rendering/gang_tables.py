@@ -1,4 +1,4 @@
-"""Runs with several tasks, as people see them: the table of tasks, the world in words, how many are there."""
+"""Runs with several tasks on the terminal: the table of tasks and the plan of a dry run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PHASE_STYLES = {
 
 
 def newest(run: Json) -> Json:
-    """The attempt that people mean: the last one."""
+    """The last attempt."""
     attempts = run.get("attempts") or [{}]
     found: Json = attempts[-1]
     return found
@@ -32,7 +32,7 @@ def several(run: Json) -> bool:
 
 
 def tasks_table(run: Json) -> tuple[list[Column], list[Row]]:
-    """The tasks of the newest attempt. Columns in which nothing stands are left out."""
+    """The tasks of the newest attempt, without empty columns."""
     attempt = newest(run)
     over = attempt.get("state") == "ended"
     rows = [_cells(task, run, over) for task in attempt["tasks"]]
@@ -129,7 +129,7 @@ def plan_table(answer: Json) -> tuple[list[Column], list[Row]]:
     return columns, rows
 
 
-_LOSS = {"world": "all start again", "task": "comes back alone", "ignore": "stays away"}
+_LOSS = {"world": "all start again", "task": "comes back alone", "ignore": "not replaced"}
 
 
 def _asked(task: Json) -> str:

@@ -1,4 +1,4 @@
-"""A curve in a few lines of a terminal: braille dots (2 x 4 per character), or `*` where only ASCII goes."""
+"""A curve in a few terminal lines: braille dots (2 x 4 per character), or `*` where only ASCII works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def numeric(points: Sequence[Sequence[object]]) -> list[tuple[float, float]]:
-    """(step, value) of the points that can be drawn: NaN and infinities come as strings and are left out."""
+    """(step, value) of the points that can be drawn. NaN and infinities come as strings and are left out."""
     found = []
     for point in points:
         step, value = point[0], point[1]

@@ -1,4 +1,4 @@
-"""One run in full, as `stoker show` lays it out: readable at 80 columns."""
+"""One run in full for `stoker show`, readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS = 12
 
 
 class Page:
-    """Collects lines; knows the width and whether colours are on."""
+    """Collects lines and knows the width and whether colours are on."""
 
     def __init__(self, *, fit: int | None, color: bool, now: float | None = None) -> None:
         self.fit = None if fit is None else min(fit, 120)
@@ -28,7 +28,7 @@ class Page:
         self.lines += ["", terminal.style(text, "bold", on=self.color)]
 
     def field(self, label: str, text: str) -> None:
-        """`  command    python train.py`, wrapped under itself on a terminal."""
+        """`  command    python train.py`, wrapped below the value on a terminal."""
         if not text:
             return
         head = "  " + terminal.style(terminal.pad(label, LABEL), "dim", on=self.color)
@@ -60,7 +60,7 @@ def show_page(run: Json, events: Sequence[Json], page: Page) -> list[str]:
 
 
 def warnings(run: Json, most: int = 5) -> list[str]:
-    """Safe to print; of many, the newest, which are last."""
+    """The newest warnings, which are last. Safe to print."""
     found = [terminal.safe(warning) for warning in run.get("warnings") or []]
     if len(found) <= most:
         return found
@@ -144,7 +144,7 @@ def _resources(run: Json, page: Page) -> None:
 
 
 def _tasks(run: Json, page: Page) -> None:
-    """Who is there, and how the world stands."""
+    """The tasks, the state of the world and what slows it down."""
     attempt = gang_tables.newest(run)
     number = attempt.get("number") or 1
     page.title("Tasks" if number == 1 else f"Tasks of attempt {number}")
@@ -167,7 +167,7 @@ def _scaling(run: Json, page: Page, *, alone: bool = False) -> None:
 
 
 def _hang(run: Json, events: Sequence[Json], page: Page) -> None:
-    """The newest one of each task of the newest attempt: what was seen, and where the stacks are."""
+    """The newest hang of each task of the newest attempt."""
     began = (gang_tables.newest(run).get("started_at") or 0.0) - 1.0
     found = [event for event in events if event["kind"] == "hang" and event["t"] >= began]
     if found:
@@ -179,7 +179,7 @@ def _hang(run: Json, events: Sequence[Json], page: Page) -> None:
 
 
 def _isolation(how: Json, page: Page) -> None:
-    """What holds the run to its limits, and what does not."""
+    """The limits that are enforced, and those that are not."""
     if not how:
         return
     page.field(

@@ -1,4 +1,4 @@
-"""Tables and the shapes runs are shown in. Everything printed here has been made harmless (`term.safe`)."""
+"""Tables, and how runs are shown in them. All printed text has gone through `terminal.safe`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Row = Sequence[Cell | str]
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], *, fit: int | None, color: bool) -> list[str]:
-    """Aligned lines. `fit`: the width to stay within, by cutting the columns that may shrink; None: cut nothing."""
+    """Aligned lines. `fit`: the width to keep, by cutting columns that may shrink; None: cut nothing."""
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     widths = [
         max([terminal.width(column.title), *(terminal.width(row[index].text) for row in cells)])
@@ -56,7 +56,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row], *, fit: int | None, co
 
 
 def _kept(columns: Sequence[Column], widths: Sequence[int], fit: int) -> list[int]:
-    """The columns there is room for, when those that may shrink have shrunk."""
+    """The columns that fit once those that may shrink have shrunk."""
     kept = list(range(len(columns)))
 
     def least() -> int:
@@ -102,7 +102,7 @@ def _line(
 def runs_table(
     runs: Sequence[Mapping[str, Any]], *, fit: int | None, color: bool, now: float | None = None
 ) -> list[str]:
-    """`ps`."""
+    """The table of `ps`."""
     at = time.time() if now is None else now
     columns = [
         Column("ID"),
@@ -135,7 +135,7 @@ def state_cell(state: str) -> Cell:
 
 
 def tasks_up(run: Mapping[str, Any]) -> str:
-    """`3/4`: how many tasks are there of those that there should be; `4` once it is over; empty for one alone."""
+    """`3/4`: tasks that are up, of those placed; `4` for an ended run; empty for a single task."""
     attempt = (run.get("attempts") or [{}])[-1]
     placed = attempt.get("placed") or len(attempt.get("tasks") or ())
     if placed < 2:
@@ -144,7 +144,7 @@ def tasks_up(run: Mapping[str, Any]) -> str:
 
 
 def ran_for(run: Mapping[str, Any], now: float) -> float | None:
-    """From its first start to its end, or to now."""
+    """Seconds from the first start to the end, or to now."""
     started = run.get("started_at")
     if started is None:
         return None
@@ -177,7 +177,7 @@ def memory(value: Any) -> str:
 
 
 def info(run: Mapping[str, Any]) -> str:
-    """The one thing worth knowing about a run in a list."""
+    """The most important fact about a run, for a list."""
     state = run["state"]
     reason = terminal.safe(run.get("reason") or "")
     if reason in ("completed", state):
@@ -207,7 +207,7 @@ def info(run: Mapping[str, Any]) -> str:
 
 
 def exit_status(run: Mapping[str, Any]) -> int:
-    """The exit code that stands for how a run ended: the training's own, 128 + N after signal N."""
+    """The exit code for how a run ended: the training's own, 128 + N after signal N."""
     state, code = run.get("state"), run.get("exit_code")
     if state == "suspended":
         return 75
@@ -217,7 +217,7 @@ def exit_status(run: Mapping[str, Any]) -> int:
 
 
 def wrap(text: str, columns: int, *, indent: str = "") -> list[str]:
-    """Paragraphs of safe text, broken at spaces."""
+    """Paragraphs of safe text, wrapped at spaces."""
     import textwrap  # lazy: only for `why` and `show`
 
     lines: list[str] = []

@@ -1,10 +1,9 @@
-"""What may reach a terminal, and how wide things are on it.
+"""Makes text safe for a terminal and measures its width.
 
-Names, tags, reasons, paths and logs come from users and from training code, which may hold escape sequences
-that retitle the window, move the cursor, hide text or type answers. Nothing of that reaches a terminal:
-control characters are shown as text (`\\x1b`), and so are characters that reorder what is read (bidi
-overrides). In logs, colours (SGR) may pass on a terminal, and other complete CSI sequences (cursor moves of
-progress bars) are left out.
+Names, tags, reasons, paths and logs come from users and training code. They may hold escape sequences that retitle
+the window, move the cursor, hide text or type answers. Such sequences never reach a terminal: control characters
+are shown as text (`\\x1b`), and so are characters that reorder text (bidi overrides). In logs, colours (SGR) pass
+on a terminal. Other complete CSI sequences (cursor moves of progress bars) are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ STYLES = {
 
 
 def safe(text: object) -> str:
-    """One line of harmless text: for names, tags, reasons, paths."""
+    """One line of safe text: for names, tags, reasons, paths."""
     raw = text if isinstance(text, str) else str(text)
     if raw.isprintable():
         return raw
@@ -42,12 +41,12 @@ def safe(text: object) -> str:
 
 
 def safe_lines(text: str) -> list[str]:
-    """Several lines of harmless text: for paragraphs and evidence."""
+    """Several lines of safe text: for paragraphs and evidence."""
     return [safe(line.replace("\t", "    ")) for line in text.split("\n")]
 
 
 def safe_log(text: str, *, colors: bool) -> str:
-    """A log line. `colors`: SGR sequences pass, closed again at the end of the line."""
+    """A log line. `colors`: SGR sequences pass, and are reset at the end of the line."""
     if text.isprintable():
         return text
     text = _SURROGATE.sub("\ufffd", text.rstrip("\r"))
@@ -75,7 +74,7 @@ def _visible(match: re.Match[str]) -> str:
 
 
 def width(text: str) -> int:
-    """Columns `text` takes on a terminal; it must be safe already."""
+    """Columns that `text` takes on a terminal. The text must be safe already."""
     if text.isascii():
         return len(text)
     import unicodedata  # lazy: most text is ASCII
@@ -124,17 +123,17 @@ def is_terminal(stream: IO[str]) -> bool:
 
 
 def read_line(stream: IO[str]) -> str:
-    """A line that a person types, '' at the end of the input. Ctrl-C always interrupts the waiting.
+    """A line that the user types, '' at the end of the input. Ctrl-C always interrupts the wait.
 
-    A plain `readline` can miss it: a signal that arrives just before the read blocks, or that the kernel gives to another
-    thread, sets a flag that is looked at only after the read. The wake-up descriptor is written by the signal itself."""
-    import select  # lazy, as the others: only for questions
+    A plain `readline` can miss a signal that arrives just before the read blocks, or that the kernel gives to another
+    thread: its flag is checked only after the read. The signal itself writes the wake-up descriptor."""
+    import select  # lazy: only for questions
     import signal
     import socket
 
     try:
         stream.fileno()
-    except (OSError, ValueError):  # not a file: nothing to wait for
+    except (OSError, ValueError):  # not a file: select cannot wait for it
         return stream.readline()
     asleep, awake = socket.socketpair()
     with asleep, awake:
@@ -154,7 +153,7 @@ def wants_color(stream: IO[str]) -> bool:
 
 
 def columns(stream: IO[str]) -> int | None:
-    """The terminal's width, or None when the output is not a terminal and nothing should be cut."""
+    """The terminal's width. None: the output is not a terminal, and nothing is cut."""
     if not is_terminal(stream):
         return None
     explicit = os.environ.get("COLUMNS", "")

@@ -1,4 +1,4 @@
-"""Numbers as people say them."""
+"""Durations, times, sizes and counts in readable form."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def parse_duration(text: str) -> float | None:
-    """`90`, `10m`, `1h30m`, `1.5d` as seconds; None when it is not one."""
+    """`90`, `10m`, `1h30m`, `1.5d` as seconds; None for anything else."""
     total = 0.0
     figures = ""
     units = 0
