@@ -67,7 +67,7 @@ def serve(home: Home, cpu: float) -> None:
         controller.start()
         stack.callback(controller.shutdown)
         startup.write_record(home, services.url, services.started_at)
-        startup.calm_collector()
+        startup.tune_garbage_collector()
         Server(services).run(sockets=[sock])
 
 

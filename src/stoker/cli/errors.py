@@ -6,6 +6,5 @@ from stoker.errors import StokerError
 
 
 class UsageMistake(StokerError):
-
     code = "usage"
     exit_code = 2

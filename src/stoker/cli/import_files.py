@@ -203,7 +203,9 @@ def _refuse(notes: Sequence[Note], source: str) -> None:
     if not notes:
         return
     things = "one entry" if len(notes) == 1 else f"{len(notes)} entries"
-    lines = [f"{things} in {source} would reach beyond the task and {'is' if len(notes) == 1 else 'are'} refused"]
+    lines = [
+        f"{things} in {source} would reach beyond the task and {'is' if len(notes) == 1 else 'are'} refused"
+    ]
     lines += [f"  {_line(note, source)}" for note in notes]
     raise Refused(
         "\n".join(lines),

@@ -1,4 +1,4 @@
-"""The client: one method per route of docs/api.md. Every method returns the body the route answers with."""
+"""The client: one method per route of docs/api.md. Each returns the body of the route's answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from stoker.errors import ServerUnreachable, StokerError, from_json
 Json = dict[str, Any]
 
 FOLLOW_TIMEOUT = 60.0
-"""Seconds without a byte before a followed log counts as broken; the server sends something every 15."""
+"""Seconds without a byte before a followed log counts as broken. The server sends something every 15."""
 
 
 class Client:
-    """Speaks to one server. May be used from several threads: each request has a connection of its own for as
-    long as it lasts, and idle ones are kept for the next.
+    """Talks to one server. May be used from several threads: each request has its own connection while it lasts, and
+    idle connections are kept for the next request.
 
-    Errors the server reports are raised as what they are there (stoker.errors); a server that does not answer
-    is ServerUnreachable. Requests that change something are never sent twice by the client itself.
+    Errors that the server reports are raised as the same class (stoker.errors). A server that does not answer raises
+    ServerUnreachable. The client never repeats a request that changes something.
     """
 
     def __init__(self, url: str, token: str, timeout: float = 30.0) -> None:
@@ -81,7 +81,7 @@ class Client:
         return self._post("/api/v1/backups", {"path": path}, timeout=3600.0)
 
     def forget(self, runs: Sequence[str] = ()) -> Json:
-        """Let go of runs that the database does not know; of all of them where none is named."""
+        """Ends and forgets runs that the database does not know; all of them where none is named."""
         return self._post("/api/v1/forget", {"runs": list(runs)})
 
     def shutdown(self) -> Json:
@@ -98,7 +98,7 @@ class Client:
         secrets: Mapping[str, str] | None = None,
         record: Mapping[str, Any] | None = None,
     ) -> Json:
-        """The run. Safe to send again with the same key after ServerUnreachable."""
+        """Submits and returns the run. Safe to send again with the same key after ServerUnreachable."""
         return self._post("/api/v1/runs", _submission(key, job, code, secrets, record))
 
     def check(
@@ -166,7 +166,7 @@ class Client:
         return self._get(_path(run, "events"))
 
     def wait(self, run: str, *, timeout: float = 30.0) -> Json:
-        """The run, as soon as it is terminal or suspended, or as it is after the timeout (server: at most 60)."""
+        """The run once it is terminal or suspended, or its state after the timeout (server: at most 60)."""
         return self._get(_path(run, "wait"), {"timeout": timeout}, timeout=timeout + self.timeout)
 
     def why(self, run: str) -> Json:
@@ -185,7 +185,7 @@ class Client:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[Json]:
-        """Records as docs/api.md describes them, as they come. Close the generator to stop following."""
+        """Records as docs/api.md describes them, as they arrive. Close the generator to stop following."""
         query = {"task": task, "attempt": attempt, "stream": stream, "since": since, "tail": tail}
         timeout = FOLLOW_TIMEOUT if follow else self.timeout
         connection, response = self._open(
@@ -193,7 +193,7 @@ class Client:
         )
         with contextlib.closing(response):
             for line in response.lines():
-                # An empty line only says that the server is still there.
+                # An empty line only shows that the server is alive.
                 if line:
                     yield json.loads(line)
         self._give_back(connection, response)
@@ -231,8 +231,8 @@ class Client:
         checkpoint: str | None = None,
         limit: int = 1 << 20,
     ) -> Generator[tuple[str, bytes | str]]:
-        """Many small files in one answer: (digest, bytes), or (digest, `missing` or `damaged`). `limit`: bytes of
-        the largest. NotFound also from a server that is too old for it."""
+        """Many small files in one answer: (digest, bytes), or (digest, `missing` or `damaged`). `limit`: bytes of the
+        largest. Raises NotFound also for a server that is too old for this route."""
         query = _query({"what": what, "checkpoint": checkpoint})
         body = json.dumps({"digests": list(digests)}, separators=(",", ":")).encode()
         connection, response = self._open(
@@ -252,7 +252,7 @@ class Client:
         return self._post("/api/v1/code/missing", {"digests": list(digests)})
 
     def code_blobs(self, body: Iterable[bytes]) -> Json:
-        """`body`: repeated `SHA256 SIZE\\n` + bytes, in any pieces."""
+        """`body`: repeated `SHA256 SIZE\\n` + bytes, split anywhere."""
         return self._call("POST", "/api/v1/code/blobs", body, content="application/octet-stream")
 
     def code_tree(self, manifest: bytes) -> Json:
@@ -300,7 +300,7 @@ class Client:
         timeout: float,
         extra: Mapping[str, str] | None = None,
     ) -> tuple[Connection, Response]:
-        """An answer with status below 400 whose body is still to be read."""
+        """An answer with a status below 400 whose body is not read yet."""
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", **(extra or {})}
         connection = self._connection()
         try:
@@ -308,7 +308,7 @@ class Client:
         except ServerUnreachable:
             if method != "GET" or connection.fresh:
                 raise
-            # The server closed an idle connection just as we used it. Reading twice does no harm.
+            # The server closed an idle connection at this moment. Reading twice is harmless.
             connection = Connection(self._address)
             response = connection.request(method, path, headers, body, timeout)
         if response.status >= 400:
@@ -328,7 +328,7 @@ class Client:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                # Another thread took the last one.
+                # Another thread took the last connection.
                 break
             if not connection.stale():
                 return connection
@@ -373,6 +373,6 @@ def _listed(value: str | Sequence[str]) -> str:
 
 def _not_ours(url: str, status: int) -> StokerError:
     return StokerError(
-        f"{url} answered with status {status} and something that is not Stoker's",
+        f"{url} answered with status {status} and a body that is not Stoker's",
         hint="Check that STOKER_URL names a Stoker server and that no proxy stands in between.",
     )

@@ -1,6 +1,5 @@
-"""Reading many files out of one answer: for each a line `SHA256 SIZE` and that many bytes, or a line `SHA256 WORD`
-that says why it does not come. What arrives is not believed: every length is bounded, and whose hash it has is for
-the reader to find out."""
+"""Reads many files from one answer. Each is a line `SHA256 SIZE` and that many bytes, or a line `SHA256 WORD` that
+says why the file is not sent. The input is not trusted: every length is bounded, and the caller checks the hashes."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from stoker.errors import StokerError
 
 _LINE = 64 + 1 + 20
-"""Bytes of the longest line before a content."""
+"""Bytes of the longest line before a file's content."""
 
 
 def frames(pieces: Iterable[bytes], limit: int) -> Iterator[tuple[str, bytes | str]]:
-    """(digest, content), or (digest, why it does not come). `limit`: bytes of the longest content."""
+    """(digest, content), or (digest, reason why it is not sent). `limit`: bytes of the longest content."""
     waiting = bytearray()
     for piece in pieces:
         waiting += piece
@@ -37,7 +36,7 @@ def frames(pieces: Iterable[bytes], limit: int) -> Iterator[tuple[str, bytes | s
 
 
 def _line(line: bytes, limit: int) -> tuple[str, int | None, str]:
-    """Digest, size, and the word in place of a size."""
+    """Digest, size, and the word that stands in place of a size."""
     digest, _, word = line.decode("latin-1").partition(" ")
     if len(digest) != 64 or not word.isascii():
         raise _unreadable(line)

@@ -1,8 +1,8 @@
-"""One small HTTP/1.1 client.
+"""A small HTTP/1.1 client.
 
-The standard library's http.client pulls in the email package and ssl and takes 25 ms to import, half of what a
-whole command may take. What we need of HTTP is little: keep-alive, bodies with a length or chunked, and errors
-that say who did not answer. TLS is loaded only for https.
+The standard library's http.client imports the email package and ssl, which takes 25 ms, half of the time of a whole
+command. Stoker needs little of HTTP: keep-alive, bodies with a length or chunked, and errors that name the server
+that did not answer. TLS is loaded only for https.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_HEADERS = 200
 
 
 class Address:
-    """Where a server is: scheme, host, port and base path of a URL."""
+    """The address of a server: scheme, host, port and base path of a URL."""
 
     __slots__ = ("base", "host", "port", "secure", "url")
 
@@ -70,7 +70,7 @@ class Response:
                 yield data
 
     def lines(self) -> Iterator[bytes]:
-        """Complete lines of the body, without their ends."""
+        """Complete lines of the body, without line ends."""
         rest = b""
         for data in self.chunks():
             *lines, rest = (rest + data).split(b"\n")
@@ -79,14 +79,14 @@ class Response:
             yield rest
 
     def close(self) -> None:
-        """Give up on the rest. The connection cannot be used again."""
+        """Gives up the rest of the body. The connection cannot be used again."""
         if not self._done:
             self._done = True
             self._connection.close()
 
     @property
     def reusable(self) -> bool:
-        """Read to its end on a connection that stays open."""
+        """Whether the body was read to its end and the connection stays open."""
         return self._done and self.headers.get("connection", "").lower() != "close"
 
     def _piece(self) -> bytes:
@@ -124,14 +124,14 @@ class Response:
 
 
 class Connection:
-    """One connection, one request at a time. Vendor errors become ServerUnreachable, and end it."""
+    """One connection, one request at a time. Operating system errors become ServerUnreachable, and end it."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._socket: socket.socket | None = None
         self._reader: BufferedReader | None = None
         self.fresh = True
-        """No request has been answered on it yet."""
+        """Whether no request has been answered on it yet."""
 
     @property
     def reader(self) -> BufferedReader:
@@ -147,7 +147,7 @@ class Connection:
         body: bytes | Iterable[bytes] | None,
         timeout: float | None,
     ) -> Response:
-        """Send a request and read the head of its answer. An iterable body is sent chunked."""
+        """Sends a request and reads the head of its answer. An iterable body is sent chunked."""
         with self.translating():
             sock = self._connected(timeout)
             lines = [f"{method} {self._address.base}{path} HTTP/1.1", f"Host: {self._address.netloc}"]
@@ -163,7 +163,7 @@ class Connection:
             return response
 
     def stale(self) -> bool:
-        """Whether the other side closed an idle connection (or said something nobody asked for)."""
+        """Whether the server closed an idle connection, or sent bytes that belong to no request."""
         if self._socket is None:
             return True
         poll = select.poll()
@@ -185,9 +185,7 @@ class Connection:
         except OSError as exc:
             self.close()
             raise unreachable(self._address.url, exc) from exc
-        except (
-            BaseException
-        ):  # An interrupt in the middle of an answer: nobody may use the rest of it as another one's.
+        except BaseException:  # an interrupt within an answer: the rest must not be read as the next answer
             self.close()
             raise
 
@@ -210,7 +208,7 @@ class Connection:
             if body is None:
                 sock.sendall(head)
             elif isinstance(body, bytes):
-                # One packet for small requests: the server need not wait for the second.
+                # One packet for small requests, so that the server need not wait for a second one.
                 sock.sendall(head + body if len(body) < _MAX_LINE else head)
                 if len(body) >= _MAX_LINE:
                     sock.sendall(body)
@@ -223,7 +221,7 @@ class Connection:
                         sock.sendall(b"\r\n")
                 sock.sendall(b"0\r\n\r\n")
         except (BrokenPipeError, ConnectionResetError):
-            # A server that refuses a body early answers before it has read all of it: listen to what it says.
+            # A server that refuses a body answers before it has read all of it. Read that answer.
             if not select.select([sock], [], [], 1.0)[0]:
                 raise
 

@@ -1,11 +1,10 @@
 """Which files of a working directory are not shipped.
 
-`.gitignore` files count as git reads them: nested, with negation, those of directories above up to the top of
-the repository included. `.stokerignore` files have the same form and the last word, so `!data/small.csv` there
-ships what git ignores. Making an automaton of the patterns takes longer than a scan; so rules carry a fingerprint,
-decisions are cached by it, and the patterns are only read for names never seen.
-
-These files may come with somebody else's code: their size is bounded before anything is made of them.
+`.gitignore` files count as in git: nested, with negation, and with those of the directories above up to the top of
+the repository. `.stokerignore` files have the same form and the last word: `!data/small.csv` there ships a file
+that git ignores. Compiling the patterns takes longer than a scan. So rules carry a fingerprint, decisions are cached
+by it, and patterns are compiled only for names never seen before.
+These files may come with foreign code: their size is bounded before they are compiled.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 GIT, STOKER = ".gitignore", ".stokerignore"
 NAMES = (GIT, STOKER)
 ALWAYS = frozenset({".git", ".venv", "__pycache__", "node_modules"})
-"""Never shipped: made again by whoever needs them, or of no use to a run."""
+"""Never shipped: made again on the other side, or of no use to a run."""
 MAX_BYTES = 1 << 20
-"""Of the ignore files that count for one directory, together. What is over it cannot be left out of account: files
-that were to stay here would be shipped."""
+"""Bytes of all ignore files that count for one directory. More is an error: files that must stay here would be shipped
+if patterns were left out."""
 _VERSION = b"2"
-"""Part of every fingerprint. Raised whenever the same patterns begin to mean something else."""
+"""Part of every fingerprint. Raised when the same patterns get another meaning."""
 
 
 class IgnoreLayer:
@@ -42,7 +41,7 @@ class IgnoreLayer:
         self._add = add
         self._patterns: Patterns | None = None
         self._above: bool | None = None
-        """What it says of the directories that `add` names: below one that is ignored everything is."""
+        """What the patterns decide for the directories in `add`: below an ignored directory everything is ignored."""
 
     def decide(self, path: str, is_directory: bool) -> bool | None:
         """True: ignored; False: negated; None: not mentioned."""
@@ -74,7 +73,7 @@ class IgnoreLayer:
 
 
 class IgnoreRules:
-    """What is ignored in one directory. Immutable; a directory with ignore files of its own extends it."""
+    """The ignore rules of one directory. Immutable; a directory with its own ignore files extends them."""
 
     def __init__(
         self,
@@ -86,11 +85,11 @@ class IgnoreRules:
         self._git = git
         self._stoker = stoker
         self.fingerprint = fingerprint
-        """Equal fingerprints decide every path alike; empty: nothing is ignored."""
+        """Rules with equal fingerprints decide every path alike. Empty: nothing is ignored."""
         self._size = size
 
     def extended(self, directory: str, files: dict[str, bytes], *, add: str = "") -> IgnoreRules:
-        """With the ignore files (name -> content) of `directory`, a path relative to the top or ''."""
+        """These rules and the ignore files (name -> content) of `directory`, a path relative to the top or ''."""
         strip = f"{directory}/" if directory else ""
         git, stoker, seed = self._git, self._stoker, self.fingerprint
         size = self._size + sum(len(content) for content in files.values())
@@ -112,7 +111,7 @@ class IgnoreRules:
         return IgnoreRules(git, stoker, seed, size)
 
     def ignores(self, path: str, is_directory: bool) -> bool:
-        """For a path whose parents are not ignored."""
+        """Whether a path is ignored whose parents are not."""
         decision = False
         for layer in (*self._git, *self._stoker):
             found = layer.decide(path, is_directory)
@@ -122,7 +121,7 @@ class IgnoreRules:
 
 
 def rules_above(workdir: Path) -> IgnoreRules:
-    """What the repository around `workdir` says about it; nothing when it is no part of one."""
+    """The rules that the repository around `workdir` has for it; none outside a repository."""
     chain = [workdir, *workdir.parents]
     top = next((n for n, directory in enumerate(chain) if (directory / ".git").exists()), None)
     if top is None:
@@ -142,12 +141,12 @@ def _between(directory: Path, workdir: Path) -> str:
 
 
 def read_rules(path: Path) -> bytes:
-    """The content of an ignore file without comments and empty lines; empty when it says nothing. Raises TooLarge."""
+    """The content of an ignore file without comments and empty lines. Raises TooLarge."""
     try:
-        # A pipe of that name would never open, and need not be waited for.
+        # Opening a pipe of that name would block without O_NONBLOCK.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        # Absent or unreadable: git passes over such a file too.
+        # Absent or unreadable: git ignores such a file too.
         return b""
     with os.fdopen(fd, "rb") as handle:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,9 +1,8 @@
-"""Finding the user's own server, or starting it.
+"""Finds the user's own server, or starts it.
 
-Which server is the server of a home is decided by one lock that the server holds for as long as it lives. A
-command that finds no living server starts one if it is its turn, which a second lock decides, and waits in any
-case. So any number of commands may race, and a crash anywhere leaves nothing to clean up: locks end with those
-who hold them.
+One lock decides which process is the server of a home; the server holds it while it lives. A command that finds no
+server takes a second lock, which lets one command start the server while the others wait. So any number of commands
+may race, and a crash leaves nothing to clean up: the kernel releases the locks of a dead process.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from stoker.settings import Home
 
 START_LIMIT = 60.0
-"""Seconds a server may take to start: opening a big database on a slow disk."""
+"""Seconds that a server may take to start: it may open a big database on a slow disk."""
 LOG_LIMIT = 10 << 20
 ALREADY_RUNNING = 75
 """Exit status of a server that found the lock taken."""
 _POLL = 0.01
 _TAIL = 20
 _REPORT = 3
-"""The descriptor on which a server that is being started says why it cannot."""
+"""The descriptor on which a starting server reports why it cannot start."""
 
 
 def connect(home: Home, autostart: bool = True) -> Client:
@@ -50,7 +49,7 @@ def connect(home: Home, autostart: bool = True) -> Client:
 
 
 def running(home: Home) -> dict[str, Any] | None:
-    """server.json of the server of this home if that very process lives, else None."""
+    """server.json of this home's server if exactly that process lives, else None."""
     try:
         record = json.loads(home.server_record.read_bytes())
         alive = start_time(int(record["pid"])) == record["start_time"] and record["boot_id"] == boot_id()
@@ -60,13 +59,13 @@ def running(home: Home) -> dict[str, Any] | None:
 
 
 def serving(home: Home) -> dict[str, Any] | None:
-    """The same, but not a server that is about to end."""
+    """The same, but None for a server that is about to end."""
     record = running(home)
     return None if record is None or record.get("stopping") else record
 
 
 def start(home: Home) -> dict[str, Any]:
-    """Start the server of this home and wait until it listens; the one somebody else started is as good."""
+    """Starts the server of this home and waits until it listens. A server that another command starts will do too."""
     log, turn, offset = _open_files(home)
     report, reports = os.pipe()
     os.set_blocking(report, False)
@@ -85,7 +84,7 @@ def start(home: Home) -> dict[str, Any]:
             if status == ALREADY_RUNNING:
                 pid = 0
             if mine and pid == 0 and not locked(home):
-                # Nobody is the server, nor about to be: not even one that is just ending.
+                # No process holds the server's lock, not even one that is ending.
                 pid = _spawn(home, log, reports)
             time.sleep(_POLL)
     finally:
@@ -114,15 +113,15 @@ def _remote_token() -> str:
 
 
 def _open_files(home: Home) -> tuple[int, int, int]:
-    """The log to start with, the lock of whose turn it is, and where in the log the new server's lines begin."""
+    """The log, the lock of the command that starts the server, and the offset of the new server's lines in the log."""
     try:
         home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             if home.server_log.stat().st_size > LOG_LIMIT:
                 home.server_log.replace(home.server_log.with_name("server.log.1"))
         log = os.open(home.server_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # One of many commands starts the server, the others wait for it: a crowd of interpreters starting to find
-        # the lock taken would slow down the one that counts.
+        # One of many commands starts the server and the others wait: many interpreters that start only to find the lock
+        # taken would slow down the one that counts.
         turn = os.open(home.root / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise _unusable(home, exc) from exc
@@ -140,8 +139,8 @@ def _unusable(home: Home, exc: OSError) -> StokerError:
 
 
 def _spawn(home: Home, log: int, reports: int) -> int:
-    """Start a server that outlives us: a session of its own, its output in the log, nothing of our terminal. Why it
-    cannot start it also says to `reports`: the log may be on a disk that takes nothing more."""
+    """Starts a server that outlives this process: a session of its own, output to the log, no terminal. It reports to
+    `reports` why it cannot start, because the log may be on a full disk."""
     argv = [sys.executable, "-P", "-m", "stoker.server", "--home", str(home.root), "--report", str(_REPORT)]
     environ = _environment()
     actions = [
@@ -153,13 +152,13 @@ def _spawn(home: Home, log: int, reports: int) -> int:
     try:
         return os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
     except NotImplementedError:
-        # A C library without it; the server makes its own session then.
+        # The C library lacks it; the server then makes its own session.
         return os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setpgroup=0)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what looks like a secret and without directories in which a script's `queue.py` would stand
-    in for Python's: the server lives on when the shell it was started from is long gone."""
+    """The environment of the server, which outlives this shell: without variables that look like secrets, and without
+    directories in which a script's `queue.py` would replace Python's."""
     from stoker.client.record import looks_secret  # lazy: only needed to start a server
 
     environ = {
@@ -173,7 +172,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ended(pid: int) -> int | None:
-    """Exit status of our child, None while it runs."""
+    """Exit status of the child process; None while it runs."""
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

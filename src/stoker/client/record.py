@@ -1,8 +1,7 @@
-"""What ran, as far as the submitting side knows: git, Python, host, environment.
+"""What runs, as far as the submitting side knows: git, Python, host, environment.
 
-git is asked with at most two processes, by argv, without hooks, pager, external diff or text conversion, and
-with git's own environment variables removed. The packages are the server's to find out: that takes a second,
-and nobody should wait for it.
+It asks git with at most two processes, by argv, without hooks, pager, external diff or text conversion, and without
+git's environment variables. The server finds out the packages: that takes a second, which a submit should not wait.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_DIFF = 1 << 20
 GIT_TIMEOUT = 10.0
-"""Seconds; a repository on a dead network disk must not hold up a submit."""
+"""Seconds. A repository on a dead network disk must not block a submit."""
 
 _PASSED = frozenset(
     [
@@ -55,7 +54,7 @@ def record(workdir: Path, environ: Mapping[str, str] | None = None) -> dict[str,
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables a job gets from the submitting shell: where programs and languages are, never secrets."""
+    """The variables that a job gets from the submitting shell: paths and locale, never secrets."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -64,7 +63,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def looks_secret(name: str) -> bool:
-    """Whether the name of a variable suggests that its value is nobody's business."""
+    """Whether the name of a variable suggests a secret value."""
     return _SECRET.search(name) is not None
 
 
@@ -101,7 +100,7 @@ def git(workdir: Path) -> dict[str, Any] | None:
 
 
 def _run_git(workdir: Path, *arguments: str) -> tuple[bytes, bool] | None:
-    """What git prints, up to MAX_DIFF, and whether there was more. None when it fails or takes too long."""
+    """The output of git, up to MAX_DIFF, and whether there was more. None when git fails or takes too long."""
     import subprocess  # lazy: not needed outside a repository
 
     argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-pager", *arguments]
@@ -117,7 +116,7 @@ def _run_git(workdir: Path, *arguments: str) -> tuple[bytes, bool] | None:
             stderr=subprocess.DEVNULL,
         )
     except OSError:
-        # git is not installed: then nothing about it is recorded.
+        # git is not installed: nothing is recorded about it.
         return None
     with process:
         return _collect(process)
@@ -144,7 +143,7 @@ def _collect(process: subprocess.Popen[bytes]) -> tuple[bytes, bool] | None:
 
 
 def _python(environ: Mapping[str, str]) -> str:
-    """The Python a job's `python` would be. Nothing is started to find out."""
+    """The Python that `python` in a job means. Starts no process."""
     for directory in environ.get("PATH", "").split(os.pathsep):
         for name in ("python", "python3"):
             candidate = Path(directory) / name

@@ -1,8 +1,8 @@
-"""Sending the working directory: only what the server does not have yet.
+"""Sends the working directory: only what the server does not have yet.
 
-The usual submit sends nothing but a digest: `submit_with_code` tries first and uploads only when the server
-answers that the code is missing. The server hashes what arrives; a file that changed since the scan makes the
-scan start over, so that a run gets either the old or the new version of every file, never a mixture of one.
+A usual submit sends only a digest: `submit_with_code` submits first and uploads when the server answers that the
+code is missing. The server hashes what arrives. A file that changed since the scan starts the scan again, so that a
+run gets the old or the new version of every file, never a mixture.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from stoker.client.tree import Changed, Scan, scan
 from stoker.errors import BlobDamaged, Conflict, Refused
 
 BATCH = 64 << 20
-"""Bytes per request: a broken connection costs at most this much sending again."""
+"""Bytes per request: a broken connection repeats at most this much."""
 ASK = 10_000
-"""Digests per question."""
+"""Digests per request."""
 _CHUNK = 1 << 20
 _TRIES = 3
 
 
 class Progress(Protocol):
-    """Told what is happening; the command line draws it."""
+    """Receives the progress of an upload; the command line shows it."""
 
     def __call__(self, sent: int, total: int) -> None:
-        """Bytes sent so far, of how many."""
+        """`sent` of `total` bytes."""
         ...
 
 
 def ship(client: Client, workdir: Path, cache: Path, progress: Progress | None = None) -> str:
-    """Make the server have the working directory as it is now; the digest of its tree."""
+    """Uploads the working directory in its present state and returns the digest of its tree."""
     changed = ""
     for _ in range(_TRIES):
         seen = scan(workdir, cache)
@@ -55,7 +55,7 @@ def submit_with_code(
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """`send(digest)` submits; when the server does not know the code, it is uploaded and sent again."""
+    """`send(digest)` submits. When the server does not have the code, uploads it and sends again."""
     seen = scan(workdir, cache)
     for text in seen.warnings:
         if warn is not None:
@@ -73,7 +73,7 @@ def submit_with_code(
 
 
 def upload(client: Client, seen: Scan, progress: Progress | None = None) -> str:
-    """Send what is missing of a scanned tree. Raises Changed when the directory is no longer what was scanned."""
+    """Uploads what is missing of a scanned tree. Raises Changed when the directory differs from the scan."""
     wanted = seen.tree.blobs()
     digests = list(wanted)
     missing: list[str] = []
@@ -106,7 +106,7 @@ def _batches(digests: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[
 
 
 def _body(batch: Sequence[str], seen: Scan, sizes: Mapping[str, int]) -> Iterator[bytes]:
-    """Small files are gathered, so that thousands of them do not become thousands of packets."""
+    """The body of one upload. Small files are joined, so that thousands of them are not thousands of packets."""
     gathered = bytearray()
     for digest in batch:
         gathered += b"%s %d\n" % (digest.encode(), sizes[digest])
@@ -119,8 +119,8 @@ def _body(batch: Sequence[str], seen: Scan, sizes: Mapping[str, int]) -> Iterato
 
 
 def _content(digest: str, size: int, seen: Scan) -> Iterator[bytes]:
-    """The bytes of one file, which must be the same file before and after. The server takes the hash again, so
-    what slips through here is refused there."""
+    """The bytes of one file, which must not change meanwhile. The server hashes again and refuses what this check
+    misses."""
     fd = seen.open(digest)
     try:
         left = size

@@ -1,8 +1,8 @@
-"""The working directory as a tree, without reading what has not changed.
+"""The working directory as a tree, without reading files that have not changed.
 
-The cache knows, per directory, what each name was last time: ignored, kept, or a file of this size, times and
-inode with this hash. A file is hashed again when any of these differ. A file that was changed within two
-seconds before it was hashed is not entered: its next change might leave no trace in the times.
+The cache knows, per directory, what each name was last time: ignored, kept, or a file of this size, times and inode
+with this hash. A file is hashed again when any of these differ. A file that was changed within two seconds before it
+was hashed is not cached: its next change might leave its times the same.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Cache = dict[str, tuple[str, dict[str, Any]]]
 
 
 class Changed(Exception):
-    """A file is no longer what the scan saw."""
+    """A file differs from what the scan saw."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A tree and how to get at its bytes."""
+    """A tree and the files that hold its bytes."""
 
     root: Path
     tree: Tree
@@ -52,7 +52,7 @@ class Scan:
     stats: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def open(self, sha256: str) -> int:
-        """A descriptor of a file with these bytes, as far as its size and times tell. Raises Changed."""
+        """A descriptor of a file with these bytes, judged by size and times. Raises Changed."""
         path = self.sources[sha256]
         try:
             fd = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -64,17 +64,17 @@ class Scan:
         return fd
 
     def same(self, sha256: str, fd: int) -> bool:
-        """Whether an open file still is what the scan saw."""
+        """Whether an open file is still what the scan saw."""
         return _identity(os.fstat(fd)) == self.stats[self.sources[sha256]]
 
 
 _HOME = {"server.lock", "stoker.db", "token"}
-"""What every Stoker home has."""
+"""Names that every Stoker home has."""
 
 
 def scan(workdir: Path, cache: Path) -> Scan:
-    """What of `workdir` is shipped. `cache` is the home's directory for caches; the home itself, if it lies
-    inside, is not shipped. Raises Refused or TooLarge with the name of the culprit."""
+    """The files of `workdir` that are shipped. `cache` is the home's directory for caches; the home itself is never
+    shipped. Raises Refused or TooLarge with the name of the file at fault."""
     root = Path(os.path.realpath(workdir))
     if not root.is_dir():
         raise Refused(f"the working directory {str(workdir)!r} is not a directory")
@@ -108,7 +108,7 @@ class _Scanner:
             try:
                 digest, info = self._hash(path, seen)
             except FileNotFoundError:
-                # Deleted since it was seen.
+                # Deleted since the scan saw it.
                 continue
             files.append(TreeFile(path, digest, info.st_size, 0o755 if info.st_mode & 0o100 else 0o644))
             sources[digest] = path
@@ -119,11 +119,11 @@ class _Scanner:
         return Scan(self._root, tree, tuple(self._warnings), self._hashed, sources, stats)
 
     def _directory(self, directory: str, rules: IgnoreRules) -> Iterator[tuple[str, IgnoreRules]]:
-        """Sort out one directory; yields those beneath it that are to be looked at."""
+        """Sorts out one directory. Yields the directories below it that are to be scanned."""
         entries = self._entries(directory)
         names = {entry.name for entry in entries}
         if directory and ("pyvenv.cfg" in names or names >= _HOME):
-            # A virtual environment under any name, or another Stoker home: it holds a token and other runs.
+            # A virtual environment under any name, or a Stoker home: that holds a token and other runs.
             self._new[directory] = (rules.fingerprint, {})
             return
         own = {name: read_rules(self._root / directory / name) for name in NAMES if name in names}
@@ -185,7 +185,7 @@ class _Scanner:
             self._too_large(f"the working directory has more than {CODE_FILES} files")
 
     def _link(self, path: str, target: str) -> str:
-        """The target as the tree holds it: relative, `..` only at the front. Refused when it leads outside."""
+        """The target in the form of the tree: relative, `..` only at the front. Refuses a target outside."""
         parent = (self._root / path).parent
         real = Path(os.path.realpath(parent / target))
         if not real.is_relative_to(self._root):
@@ -209,14 +209,14 @@ class _Scanner:
         if self._total > WARN_BYTES:
             biggest = ", ".join(f"{name} ({_human(size)})" for name, size in self._biggest())
             self._warnings.append(
-                f"the working directory holds {_human(self._total)}; the most: {biggest}; "
+                f"the working directory holds {_human(self._total)}; the largest: {biggest}; "
                 "list what the run does not need in .stokerignore"
             )
 
     def _too_large(self, text: str) -> None:
         biggest = "; ".join(f"{name}: {_human(size)}" for name, size in self._biggest())
         raise TooLarge(
-            f"{text}. The biggest: {biggest}",
+            f"{text}. The largest: {biggest}",
             hint="List what the run does not need in .stokerignore, one pattern per line.",
             details={"biggest": dict(self._biggest())},
         )
@@ -242,7 +242,7 @@ class _Scanner:
         return digest, info
 
     def _read(self, path: str) -> tuple[str, os.stat_result, int]:
-        """Hash a file that stays the same meanwhile."""
+        """Hashes a file, which must not change meanwhile."""
         for _ in range(_TRIES):
             started = time.time_ns()
             try:
@@ -297,7 +297,7 @@ def _cache_path(root: Path, cache: Path) -> Path:
 
 
 def _load(path: Path) -> Cache:
-    """What an earlier scan left; empty when it is damaged: then everything is hashed again."""
+    """The cache of an earlier scan. Empty when it is damaged: everything is hashed again."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         if head != _FORMAT + b" %08x" % zlib.crc32(body):

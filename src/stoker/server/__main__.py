@@ -33,7 +33,7 @@ log = logging.getLogger("stoker.server")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs until SIGTERM, SIGINT or the shutdown route. The exit status is 0 after an orderly end."""
+    """Runs until SIGTERM, SIGINT or the shutdown route. Returns 0 after an orderly end."""
     arguments = _parse(argv)
     if arguments.report is not None:
         os.set_inheritable(arguments.report, False)
@@ -66,15 +66,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="port to listen on (default: a free one)")
     parser.add_argument(
         "--report", type=int, help=argparse.SUPPRESS
-    )  # where the command that started us listens
+    )  # pipe to the command that starts the server
     return parser.parse_args(argv)
 
 
 def _refuse(exc: StokerError, report: int | None) -> int:
-    """One line a person, or the command that started us, can read."""
+    """Reports the error in one line, for a user or for the command that started this server."""
     hint = f" hint: {exc.hint}" if exc.hint else ""
     line = f"stoker: {exc.message}{hint}".replace("\n", " ").rstrip() + "\n"
-    # The log may be on the very disk that takes nothing more, and the command may be gone.
+    # The log may be on the disk that is full, and the command may have ended.
     with contextlib.suppress(OSError):
         sys.stderr.write(line)
         sys.stderr.flush()
@@ -94,21 +94,21 @@ def _serve(home: Home, arguments: argparse.Namespace, lock: int) -> int:
             contextlib.closing(startup.bind(settings.server.host, settings.server.port))
         )
         services = _services(settings, token, startup.url_of(sock))
-        stack.callback(_forget, services)
+        stack.callback(_remove_record, services)
         if is_shared(settings.database):
             _wait_to_lead(services, lock, stack)
         else:
-            stack.callback(_put_down, services)
-            _take_up(services)
+            stack.callback(_deactivate, services)
+            _activate(services)
         log.info("serving %s at %s, version %s, pid %d", home.root, services.url, __version__, os.getpid())
-        startup.calm_collector()
+        startup.tune_garbage_collector()
         Server(services, lock).run(sockets=[sock])
         log.info("ending")
     return 0
 
 
 def _wait_to_lead(services: Services, lock: int, stack: contextlib.ExitStack) -> None:
-    """In the background: this server serves meanwhile, if only to say that it waits."""
+    """Waits in the background. Meanwhile this server answers that it does not lead."""
     settings, home = services.settings, services.settings.home
     leading = Leadership(
         str(settings.database),
@@ -117,25 +117,25 @@ def _wait_to_lead(services: Services, lock: int, stack: contextlib.ExitStack) ->
         lease=settings.server.lease,
     )
     if not home.replica:
-        leading.connect()  # the only server of a home need not wait for a database that is not there
+        leading.connect()  # the only server of a home fails at once when its database is unreachable
     services.leading = leading
     stack.callback(leading.leave)
-    stack.callback(_put_down, services)
-    leading.start(lambda epoch: _take_up(services, epoch))
+    stack.callback(_deactivate, services)
+    leading.start(lambda epoch: _activate(services, epoch))
     stack.callback(leading.stop_waiting)
 
 
-def _take_up(services: Services, epoch: int | None = None) -> None:
-    """Open the database and begin to decide."""
+def _activate(services: Services, epoch: int | None = None) -> None:
+    """Opens the database and starts the control loop."""
     settings = services.settings
     try:
         store = Store.of_home(settings.home, settings.database, epoch=epoch)
     except (StoreDamaged, StoreLost) as exc:
-        # Up, to say what is wrong and what to do; every route that needs the database refuses. Tasks go on.
+        # Stays up to report the fault: every route that needs the database refuses. Tasks go on.
         log.error("%s. %s", exc, exc.hint)
         services.trouble = exc
     else:
-        redactor.hide(run_secrets.every(settings.home))  # those that came to a server before this one
+        redactor.hide(run_secrets.every(settings.home))  # secrets that an earlier server received
         if services.leading is not None:
             store.when_fenced(services.leading.fenced)
         controller = Controller(
@@ -149,7 +149,7 @@ def _take_up(services: Services, epoch: int | None = None) -> None:
         raise startup.unusable(settings.home, exc, settings.home.server_record) from exc
 
 
-def _put_down(services: Services) -> None:
+def _deactivate(services: Services) -> None:
     if services.parts is not None:
         store, controller = services.parts
         controller.shutdown()
@@ -187,12 +187,12 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # An account without a name, as containers like to have.
+        # An account without a name, as is common in containers.
         return f"uid-{os.getuid()}"
 
 
-def _forget(services: Services) -> None:
-    """Whoever looks from now on starts a new server."""
+def _remove_record(services: Services) -> None:
+    """Removes server.json, so that the next command starts a new server."""
     home = services.settings.home
     if startup.is_recorded(home, services.url):
         with contextlib.suppress(OSError):

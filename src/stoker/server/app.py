@@ -1,4 +1,4 @@
-"""The application: routes, and what stands before them."""
+"""The application: the routes, and the checks before them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.server.services import Services
 
 
 def create_app(services: Services) -> FastAPI:
-    """Starts and stops nothing: whoever made the services owns them."""
+    """Builds the application. Starts and stops nothing: the caller owns the services."""
     redactor.hide([services.token])
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.services = services
@@ -24,7 +24,7 @@ def create_app(services: Services) -> FastAPI:
 
 
 def hosts_of(services: Services) -> tuple[str, ...]:
-    """Names accepted in the Host header beyond loopback: those allowed, and the address it listens on."""
+    """Names accepted in the Host header besides loopback: the configured ones, and the listening address."""
     server = services.settings.server
     listening = () if server.host in ANYWHERE or is_loopback(server.host) else (server.host,)
     return (*server.allowed_hosts, *listening)

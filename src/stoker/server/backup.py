@@ -1,10 +1,10 @@
-"""A copy of the home, made while it is used.
+"""A copy of the home, made while the server runs.
 
-The database's copy is one consistent moment. Blobs are copied before it and again after it: whatever it refers
-to either was there before, or came in between and is too young to be collected. Tokens, secrets and task
-directories are not copied: a backup must not be a key, and tasks are of this machine and this moment.
+The copy of the database shows one moment. Blobs are copied before it and once more after it: a blob that it refers
+to either existed before, or came in between and is too young to be collected. Tokens, secrets and task directories
+are not copied: a backup must not give access, and tasks belong to this machine and this moment.
 
-    backup.json   what it is: version, time, counts
+    backup.json   version, time, counts
     stoker.db     the database
     blobs/        objects and trees
     runs/         logs
@@ -35,7 +35,7 @@ FORMAT = 1
 
 
 def create(home: Home, store: Store, blobs: BlobStore, path: str | None) -> dict[str, Any]:
-    """Make a backup at `path` (default: under backups/ of the home). It appears complete or not at all."""
+    """Makes a backup at `path` (default: under backups/ of the home). It appears complete or not at all."""
     target = _target(home, path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     with naming_full_disks(target.parent):
@@ -58,12 +58,12 @@ def _cannot(target: Path, exc: OSError) -> Refused:
     where = exc.filename or str(target)
     return Refused(
         f"cannot write a backup to {str(target)[:200]!r}: {str(where)[:200]}: {(exc.strerror or str(exc)).lower()}",
-        hint="Name a directory where you may write, on a disk that is there.",
+        hint="Name a directory that you may write to, on a mounted disk.",
     )
 
 
 def _clear(target: Path) -> None:
-    """Remove what servers that were killed over a backup of this name left half made."""
+    """Removes partial backups of this name whose server was killed."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         pid = left.name.split(".")[-2]
         if pid.isdecimal() and start_time(int(pid)) is None:
@@ -87,7 +87,8 @@ def _target(home: Home, path: str | None) -> Path:
     inside = target.is_relative_to(home.root)
     if inside and not (target.is_relative_to(home.backups) and target != home.backups):
         raise Refused(
-            f"{path[:200]!r} lies inside the home", hint=f"Outside, or beneath {home.backups}, is fine."
+            f"{path[:200]!r} lies inside the home",
+            hint=f"Choose a path outside it, or beneath {home.backups}.",
         )
     return target
 
@@ -104,7 +105,7 @@ def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str
         with contextlib.suppress(FileNotFoundError):
             _copy(path, partial / path.name, copier)
     with contextlib.suppress(FileNotFoundError):
-        # Without the database's url, which holds a password; one that is written in a strange way is left out.
+        # Without the database's URL, which holds a password. A file that cannot be edited safely is left out.
         settings = with_database(home.config.read_text(), None)
         if settings is not None:
             (partial / home.config.name).write_text(settings)
@@ -123,8 +124,8 @@ def _fill(home: Home, store: Store, blobs: BlobStore, partial: Path) -> dict[str
 
 
 def _mirror(source: Path, target: Path, copier: Copier, *, again: bool) -> None:
-    """Every regular file beneath `source`. Those that vanish meanwhile were let go of. Not `again`: files that
-    are there are complete (blobs never change)."""
+    """Copies every regular file beneath `source`. Files that vanish meanwhile were deleted. `again`: copies those that
+    exist too; blobs never change and need it not."""
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     for directory, names, found in os.walk(source):
         here = target / Path(directory).relative_to(source)

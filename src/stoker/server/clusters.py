@@ -1,4 +1,4 @@
-"""The one kind of cluster there is. Its code is loaded with the first cluster: few homes have one."""
+"""The one kind of cluster. Its code is imported with the first cluster: few homes have one."""
 
 from __future__ import annotations
 

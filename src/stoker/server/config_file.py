@@ -1,4 +1,4 @@
-"""Changing one setting in config.toml, and nothing else: comments and order are people's own."""
+"""Changes one setting in config.toml and nothing else: comments and order belong to the user."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KEY = re.compile(r"\s*database\s*=")
 
 
 def set_database(path: Path, url: str | None) -> None:
-    """Write `[server] database`, or take it out. The file is the owner's alone afterwards: urls hold passwords."""
+    """Writes `[server] database`, or removes it. Afterwards only the owner can read the file: URLs hold passwords."""
     text = path.read_text() if path.exists() else ""
     changed = with_database(text, url)
     if changed is None:
         raise Conflict(
             f"cannot change [server] database in {path}",
-            hint="Write it there by hand; everything else is done.",
+            hint="Set it there by hand; all other steps are done.",
         )
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -35,7 +35,7 @@ def set_database(path: Path, url: str | None) -> None:
 
 
 def with_database(text: str, url: str | None) -> str | None:
-    """The same text with this setting; None when it is written in a way that this does not understand."""
+    """The same text with this setting; None when the text is written in a form that cannot be edited safely."""
     lines = text.splitlines(keepends=True)
     start = next((at for at, line in enumerate(lines) if _SECTION.fullmatch(line.rstrip("\r\n"))), None)
     entry = [] if url is None else [f"database = {json.dumps(url)}\n"]

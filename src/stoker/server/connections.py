@@ -1,10 +1,10 @@
-"""How many connections there are, and what each may cost.
+"""Limits the number of connections, and what each may cost.
 
-Anybody on this machine may connect, and on loopback everybody has the same address. So connections are of two kinds.
-A stranger has not shown the token yet. It may send one head, bounded in size and time, and is answered on that head
-alone; its body is never kept. There are few strangers, and when another one comes the oldest goes, of the address
-that has most. So whoever has the token gets in: the head is there a moment after the connection, and a connection
-that has shown the token is counted apart, in room that strangers cannot take.
+Any process on this machine may connect, and on loopback all have the same address. So connections are of two kinds.
+An unauthenticated connection has not sent the token yet. It may send one request head, bounded in size and time, and
+is answered from that head alone; its body is discarded. Few of them are kept: when another one comes, the oldest one
+of the address with the most is closed. A client with the token still gets in, because its head arrives right after
+it connects. Authenticated connections are counted separately, so that the others cannot take their room.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 _quiet = logging.getLogger("uvicorn.error.connections")
 _quiet.setLevel(logging.ERROR)
-"""uvicorn warns of every malformed request. Strangers could fill the log with that, and push out what it held."""
+"""uvicorn logs every malformed request. Clients without the token could fill the log and rotate its lines away."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What connections may cost. Before the token is shown that is `crowd` times `head`, and a few objects each."""
+    """What connections may cost. Before authentication at most `burst` times `head`, and a few objects each."""
 
     head: int = 32 << 10
-    """Bytes a head may have: request line and headers."""
+    """Bytes of a request head: request line and headers."""
     fields: int = 100
-    """Headers it may have. Each costs far more memory than the four bytes it can be sent in."""
+    """Headers of a request. Each costs far more memory than the four bytes that it can be sent in."""
     head_seconds: float = 10.0
-    """For a stranger: from the connection to the end of all with it. Else: for each head, from its first byte."""
+    """Seconds of a whole connection before authentication; afterwards of each head, from its first byte."""
     body_seconds: float = 60.0
-    """A body may take as long as it likes, but not without any byte for so long."""
-    strangers: int = 256
-    """Connections that have not shown the token, kept for `head_seconds`."""
-    crowd: int = 1024
-    """The same, for a moment: see `Connections`."""
-    moment: float = 0.1
-    """Seconds in which a new connection is not made to go, unless there is a crowd: it had no chance to speak."""
+    """Seconds without a byte after which a body is given up. A body may take any time in all."""
+    unauthenticated: int = 256
+    """Connections without the token that are kept, for `head_seconds`."""
+    burst: int = 1024
+    """The same, for `min_age` seconds: see `Connections`."""
+    min_age: float = 0.1
+    """Seconds in which a new connection is not closed, unless there are `burst`: it could not send its head yet."""
     known: int = 2048
-    """Connections that have shown the token."""
+    """Connections that have sent the token."""
     linger: int = 4 << 20
-    """Bytes that are thrown away after the answer, so that a client which still sends can read it."""
+    """Bytes discarded after the answer, so that a client which is still sending can read the answer."""
     linger_seconds: float = 2.0
 
     def within(self, open_files: int) -> Limits:
-        """With a quarter of the descriptors left for the server's work."""
+        """These limits, reduced so that a quarter of the file descriptors is left for the server's work."""
         share = open_files // 4
         return Limits(
             **{
                 **self.__dict__,
                 "known": min(self.known, 2 * share),
-                "crowd": min(self.crowd, share),
-                "strangers": min(self.strangers, max(1, share // 4)),
+                "burst": min(self.burst, share),
+                "unauthenticated": min(self.unauthenticated, max(1, share // 4)),
             }
         )
 
@@ -66,29 +66,29 @@ class Limits:
 class Connections:
     """All connections of one server. Used in its event loop only.
 
-    A server under a flood accepts many connections before it reads from any. So a stranger goes only after a
-    moment in which it could have spoken; only a crowd is cut down at once."""
+    Under a flood the server accepts many connections before it reads from any. So an unauthenticated connection is
+    closed only after `min_age`, in which it could have sent its head; above `burst` at once."""
 
     def __init__(self, recognises: Callable[[Headers], bool], limits: Limits) -> None:
-        """`recognises`: whether these headers show the token."""
+        """`recognises`: whether these headers hold the token."""
         self.recognises = recognises
         self.limits = limits
         self._strangers: dict[str, dict[GuardedProtocol, None]] = {}
-        """Address -> its connections, the oldest first."""
+        """Address -> its connections, oldest first."""
         self._count = 0
         self._known: dict[GuardedProtocol, None] = {}
-        """The one used least lately first."""
+        """Least recently used first."""
         self._clearing = False
 
     def admit(self, one: GuardedProtocol) -> None:
         self._strangers.setdefault(one.peer, {})[one] = None
         self._count += 1
         limits = self._now()
-        while self._count > limits.crowd:
+        while self._count > limits.burst:
             self._drop(self._oldest())
-        if self._count > limits.strangers and not self._clearing:
+        if self._count > limits.unauthenticated and not self._clearing:
             self._clearing = True
-            one.loop.call_later(limits.moment, self._clear, one.loop)
+            one.loop.call_later(limits.min_age, self._clear, one.loop)
 
     def leave(self, one: GuardedProtocol) -> None:
         """May be called more than once."""
@@ -100,20 +100,20 @@ class Connections:
             if not mine:
                 del self._strangers[one.peer]
 
-    def welcome(self, one: GuardedProtocol) -> None:
-        """It has shown the token: now, or before and uses the connection again."""
+    def mark_authenticated(self, one: GuardedProtocol) -> None:
+        """The connection has sent the token, for the first time or again."""
         self.leave(one)
         self._known[one] = None
         if len(self._known) > self._now().known:
-            # Clients connect anew by themselves. Whoever has a request under way, as followers have, stays.
+            # Clients connect anew by themselves. A connection with a request under way, as of a follower, stays.
             self._drop(next((other for other in self._known if other is not one and other.idle), one))
 
     def _clear(self, loop: asyncio.AbstractEventLoop) -> None:
         self._clearing = False
         limits = self._now()
-        while self._count > limits.strangers:
+        while self._count > limits.unauthenticated:
             oldest = self._oldest()
-            young = oldest.since + limits.moment - loop.time()
+            young = oldest.since + limits.min_age - loop.time()
             if young > 0:
                 self._clearing = True
                 loop.call_later(young, self._clear, loop)
@@ -136,42 +136,42 @@ class Connections:
 class GuardedProtocol(HttpToolsProtocol):
     """One connection, held to the limits."""
 
-    def __init__(self, door: Connections, **given: Any) -> None:
+    def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self.logger = _quiet
-        self._door = door
-        self._limits = door.limits
+        self._connections = connections
+        self._limits = connections.limits
         self.peer = ""
-        """Where it comes from, for counting."""
+        """The client's network, for counting."""
         self.since = self._moved = self.loop.time()
         self.known = False
-        """Whether the request read last showed the token."""
+        """Whether the newest request had the token."""
         self.lingers = False
-        """Whether it is only kept until the other side has read the answer."""
+        """Whether it is kept only until the client has read the answer."""
         self._in_head = True
         self._head = self._fields = self._ignored = 0
-        self._deaf = False
-        """What comes from now on is thrown away."""
+        self._discarding = False
+        """Whether further input is discarded."""
         self._timer: asyncio.TimerHandle | None = None
 
     # -- from the transport ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._raw = transport
-        super().connection_made(_Polite(self, transport))
+        super().connection_made(_DeferredClose(self, transport))
         self.peer = _network(self.client[0]) if self.client else ""
         self._timer = self.loop.call_later(self._limits.head_seconds, self.abort)
-        self._door.admit(self)
+        self._connections.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.leave(self)
+        self._connections.leave(self)
         self._cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._moved = self.loop.time()
-        while data and not self._deaf and not self._raw.is_closing():
-            # A head is taken in pieces, so that what is behind its end does not count as part of it.
+        while data and not self._discarding and not self._raw.is_closing():
+            # A head is fed in pieces, so that what follows its end does not count as part of it.
             piece, data = (
                 (data[: self._limits.head], data[self._limits.head :]) if self._in_head else (data, b"")
             )
@@ -181,11 +181,13 @@ class GuardedProtocol(HttpToolsProtocol):
                     self._timer = self.loop.call_later(self._limits.head_seconds, self.abort)
             super().data_received(piece)
             if not self._in_head:
-                # A stranger is answered on its head alone.
-                self._deaf = self._deaf or not self.known
-            elif not self._deaf and (self._head > self._limits.head or self._fields > self._limits.fields):
+                # Without the token only the head is answered.
+                self._discarding = self._discarding or not self.known
+            elif not self._discarding and (
+                self._head > self._limits.head or self._fields > self._limits.fields
+            ):
                 self._refuse_head()
-        if self._deaf:
+        if self._discarding:
             self._ignored += len(data)
             if self._ignored > self._limits.linger:
                 self.abort()
@@ -194,43 +196,43 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            # The next request before this one is answered: thousands fit into what is read at once. Clients have to
-            # expect that only the first is answered.
+            # The next request came before this one was answered: thousands fit into one read. HTTP lets a server answer
+            # only the first, and clients expect that.
             self.cycle.keep_alive = False
-            self._deaf = True
-        if not self._deaf:
+            self._discarding = True
+        if not self._discarding:
             self._fields = 0
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self._deaf:
+        if not self._discarding:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
-        if not self._deaf and self._fields <= self._limits.fields:
+        if not self._discarding and self._fields <= self._limits.fields:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._deaf or self._fields > self._limits.fields:
+        if self._discarding or self._fields > self._limits.fields:
             return
         self._in_head = False
-        self.known = self._door.recognises(self.headers)
+        self.known = self._connections.recognises(self.headers)
         if self.known:
             self._cancel()
             self._timer = self.loop.call_later(self._limits.body_seconds, self._look_at_body)
         super().on_headers_complete()
         if self.known:
-            self._door.welcome(self)
+            self._connections.mark_authenticated(self)
         else:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        if self.known and not self._deaf:
+        if self.known and not self._discarding:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._deaf or self._fields > self._limits.fields:
+        if self._discarding or self._fields > self._limits.fields:
             return
         self._in_head = True
         self._head = 0
@@ -249,18 +251,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._raw.abort()
 
     def reading_again(self) -> None:
-        """After the server itself did not want to read."""
+        """The server had paused reading and resumes: that time does not count as silence."""
         self._moved = self.loop.time()
 
     def close(self) -> None:
-        """Close when what was written is through. A socket that is closed with something unread in it resets the
-        connection, and a client that still sends would not see the answer; so it may send a little longer."""
+        """Closes once everything is written. A socket that is closed with unread input resets the connection, and a client
+        that is still sending would not see the answer. So the client may send a little longer."""
         if self.lingers or self._raw.is_closing():
             return
-        if self._in_head and not self._deaf and self._head == 0:
+        if self._in_head and not self._discarding and self._head == 0:
             self._raw.close()
             return
-        self._deaf = self.lingers = True
+        self._discarding = self.lingers = True
         self._cancel()
         self._timer = self.loop.call_later(self._limits.linger_seconds, self.abort)
         self.flow.resume_reading()
@@ -287,8 +289,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-class _Polite(asyncio.Transport):
-    """The transport as uvicorn sees it: closing it is left to the connection, which may have something to read."""
+class _DeferredClose(asyncio.Transport):
+    """The transport as uvicorn sees it. Closing is left to the connection, which may have input to discard."""
 
     def __init__(self, connection: GuardedProtocol, raw: asyncio.Transport) -> None:
         super().__init__()
@@ -320,7 +322,7 @@ class _Polite(asyncio.Transport):
 
 
 def _network(address: str) -> str:
-    """Who has one IPv6 address has its whole /64."""
+    """The address; of IPv6 the /64, because one client owns a whole /64."""
     if ":" not in address:
         return address
     try:

@@ -1,4 +1,4 @@
-"""uvicorn as this server uses it."""
+"""uvicorn with this server's limits and shutdown."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from stoker.server.services import Services
 log = logging.getLogger(__name__)
 
 GRACE = 5
-"""Seconds that requests under way have to finish once the server is told to end."""
+"""Seconds for requests under way to finish once the server is told to end."""
 
 
-LOOK = 1.0
-"""Seconds between looks at what people may delete by hand: server.json is written again, a deleted lock ends the
-server, because the next one would not know of it."""
+CHECK_EVERY = 1.0
+"""Seconds between checks of files that users may delete. server.json is written again. A deleted lock ends the
+server, because the next server would not know of this one."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn, ended by a signal or by the shutdown route. Those who wait for a run are let go first, or they
-    would hold it up."""
+    """uvicorn, ended by a signal or by the shutdown route. Requests that wait for a run are ended first, because they
+    would delay the end."""
 
     def __init__(self, services: Services, lock: int | None = None, limits: Limits | None = None) -> None:
-        """`lock`: the descriptor of the home's lock, watched for as long as the server runs."""
-        door = Connections(functools.partial(shows, services.token.encode()), limits or Limits())
+        """`lock`: the descriptor of the home's lock, watched while the server runs."""
+        connections = Connections(functools.partial(shows, services.token.encode()), limits or Limits())
         config = uvicorn.Config(
             create_app(services),
             loop="uvloop",
-            http=functools.partial(GuardedProtocol, door),  # type: ignore[arg-type]  # called, never inspected
+            http=functools.partial(GuardedProtocol, connections),  # type: ignore[arg-type]  # called, never inspected
             ws="none",
             lifespan="off",
             access_log=False,
@@ -51,53 +51,53 @@ class Server(uvicorn.Server):
         self._services = services
         self._lock = lock
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told = asyncio.Event()
-        """To end."""
+        self._ending = asyncio.Event()
+        """Set when the server is to end."""
         services.stop = self.stop
 
     def stop(self) -> None:
-        """May be called more than once, from any thread."""
+        """Ends the server. May be called more than once, from any thread."""
         services = self._services
         with contextlib.suppress(OSError):
-            if services.waits is None or startup.is_recorded(services.settings.home, services.url):
+            if services.not_leading is None or startup.is_recorded(services.settings.home, services.url):
                 startup.write_record(services.settings.home, services.url, services.started_at, stopping=True)
         services.closing.set()
         self.should_exit = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: it has ended
-                self._loop.call_soon_threadsafe(self._told.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                self._loop.call_soon_threadsafe(self._ending.set)
 
     async def main_loop(self) -> None:
-        """In place of uvicorn's, which wakes ten times a second to see whether it should end."""
+        """Replaces uvicorn's loop, which wakes ten times a second to see whether it should end."""
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             if self._lock is not None:
-                self._look(self._lock)
+                self._check_files(self._lock)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), LOOK)
+                await asyncio.wait_for(self._ending.wait(), CHECK_EVERY)
 
-    def _look(self, lock: int) -> None:
+    def _check_files(self, lock: int) -> None:
         services = self._services
         home = services.settings.home
         if not startup.still_locked(home, lock):
             log.error(
-                "the lock of the home %s was deleted; ending, so that there are never two servers", home.root
+                "the lock of the home %s was deleted; the server ends, so that there are never two", home.root
             )
             self.stop()
-        elif not startup.is_recorded(home, services.url) and _is_to_be_found(services):
+        elif not startup.is_recorded(home, services.url) and _belongs_in_record(services):
             with contextlib.suppress(OSError):
                 startup.write_record(home, services.url, services.started_at)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """In place of uvicorn's, which would raise the signal again at the end and skip our own ending."""
-        log.info("told to end by signal %d", sig)
+        """Replaces uvicorn's handler, which raises the signal again at the end and skips this server's own cleanup."""
+        log.info("ending on signal %d", sig)
         self.stop()
 
 
-def _is_to_be_found(services: Services) -> bool:
-    """Whether server.json should say where this server is: when it leads; and when a server elsewhere does and it
-    is the only one here, to tell people so."""
-    if services.waits is None or services.leading is None:
+def _belongs_in_record(services: Services) -> bool:
+    """Whether server.json should name this server: when it leads, or when it is the only one of this home and can
+    report that a server elsewhere leads."""
+    if services.not_leading is None or services.leading is None:
         return True
     home = services.settings.home
     return not home.replica and services.leading.leader is not None and running(home) is None

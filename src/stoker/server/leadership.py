@@ -1,10 +1,9 @@
 """Which of several servers on one database leads; the others wait.
 
-Only for databases that several servers reach: with the file in a home, the lock of the home decides. A server
-that waits answers that it is well and that it is not ready. One that leads renews its lead all the time, and the
-database refuses its writes from the moment another has taken over. When it has lost the lead, or cannot renew it
-in time, it ends its process on the spot: all it holds in memory was decided as leader. Whoever starts servers
-starts it again, and it comes back as one that waits.
+Only for databases that several servers share. With a database file the lock of the home decides. A waiting server
+answers that it is healthy and not ready. The leader renews its lease all the time. The database refuses its writes
+once another server has taken over. A leader that has lost the lease, or cannot renew it in time, ends its process at
+once: everything in its memory was decided as leader. Its supervisor starts it again, as a waiting server.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ log = logging.getLogger(__name__)
 
 STEPPED_DOWN = 69
 """Exit status of a server that has lost the lead."""
-_SURE = 0.8
-"""Part of the lease after which a leader that could not renew ends: before another can have taken over."""
-_GOODBYE = 10.0
-"""Seconds for the last words."""
+_RENEW_WITHIN = 0.8
+"""Share of the lease after which a leader that could not renew ends: before another can have taken over."""
+_JOIN_SECONDS = 10.0
+"""Seconds to wait for each thread at the end."""
 
 
 def now() -> float:
-    """Seconds that also pass while this process is stopped or the machine sleeps."""
+    """Seconds of a clock that also runs while this process is stopped or the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -41,8 +40,8 @@ def now() -> float:
 class Holder:
     """What a server writes into the row: `NAME PLACE NONCE`.
 
-    The place is the lock file this server holds, on this start of this machine. A leader of the same place is
-    gone for certain, because it held that lock for as long as it lived: no need to wait for its silence."""
+    The place is the lock file that this server holds, since this boot of this machine. An earlier leader with the same
+    place has ended for certain: it held that lock while it lived. So its lease need not run out."""
 
     name: str
     place: str
@@ -58,13 +57,13 @@ class Holder:
         return f"{self.name} {self.place} {self.nonce}"
 
     def is_gone(self, holder: str) -> bool:
-        """Whether that holder is nobody any more."""
+        """Whether the server of that holder has certainly ended."""
         return not holder or holder.split(" ")[1:2] == [self.place]
 
 
 class Leadership:
-    """Waits for the lead and holds it, in threads of its own. `take_up` is called once, with the epoch, in one of
-    them; `leads` is True when it has returned."""
+    """Waits for the lead and holds it, in its own threads. One of them calls `activate` once, with the epoch; `leads`
+    is True when that has returned."""
 
     def __init__(self, database: str, *, holder: Holder, url: str, lease: float) -> None:
         self._database = database
@@ -75,49 +74,49 @@ class Leadership:
         self._over = threading.Event()
         self._renewed = now()
         self._threads: list[threading.Thread] = []
-        self._seat: LeaderLease | None = None
+        self._leader_lease: LeaderLease | None = None
         self.epoch: int | None = None
         self.leads = False
         self.leader: Leader | None = None
-        """Who else leads, as far as we saw."""
-        self.reason = "it has not yet found out who leads"
+        """The other server that leads, as far as known."""
+        self.reason = "it does not know yet which server leads"
         """Why this server does not lead."""
 
     # -- for the server --------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Find the database. Without this call first, `start` waits until it is there."""
-        if self._seat is None:
-            self._seat = LeaderLease.open(self._database)
+        """Connects to the database. Without this call, `start` waits until the database answers."""
+        if self._leader_lease is None:
+            self._leader_lease = LeaderLease.open(self._database)
 
-    def start(self, take_up: Callable[[int], None]) -> None:
-        self._run("leading", lambda: self._lead_or_end(take_up))
+    def start(self, activate: Callable[[int], None]) -> None:
+        self._run("leading", lambda: self._lead_or_end(activate))
 
     def stop_waiting(self) -> None:
-        """From now on the lead is not taken; one that is held is kept."""
+        """Does not take the lead from now on. A lead that is held is kept."""
         self._ending.set()
-        self._threads[0].join(timeout=_GOODBYE)
+        self._threads[0].join(timeout=_JOIN_SECONDS)
 
     def leave(self) -> None:
-        """Give it up, so that the next does not have to wait."""
+        """Gives up the lead, so that the next server need not wait for the lease."""
         self._over.set()
         for thread in self._threads:
-            thread.join(timeout=_GOODBYE)
-        if self._seat is None:
+            thread.join(timeout=_JOIN_SECONDS)
+        if self._leader_lease is None:
             return
         try:
             if self.epoch is not None:
-                self._seat.leave(self.epoch)
+                self._leader_lease.release(self.epoch)
         except StoreError as exc:
-            log.warning("could not say goodbye: %s", exc.message)
-        self._seat.close()
+            log.warning("could not give up the lead: %s", exc.message)
+        self._leader_lease.close()
 
     def fenced(self) -> None:
-        """For the store: another server has taken over."""
+        """Called by the store: another server has taken over."""
         self._step_down("another server leads now")
 
     def refusal(self) -> NotLeading:
-        """What those are told who ask a server that does not lead."""
+        """The answer to requests while this server does not lead."""
         hint = "Ask again in a few seconds."
         if self.leader is not None and self.leader.url:
             hint = f"The server that leads said it is at {self.leader.url}."
@@ -125,16 +124,16 @@ class Leadership:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def _lead_or_end(self, take_up: Callable[[int], None]) -> None:
+    def _lead_or_end(self, activate: Callable[[int], None]) -> None:
         try:
-            self._lead(take_up)
+            self._lead(activate)
         except StokerError as exc:
             self._step_down(f"cannot lead: {exc.message}")
-        except Exception:  # whatever it is: a server that waits or leads without this thread does neither
-            log.exception("unexpected trouble")
+        except Exception:  # any error: without this thread the server neither waits nor leads
+            log.exception("unexpected error")
             self._step_down("cannot lead")
 
-    def _lead(self, take_up: Callable[[int], None]) -> None:
+    def _lead(self, activate: Callable[[int], None]) -> None:
         epoch = self._wait()
         if epoch is None:
             return
@@ -143,36 +142,36 @@ class Leadership:
         self.reason = "it has just begun to lead"
         self._run("renewing", lambda: self._renew(epoch))
         self._run("watching the lead", self._watch)
-        take_up(epoch)
+        activate(epoch)
         self.leader = None
         self.leads = True
 
     def _wait(self) -> int | None:
-        """The epoch, once there is nobody else; None when the server ends first."""
+        """Waits until no other server leads and returns the epoch; None when the server ends first."""
         seen: Leader | None = None
         since = now()
         while not self._ending.is_set():
             try:
                 self.connect()
-                assert self._seat is not None
-                found = self._seat.see()
+                assert self._leader_lease is not None
+                found = self._leader_lease.read()
                 if found != seen:
                     self._note(found, moved=seen is not None)
                     seen, since = found, now()
                 if self._holder.is_gone(found.holder) or now() - since >= self._lease:
                     self._renewed = now()
-                    epoch = self._seat.take(found, str(self._holder), self._url)
+                    epoch = self._leader_lease.take(found, str(self._holder), self._url)
                     if epoch is not None:
                         return epoch
             except StokerError as exc:
-                # Whoever leads could not renew either: the silence counts from when the database is back.
+                # The leader could not renew either: its silence counts from when the database answers again.
                 seen = None
                 self._say(exc.message)
             self._ending.wait(self._lease / 10)
         return None
 
     def _note(self, found: Leader, *, moved: bool) -> None:
-        name = found.holder.split(" ")[0] or "nobody"
+        name = found.holder.split(" ")[0] or "no server"
         self.leader = found if moved else None
         self._say(f"{name} leads" if moved else f"{name} led and may still do so")
 
@@ -184,11 +183,11 @@ class Leadership:
     # -- holding ---------------------------------------------------------------------------------------------
 
     def _renew(self, epoch: int) -> None:
-        assert self._seat is not None
+        assert self._leader_lease is not None
         while not self._over.wait(self._lease / 5):
             began = now()
             try:
-                self._seat.renew(epoch)
+                self._leader_lease.renew(epoch)
             except NotLeading as exc:
                 self._step_down(exc.message)
             except StoreError as exc:
@@ -197,10 +196,10 @@ class Leadership:
                 self._renewed = began
 
     def _watch(self) -> None:
-        """Apart from renewing, which may hang."""
+        """Separate from renewing, which may hang."""
         while not self._over.wait(self._lease / 20):
             silent = now() - self._renewed
-            if silent > self._lease * _SURE:
+            if silent > self._lease * _RENEW_WITHIN:
                 self._step_down(f"the lead was not renewed for {silent:.1f} s")
 
     def _step_down(self, why: str) -> None:

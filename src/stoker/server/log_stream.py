@@ -1,10 +1,9 @@
-"""Logs as they are written: an endless answer that costs no thread while nothing happens.
+"""Logs as they are written: an endless answer that uses no thread while nothing happens.
 
-A follower holds its place in the archive and waits for the run's counter to rise. Reading goes through the
-thread pool a bounded piece at a time, and the next piece is read only when the client took the last one, so
-two hundred followers of a chatty run cost two hundred small buffers. The answer ends when the run is over and
-everything it wrote has been sent; or early, without an end record, when the server ends: then the client asks
-again from where it was.
+A follower keeps its position in the archive and waits for the run's counter to rise. The thread pool reads a bounded
+piece at a time, and the next piece is read only when the client took the last one. So two hundred followers of a
+chatty run cost two hundred small buffers. The answer ends when the run is over and everything it wrote has been
+sent. It ends early, without an end record, when the server ends; the client then continues from its position.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from stoker.store.rows import RunRow
 PIECE = 256 << 10
 """Bytes of log read at once."""
 HEARTBEAT = 15.0
-"""Seconds after which a silent answer says that it is still there."""
+"""Seconds after which a silent answer sends an empty line, so that the client sees it alive."""
 OVER = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED, RunState.SUSPENDED})
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines."""
+    """Which lines are requested."""
 
     task: str | None = None
     attempt: int | None = None
@@ -40,12 +39,12 @@ class Wanted:
 
 
 async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool) -> AsyncIterator[bytes]:
-    """NDJSON in pieces."""
+    """The log as NDJSON, in pieces."""
     controller, closing = services.controller, services.closing
     position: Position | None = None
     over: RunRow | None = None
     while not closing.is_set():
-        # The counter is read before the log: what is written in between raises it, and nobody waits in vain.
+        # The counter is read before the log: a line written in between raises it, so no follower misses it.
         seen = controller.version(run_id)
         data, position, more = await run_in_threadpool(_read, services, run_id, position, wanted)
         if data:
@@ -61,7 +60,7 @@ async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool
             return
         run = await run_in_threadpool(services.store.run, run_id)
         if run.state in OVER:
-            # Over; what was written before that may still be unread, so look once more.
+            # The run is over. Lines written before that may still be unread, so read once more.
             over = run
             continue
         if await closing.wait_changed(controller, run_id, seen, HEARTBEAT) == seen:
@@ -71,7 +70,7 @@ async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool
 def _read(
     services: Services, run_id: str, position: Position | None, wanted: Wanted
 ) -> tuple[bytes, Position, bool]:
-    """A piece of log, where to go on, and whether there may be more at once."""
+    """A piece of log, the position after it, and whether there may be more at once."""
     records, after = services.archive.read(
         run_id,
         position,
@@ -86,7 +85,7 @@ def _read(
 
 
 def _moved(before: Position | None, after: Position) -> bool:
-    """Filters may leave nothing of a piece although there is more behind it."""
+    """Whether the position advanced: filters may drop a whole piece although more follows."""
     return (before or {}) != after
 
 

@@ -1,7 +1,7 @@
-"""Tokens and secrets never reach the log.
+"""Keeps tokens and secrets out of the log.
 
-What must not be shown is registered by value; bearer tokens are recognised by their form too. Short values are
-not registered: replacing every `1` in a log would hide the log, not the secret.
+Secrets are registered by value; bearer tokens are also recognised by their form. Short values are not registered:
+replacing every `1` in a log would destroy the log and hide nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BEARER = re.compile(r"(?i)(bearer\s+)[A-Za-z0-9._~+/=-]{8,}")
 
 
 class Redactor:
-    """Any thread. Remembers the newest 10,000 values."""
+    """Replaces registered values in text. Any thread. Keeps the newest 10,000 values."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Redactor:
         text = _BEARER.sub(rf"\1{HIDDEN}", text)
         with self._lock:
             values = list(self._values)
-        # Longest first: a value that contains another must not leave its rest behind.
+        # Longest first: a value that contains another must be replaced as a whole.
         for value in sorted(values, key=len, reverse=True):
             if value in text:
                 text = text.replace(value, HIDDEN)
@@ -46,7 +46,7 @@ class Redactor:
 
 
 redactor = Redactor()
-"""The process's own: whoever learns a secret registers it here."""
+"""The redactor of this process. Code that receives a secret registers it here."""
 
 
 class RedactingFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""What may be sent. Unknown keys are refused: an `id` or `owner` in a body is a mistake or an attack."""
+"""The bodies of requests. Unknown keys are refused: an `id` or `owner` in a body is a mistake or an attack."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Submission(RequestBody):
     @field_validator("record")
     @classmethod
     def _environment(cls, record: dict[str, Any]) -> dict[str, Any]:
-        """What becomes the environment of a process must be able to."""
+        """Refuses what cannot become the environment of a process."""
         environment = record.get("environment")
         if environment is not None and not (
             isinstance(environment, dict) and all(_variable(*item) for item in environment.items())
@@ -111,4 +111,4 @@ class Forget(RequestBody):
 
 
 class Nothing(RequestBody):
-    """A request that says all by its route."""
+    """A request without a body of its own."""

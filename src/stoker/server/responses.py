@@ -1,4 +1,4 @@
-"""How answers leave: JSON in one shape, errors in one shape, numbers that are no numbers as strings."""
+"""The shape of answers: one for JSON, one for errors. Numbers that JSON cannot hold become strings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def encode(value: Any) -> bytes:
 
 
 def number(value: float) -> float | str:
-    """A number as JSON can hold it."""
+    """A number in a form that JSON can hold."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -50,7 +50,7 @@ def error(exc: StokerError, status: int | None = None) -> JsonAnswer:
 
 
 def unexpected(exc: BaseException) -> JsonAnswer:
-    """What nobody foresaw: the details go to the log only, found again by the id."""
+    """The answer to an unforeseen error. The details go to the log only, under the answer's id."""
     number_of = secrets.token_hex(4)
     log.error("unexpected error %s", number_of, exc_info=exc)
     return error(
@@ -63,7 +63,7 @@ def unexpected(exc: BaseException) -> JsonAnswer:
 
 
 def install(app: FastAPI, home: Path) -> None:
-    """Every way a request can fail, as one shape."""
+    """Gives every failure of a request the same shape."""
 
     async def stoker_error(_: Request, exc: Exception) -> Response:
         assert isinstance(exc, StokerError)
@@ -88,7 +88,7 @@ def install(app: FastAPI, home: Path) -> None:
 
 
 def _invalid(exc: RequestValidationError) -> SpecError:
-    """Names where and why; never what was sent, which may be a secret."""
+    """Names the place and the reason, never the value, which may be a secret."""
     first = exc.errors()[0]
     where = (
         ".".join(str(part)[:80] for part in first["loc"] if part not in ("body", "query", "path")) or "body"
@@ -103,7 +103,7 @@ def _invalid(exc: RequestValidationError) -> SpecError:
 
 def _http_error(exc: HTTPException) -> JsonAnswer:
     if isinstance(exc.__cause__, StokerError):
-        # Raised while the body was read (it is too large): the framework wraps what it meets there.
+        # Raised while the body was read (it is too large): the framework wraps such errors.
         return error(exc.__cause__)
     if exc.status_code == 404:
         return error(NotFound("no such route", hint="docs/api.md lists the routes."))

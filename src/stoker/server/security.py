@@ -1,10 +1,10 @@
-"""What stands before every route: who asks, from where, and how much they may send.
+"""Checks before every route: the client's token, its origin and the size of its request.
 
-Pure ASGI and outermost, so that nothing, not even "no such route", is answered to a stranger. A browser is
-the likeliest attacker of a server on loopback: a foreign page can make it send requests here, and by DNS
-rebinding even under a name of its own. So the Host must be ours, an Origin must be ours, and what a browser
-itself calls cross-site is refused. The token alone would stop all of these; the rest holds even when a token
-has leaked into a page.
+Pure ASGI and outermost, so that a client without the token gets no answer, not even "no such route". A browser is
+the likeliest attacker of a server on loopback: a foreign page can make it send requests here, and by DNS rebinding
+even under a name of its own. So the Host and the Origin must be this server's, and requests that a browser itself
+calls cross-site are refused. The token alone stops all of these; the other checks hold even when a token has leaked
+into a page.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stoker.server.responses import error, unexpected
 OPEN = frozenset({"/healthz", "/readyz"})
 """The paths that need no token."""
 BODY = 2 << 20
-"""Bytes a request may have, unless its path is among the caps given to Security."""
+"""Bytes of a request, unless its path is among the caps given to Security."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 ANYWHERE = frozenset({"", "0.0.0.0", "::"})
-"""Addresses that mean: on every interface."""
+"""Addresses that mean every interface."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -35,12 +35,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _FAILURES = 30
-"""Wrong tokens in a row before the answer is "too many"; one more is allowed each second. The right token
-is let in all the same: otherwise anybody on this machine could lock its owner out."""
+"""Wrong tokens in a row before the answer is "too many"; one more is allowed each second. The right token is always
+accepted: otherwise any user of this machine could lock the owner out."""
 
 
 class Security:
-    """Refuses or passes on. `caps`: path -> bytes its body may have."""
+    """Refuses a request or passes it on. `caps`: path -> bytes of its body."""
 
     def __init__(
         self, app: ASGIApp, *, token: str, hosts: Iterable[str] = (), caps: dict[str, int] | None = None
@@ -56,7 +56,7 @@ class Security:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            # There are no WebSockets here; saying so before the handshake is a refusal.
+            # There are no WebSockets here. Closing before the handshake refuses them.
             await send({"type": "websocket.close", "code": 1008})
             return
         sending = _WithHeaders(send)
@@ -69,11 +69,11 @@ class Security:
             bounded.check_length(scope)
             await self._app(scope, bounded, sending)
         except ClientDisconnect:
-            # Nobody is left to answer, and a client that goes away is no error of ours.
+            # The client has gone, which is no fault of the server.
             return
-        except Exception as exc:  # whatever a route raises, whoever asked gets an answer
+        except Exception as exc:  # whatever a route raises, the client gets an answer
             if sending.started:
-                # Half an answer is out already; cutting the connection is the only way to say so.
+                # Half of the answer is sent already. Only cutting the connection shows that it failed.
                 unexpected(exc)
                 raise
             answer = error(exc) if isinstance(exc, StokerError) else unexpected(exc)
@@ -81,7 +81,7 @@ class Security:
             await answer(scope, receive, sending)
 
     def _refuse(self, scope: Scope) -> tuple[StokerError, int] | None:
-        """The error and its status, or None to let it pass."""
+        """The error and its status; None lets the request pass."""
         headers = _Headers(scope)
         host = headers.one(b"host")
         if host is None or not self._is_ours(host, scope):
@@ -127,7 +127,7 @@ class Failures:
 
 
 def shows(token: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether these headers hold this token, once."""
+    """Whether these headers hold this token, exactly once."""
     given = [value for name, value in headers if name == b"authorization"]
     return len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + token)
 
@@ -137,7 +137,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_host(host: str) -> tuple[str, str]:
-    """Name (lower case, no brackets) and port of a Host header; an unusable one gives an empty name."""
+    """Name (lower case, no brackets) and port of a Host header. An unusable header gives an empty name."""
     if host.startswith("["):
         name, closed, rest = host[1:].partition("]")
         port = rest[1:] if rest.startswith(":") else ""
@@ -161,13 +161,13 @@ class _Headers:
         return [value for key, value in self._raw if key == name]
 
     def one(self, name: bytes) -> str | None:
-        """The value when there is exactly one."""
+        """The value, if there is exactly one."""
         found = self.all(name)
         return found[0].decode("latin-1") if len(found) == 1 else None
 
 
 class _WithHeaders:
-    """Adds the headers every answer has."""
+    """Adds the headers that every answer has."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -183,7 +183,7 @@ class _WithHeaders:
 
 
 class _Bounded:
-    """Counts what a request sends and stops at the cap, whatever its Content-Length claims."""
+    """Counts what a request sends and stops at the cap, whatever its Content-Length says."""
 
     def __init__(self, receive: Receive, cap: int) -> None:
         self._receive = receive

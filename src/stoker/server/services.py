@@ -1,4 +1,4 @@
-"""What the routes work with."""
+"""The parts of the server that routes use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stoker.store import Store
 class Services:
     """Everything a route may need. Made once per server.
 
-    With a damaged or lost database `parts` is None: every route that needs it answers with the error, and the
-    server stays up to say so.
+    With a damaged or lost database `parts` is None: every route that needs it answers with the error, and the server
+    stays up to report it.
     """
 
     settings: Settings
@@ -37,7 +37,7 @@ class Services:
     trouble: StoreError | None = None
     """Why there is no store: it is damaged or lost."""
     leading: Leadership | None = None
-    """Where several servers share a database; until this one leads, `parts` is None."""
+    """Set where several servers share a database. Until this one leads, `parts` is None."""
     stop: Callable[[], None] = lambda: None
     """Ends the server once the requests under way are answered."""
     closing: Closing = field(default_factory=lambda: Closing())
@@ -61,14 +61,14 @@ class Services:
         return None if self.trouble is None else self.trouble.message
 
     @property
-    def waits(self) -> NotLeading | None:
-        """What to tell those who ask a server that does not lead; None: it does, or is the only one."""
+    def not_leading(self) -> NotLeading | None:
+        """The error to answer while this server does not lead; None: it leads, or is the only one."""
         return None if self.leading is None or self.leading.leads else self.leading.refusal()
 
     def _need(self) -> tuple[Store, Controller]:
-        waits = self.waits
-        if waits is not None:
-            raise waits
+        not_leading = self.not_leading
+        if not_leading is not None:
+            raise not_leading
         if self.parts is None:
             assert self.trouble is not None
             raise self.trouble
@@ -76,7 +76,7 @@ class Services:
 
 
 class Closing:
-    """Set when the server ends, so that those who wait for a run (followers, long polls) let go at once.
+    """Set when the server ends, so that requests which wait for a run (followers, long polls) return at once.
 
     `set` may be called from any thread; the rest belongs to the server's event loop."""
 

@@ -1,7 +1,8 @@
-"""Taking a home: directory, lock, log, token, socket, server.json.
+"""Takes a home: directory, lock, log, token, socket, server.json.
 
-Order matters. The lock comes first: it decides who the server is. The socket is bound before server.json is
-written, so whoever reads server.json can connect; requests wait in the socket until the server accepts.
+The order matters. The lock comes first: it decides which process is the server. The socket is bound before
+server.json is written, so a client that reads server.json can connect. Its request waits in the socket until the
+server accepts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class AlreadyRunning(StokerError):
 
 
 def prepare(home: Home) -> None:
-    """Make the home, only for its owner."""
+    """Makes the home, readable by its owner only."""
     try:
         home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for directory in _private(home):
@@ -63,14 +64,14 @@ def prepare(home: Home) -> None:
 
 
 def _private(home: Home) -> tuple[Path, ...]:
-    """Directories nobody else may look into. Not the home itself: it may be somebody's own directory, with
-    other things in it."""
+    """Directories that only the owner may read. Not the home itself: it may be a directory of the user that holds other
+    things too."""
     return home.blobs, home.runs, home.tasks, home.backups, home.engine, home.cache, home.setups
 
 
 def take_lock(home: Home) -> int:
-    """The lock, held for as long as the descriptor is open. Somebody who only looks holds it for a moment,
-    so one refusal does not count."""
+    """The lock, held while the descriptor is open. A process that only checks it holds it for a moment, so one refusal
+    does not count."""
     try:
         fd = os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -87,21 +88,21 @@ def take_lock(home: Home) -> int:
 
 
 def still_locked(home: Home, lock: int) -> bool:
-    """Whether the lock we hold is still the one others would try."""
+    """Whether the held lock is still the file that other servers would lock."""
     return _same_file(lock, home.server_lock)
 
 
-def calm_collector() -> None:
-    """Let Python look for cyclic garbage less often. With ten thousand live runs a full look takes a quarter of a
-    second in which nobody is answered, and it comes every ten seconds under load; what the server drops is free
-    of cycles but for a few exceptions. What is loaded by now stays for good and is never looked at again."""
+def tune_garbage_collector() -> None:
+    """Makes Python collect cyclic garbage less often. With ten thousand live runs a full collection stops the server
+    for a quarter of a second, every ten seconds under load, and hardly any object of the server is in a cycle.
+    Everything loaded by now stays for good and is exempt from collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 10)
 
 
 def log_to(home: Home) -> None:
-    """Log to server.log, rotated; and to stderr where that is something else."""
+    """Logs to server.log, rotated, and to stderr unless that is the same file."""
     formatter = RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handlers: list[logging.Handler] = [
         logging.handlers.RotatingFileHandler(
@@ -119,7 +120,7 @@ def log_to(home: Home) -> None:
 
 
 def token_of(home: Home) -> str:
-    """The token of this home; made on the first start."""
+    """The token of this home. The first start makes it."""
     try:
         token = home.token.read_text().strip()
         if token:
@@ -148,7 +149,7 @@ def token_of(home: Home) -> str:
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Off loopback the token is all that stands between strangers and this account."""
+    """Refuses a weak token beyond loopback, where it alone protects this account."""
     if is_loopback(host):
         return
     if len(token) < SHORTEST_TOKEN or token.lower() in _WEAK or len(set(token)) < 8:
@@ -159,7 +160,7 @@ def check_exposure(host: str, token: str) -> None:
 
 
 def check_name(home: Home) -> None:
-    """The name of one of several servers becomes part of names of files."""
+    """Refuses a server name that cannot be part of file names."""
     if home.replica and not _REPLICA.fullmatch(home.replica):
         raise Refused(
             f"STOKER_REPLICA={home.replica[:80]!r} cannot be a server's name",
@@ -168,7 +169,7 @@ def check_name(home: Home) -> None:
 
 
 def check_sharing(home: Home, *, shared: bool) -> None:
-    """Servers that share a home need a database that says which of them leads."""
+    """Refuses several servers on a database file: they need a database that decides which one leads."""
     if home.replica and not shared:
         raise Refused(
             f"the server {home.replica!r} would be one of several, but their database is a file in the home",
@@ -197,7 +198,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 def write_record(home: Home, url: str, started_at: float, *, stopping: bool = False) -> None:
-    """Say where the server is; `stopping`: that it is about to be gone, and nobody should turn to it."""
+    """Writes server.json. `stopping`: the server is about to end, and clients should not use it."""
     record: dict[str, Any] = {
         "pid": os.getpid(),
         "start_time": start_time(os.getpid()),
@@ -212,7 +213,7 @@ def write_record(home: Home, url: str, started_at: float, *, stopping: bool = Fa
 
 
 def is_recorded(home: Home, url: str) -> bool:
-    """Whether server.json says where this server is: it may have been deleted or overwritten."""
+    """Whether server.json names this server. It may have been deleted or overwritten."""
     try:
         record = json.loads(home.server_record.read_bytes())
     except (OSError, ValueError):
@@ -221,12 +222,12 @@ def is_recorded(home: Home, url: str) -> bool:
 
 
 def home_id(home: Home) -> str:
-    """Tells homes apart without naming them."""
+    """An id that tells homes apart without naming them."""
     return hashlib.sha256(os.fsencode(home.root)).hexdigest()[:16]
 
 
 def unusable(home: Home, exc: OSError, path: Path | None = None) -> StokerError:
-    """`path`: what was to be written, where that is known."""
+    """`path`: the file that was to be written, if known."""
     return disks.refusal(exc, path or home.root) or StokerError(
         f"cannot use the home {str(home.root)!r}: {(exc.strerror or str(exc)).lower()}",
         hint="Make it a writable directory, or set STOKER_HOME to one.",

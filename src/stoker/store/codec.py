@@ -1,8 +1,8 @@
 """Rows to columns and back.
 
-What comes in may stem from user code (metric names, file names, last lines), so nothing it contains may make
-a transaction fail: text is made storable, numbers are brought into range. What comes out of a sound database
-always decodes; when it does not, the database is damaged and that is what is said.
+Values may come from user code (metric names, file names, last lines), so none of them may make a transaction fail:
+text is made storable and numbers are brought into range. Rows of an intact database always decode; a row that does
+not decode is reported as damage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.store.rows import (
 
 Columns = dict[str, Any]
 Found = Mapping[Any, Any]
-"""A row as SQLAlchemy hands it out: by column name."""
+"""A row as SQLAlchemy returns it: by column name."""
 Encoder = Callable[[Any], Any]
 Row = TypeVar("Row")
 
@@ -36,7 +36,7 @@ INT_MAX = 2**63 - 1
 
 
 def text(value: str) -> str:
-    """Text for people, storable everywhere: lone surrogates and NUL become the replacement character."""
+    """Text for display, storable everywhere: lone surrogates and NUL become the replacement character."""
     value = str(value)
     if "\0" in value:
         value = value.replace("\0", "\ufffd")
@@ -46,7 +46,7 @@ def text(value: str) -> str:
 
 
 def exact(value: str) -> str:
-    """A name that must come back as it was (file names are bytes, metric names are anything JSON allows)."""
+    """A name that must be restored exactly (file names are bytes, metric names are any JSON string)."""
     if value.isascii() and value.isprintable() and "\\" not in value and '"' not in value:
         return str(value)
     return json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "backslashreplace").decode("utf-8")
@@ -66,7 +66,7 @@ def integer(value: int) -> int:
 def number(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer too large for a float
         return math.inf if value > 0 else -math.inf
 
 
@@ -100,7 +100,7 @@ def _digest_of(outputs: Any) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-# Column -> how it is written. These are also the columns a change may name.
+# Column -> how it is written. A change may name only these columns.
 RUN: dict[str, Encoder] = {
     "name": text,
     "project": text,
@@ -177,12 +177,12 @@ EVENT: dict[str, Encoder] = {"t": number, "kind": text, "text": text, "data": to
 
 
 def columns(row: Any, encoders: Mapping[str, Encoder]) -> Columns:
-    """Every column of a whole row."""
+    """Every column of a row."""
     return {name: encode(getattr(row, name)) for name, encode in encoders.items()}
 
 
 def changed(values: Mapping[str, Any], encoders: Mapping[str, Encoder], what: str) -> Columns:
-    """The columns of a change. An unknown one is the caller's mistake."""
+    """The columns of a change. Raises ValueError for an unknown one."""
     unknown = [name for name in values if name not in encoders]
     if unknown:
         raise ValueError(
@@ -237,13 +237,13 @@ _JSON = {
 }
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _JSON}
 RUN_COLUMNS = tuple(f.name for f in fields(RunRow) if f.name != "record")
-"""The columns `run_row` wants, in its order."""
+"""The columns of `run_row`, in its order."""
 _decoder = json.JSONDecoder()
 
 
 def run_row(row: Sequence[Any], record: str | None) -> RunRow:
-    """The one decoder that meets tens of thousands of rows at a time, so it spares what the others can afford:
-    lookups by name, and a frozen dataclass's way of setting one field after the other."""
+    """Decodes a run. It may decode tens of thousands of rows at once, so it avoids lookups by name and the slow
+    constructor of a frozen dataclass."""
     values = dict(zip(RUN_COLUMNS, row, strict=False))
     try:
         values["key"] = unexact(values["key"])
@@ -276,7 +276,7 @@ def part_row(row: Found) -> PartRow:
 
 
 def decode(kind: type[Row], row: Found) -> Row:
-    """A row of any kind; columns that are not its fields are left out."""
+    """A row of any kind. Ignores columns that are not its fields."""
     try:
         values = {name: row[name] for name in _NAMES[kind]}
         for name in _JSON[kind]:

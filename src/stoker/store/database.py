@@ -1,4 +1,4 @@
-"""Connections and transactions, the same for every database."""
+"""Connections and transactions, the same for every kind of database."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from stoker.errors import NotLeading, StoreBusy, StoreDamaged, StoreError
 from stoker.store.codec import RESTORE_HINT
 from stoker.store.dialects.base import Dialect
-from stoker.store.retry import patiently
+from stoker.store.retry import with_retries
 
 WRITER_WAIT = 60.0
-"""Seconds a writer waits for the others of this process. Transactions take milliseconds, so more than this
-means a hanging disk or a database that is away."""
+"""Seconds that a writer waits for the other writers of this process. Transactions take milliseconds, so more means
+a hanging disk or an unreachable database."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,17 +27,16 @@ T = TypeVar("T")
 class Database:
     """One writer, several readers. Safe from any thread.
 
-    `write(work, ...)` holds the process-wide lock and a transaction that excludes other writers from its start,
-    and calls `work(connection, ...)` in it; it is committed when `work` returns and rolled back when it raises.
-    `read` is the same on a snapshot, without the lock. Work that a lock or a lost connection kept from being
-    done is done again from its beginning, so it must have no effect but on its connection. Only errors of
-    `stoker.errors` come out for anything the database does wrong.
+    `write(work, ...)` takes the process-wide lock and a transaction that excludes other writers from its start. It calls
+    `work(connection, ...)`, commits when that returns and rolls back when it raises. `read` is the same on a snapshot,
+    without the lock. Work that fails because of a lock or a lost connection is repeated from its beginning, so it may
+    change nothing but its connection. Every database error is raised as one of `stoker.errors`.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self.damaged: str | None = None
-        """Why nothing is written any more; None while all is well."""
+        """Why the database is no longer written to; None while it is intact."""
         self.on_fenced: Callable[[], None] = lambda: None
         """Called when another server has taken over, before NotLeading is raised."""
         self._closed = False
@@ -77,7 +76,7 @@ class Database:
         try:
             connection.commit()
         except _errors(self.dialect):
-            # Whether it took place is not known here when the connection was lost on the way.
+            # When the connection was lost meanwhile, the commit may or may not have taken place.
             if mark is None or not self.dialect.committed(mark):
                 raise
 
@@ -99,7 +98,7 @@ class Database:
             with translated(self.dialect):
                 self.dialect.copy(target)
         except StoreDamaged:
-            self.check()  # the copy may have been spoilt on its own disk; only our damage stops writing
+            self.check()  # the fault may be on the copy's disk: only damage of the database itself stops writing
             raise
 
     def close(self) -> None:
@@ -109,10 +108,10 @@ class Database:
             self.writer.dispose()
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Tried again while that helps; damage and the loss of the lead are remembered."""
+        """Repeats the work while that may help. Remembers damage and the loss of the lead."""
         try:
             with translated(self.dialect):
-                return patiently(work, self.dialect.transient, self.dialect.patience)
+                return with_retries(work, self.dialect.transient, self.dialect.patience)
         except StoreDamaged as exc:
             if self.damaged is None:
                 self.damaged = exc.message
@@ -128,7 +127,7 @@ class Database:
 
 @contextmanager
 def translated(dialect: Dialect) -> Iterator[None]:
-    """Only errors of ours come out."""
+    """Turns the driver's errors into errors of `stoker.errors`."""
     try:
         yield
     except _errors(dialect) as exc:

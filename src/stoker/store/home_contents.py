@@ -1,12 +1,12 @@
-"""What a home holds beside its database: enough to tell a new home from one that has lost its database.
+"""What a home holds besides its database: enough to tell a new home from one that has lost its database.
 
-    ledger.jsonl   {"id", "name", "t"} for each acknowledged run; {"id", "forgotten"} once it was let go of
-    tasks/RUN      of runs that are not cleaned up yet; the training in them may be running
-    blobs/         code, checkpoints, outputs
-    backups/       copies of the database
+ledger.jsonl   {"id", "name", "t"} for each acknowledged run; {"id", "forgotten"} once it was forgotten
+tasks/RUN      of runs that are not cleaned up yet; their training may be running
+blobs/         code, checkpoints, outputs
+backups/       copies of the database
 
-A database that is made anew beside these knows of nothing: tasks would be strangers, blobs garbage, and its copies would
-push out the good ones. So none is made.
+A new database beside these would know nothing: tasks would be orphans, blobs garbage, and its copies would replace the
+good ones. So no database is created there.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from stoker.settings import Home
 from stoker.store.dialects.sqlite_copies import Contents, beneath, best_first
 
 _NAMED = 3
-"""How many task directories a message names."""
+"""Number of task directories that a message names."""
 _BEFORE_MIGRATION = "before-migration-"
-"""How the file is called that a home had before its database moved to a server."""
+"""Name of the file that was the database before it moved to a server."""
 
 
 @dataclass(frozen=True)
 class HomeContents:
     runs: int
-    """Acknowledged and not let go of."""
+    """Runs that were acknowledged and not forgotten."""
     tasks: tuple[str, ...]
     """Runs that have task directories."""
     blobs: bool
     copies: tuple[tuple[Path, Contents], ...]
-    """Those with runs in them, best first."""
+    """Copies with runs in them, best first."""
 
     @property
     def of_runs(self) -> bool:
-        """Whether there is anything of which a database without runs cannot be the truth. Blobs alone can: code arrives
-        before the run that needs it."""
+        """Whether anything proves that a database without runs is wrong. Blobs alone do not: code arrives before the run
+        that needs it."""
         return bool(self.runs or self.tasks or self.copies)
 
     @property
@@ -64,7 +64,7 @@ def ledger(home: Home) -> list[bytes]:
 
 
 def acknowledged(lines: Iterable[str | bytes | Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By id: the runs that were acknowledged and not let go of. Torn lines are passed over."""
+    """The runs that were acknowledged and not forgotten, by id. Skips torn lines."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines:
         try:
@@ -81,13 +81,13 @@ def acknowledged(lines: Iterable[str | bytes | Mapping[str, Any]]) -> dict[str, 
 
 
 def claims(home: Home) -> list[dict[str, Any]]:
-    """`{"id", "name"?, "t"?}` of each run that this home has had, as far as it shows, but for those let go of."""
+    """`{"id", "name"?, "t"?}` of each run that this home is known to have had, except forgotten ones."""
     tasks = [{"id": name} for name in _task_directories(home)]
     return list(acknowledged([*tasks, *ledger(home)]).values())
 
 
 def forget(home: Home, runs: Iterable[str], now: float) -> None:
-    """Let go of runs that the database does not know, for good."""
+    """Records for good that these runs, which the database does not know, are forgotten."""
     lines = "".join(json.dumps({"id": run, "forgotten": now}) + "\n" for run in runs)
     fd = os.open(home.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -97,12 +97,12 @@ def forget(home: Home, runs: Iterable[str], now: float) -> None:
 
 
 def lost(home: Home, where: str, found: HomeContents, *, shared: bool, empty: bool) -> StoreLost:
-    """`empty`: there is a database, without a single run. `shared`: it is on a server."""
+    """`empty`: the database exists but has no run. `shared`: it is on a server."""
     what = "has no runs in it" if empty else "is gone"
     return StoreLost(
-        f"the database {where} {what}, but this home has had runs: {', '.join(_there(found))}; "
+        f"the database {where} {what}, but this home has had runs: {', '.join(_evidence(found))}; "
         "nothing was ended or deleted",
-        hint=" ".join(_ways(home, found, shared)),
+        hint=" ".join(_remedies(home, found, shared)),
         details={
             "ledger": found.runs,
             "tasks": list(found.tasks),
@@ -111,7 +111,7 @@ def lost(home: Home, where: str, found: HomeContents, *, shared: bool, empty: bo
     )
 
 
-def _there(found: HomeContents) -> Iterator[str]:
+def _evidence(found: HomeContents) -> Iterator[str]:
     if found.runs:
         yield f"{found.runs} in its ledger"
     if found.tasks:
@@ -123,7 +123,7 @@ def _there(found: HomeContents) -> Iterator[str]:
         yield f"{len(found.copies)} {'copy' if len(found.copies) == 1 else 'copies'} of the database"
 
 
-def _ways(home: Home, found: HomeContents, shared: bool) -> Iterator[str]:
+def _remedies(home: Home, found: HomeContents, shared: bool) -> Iterator[str]:
     if shared and home.database.is_file():
         yield f"To move the runs of {home.database} there: stoker server migrate."
     elif not shared and any(name.startswith(_BEFORE_MIGRATION) for name in _names(home.backups)):
@@ -135,7 +135,7 @@ def _ways(home: Home, found: HomeContents, shared: bool) -> Iterator[str]:
         yield f"The best copy ({path}) has {runs} and was made on {made}: stoker backup restore."
     else:
         yield "There is no copy in this home; with one from elsewhere: stoker backup restore PATH."
-    yield "To put all this aside and begin anew: stoker server start --anew."
+    yield "To move all this aside and start with an empty database: stoker server start --anew."
 
 
 def _task_directories(home: Home) -> list[str]:

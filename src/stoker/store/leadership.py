@@ -1,9 +1,9 @@
-"""Who leads, among servers that share a database: one row, taken with a new epoch each time.
+"""Which server leads, among those that share a database: one row, taken with a new epoch each time.
 
-A server that waits watches the row. Whoever leads moves it, with every transaction and with a beat when there are
-none; when nothing has moved for a whole lease, by the clock of the one who waits, it takes the row over. Clocks
-are never compared. The epoch it gets is the fence of its store: from then on the old leader's transactions find
-that they are of another epoch, however long it slept.
+A waiting server watches the row. The leader changes it with every transaction, and with a beat when there are none.
+When the row has not changed for a whole lease by the waiting server's clock, that server takes it over. Clocks are
+never compared. The new epoch is the fence of the new leader's store: transactions of the old leader find another
+epoch, however long it was stopped.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from stoker.errors import NotLeading, StoreBusy
 from stoker.store import migrate
 from stoker.store.database import translated
 from stoker.store.dialects.base import Dialect, dialect_for
-from stoker.store.retry import patiently
+from stoker.store.retry import with_retries
 from stoker.store.schema import leadership
 
 T = TypeVar("T")
 
 _HERE = leadership.c.epoch == bindparam("of_epoch")
-SEE = select(leadership.c.epoch, leadership.c.holder, leadership.c.url, leadership.c.turn, leadership.c.beat)
+READ = select(leadership.c.epoch, leadership.c.holder, leadership.c.url, leadership.c.turn, leadership.c.beat)
 TAKE = (
     update(leadership)
     .where(_HERE, leadership.c.turn == bindparam("of_turn"), leadership.c.beat == bindparam("of_beat"))
@@ -36,23 +36,23 @@ TAKE = (
     )
 )
 BEAT = update(leadership).where(_HERE).values(beat=leadership.c.beat + 1)
-LEAVE = update(leadership).where(_HERE).values(holder="", url="")
+RELEASE = update(leadership).where(_HERE).values(holder="", url="")
 
 
 @dataclass(frozen=True)
 class Leader:
-    """What the row says. As long as it stays the same, whoever leads gives no sign of life."""
+    """The content of the row. While it stays the same, the leader gives no sign of life."""
 
     epoch: int
     holder: str
-    """Empty: nobody; who held it has said goodbye."""
+    """Empty: no server leads; the last one gave up the lead."""
     url: str
     turn: int
     beat: int
 
 
 class LeaderLease:
-    """The row, apart from what a store does with it. Any thread, one at a time. Raises as a Store does."""
+    """The row of the leader, apart from the store. Any thread, one at a time. Raises as a Store does."""
 
     def __init__(self, dialect: Dialect, engine: Engine) -> None:
         self._dialect = dialect
@@ -60,7 +60,7 @@ class LeaderLease:
 
     @classmethod
     def open(cls, url: str, *, busy_timeout: float = 1.0) -> Self:
-        """Makes the tables where there are none; changes none that are older or newer: that is for who leads."""
+        """Creates the tables where there are none. Never changes older or newer tables: only a leader does that."""
         dialect = dialect_for(url, busy_timeout=busy_timeout)
         engine = dialect.apart()
         with translated(dialect):
@@ -72,12 +72,12 @@ class LeaderLease:
     def where(self) -> str:
         return self._dialect.where
 
-    def see(self) -> Leader:
-        return self._do(lambda connection: Leader(*connection.execute(SEE).one()))
+    def read(self) -> Leader:
+        return self._do(lambda connection: Leader(*connection.execute(READ).one()))
 
     def take(self, seen: Leader, holder: str, url: str) -> int | None:
-        """The new epoch; None when the row is no longer as it was seen. `holder` must be nobody else's. Raises
-        StoreError for a database of a newer version, which this program could not use."""
+        """Takes the lead and returns the new epoch; None when the row has changed since `seen`. `holder` must be unique.
+        Raises StoreError for a database of a newer version, which this program cannot use."""
         self._do(lambda connection: migrate.refuse_newer(migrate.version(connection), self.where))
         values = {
             "of_epoch": seen.epoch,
@@ -88,23 +88,23 @@ class LeaderLease:
         }
         if self._change(TAKE, values):
             return seen.epoch + 1
-        # The answer to a first try may have been lost on its way.
-        found = self.see()
+        # The answer to a first try may have been lost.
+        found = self.read()
         return found.epoch if found.holder == holder else None
 
     def renew(self, epoch: int) -> None:
-        """A sign of life. NotLeading when there is a newer epoch."""
+        """Gives a sign of life. Raises NotLeading when there is a newer epoch."""
         try:
             here = self._change(BEAT, {"of_epoch": epoch})
         except StoreBusy:
-            # A long transaction holds the row. While it does nobody can take it; so whose it is will do.
-            here = self.see().epoch == epoch
+            # A long transaction holds the row, and meanwhile no other server can take it. So reading the epoch suffices.
+            here = self.read().epoch == epoch
         if not here:
             raise NotLeading(f"another server leads on {self.where} now")
 
-    def leave(self, epoch: int) -> None:
-        """Nobody has to wait for us. Nothing when another has taken over."""
-        self._change(LEAVE, {"of_epoch": epoch})
+    def release(self, epoch: int) -> None:
+        """Gives up the lead, so that no server waits for the lease. Nothing when another one has taken over."""
+        self._change(RELEASE, {"of_epoch": epoch})
 
     def close(self) -> None:
         self._engine.dispose()
@@ -123,4 +123,4 @@ class LeaderLease:
                 return work(connection)
 
         with translated(self._dialect):
-            return patiently(once, self._dialect.transient, self._dialect.patience)
+            return with_retries(once, self._dialect.transient, self._dialect.patience)

@@ -1,7 +1,7 @@
 """Metrics: many small points, written in bulk and read as curves.
 
-A step that several attempts reported has the newest attempt's value: a resumed run overwrites the part of the
-curve it went through again, and what the earlier attempt reported beyond stays until it is reached.
+For a step that several attempts reported, the newest attempt's value counts. A resumed run overwrites the part of the
+curve that it repeats; later points of the earlier attempt stay until it reaches them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ KeyIds = dict[tuple[str, str], int]
 
 
 class MetricWriter:
-    """Adds points. Remembers the ids of keys, once they are committed."""
+    """Adds points. Remembers the ids of keys once they are committed."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._known: KeyIds = {}
@@ -79,7 +79,7 @@ class MetricWriter:
         )
 
     def add(self, connection: Connection, changes: Sequence[AddMetrics]) -> KeyIds:
-        """The ids that were looked up for it; to be handed to `remember` when all of it is committed."""
+        """Adds the points. Returns the key ids it looked up; pass them to `remember` after the commit."""
         learnt: KeyIds = {}
         rows: list[dict[str, Any]] = []
         for change in changes:
@@ -100,7 +100,7 @@ class MetricWriter:
         return learnt
 
     def remember(self, learnt: KeyIds) -> None:
-        """Any thread."""
+        """May be called from any thread."""
         if len(self._known) + len(learnt) > KNOWN_KEYS:
             self._known = {}
         self._known.update(learnt)
@@ -127,7 +127,7 @@ def keys_of(connection: Connection, run: str) -> dict[str, int]:
 
 
 def summary(connection: Connection, run: str) -> list[dict[str, Any]]:
-    """Per key; `last` and `last_step` are what was reported last: the newest attempt's highest step."""
+    """One entry per key. `last` and `last_step`: the newest attempt's highest step."""
     found = []
     for key, key_id in sorted(keys_of(connection, run).items()):
         first, newest = connection.execute(ATTEMPTS_OF_KEY, {"key_id": key_id}).one()
@@ -150,7 +150,7 @@ def summary(connection: Connection, run: str) -> list[dict[str, Any]]:
 
 
 def latest(connection: Connection, run: str, *, up_to: int | None = None) -> dict[str, float]:
-    """The newest value of each key, or the newest that is not beyond a step."""
+    """The newest value of each key, up to a step if one is given."""
     statement = LAST_POINT if up_to is None else LAST_POINT_UP_TO
     values = {}
     for key, key_id in sorted(keys_of(connection, run).items()):
@@ -162,7 +162,7 @@ def latest(connection: Connection, run: str, *, up_to: int | None = None) -> dic
 
 
 def recent(connection: Connection, run: str, keys: Sequence[str], limit: int) -> dict[str, list[MetricPoint]]:
-    """The newest attempt's newest points of each of these keys, in the order of their steps."""
+    """The newest points of the newest attempt for each of these keys, in the order of their steps."""
     ids = keys_of(connection, run)
     found = {}
     for key in keys:
@@ -189,8 +189,8 @@ def points(connection: Connection, run: str, key: str, max_points: int | None) -
 
 
 def thin(curve: list[MetricPoint], most: int) -> list[MetricPoint]:
-    """At most so many points, always the same ones: the first, the last, and the lowest and highest of equal
-    stretches between, so that no spike is lost. NaN counts as the highest: it is what people look for."""
+    """At most `most` points, chosen deterministically: the first, the last, and the lowest and highest of equal stretches
+    between, so that no spike is lost. NaN counts as the highest: users look for it."""
     if len(curve) <= most:
         return curve
     if most < 4:

@@ -1,8 +1,7 @@
-"""Bringing a database to the schema this program works on.
+"""Brings a database to the schema of this program.
 
-The version is one plain read. Alembic, which takes longer to import than everything else takes to start, is
-needed only when that version is an older one: a new database gets today's tables directly (a test holds that
-they are what the migrations lead to).
+The version is one plain read. Alembic, which takes longer to import than the rest of a start, is needed only for an
+older version. A new database gets the current tables directly; a test checks that the migrations lead to the same.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 
 
 def create(connection: Connection) -> None:
-    """Today's tables in an empty database."""
+    """Creates the current tables in an empty database."""
     schema.metadata.create_all(connection, checkfirst=False)
     connection.execute(insert(schema.schema_version).values(version_num=revision(schema.VERSION)))
-    connection.execute(insert(schema.leadership).values(schema.NOBODY))
+    connection.execute(insert(schema.leadership).values(schema.NO_LEADER))
 
 
 def bring_up_to_date(database: Database) -> None:
-    """Nothing when the schema is current. Otherwise all of the way or nothing, after taking a copy."""
+    """Migrates an older schema completely or not at all, after taking a copy."""
     found = database.read(version)
     if found == schema.VERSION:
         return
@@ -47,9 +46,9 @@ def refuse_newer(found: int, where: str) -> None:
 
 
 def _upgrade_once(connection: Connection, dialect: Dialect) -> None:
-    """Another server may have done it while we waited for our turn."""
+    """Another server may have migrated while this one waited for the lock."""
     if version(connection) < schema.VERSION:
-        dialect.unhurried(connection)
+        dialect.lift_time_limits(connection)
         upgrade(connection)
 
 
@@ -73,8 +72,8 @@ def version(connection: Connection) -> int:
 
 
 def upgrade(connection: Connection, target: str = "head", *, versions: Path | None = None) -> None:
-    """Run the migrations inside the caller's transaction."""
-    from alembic.config import Config  # slow to import, rarely needed
+    """Runs the migrations inside the caller's transaction."""
+    from alembic.config import Config  # lazy: slow to import, rarely needed
     from alembic.runtime.environment import EnvironmentContext
     from alembic.script import ScriptDirectory
 

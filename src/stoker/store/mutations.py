@@ -1,8 +1,8 @@
-"""Applying what one pass of the control loop decided.
+"""Applies the changes that one pass of the control loop decided.
 
-Changes are sorted by table and keep their order within it. That gives the same result as one after the other,
-because nothing in one table depends on another but the existence of a row that came before; and it lets equal
-statements go to the database together, which is what makes hundreds of changes cheap.
+Changes are sorted by table and keep their order within it. The result is the same as in the original order, because
+a row of one table depends on another table only by the existence of an earlier row. Equal statements then go to the
+database together, which makes hundreds of changes cheap.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ ADD_EVENT = insert(events)
 
 
 class Changes:
-    """Holds the statements for one database, and knows the metric keys it has seen. Used by one thread at a
-    time, inside a write transaction."""
+    """Holds the statements for one database and the known metric keys. Used by one thread at a time, inside a write
+    transaction."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.metrics = MetricWriter(dialect)
@@ -77,7 +77,7 @@ class Changes:
         self._move_cursor = _upsert(dialect, cursors, ["run", "attempt", "task", "file"])
         self._add_checkpoint = dialect.insert(checkpoints).on_conflict_do_nothing(index_elements=["id"])
         self._put_part = _upsert(dialect, checkpoint_parts, PART_KEY)
-        # In this order parents come before their children.
+        # Parents come before their children.
         self._tables: tuple[
             tuple[tuple[type, ...], Callable[[Connection, list[Any]], KeyIds | None]], ...
         ] = (
@@ -93,7 +93,7 @@ class Changes:
         self._place = {kind: place for place, (kinds, _) in enumerate(self._tables) for kind in kinds}
 
     def apply(self, connection: Connection, changes: Sequence[Change]) -> KeyIds:
-        """What the metrics learnt, to be remembered once it is committed."""
+        """Applies the changes. Returns new metric key ids, to be remembered after the commit."""
         learnt: KeyIds = {}
         sorted_by_table: list[list[Any]] = [[] for _ in self._tables]
         for change in changes:
@@ -105,7 +105,7 @@ class Changes:
             if found:
                 learnt.update(write(connection, found) or {})
         for change in changes:
-            # Whatever waited for others waits in vain, and what is complete has its own row.
+            # Parts that waited for others will not be completed, and a complete checkpoint has its own row.
             if isinstance(change, UpdateAttempt) and change.values.get("state") == "ended":
                 self._parts(connection, [DropParts(change.run, change.number)])
         return learnt
@@ -222,11 +222,11 @@ def _upsert(dialect: Dialect, table: Any, key: list[str]) -> Any:
 def _update(
     connection: Connection, statement: Any, rows: Rows, what: str, name: Callable[[Any], str]
 ) -> None:
-    """Rows one after the other with the same columns go together. Each must find its row."""
+    """Sends consecutive rows with the same columns together. Every row must be found."""
     for _, group in groupby(rows, lambda row: tuple(sorted(row))):
         alike = list(group)
         if all(column.startswith("of_") for column in alike[0]):
-            continue  # a change of nothing, or of what is kept elsewhere
+            continue  # no change, or one that another table holds
         if connection.execute(statement, alike).rowcount == len(alike):
             continue
         for row in alike:

@@ -1,4 +1,4 @@
-"""Where the tasks of an attempt are, as its row records it."""
+"""Where the tasks of an attempt are, as recorded in its row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 VERSION = 1
-"""Of the record. Records without a version were written before there was one; their fields are the same."""
+"""Version of the record. Records without one are older and have the same fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +20,22 @@ class TaskPlacement:
     memory: int | None = None
     isolation: Mapping[str, Any] = field(default_factory=dict)
     number: int = 0
-    """By which the queue knows the task."""
+    """The task's number in the scheduler."""
     ports: tuple[int, ...] = ()
-    """At which the other tasks reach it, where tasks share the ports of a machine."""
+    """Ports at which the other tasks reach it, where tasks share the ports of a machine."""
     incarnation: int = 1
     generation: int = 1
-    """Of its newest body, or of the one that it is to start next."""
+    """Generation of its newest body, or of the one that it starts next."""
     ordered: int | None = None
-    """The incarnation that had an order last. None: recorded by a version that did not say so."""
+    """The incarnation that last got an order. None: recorded by a version that did not store it."""
     moved: int = 0
-    """How often its ports were moved, because a body that was given up may still listen on them."""
+    """How often its ports were moved because an abandoned body may still listen on them."""
     given_up: bool = False
-    """It stands in for an incarnation that was given up without proof of its end."""
+    """It replaces an incarnation that was given up without proof of its end."""
     joining: bool = False
-    """It is not part of the world yet: the next generation has it."""
+    """It is not in the world yet; the next generation includes it."""
     leaving: bool = False
-    """The next generation does not have it."""
+    """The next generation no longer includes it."""
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"v": VERSION}
@@ -47,10 +47,10 @@ class TaskPlacement:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> TaskPlacement:
-        """ValueError: it was written by a newer version."""
+        """Raises ValueError for a record of a newer version."""
         version = record.get("v", VERSION)
         if version != VERSION:
-            raise ValueError(f"a placement of version {version}, and this server reads version {VERSION}")
+            raise ValueError(f"a placement of version {version}; this server reads version {VERSION}")
         known = {key: value for key, value in record.items() if key in _NAMES}
         for name in ("gpus", "ports"):
             if name in known:

@@ -29,7 +29,7 @@ STATES = tuple(str(state) for state in RunState)
 LIVE = ("queued", "starting", "running", "stopping")
 UNENDED = ("starting", "running", "stopping")
 CHUNK = 500
-"""Values in one IN list: below every database's limit on parameters."""
+"""Values in one IN list: below the limit of every database."""
 
 _RUN = select(*(runs.c[name] for name in codec.RUN_COLUMNS))
 _SEQ = codec.RUN_COLUMNS.index("seq")
@@ -159,8 +159,8 @@ def _run_rows(connection: Connection, rows: Sequence[Sequence[Any]], records: bo
 
 
 def _page(connection: Connection, wanted: RunFilter) -> list[int]:
-    """The seqs of one page, newest first. Asked state by state and merged: each part is a short walk of one
-    index whatever the others hold, where one query over several states may sort all they have."""
+    """The seqs of one page, newest first. Queried state by state and merged: each part is a short walk of one index,
+    while one query over several states may sort all their rows."""
     given = {
         "name": wanted.name,
         "part": wanted.name_like,
@@ -230,14 +230,14 @@ def _ids_starting_with(
 
 
 def _nearest_hint(connection: Connection, run_id: str) -> str:
-    """Among the newest and those that begin alike: comparing with every run there ever was takes seconds."""
+    """The nearest of the newest ids and of those that start alike. Comparing with every run takes seconds."""
     candidates = dict.fromkeys(_ids_starting_with(connection, codec.text(run_id)[:3], None))
     candidates.update(dict.fromkeys(connection.execute(NEWEST_IDS, {"limit": 300}).scalars()))
     near = difflib.get_close_matches(run_id, list(candidates), n=3, cutoff=0.5)
     return f"Nearest: {', '.join(near)}" if near else "stoker ps lists the runs."
 
 
-# -- everything that hangs on a run ------------------------------------------------------------------------------
+# -- rows of one run ---------------------------------------------------------------------------------------------
 
 
 def attempts_of(connection: Connection, run_id: str) -> list[AttemptRow]:

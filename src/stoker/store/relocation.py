@@ -1,7 +1,7 @@
-"""From one database to another, and back from a copy, while no server uses either.
+"""Moves rows from one database to another, and back from a copy, while no server uses either.
 
-What arrives is one transaction: after a crash everything is there or nothing, and doing it again is all there is
-to going on. A database that several servers reach is taken as a server that leads would take it.
+The target gets them in one transaction: after a crash it has everything or nothing, and the move can be repeated. A
+database that several servers share is taken as a leading server takes it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from stoker.store.leadership import LeaderLease
 from stoker.store.store import Store
 
 LEASE = 15.0
-"""Seconds of silence after which a server that did not say goodbye counts as gone."""
-_LOOK = 0.2
+"""Seconds of silence after which a server that did not give up the lead counts as gone."""
+_POLL = 0.2
 _ME = "stoker"
 
 
 @dataclass(frozen=True)
 class Moved:
     rows: dict[str, int]
-    """Table -> rows, each compared with what it was."""
+    """Table -> rows, each compared with its source."""
     already: bool
-    """It was all there: an earlier try had come that far."""
+    """Whether everything was there: an earlier try had finished the copy."""
 
 
 def move(
@@ -47,7 +47,7 @@ def move(
     lease: float = LEASE,
     progress: row_copy.Progress = row_copy.silent,
 ) -> Moved:
-    """Every row of `source` into `target`, which must be empty or hold exactly these rows. `source` stays."""
+    """Copies every row of `source` to `target`, which must be empty or hold exactly these rows. `source` stays."""
     with (
         taken(source, lease) as old_epoch,
         Store.open(source, create=False, epoch=old_epoch) as old,
@@ -57,20 +57,20 @@ def move(
         problems = old.check()
         if problems:
             raise StoreDamaged(f"{old.where} is damaged: {problems[0]}", hint=RESTORE_HINT)
-        return old._database.read(_between, old._database, new._database, progress)
+        return old._database.read(_copy_rows, old._database, new._database, progress)
 
 
 def put_in_place(
     copy: Path, target: str | Path, *, aside: Path | None = None, lease: float = LEASE
 ) -> Path | None:
-    """Make a copy, which is a file, the database at `target`. What was there is kept, and where is returned: in a
-    copy beneath `aside`, unless it is a file too and simply moves. StoreDamaged when the copy fails its check."""
+    """Makes a copy, which is a file, the database at `target`. The old database is kept, and its place is returned: a
+    copy in `aside`, or the moved file. Raises StoreDamaged when the copy fails its check."""
     if not is_shared(target):
         return put_file_in_place(copy, Path(target))
     if aside is None:
-        raise ValueError("say where what is there is to be kept")
+        raise ValueError("`aside` is needed to keep the old database")
     with tempfile.TemporaryDirectory(prefix="stoker-restore-") as directory, taken(target, lease) as epoch:
-        # Checked, and brought to today's schema, where the copy itself is left alone.
+        # Checked and migrated in a temporary place, so that the copy itself does not change.
         put_file_in_place(copy, Path(directory) / "copy.db")
         with Store.open(Path(directory) / "copy.db") as given, Store.open(target, epoch=epoch) as store:
             kept = aside / f"replaced-{time.time_ns()}.db"
@@ -80,7 +80,7 @@ def put_in_place(
 
 
 def file_from(source: str, path: Path, *, lease: float = LEASE) -> Moved:
-    """A database that several servers reach, as a file. Nothing is there in its place before, or the same."""
+    """Copies a shared database into a file. The file must be missing or hold exactly the same."""
     with taken(source, lease) as epoch, Store.open(source, create=False, epoch=epoch) as old:
         problems = old.check()
         if problems:
@@ -99,55 +99,55 @@ def file_from(source: str, path: Path, *, lease: float = LEASE) -> Moved:
 
 @contextlib.contextmanager
 def taken(url: str | Path, lease: float) -> Iterator[int | None]:
-    """The lead, for as long as the block takes; the epoch. Conflict when a server leads. None for a file, which
-    the lock of its home protects."""
+    """Holds the lead while the block runs; yields the epoch. Raises Conflict when a server leads. Yields None for a
+    file, which the lock of its home protects."""
     if not is_shared(url):
         yield None
         return
-    seat = LeaderLease.open(str(url))
+    leader_lease = LeaderLease.open(str(url))
     done = threading.Event()
     try:
-        epoch = _take(seat, lease)
-        keeping = threading.Thread(target=_keep, args=(seat, epoch, lease, done), daemon=True)
+        epoch = _take(leader_lease, lease)
+        keeping = threading.Thread(target=_keep, args=(leader_lease, epoch, lease, done), daemon=True)
         keeping.start()
         try:
             yield epoch
         finally:
             done.set()
             keeping.join()
-            seat.leave(epoch)
+            leader_lease.release(epoch)
     finally:
-        seat.close()
+        leader_lease.close()
 
 
-def _take(seat: LeaderLease, lease: float) -> int:
-    seen = seat.see()
+def _take(leader_lease: LeaderLease, lease: float) -> int:
+    seen = leader_lease.read()
     until = time.monotonic() + lease
     while seen.holder and time.monotonic() < until:
-        time.sleep(_LOOK)
-        found = seat.see()
+        time.sleep(_POLL)
+        found = leader_lease.read()
         if found != seen and found.holder:
             name = found.holder.split(" ")[0]
             raise Conflict(
-                f"a server uses {seat.where}: {name}, at {found.url or 'an unknown address'}",
+                f"a server uses {leader_lease.where}: {name}, at {found.url or 'an unknown address'}",
                 hint="Stop every server on this database first.",
             )
         seen = found
-    epoch = seat.take(seen, f"{_ME} - {secrets.token_hex(8)}", "")
+    epoch = leader_lease.take(seen, f"{_ME} - {secrets.token_hex(8)}", "")
     if epoch is None:
-        raise Conflict(f"a server has just begun to use {seat.where}", hint="Stop it first.")
+        raise Conflict(f"a server has just begun to use {leader_lease.where}", hint="Stop it first.")
     return epoch
 
 
-def _keep(seat: LeaderLease, epoch: int, lease: float, done: threading.Event) -> None:
+def _keep(leader_lease: LeaderLease, epoch: int, lease: float, done: threading.Event) -> None:
     while not done.wait(min(1.0, lease / 5)):
-        # A beat that does not get through is tried again by the next; the fence holds in any case.
+        # A beat that fails is repeated by the next one; the fence holds in any case.
         with contextlib.suppress(StoreError):
-            seat.renew(epoch)
+            leader_lease.renew(epoch)
 
 
-def _between(source: Connection, old: Database, new: Database, progress: row_copy.Progress) -> Moved:
-    old.dialect.unhurried(source)
+def _copy_rows(source: Connection, old: Database, new: Database, progress: row_copy.Progress) -> Moved:
+    old.dialect.lift_time_limits(source)
     already = not new.read(row_copy.is_empty)
     if already:
         sent = row_copy.digests(source)
@@ -169,7 +169,7 @@ def _replace(source: Connection, old: Database, new: Database) -> None:
 def _load(
     target: Connection, source: Connection, new: Database, progress: row_copy.Progress
 ) -> row_copy.Digests:
-    new.dialect.unhurried(target)
+    new.dialect.lift_time_limits(target)
     sent = row_copy.fill(source, target, progress)
     new.dialect.loaded(target)
     return sent

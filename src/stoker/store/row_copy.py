@@ -1,7 +1,7 @@
-"""From one database to another: every row, counted and compared.
+"""Copies every row from one database to another, counted and compared.
 
-A table's digest is the sum of the hashes of its rows, so it does not matter in which order two databases hand
-them out. Who leads is not copied: that is a matter of the database, not of what is in it.
+The digest of a table is the sum of the hashes of its rows, so the order in which a database returns them does not
+matter. The leading server is not copied: it belongs to the database, not to its content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.store import migrate, schema
 from stoker.store.dialects.base import file_dialect
 
 CHUNK = 2000
-"""Rows under way at a time."""
+"""Rows in memory at a time."""
 TABLES = tuple(
     table
     for table in schema.metadata.sorted_tables
@@ -44,12 +44,12 @@ Digests = dict[str, Digest]
 
 
 def silent(table: str, done: int, of: int) -> None:
-    """For those who show nothing."""
+    """Progress that is not shown."""
 
 
 def fill(source: Connection, target: Connection, progress: Progress = silent) -> Digests:
-    """Copy every row into empty tables and read them back. What was copied; StoreDamaged when it does not come
-    back as it was. Commits nothing."""
+    """Copies every row into empty tables, reads them back and returns what was copied. Raises StoreDamaged when the
+    rows differ. Commits nothing."""
     sent = {}
     for table in TABLES:
         sum_ = _Sum()
@@ -64,7 +64,7 @@ def fill(source: Connection, target: Connection, progress: Progress = silent) ->
     for name, digest in sent.items():
         if arrived[name] != digest:
             raise StoreDamaged(
-                f"the copy of {name} is not what was copied: {arrived[name]} instead of {digest}",
+                f"the copy of {name} differs from its source: {arrived[name]} instead of {digest}",
                 hint="Nothing was changed. Check the disks and try again.",
             )
     return sent
@@ -90,7 +90,7 @@ def clear(connection: Connection) -> None:
 
 
 def to_file(source: Connection, path: Path) -> None:
-    """A copy as a database file, in place of what is there."""
+    """Copies into a database file, which replaces an existing one."""
 
     def build(target: Connection) -> None:
         migrate.create(target)

@@ -1,6 +1,6 @@
-"""What the store keeps, as plain dataclasses, and the changes that can be asked of it.
+"""The rows of the store as plain dataclasses, and the changes that it can apply.
 
-Control gathers everything one pass decided into a list of changes and applies it in one transaction.
+Control gathers all changes that one pass decided and applies them in one transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NewRun:
     code: str | None = None
     record: Json = field(default_factory=dict)
     fingerprint: str = ""
-    """Hash of the whole submission: the same key with another one is a Conflict."""
+    """Hash of the whole submission. The same key with another fingerprint is a Conflict."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class RunRow:
     user: str
     state: str
     desired: str
-    """run | stop | kill | suspend: what people want; only the interface writes it (and resume resets it)."""
+    """run | stop | kill | suspend: what the user wants. Only the API writes it; resume resets it."""
     priority: int
     tags: tuple[str, ...]
     job: Json
     command: list[str]
     code: str | None
     record: Json
-    """Empty in lists that were asked for without records."""
+    """Empty in lists that are read without records."""
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
@@ -62,7 +62,7 @@ class RunRow:
     failures: int = 0
     """Attempts that spent the user's retries since the last submit or resume."""
     faults: int = 0
-    """Attempts lost in a row through no fault of the user's."""
+    """Attempts lost in a row by no fault of the user."""
     not_before: float = 0.0
     """Wall-clock time before which it is not queued again (backoff)."""
     outputs: Json | None = None
@@ -85,12 +85,12 @@ class AttemptRow:
     engine: str = "local"
     handle: Json = field(default_factory=dict)
     placement: Mapping[str, TaskPlacement] = field(default_factory=dict)
-    """By task."""
+    """By task name."""
     order_seq: int = 0
     resumed_from: str | None = None
     usage: Json = field(default_factory=dict)
     removed: bool = False
-    """What the engine held of it has been deleted."""
+    """Whether the engine has deleted everything of it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class CheckpointRow:
     generation: int
     name: str
     digest: str
-    """Tree of blobs."""
+    """Digest of its tree."""
     size: int
     how: str
     created_at: float
@@ -120,26 +120,26 @@ class CheckpointRow:
     step: int | None = None
     metrics: Json = field(default_factory=dict)
     kept: bool = True
-    """False once retention let its bytes go; the row stays."""
+    """False once retention has given up its bytes; the row stays."""
     world_size: int | None = None
-    """How many trained when it was written; None: nobody counted, there was one task."""
+    """How many trained when it was written; None: not counted, there was one task."""
     seq: int = 0
-    """Order within the store; set by it."""
+    """Order in the store, which sets it."""
 
 
 @dataclass(frozen=True)
 class PartRow:
-    """What one task wrote of a checkpoint that others may have parts of too."""
+    """What one task wrote of a checkpoint that other tasks may have parts of too."""
 
     run: str
     attempt: int
     generation: int
-    """Of the task's body. A number is used once in a task directory, and another directory means another generation."""
+    """Generation of the task's body. A number is used once per task directory, and each directory has its generation."""
     task: str
     number: int
     name: str
     digest: str
-    """Tree of blobs."""
+    """Digest of its tree."""
     size: int
     how: str
     created_at: float
@@ -147,7 +147,7 @@ class PartRow:
     step: int | None = None
     metrics: Json = field(default_factory=dict)
     checkpoint: str | None = None
-    """The complete checkpoint that it went into."""
+    """The complete checkpoint that contains it."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class EventRow:
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """Somewhere that tasks can run, as an administrator described it."""
+    """A cluster as an administrator configured it."""
 
     name: str
     config: Json
@@ -215,7 +215,7 @@ class AddEvent:
 
 @dataclass(frozen=True)
 class AddCheckpoint:
-    """The same id twice is the same checkpoint, once."""
+    """The same id twice is the same checkpoint and adds one row."""
 
     row: CheckpointRow
 
@@ -235,14 +235,14 @@ class PutPart:
 
 @dataclass(frozen=True)
 class DropPart:
-    """Forget one; one that is not there is forgotten already."""
+    """Deletes one part. A missing part is no error."""
 
     row: PartRow
 
 
 @dataclass(frozen=True)
 class DropParts:
-    """Forget all parts of an attempt. An attempt that ends forgets them by itself."""
+    """Deletes all parts of an attempt. The end of an attempt does this too."""
 
     run: str
     attempt: int
@@ -257,7 +257,7 @@ class AddMetrics:
 
 @dataclass(frozen=True)
 class MoveCursor:
-    """How far a file of a task directory has been taken in. In the same transaction as what was read."""
+    """How far a file of a task directory has been read. Applied in the same transaction as what was read."""
 
     run: str
     attempt: int
@@ -286,11 +286,11 @@ Change = (
 class RunFilter:
     states: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    """All of them."""
+    """The run has all of them."""
     name: str | None = None
     name_like: str | None = None
     """A substring, matched literally."""
     project: str | None = None
     before: int | None = None
-    """Only runs with a smaller seq: the page after."""
+    """Only runs with a smaller seq, for the next page."""
     limit: int = 50

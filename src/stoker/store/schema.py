@@ -1,8 +1,8 @@
-"""The tables. One definition for every database; what only one of them understands is in its dialect file.
+"""The tables, defined once for every database. What only one database understands is in its dialect.
 
-Long JSON is text that we encode ourselves: it comes back the same from every database, NaN included. Every
-child table hangs on `runs`, so changes to different tables of one transaction can be regrouped freely. The
-newest migration leads to exactly these tables; a test compares the two.
+JSON is text that the store encodes itself, so that every database returns it unchanged, NaN included. Every child
+table refers to `runs`, so changes to different tables within one transaction can be reordered. The newest migration
+leads to exactly these tables; a test compares the two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 VERSION = 3
-"""The schema this program works on. Raised by one with every migration."""
+"""The schema of this program. Every migration raises it by one."""
 
 # Every constraint has a name, so that a later migration can change it on any database.
 metadata = MetaData(
@@ -72,18 +72,18 @@ runs = Table(
     Column("faults", Integer, nullable=False),
     Column("not_before", Double, nullable=False),
     Column("outputs", Text),
-    # Out of `outputs`, so that collecting garbage does not parse the JSON of every run there ever was.
+    # Copied from `outputs`, so that collecting garbage does not parse the JSON of every run.
     Column("output_digest", Text),
     Column("warnings", Text, nullable=False),
     UniqueConstraint("id"),
     UniqueConstraint("key"),
-    # A page of a list is the newest few of each asked-for state, merged: always a short walk of one index.
+    # A page of a list merges the newest few of each wanted state: always a short walk of one index.
     Index(None, "state", "seq"),
     Index(None, "name", "state", "seq"),
 )
 
-# What a run recorded of its surroundings can be hundreds of kilobytes (a diff, a package list); apart, so that
-# lists and the control loop do not read it by the way.
+# What a run recorded of its environment can be hundreds of kilobytes (a diff, a package list). It has its own table,
+# so that lists and the control loop do not read it.
 run_records = Table(
     "run_records",
     metadata,
@@ -165,7 +165,7 @@ checkpoints = Table(
     Index(None, "run", "seq"),
 )
 
-# What single tasks wrote of checkpoints that several write. Gone with the attempt that wrote them.
+# Parts of checkpoints that several tasks write. Deleted with the attempt that wrote them.
 checkpoint_parts = Table(
     "checkpoint_parts",
     metadata,
@@ -206,15 +206,15 @@ metric_keys = Table(
     UniqueConstraint("run", "key"),
 )
 
-# Four numbers and a value per point; the key's id stands for run and key. In this order the points of an
-# attempt are appended, and the newest value of a key is the last entry of a range.
+# Four numbers and a value per point; the key's id stands for run and key. In this order the points of an attempt are
+# appended, and the newest value of a key is the last entry of a range.
 metrics = Table(
     "metrics",
     metadata,
     Column("key_id", Integer, ForeignKey(metric_keys.c.id), primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("value", Double),  # null is NaN: some databases cannot keep one
+    Column("value", Double),  # null means NaN: some databases cannot store it
     Column("t", Double, nullable=False),
 )
 
@@ -237,7 +237,7 @@ clusters = Table(
     Column("updated_at", Double, nullable=False),
 )
 
-# One row: who may write. Databases that several servers reach have every writer take its turn here.
+# One row: the server that may write. In a shared database every writing transaction takes its turn by it.
 leadership = Table(
     "leadership",
     metadata,
@@ -249,4 +249,4 @@ leadership = Table(
     Column("writer", Text, nullable=False),
     Column("beat", BigInteger, nullable=False),
 )
-NOBODY = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": "", "beat": 0}
+NO_LEADER = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": "", "beat": 0}

@@ -1,4 +1,4 @@
-"""The store: everything Stoker knows, behind one class."""
+"""The store: everything Stoker knows, as one class."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from stoker.store.rows import (
 class Store:
     """What users asked for and what happened, in one database.
 
-    Every method is synchronous, may be called from any thread, and is one transaction: a write has been
-    synced to disk when it returns and has left no trace when it raises; a read sees one consistent state and
-    never waits for a writer. After a crash at any point everything acknowledged is there and nothing is there
-    in part. One process should have a store open for writing; a second one is kept out, not confused.
+    Every method is synchronous, may be called from any thread, and is one transaction. A write is synced to disk when it
+    returns and leaves no trace when it raises. A read sees one consistent state and never waits for a writer. After a
+    crash everything acknowledged is there, and nothing is there in part. One process should have a store open for
+    writing; a second one waits or gets an error.
 
-    Raises only `stoker.errors` (and ValueError for a caller's mistake): StoreBusy may be tried again, DiskFull
-    too once there is room. Once the database has shown damage, `damaged` says how, reads go on as far as they
-    can, and every write raises StoreDamaged.
+    Raises only `stoker.errors` (and ValueError for a mistake of the caller). StoreBusy may be tried again, DiskFull too
+    once there is room. Once the database has shown damage, `damaged` describes it. Then reads go on as far as possible,
+    and every write raises StoreDamaged.
     """
 
     def __init__(self, database: Database) -> None:
@@ -56,9 +56,9 @@ class Store:
         busy_timeout: float = 5.0,
         epoch: int | None = None,
     ) -> Self:
-        """Check it, bring its schema up to date and use it. `busy_timeout`: seconds to wait, a few times, for
-        another process to let go of it, or for a database that is away. `epoch`: what a Seat gave to who leads;
-        every write is refused with NotLeading once there is a newer one."""
+        """Checks the database, migrates its schema and opens it. `busy_timeout`: seconds to wait, a few times, for a lock of
+        another process or for an unreachable database. `epoch`: the one that LeaderLease gave to the leader; every write
+        raises NotLeading once there is a newer one."""
         dialect = dialect_for(url_or_path, busy_timeout=busy_timeout, epoch=epoch)
         with translated(dialect):
             if not dialect.exists():
@@ -71,15 +71,15 @@ class Store:
         try:
             database.verify()
             migrate.bring_up_to_date(database)
-        except BaseException:  # raised again: only the files must not stay open
+        except BaseException:  # raised again; only closes the files
             database.close()
             raise
         return cls(database)
 
     @classmethod
     def of_home(cls, home: Home, url_or_path: str | Path, *, epoch: int | None = None) -> Self:
-        """The database of a home, made where the home is new. StoreLost when it is gone or has no runs in it, and the
-        home holds what is left of some: a new one beside that would take it for garbage."""
+        """The database of a home, created where the home is new. Raises StoreLost when it is gone or empty although the home
+        holds data of runs: a new database would treat that data as garbage."""
         shared = is_shared(url_or_path)
         try:
             store = cls.open(url_or_path, create=False, epoch=epoch)
@@ -107,7 +107,7 @@ class Store:
         return self._database.dialect.where
 
     def when_fenced(self, call: Callable[[], None]) -> None:
-        """Called, in the thread that meant to write, when another server has taken over."""
+        """`call` runs when another server has taken over, in the thread that wanted to write."""
         self._database.on_fenced = call
 
     def close(self) -> None:
@@ -119,11 +119,10 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what people ask for ---------------------------------------------------------------------------------
+    # -- what users ask for ----------------------------------------------------------------------------------
 
     def submit(self, new: NewRun, *, now: float) -> tuple[RunRow, bool]:
-        """The run and whether it is new. The same key again gives the same run; with another fingerprint
-        Conflict."""
+        """The run and whether it is new. The same key gives the same run; with another fingerprint it is a Conflict."""
         return self._database.write(submissions.submit, new, now)
 
     def submit_many(self, new: Sequence[NewRun], *, now: float) -> list[tuple[RunRow, bool]]:
@@ -131,20 +130,20 @@ class Store:
         return self._database.write(submissions.submit_many, new, now)
 
     def set_desired(self, run_id: str, desired: str, now: float, *, by: str) -> RunRow:
-        """run | stop | kill | suspend. A terminal run stays as it is, and a wish never weakens an earlier
-        one: stop after kill stays kill, suspend after stop stays stop."""
+        """run | stop | kill | suspend. A terminal run does not change, and a weaker wish never replaces a stronger one: kill
+        stays kill after stop, stop stays stop after suspend."""
         return self._database.write(submissions.set_desired, run_id, desired, now, by)
 
     def resume(self, run_id: str, *, key: str, now: float, job: Json | None = None) -> tuple[RunRow, bool]:
-        """Queue a terminal or suspended run again; Conflict in any other state. The same key again does
-        nothing (False)."""
+        """Queues a terminal or suspended run again; Conflict in any other state. The same key again changes nothing
+        (False)."""
         return self._database.write(submissions.resume, run_id, key, now, job)
 
     # -- what happened ---------------------------------------------------------------------------------------
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """All or nothing, as if one after the other. ValueError for an unknown column, NotFound for an update
-        of what is not there, Conflict for adding what is there already."""
+        """Applies all or none, as if one after the other. Raises ValueError for an unknown column, NotFound for an update of
+        a missing row, Conflict for adding an existing one."""
         if not changes:
             return
         learnt = self._database.write(self._changes.apply, changes)
@@ -156,7 +155,7 @@ class Store:
         return self._database.read(queries.run, run_id)
 
     def resolve(self, ref: str, project: str | None = None) -> RunRow:
-        """An id, else the newest run of that name, else the only id that begins so."""
+        """The run with this id, else the newest of this name, else the only one whose id starts with it."""
         return self._database.read(queries.resolve, ref, project)
 
     def runs(self, wanted: RunFilter | None = None, *, records: bool = True) -> list[RunRow]:
@@ -171,7 +170,7 @@ class Store:
         return self._database.read(queries.counts)
 
     def unfinished_attempts(self) -> list[AttemptRow]:
-        """Not ended, or ended and not yet removed from its engine."""
+        """Attempts that have not ended, or have ended and are not yet removed from their engine."""
         return self._database.read(queries.unfinished_attempts)
 
     def attempts(self, run_id: str) -> list[AttemptRow]:
@@ -181,7 +180,7 @@ class Store:
         return self._database.read(queries.attempt, run_id, number)
 
     def latest_attempts(self, run_ids: Iterable[str]) -> dict[str, AttemptRow]:
-        """Runs without an attempt are left out."""
+        """By run. Runs without an attempt are left out."""
         return self._database.read(queries.latest_attempts, list(run_ids))
 
     def tasks(self, run_id: str, attempt: int) -> list[TaskRow]:
@@ -195,7 +194,7 @@ class Store:
         return self._database.read(queries.checkpoint, checkpoint_id)
 
     def checkpoint_parts(self, run_id: str, attempt: int) -> list[PartRow]:
-        """What tasks of an attempt wrote of checkpoints that wait for others, and of the newest complete ones."""
+        """Parts of the attempt's checkpoints that wait for other tasks, and of its newest complete ones."""
         return self._database.read(queries.parts_of, run_id, attempt)
 
     def events(self, run_id: str) -> list[EventRow]:
@@ -210,41 +209,40 @@ class Store:
         return self._database.read(metrics.summary, run_id)
 
     def metric_points(self, run_id: str, key: str, max_points: int | None = None) -> list[MetricPoint]:
-        """(step, value, t, attempt) by step; the newest attempt's value of each. Thinned, it keeps the first,
-        the last and every extreme."""
+        """(step, value, t, attempt) by step, with the newest attempt's value of each. A thinned curve keeps the first, the
+        last and every extreme."""
         return self._database.read(metrics.points, run_id, key, max_points)
 
     def metric_names(self, run_id: str) -> list[str]:
-        """The keys alone: what `metric_keys` says of each takes a look at all its points."""
+        """The keys alone: `metric_keys` reads all their points."""
         return sorted(self._database.read(metrics.keys_of, run_id))
 
     def recent_metrics(self, run_id: str, keys: Sequence[str], limit: int) -> dict[str, list[MetricPoint]]:
-        """Of each key that there is, the newest attempt's last points, by step."""
+        """The last points of the newest attempt for each existing key, by step."""
         return self._database.read(metrics.recent, run_id, keys, limit)
 
     def latest_metrics(self, run_id: str) -> dict[str, float]:
-        """What was reported last of each key."""
+        """The newest value of each key."""
         return self._database.read(metrics.latest, run_id)
 
     def metrics_at(self, run_id: str, step: int) -> dict[str, float]:
-        """What each key stood at when the training was at this step."""
+        """The value of each key at this step of the training."""
         return self._database.read(metrics.latest, run_id, up_to=step)
 
-    # -- where things can run --------------------------------------------------------------------------------
+    # -- clusters --------------------------------------------------------------------------------------------
 
     def clusters(self) -> list[ClusterRow]:
-        """By name."""
         return self._database.read(clusters.every)
 
     def put_cluster(self, name: str, config: Json, now: float) -> None:
-        """Add it, or give it another configuration."""
+        """Adds the cluster, or replaces its configuration."""
         self._database.write(clusters.put, name, config, now)
 
     def remove_cluster(self, name: str) -> None:
-        """NotFound, with those there are, when there is none of that name."""
+        """Raises NotFound, with the existing names, for an unknown one."""
         self._database.write(clusters.remove, name)
 
-    # -- keeping it ------------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------
 
     def code_digests(self) -> set[str]:
         """The code trees that runs refer to."""
@@ -258,16 +256,16 @@ class Store:
         return self._database.read(migrate.version)
 
     def check(self) -> list[str]:
-        """Read everything and say what is wrong. Findings make the store refuse writes."""
+        """Reads everything and describes each fault. A fault makes the store refuse writes."""
         return self._database.check()
 
     def backup(self, path: str | Path) -> None:
-        """A consistent copy, checked and synced, while others write. A file of that name is replaced only by
-        a good copy."""
+        """Makes a consistent copy, checked and synced, while others write. An existing file is replaced only by a good
+        copy."""
         self._database.copy(Path(path))
 
     def missing_runs(self, ledger_lines: Iterable[str | bytes | Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Which acknowledged runs are not here, from the lines of a ledger."""
+        """The acknowledged runs that are not in the database, from the lines of a ledger."""
         acknowledged = home_contents.acknowledged(ledger_lines)
         known = self._database.read(queries.known_ids, list(acknowledged))
         return [entry for run_id, entry in acknowledged.items() if run_id not in known]

@@ -1,4 +1,4 @@
-"""What people ask for: submit, stop, resume. Each is safe to repeat."""
+"""What users ask for: submit, stop, resume. Each is safe to repeat."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from stoker.store.rows import Json, NewRun, RunRow
 from stoker.store.schema import events, resume_keys, run_records, run_tags, runs
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Without i, l, o and u: what is read aloud or copied by hand stays the same."""
+"""Without i, l, o and u, which are misread or misheard."""
 SUFFIX = 4
 SLUG = 40
 
 TERMINAL_STATES = tuple(sorted(str(state) for state in TERMINAL))
 RESUMABLE = tuple(str(state) for state in TABLE.befores(RunEvent.RESUMED))
 RESUMED = str(TABLE.after(RunState.SUSPENDED, RunEvent.RESUMED))
-GIVES_WAY = {
+REPLACES = {
     "run": ("suspend",),
     "suspend": ("run",),
     "stop": ("run", "suspend"),
     "kill": ("run", "suspend", "stop"),
 }
-"""wish -> the earlier wishes it replaces. What is to end stays so until it is resumed."""
+"""wish -> the earlier wishes that it replaces. A run that is to end stays so until it is resumed."""
 
 TAKEN = select(runs.c.id, runs.c.key).where((runs.c.key == bindparam("key")) | (runs.c.id == bindparam("id")))
 ADD_RUN = insert(runs).returning(runs.c.seq)
@@ -44,7 +44,7 @@ WISH = (
     .where(
         runs.c.id == bindparam("run_id"),
         runs.c.state.not_in(TERMINAL_STATES),
-        runs.c.desired.in_(bindparam("gives_way", expanding=True)),
+        runs.c.desired.in_(bindparam("replaced", expanding=True)),
     )
     .values(desired=bindparam("wish"))
 )
@@ -59,7 +59,7 @@ def submit(connection: Connection, new: NewRun, now: float) -> tuple[RunRow, boo
     length = SUFFIX
     while taken := connection.execute(TAKEN, {"key": key, "id": run_id}).all():
         if any(row.key == key for row in taken):
-            return _again(connection, new, key), False
+            return _submitted_before(connection, new, key), False
         length += 1
         run_id = new_id(new.name, length)
     values = codec.new_run(new, run_id, now)
@@ -77,7 +77,7 @@ def submit_many(connection: Connection, new: Sequence[NewRun], now: float) -> li
     return [submit(connection, one, now) for one in new]
 
 
-def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
+def _submitted_before(connection: Connection, new: NewRun, key: str) -> RunRow:
     row = connection.execute(queries.RUN_BY_KEY, {"key": key}).one()
     if row.fingerprint != codec.text(new.fingerprint):
         raise Conflict(
@@ -89,11 +89,11 @@ def _again(connection: Connection, new: NewRun, key: str) -> RunRow:
 
 
 def set_desired(connection: Connection, run_id: str, desired: str, now: float, by: str) -> RunRow:
-    if desired not in GIVES_WAY:
-        raise ValueError(f"desired is {desired!r}; choices: {', '.join(GIVES_WAY)}")
-    values = {"run_id": codec.text(run_id), "gives_way": GIVES_WAY[desired], "wish": str(desired)}
+    if desired not in REPLACES:
+        raise ValueError(f"desired is {desired!r}; choices: {', '.join(REPLACES)}")
+    values = {"run_id": codec.text(run_id), "replaced": REPLACES[desired], "wish": str(desired)}
     if connection.execute(WISH, values).rowcount:
-        asked = f"{desired} asked for by {by}" if by else f"{desired} asked for"
+        asked = f"{desired} requested by {by}" if by else f"{desired} requested"
         _add_event(connection, run_id, now, str(desired), asked, {"by": by})
     return queries.run(connection, run_id)
 
@@ -135,7 +135,7 @@ def resume(
 
 
 def set_tags(connection: Connection, seq: int, tags: Sequence[str]) -> None:
-    """The rows by which runs are found by tag, for a run that has none yet."""
+    """Adds the rows that find a run by its tags. The run must have none yet."""
     if tags:
         rows = [{"tag": tag, "run_seq": seq} for tag in dict.fromkeys(map(codec.text, tags))]
         connection.execute(ADD_TAG, rows)
@@ -146,7 +146,7 @@ def new_id(name: str, length: int = SUFFIX) -> str:
 
 
 def slug(name: str) -> str:
-    """Lower-case letters, digits and single dashes: fit for a file, a host and a shell."""
+    """Lower-case letters, digits and single dashes: valid in file names, host names and shells."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:SLUG].strip("-") or "run"
 

@@ -142,7 +142,7 @@ def test_a_row_that_arrives_otherwise_stops_everything(
         "CREATE TRIGGER spoil BEFORE INSERT ON events FOR EACH ROW WHEN (NEW.seq = 17) EXECUTE FUNCTION spoil()",
         url,
     )
-    with pytest.raises(StoreDamaged, match="the copy of events is not what was copied"):
+    with pytest.raises(StoreDamaged, match="the copy of events differs from its source"):
         relocation.move(path, url)
     with Store.open(url) as store:
         assert store._database.read(row_copy.is_empty)
@@ -172,7 +172,7 @@ def test_killed_on_the_way_it_is_done_again(url: str, path: Path) -> None:
 
 def test_not_while_a_server_leads(url: str, path: Path) -> None:
     seat = LeaderLease.open(url)
-    epoch = seat.take(seat.see(), "ada place nonce", "http://ada")
+    epoch = seat.take(seat.read(), "ada place nonce", "http://ada")
     assert epoch is not None
     alive = True
 

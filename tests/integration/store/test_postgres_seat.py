@@ -30,27 +30,27 @@ def seat(url: str) -> Iterator[LeaderLease]:
 
 
 def test_it_is_taken_once(seat: LeaderLease) -> None:
-    nobody = seat.see()
+    nobody = seat.read()
     assert (nobody.epoch, nobody.holder) == (0, "")
     assert seat.take(nobody, "ada", "http://ada") == 1
     assert seat.take(nobody, "bob", "http://bob") is None
-    ada = seat.see()
+    ada = seat.read()
     assert (ada.epoch, ada.holder, ada.url) == (1, "ada", "http://ada")
     seat.renew(1)
-    assert seat.see() != ada, "a sign of life"
+    assert seat.read() != ada, "a sign of life"
     assert seat.take(ada, "bob", "http://bob") is None, "it has moved since"
-    assert seat.take(seat.see(), "bob", "http://bob") == 2
+    assert seat.take(seat.read(), "bob", "http://bob") == 2
     with pytest.raises(NotLeading):
         seat.renew(1)
-    seat.leave(1)
-    assert seat.see().holder == "bob", "who does not lead cannot leave"
-    seat.leave(2)
-    assert seat.see().holder == ""
+    seat.release(1)
+    assert seat.read().holder == "bob", "who does not lead cannot leave"
+    seat.release(2)
+    assert seat.read().holder == ""
 
 
 def test_of_many_that_try_at_once_one_leads(url: str) -> None:
     seats = [LeaderLease.open(url) for _ in range(6)]
-    seen = seats[0].see()
+    seen = seats[0].read()
     start = threading.Barrier(len(seats))
     taken: list[int | None] = []
 
@@ -71,12 +71,12 @@ def test_of_many_that_try_at_once_one_leads(url: str) -> None:
 
 
 def test_the_old_leader_writes_nothing_more(url: str, seat: LeaderLease) -> None:
-    epoch = seat.take(seat.see(), "ada", "")
+    epoch = seat.take(seat.read(), "ada", "")
     told: list[str] = []
     with Store.open(url, epoch=epoch) as old:
         old.when_fenced(lambda: told.append("fenced"))
         run, _ = old.submit(new_run("k"), now=1.0)
-        newer = seat.take(seat.see(), "bob", "")
+        newer = seat.take(seat.read(), "bob", "")
         with Store.open(url, epoch=newer) as new:
             for write in (
                 lambda: old.submit(new_run("late"), now=2.0),
@@ -95,7 +95,7 @@ def test_the_old_leader_writes_nothing_more(url: str, seat: LeaderLease) -> None
 
 def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: LeaderLease) -> None:
     """Whoever wants the seat waits for it, and then sees that it has moved."""
-    epoch = seat.take(seat.see(), "ada", "")
+    epoch = seat.take(seat.read(), "ada", "")
     assert epoch is not None
     with Store.open(url, epoch=epoch) as store:
         run, _ = store.submit(new_run("k"), now=1.0)
@@ -109,7 +109,7 @@ def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: LeaderLease) 
         writer = threading.Thread(target=store._database.write, args=(slow,))
         writer.start()
         assert inside.wait(60)
-        seen = seat.see()
+        seen = seat.read()
         seat.renew(epoch)
         taken: list[int | None] = []
         other = LeaderLease.open(url, busy_timeout=20.0)
@@ -126,7 +126,7 @@ def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: LeaderLease) 
 def test_taken_although_the_answer_was_lost(postgres: PostgresServer, url: str) -> None:
     with Cutter(postgres.root) as cutter:
         seat = LeaderLease.open(url.replace(str(postgres.root), str(cutter.root)))
-        seen = seat.see()
+        seen = seat.read()
         cutter.cut("after")
         assert seat.take(seen, "ada", "") == 1
         assert cutter.cuts == 1
@@ -139,8 +139,8 @@ def test_a_database_of_a_newer_version_is_not_taken(
     """While servers are replaced by newer ones, an older one must not take what it cannot use."""
     monkeypatch.setattr(schema, "VERSION", schema.VERSION - 1)
     with pytest.raises(StoreError, match="knows up to"):
-        seat.take(seat.see(), "old", "")
-    assert seat.see().holder == ""
+        seat.take(seat.read(), "old", "")
+    assert seat.read().holder == ""
 
 
 def test_waiting_changes_no_older_schema(
@@ -149,7 +149,7 @@ def test_waiting_changes_no_older_schema(
     Store.open(url).close()
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     seat = LeaderLease.open(url)
-    assert seat.see().epoch == 0
+    assert seat.read().epoch == 0
     assert postgres.execute("SELECT version_num FROM alembic_version", url) == [
         (f"{schema.VERSION - 1:04d}",)
     ]

@@ -261,7 +261,8 @@ def test_a_task_that_nobody_minds(world: Any, invoke: Any) -> None:
     world.on_drill = lambda run: run["attempts"][0]["tasks"][2].update(phase="ended", exit_code=137)
     result = invoke("drill", "digits-7f3k", "--task", "ps-0")
     assert (
-        result.out == "verdict: fine: ps-0 has ended and the others go on, as the job says (on_loss: ignore)\n"
+        result.out
+        == "verdict: fine: ps-0 has ended and the others go on, as the job says (on_loss: ignore)\n"
     )
 
 

@@ -121,7 +121,7 @@ def test_of_requests_sent_at_once_only_the_first_is_answered(rig: Any, reach: An
 
 
 def test_strangers_by_the_hundred_do_not_keep_the_owner_out(serve: Any, reach: Any) -> None:
-    rig = serve(limits=Limits(strangers=5, crowd=10, known=20, moment=0.02))
+    rig = serve(limits=Limits(unauthenticated=5, burst=10, known=20, min_age=0.02))
     run = rig.submit()["id"]
     follower = reach(f"GET /api/v1/runs/{run}/logs?follow=1 HTTP/1.1\r\nHOST\r\n{KEY}\r\n", rig)
     assert follower.recv(4096).startswith(b"HTTP/1.1 200")
@@ -208,7 +208,7 @@ def door_of(**limits: Any) -> tuple[Connections, Clock]:
 
 
 def test_the_oldest_of_the_address_with_most_goes_first() -> None:
-    door, clock = door_of(strangers=4, crowd=100, moment=1.0)
+    door, clock = door_of(unauthenticated=4, burst=100, min_age=1.0)
     alone = Visitor(door, clock, "10.0.0.9")
     clock.pass_by(2)
     many = []
@@ -220,12 +220,12 @@ def test_the_oldest_of_the_address_with_most_goes_first() -> None:
 
 def test_a_connection_has_a_moment_to_speak_before_it_goes() -> None:
     """A server accepts all that wait before it reads from the first of them."""
-    door, clock = door_of(strangers=4, crowd=50, moment=1.0)
+    door, clock = door_of(unauthenticated=4, burst=50, min_age=1.0)
     owner = Visitor(door, clock, "127.0.0.1")
     flood = [Visitor(door, clock, "127.0.0.1") for _ in range(40)]
     clock.pass_by(0.5)
     assert not owner.dropped
-    door.welcome(owner)  # type: ignore[arg-type]
+    door.mark_authenticated(owner)  # type: ignore[arg-type]
     clock.pass_by(0.5)
     assert not owner.dropped and sum(one.dropped for one in flood) == 36
     flood += [Visitor(door, clock, "127.0.0.1") for _ in range(1000)]
@@ -242,7 +242,7 @@ def test_of_the_known_only_idle_ones_make_room() -> None:
         Visitor(door, clock, "127.0.0.1", idle=idle) for idle in (False, True, True, False)
     )
     for one in (busy, first, second, first, new):
-        door.welcome(one)  # type: ignore[arg-type]
+        door.mark_authenticated(one)  # type: ignore[arg-type]
     assert [one.dropped for one in (busy, first, second, new)] == [False, False, True, False]
 
 
@@ -250,8 +250,8 @@ def test_descriptors_are_left_for_the_servers_work() -> None:
     for soft in (64, 256, 1024, 4096, 65536):
         limits = Limits().within(soft)
         assert (
-            limits.known + limits.crowd <= soft * 3 // 4
-            and limits.strangers >= 1
+            limits.known + limits.burst <= soft * 3 // 4
+            and limits.unauthenticated >= 1
             and limits.head == Limits().head
         )
 

@@ -256,7 +256,7 @@ def test_a_full_disk_is_said_and_what_fits_stays(
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", full)
         code, said = pull(run)
-    assert code == 1 and "no space left for 'there/080'" in said and "it goes on where it was" in said
+    assert code == 1 and "no space left for 'there/080'" in said and "it continues" in said
     placed = {path: data for path, data in found_in(tmp_path / "there").items() if path in contents}
     assert placed == {name: contents[name] for name in list(contents)[:80]}
     assert pull(run)[0] == 0

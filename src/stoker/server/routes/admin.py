@@ -1,4 +1,4 @@
-"""The server itself: health, what it is, backups, its end."""
+"""The server itself: health, state, backups, shutdown."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ MOST_UNKNOWN = 1000
 
 @router.get("/healthz")
 async def health(request: Request) -> JsonAnswer:
-    """Whether it lives. One that waits to lead does."""
+    """Whether the server lives. A server that waits to lead does."""
     services = services_of(request)
     lost = isinstance(services.trouble, StoreLost)
-    status = "lost" if lost else "damaged" if services.damaged else "standby" if services.waits else "ok"
+    status = (
+        "lost" if lost else "damaged" if services.damaged else "standby" if services.not_leading else "ok"
+    )
     return JsonAnswer({"status": status, "home_id": services.home_id})
 
 
 @router.get("/readyz")
 async def ready(request: Request) -> JsonAnswer:
-    """Whether requests should come here: 503 with the reason while another server leads or the database is damaged."""
+    """Whether to send requests here: 503 with the reason while another server leads or the database is damaged."""
     services = services_of(request)
-    if services.waits is not None:
-        return error(services.waits)
+    if services.not_leading is not None:
+        return error(services.not_leading)
     if services.damaged:
         return error(services.trouble or StoreDamaged(services.damaged))
     return JsonAnswer({"status": "ready"})
@@ -50,7 +52,7 @@ def server(request: Request) -> JsonAnswer:
         unknown = services.controller.unknown()[:MOST_UNKNOWN]
         store = {"kind": services.store.kind, "schema": services.store.schema_version(), "status": "ok"}
     except StoreError as exc:
-        # This route is how people find out what is wrong: it answers with whatever can be known.
+        # Users ask this route what is wrong, so it answers with everything that can be known.
         store["status"] = exc.message
     store["status"] = services.damaged or store["status"]
     if services.trouble is not None:
@@ -62,7 +64,7 @@ def server(request: Request) -> JsonAnswer:
             "url": services.url,
             "home": str(services.settings.home.root),
             "started_at": services.started_at,
-            "leading": services.waits is None,
+            "leading": services.not_leading is None,
             "store": store,
             "counts": counts,
             "unknown": unknown,
@@ -78,13 +80,13 @@ def backups(request: Request, body: Backup) -> JsonAnswer:
 
 @router.post("/api/v1/forget")
 def forget(request: Request, body: Forget) -> JsonAnswer:
-    """Let go of runs that the database does not know; of all of them where none is named."""
+    """Ends and forgets runs that the database does not know; all of them where none is named."""
     return JsonAnswer({"forgotten": services_of(request).controller.forget(body.runs)})
 
 
 @router.post("/api/v1/shutdown")
 def shutdown(request: Request, body: Nothing) -> JsonAnswer:
-    # Before the answer: whoever has it must not be sent to this server again. Requests under way, this one
-    # included, are finished first.
+    # Before the answer: a client that has the answer must not be sent to this server again. Requests under way,
+    # this one included, are finished first.
     services_of(request).stop()
     return JsonAnswer({"stopping": True})

@@ -35,7 +35,7 @@ def missing(request: Request, body: Missing) -> JsonAnswer:
 
 @router.post("/blobs")
 async def blobs(request: Request) -> JsonAnswer:
-    """The body is read and written by one thread, a piece at a time: memory stays small whatever is sent."""
+    """One thread reads and writes the body, a piece at a time, so memory stays small whatever is sent."""
     source = _gathered(request)
 
     async def pull() -> bytes:
@@ -47,7 +47,7 @@ async def blobs(request: Request) -> JsonAnswer:
     try:
         return JsonAnswer({"stored": await run_in_threadpool(work)})
     except BlobDamaged as exc:
-        # What was sent is damaged, not what is stored.
+        # The sent blob is damaged, not the stored one.
         return error(exc, 422)
 
 
@@ -58,14 +58,14 @@ async def trees(request: Request) -> JsonAnswer:
 
 
 class BodyReader:
-    """A request's body as something to read from, within a thread."""
+    """Reads a request's body from within a thread."""
 
     def __init__(self, pull: Callable[[], bytes]) -> None:
         self._pull = pull
         self._rest = b""
 
     def line(self) -> bytes:
-        """Up to and without the next newline; empty at the end of the body."""
+        """The text up to the next newline, without it; empty at the end of the body."""
         while b"\n" not in self._rest:
             if len(self._rest) > _HEAD:
                 raise SpecError("the body is not a sequence of `SHA256 SIZE` lines and contents")
@@ -93,7 +93,7 @@ class BodyReader:
 
 
 def store_blobs(body: BodyReader, blobs: BlobStore) -> int:
-    """Store every blob of a body; each is checked before it is kept. Returns how many."""
+    """Stores every blob of a body after checking it. Returns how many."""
     stored = 0
     while line := body.line():
         digest, size = _head(line)
@@ -127,13 +127,13 @@ def _store_tree(data: bytes, blobs: BlobStore) -> str:
     for digest, size in wanted.items():
         if blobs.size(digest) != size:
             raise SpecError(f"the blob {digest} does not have the {size} bytes the tree gives it")
-    # The tree is the promise that its contents are safe: first they reach the disk, then it does.
+    # A tree promises that its contents are safe: they reach the disk first.
     blobs.sync()
     return blobs.put_tree(tree)
 
 
 async def _gathered(request: Request) -> AsyncIterator[bytes]:
-    """The body in bigger pieces: every piece costs a change of threads."""
+    """The body in larger pieces: every piece costs a change of threads."""
     gathered = bytearray()
     try:
         async for data in request.stream():

@@ -1,7 +1,7 @@
 """What a run left behind: outputs, checkpoints, logs.
 
-A path is looked up among the names that exist, never joined to a directory; what is sent is an attachment of
-unknown type, so that no browser runs it.
+A path is looked up among the existing names, never joined to a directory. Files are sent as attachments of unknown
+type, so that no browser executes them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 CONTENTS_BYTES = 256 << 20
-"""Bytes one answer with many files may have; more is more requests."""
+"""Bytes of one answer with many files. A client that needs more sends more requests."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One file a run left."""
+    """One file of a run."""
 
     path: str
     size: int
@@ -83,8 +83,8 @@ def content(
 def contents(
     request: Request, run: str, body: Contents, what: What = "outputs", checkpoint: str | None = None
 ) -> Response:
-    """Many files in one answer, each named by its hash. What is not among this run's files is said to be missing,
-    whether or not another run has it."""
+    """Many files in one answer, each named by its hash. A hash that is not among this run's files is reported as
+    missing, even if another run has it."""
     services, row = services_of(request), run_of(request, run)
     listing = _listing(services, row, what, checkpoint)
     sizes = listing.sizes if listing else {}
@@ -92,7 +92,7 @@ def contents(
     total = sum(size or 0 for _, size in wanted)
     if total > CONTENTS_BYTES:
         raise TooLarge(
-            f"the files asked for hold {total} bytes, over the cap of {CONTENTS_BYTES} for one answer",
+            f"the requested files hold {total} bytes, over the cap of {CONTENTS_BYTES} for one answer",
             hint="Ask for fewer at a time.",
         )
     return StreamingResponse(
@@ -116,7 +116,7 @@ def _stored(services: Services, run: RunRow, what: What, checkpoint: str | None,
 
 
 def _listing(services: Services, run: RunRow, what: What, checkpoint: str | None) -> Listing | None:
-    """The tree asked for; None for the outputs of a run without any, and for logs, which are none."""
+    """The requested tree; None for logs, and for the outputs of a run without any."""
     if what == "logs":
         return None
     digest = _checkpoint(services, run, checkpoint) if what == "checkpoints" else _outputs(run)
@@ -128,7 +128,7 @@ def _outputs(run: RunRow) -> str | None:
 
 
 def _checkpoint(services: Services, run: RunRow, checkpoint: str | None) -> str:
-    """The tree of one checkpoint of this run: another run's is not found, whatever its id."""
+    """The tree of one checkpoint of this run. Another run's checkpoint is not found, whatever its id."""
     kept = [row for row in services.store.checkpoints(run.id) if row.kept]
     if not checkpoint:
         if not kept:
@@ -190,8 +190,8 @@ async def _pieces(fd: int, start: int, end: int) -> AsyncIterator[bytes]:
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int, bool]:
-    """Start, end (exclusive) and whether it is a part. ValueError when nothing of it is in the file. What is
-    not one plain range is answered with the whole, as HTTP allows."""
+    """Start, end (exclusive) and whether it is a part. Raises ValueError for a range outside the file. Anything but one
+    plain range is answered with the whole file, as HTTP allows."""
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or match.group() == "bytes=-":
         return 0, size, False
@@ -206,6 +206,6 @@ def byte_range(header: str | None, size: int) -> tuple[int, int, bool]:
 
 
 def disposition(path: str) -> str:
-    """An attachment under the file's own name. Everything but letters and digits is escaped: a name cannot add
+    """An attachment under the file's own name. Everything but letters and digits is escaped, so that a name cannot add
     a header, end the quotes or choose a directory."""
     return f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}"

@@ -1,4 +1,4 @@
-"""The log of a run, whole or as it is written."""
+"""The log of a run, as a whole or as it is written."""
 
 from __future__ import annotations
 

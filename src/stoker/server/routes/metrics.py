@@ -1,4 +1,4 @@
-"""What a run reported."""
+"""The metrics of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/api/v1/runs/{run}/metrics")
 
 @router.get("")
 def keys(request: Request, run: str) -> JsonAnswer:
-    """`task`: who reported it, where that is not the one who speaks for the run."""
+    """`task`: the task that reported it, where that is not the first one, which speaks for the run."""
     store = services_of(request).store
     row = run_of(request, run)
     found = store.metric_keys(row.id)

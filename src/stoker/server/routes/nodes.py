@@ -1,4 +1,4 @@
-"""The machines."""
+"""The nodes and what runs on them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def submit(request: Request, body: Submission) -> JsonAnswer:
     services = services_of(request)
     redactor.hide(body.secrets.values())
     if body.code is not None:
-        # Fresh again: nothing of it is collected before the run refers to it.
+        # Marks it as fresh, so that nothing of it is collected before the run refers to it.
         services.blobs.touch(body.code)
     row, created = services.controller.submit(
         key=body.key,

@@ -1,4 +1,4 @@
-"""What people are told of an attempt with several tasks: who is there, where, and in which state the world is."""
+"""How the API shows an attempt with several tasks: its tasks, their nodes and the state of the world."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ Json = dict[str, Any]
 
 
 def tasks_view(attempt: AttemptRow, rows: Sequence[TaskRow]) -> list[Json]:
-    """The tasks as they were placed, in the order of their ranks. One that has left the world is not among them."""
+    """The tasks as they were placed, in the order of their ranks. Tasks that have left the world are not included."""
     known = {row.task: row for row in rows}
     names = list(attempt.placement) or sorted(known)
     roles = list(dict.fromkeys(_role(name) for name in names))
-    names.sort(key=lambda name: (roles.index(_role(name)), _index(name)))  # who joined later was placed last
+    names.sort(
+        key=lambda name: (roles.index(_role(name)), _index(name))
+    )  # tasks that joined later were placed last
     over = attempt.state == "ended"
     return [_task(name, attempt.placement.get(name), known.get(name), over) for name in names]
 
@@ -24,7 +26,7 @@ def tasks_view(attempt: AttemptRow, rows: Sequence[TaskRow]) -> list[Json]:
 def _task(name: str, known: TaskPlacement | None, row: TaskRow | None, over: bool) -> Json:
     place = known or TaskPlacement()
     if row is not None and row.incarnation < place.incarnation:
-        row = None  # of the one that it stands in for
+        row = None  # the row of its predecessor
     return {
         "name": name,
         "role": _role(name),
@@ -32,7 +34,7 @@ def _task(name: str, known: TaskPlacement | None, row: TaskRow | None, over: boo
         "gpus": list(place.gpus),
         "incarnation": place.incarnation if known or row is None else row.incarnation,
         "generation": place.generation,
-        "phase": "ended" if over else _phase(place, row),  # of one that vanished, the last word was another
+        "phase": "ended" if over else _phase(place, row),  # a vanished task last reported another phase
         "exit_code": row.exit_code if row else None,
         "usage": row.usage if row else {},
     }
@@ -48,7 +50,7 @@ def _index(name: str) -> int:
 
 
 def _phase(place: TaskPlacement, row: TaskRow | None) -> str:
-    """The launcher's word for it; of those who come and go, ours."""
+    """The phase that the launcher reports; of tasks that join or leave, the server's."""
     if place.joining:
         return "joining"
     if place.leaving and (row is None or row.phase != "ended"):
@@ -57,7 +59,7 @@ def _phase(place: TaskPlacement, row: TaskRow | None) -> str:
 
 
 def world_view(attempt: AttemptRow, tasks: Sequence[Json], *, elastic: bool = False) -> Json | None:
-    """None: one task alone is no world."""
+    """The world of the attempt. None: a single task is no world."""
     if len(tasks) < 2:
         return None
     members = [task for task in tasks if task["phase"] != "joining"]
@@ -70,7 +72,7 @@ def world_view(attempt: AttemptRow, tasks: Sequence[Json], *, elastic: bool = Fa
 
 def _state(generation: int, tasks: Sequence[Json], size: int, elastic: bool) -> str:
     """`world of 4, generation 3; worker-2 was replaced once`. In an elastic world tasks may also have left and come
-    again."""
+    back."""
     said = [f"world of {size}, generation {generation}"]
     for phase, verb in (("joining", "join"), ("leaving", "leave")):
         names = [task["name"] for task in tasks if task["phase"] == phase]

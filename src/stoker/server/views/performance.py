@@ -1,6 +1,6 @@
-"""How well the tasks of a run work together: who holds the others up, how fast it gets on, what more workers brought.
+"""How well the tasks of a run work together: which one is the straggler, how fast the run is, what more workers gain.
 
-Only for `show`: it reads metrics, which lists of runs and long polls do without.
+Only for `show`: it reads metrics, which lists of runs and long polls do not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stoker.store.rows import RunFilter, RunRow
 
 Json = dict[str, Any]
 _POINTS = 60
-"""Newest points of a metric that count: how it goes now, not how it began."""
+"""Newest points of a metric that count: the current speed, not that of the start."""
 _KEYS = 400
-"""Keys read for it: of a run with thousands the first will do."""
+"""Metrics read for it: of a run with thousands the first ones suffice."""
 _BACK = 100
-"""Earlier runs among which one of a single worker is looked for."""
+"""Earlier runs among which a run of one worker is searched."""
 _COMPUTE = ("compute_seconds", "compute_time")
-"""What scripts call the time they work for themselves in a step."""
+"""Names that scripts give to the time they compute in a step."""
 _TRAINS = ("worker", "chief", "master")
 """Roles whose tasks do the same work, so that one can be slower than the others."""
 
@@ -35,7 +35,7 @@ _TRAINS = ("worker", "chief", "master")
 def straggler_view(
     store: Store, archive: LogArchive, run: RunRow, attempt: int, tasks: Sequence[Json]
 ) -> Json | None:
-    """Of the tasks that train, or of all where none is known to."""
+    """The straggler among the training tasks, or among all where no role is known to train."""
     known = [task for task in tasks if task["role"] in _TRAINS] or list(tasks)
     if len(known) < 2:
         return None
@@ -61,7 +61,7 @@ def straggler_view(
 
 
 def _computes(store: Store, run: str, names: Sequence[str]) -> dict[str, float]:
-    """The median of what each reported lately. The first task's keys bear no name: it speaks for the run."""
+    """The median of what each task reported lately. The first task's metrics have no suffix: it speaks for the run."""
     for key in _COMPUTE:
         whose = {key if index == 0 else f"{key}@{name}": name for index, name in enumerate(names[:_KEYS])}
         series = store.recent_metrics(run, list(whose), _POINTS)
@@ -80,7 +80,7 @@ def _median(points: Sequence[MetricPoint]) -> float | None:
 
 
 def scaling_view(store: Store, run: RunRow, tasks: Sequence[Json]) -> Json | None:
-    """None: it has reported no steps."""
+    """The run's speed and its gain from more workers. None: it has reported no steps."""
     here = _speed(store, run.id)
     if not here.known:
         return None
@@ -119,13 +119,13 @@ def _speed(store: Store, run: str) -> Speed:
 
 
 def _workers(job: Mapping[str, Any], tasks: Sequence[Json]) -> int:
-    """Processes that train."""
+    """The number of training processes."""
     training = [task for task in tasks if task["role"] in _TRAINS] or list(tasks)
     return len(training) * int(job.get("processes") or 1)
 
 
 def _single(store: Store, run: RunRow) -> list[RunRow]:
-    """Earlier runs of one worker that went well, the likeliest first: the same command, then the same name."""
+    """Earlier runs of one worker that succeeded, best match first: the same command, then the same name."""
     states = (str(RunState.SUCCEEDED),)
     named = store.runs(
         RunFilter(name=run.name, states=states, project=run.project, before=run.seq, limit=_BACK),

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def show(services: Services, run: RunRow, *, report: bool = False) -> Json:
-    """The whole of one run. `report`: with how well its tasks work together, which takes a look at its metrics."""
+    """One run in full. `report`: includes how well its tasks work together, which reads its metrics."""
     store = services.store
     attempts = store.attempts(run.id)
     view = _run(run, _places(services, [run]).get(run.id))
@@ -32,7 +32,7 @@ def show(services: Services, run: RunRow, *, report: bool = False) -> Json:
         )
         view["scaling"] = performance.scaling_view(store, run, newest["tasks"])
     if attempts and run.state in HOLDING:
-        _muster(services, [view])
+        _add_readiness(services, [view])
     view["checkpoints"] = [checkpoint_view(row) for row in store.checkpoints(run.id)]
     return view
 
@@ -46,7 +46,7 @@ def rows(services: Services, runs: Sequence[RunRow]) -> list[Json]:
         view = _run(run, places.get(run.id))
         view["attempts"] = [attempt_view(newest[run.id], None)] if run.id in newest else []
         views.append(view)
-    _muster(services, [view for view in views if view["state"] in HOLDING])
+    _add_readiness(services, [view for view in views if view["state"] in HOLDING])
     return views
 
 
@@ -120,15 +120,15 @@ def _run(run: RunRow, place: int | None) -> Json:
     }
 
 
-def _muster(services: Services, views: Sequence[Json]) -> None:
-    """How many tasks of the newest attempt are there now, where there are several; asked for together."""
+def _add_readiness(services: Services, views: Sequence[Json]) -> None:
+    """Adds how many tasks of the newest attempt are up, where it has several. One question for all runs."""
     several = [view for view in views if view["attempts"] and view["attempts"][-1]["placed"] > 1]
     found = services.controller.musters([view["id"] for view in several])
     for view in several:
-        if (muster := found.get(view["id"])) is not None:
-            view["attempts"][-1] |= {"placed": muster.size, "up": muster.up}
+        if (ready := found.get(view["id"])) is not None:
+            view["attempts"][-1] |= {"placed": ready.size, "up": ready.up}
 
 
 def _places(services: Services, runs: Sequence[RunRow]) -> dict[str, int]:
-    """Places in the queue, asked for together: each question waits for the loop's attention."""
+    """Places in the queue. One question for all runs: each question waits for the control loop."""
     return services.controller.places([run.id for run in runs if run.state == RunState.QUEUED])

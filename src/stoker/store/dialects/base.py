@@ -1,8 +1,7 @@
-"""What a database has to offer, and which one a url means.
+"""What a database has to offer, and which database a URL means.
 
-Everything that differs between databases is behind this protocol; all other modules of the store are
-written once. A new database is one file with a class of this shape, and has to pass
-`stoker.testing.store_suite`.
+Everything that differs between databases is behind this protocol; the other modules of the store are written once. A
+new database is one file with a class of this shape that passes `stoker.testing.store_suite`.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class Dialect(Protocol):
-    """One database. Made per store; holds no connections of its own between calls."""
+    """One database. Made per store; keeps no connections between calls."""
 
     kind: str
     where: str
-    """Where it is, for messages: never a password."""
+    """Its address for messages, without a password."""
     shared: bool
-    """Whether several servers reach it, so that one of them has to lead."""
+    """Whether several servers share it, so that one of them has to lead."""
     patience: float
-    """Seconds that what failed for a transient reason is tried again."""
+    """Seconds during which work that failed for a transient reason is repeated."""
     errors: tuple[type[Exception], ...]
-    """What its driver may raise beside SQLAlchemy's own wrappers."""
+    """What its driver may raise besides SQLAlchemy's wrappers."""
 
     insert: Any
     """The insert construct that has `on_conflict_do_update` and `on_conflict_do_nothing`."""
 
     def exists(self) -> bool:
-        """Whether there is a database. Raises StoreDamaged when there are only remains of one."""
+        """Whether there is a database. Raises StoreDamaged when there are only parts of one."""
         ...
 
     def create(self, build: Callable[[Connection], None]) -> None:
-        """Make one in a single step: after a crash there is a whole database or none. Losing a race against
-        another creator is success."""
+        """Creates the database in one step: after a crash it is complete or absent. Losing a race against another creator
+        is success."""
         ...
 
     def writer(self) -> Engine:
@@ -56,63 +55,63 @@ class Dialect(Protocol):
         ...
 
     def apart(self) -> Engine:
-        """An engine with one connection, outside the order of writers. Only for databases that are shared."""
+        """An engine with one connection, outside the order of writers. Only for shared databases."""
         ...
 
     def still_there(self) -> None:
-        """Cheap, before each write. Raises StoreDamaged when what we write to is no longer what others open."""
+        """Called before each write, cheap. Raises StoreDamaged when the open file is no longer the one at the path."""
         ...
 
     def mark(self) -> Any:
-        """What tells the writing transaction under way from all others; None where a commit that raises has
-        certainly not taken place."""
+        """Identifies the writing transaction under way. None for a database in which a commit that raises has certainly
+        not taken place."""
         ...
 
     def committed(self, mark: Any) -> bool:
-        """Whether it was committed after all."""
+        """Whether that transaction was committed after all."""
         ...
 
     def verify(self, engine: Engine) -> None:
-        """A bounded check on opening. Raises StoreDamaged."""
+        """A check of bounded duration on opening. Raises StoreDamaged."""
         ...
 
     def check(self, connection: Connection) -> list[str]:
-        """A full check: what is wrong, in words; nothing when all is well."""
+        """A full check: a description of each fault; nothing for an intact database."""
         ...
 
     def copy(self, target: Path) -> None:
-        """A consistent copy, as a file, that is checked and on disk when this returns; writers go on meanwhile."""
+        """Makes a consistent copy as a file, checked and synced on return. Writers go on meanwhile."""
         ...
 
     def keep_before_migration(self, found: int) -> None:
-        """Whatever makes it possible to go back to this version of the schema."""
+        """Saves what is needed to go back to this version of the schema."""
         ...
 
-    def unhurried(self, connection: Connection) -> None:
-        """Let the transaction under way take as long as it likes."""
+    def lift_time_limits(self, connection: Connection) -> None:
+        """Lifts the time limits of the transaction under way."""
         ...
 
     def loaded(self, connection: Connection) -> None:
-        """Called after rows were added together with numbers that the database would have given them."""
+        """Called after rows were added with explicit numbers that the database would otherwise assign."""
         ...
 
     def transient(self, problem: Exception) -> bool:
-        """Whether trying the whole transaction again may help."""
+        """Whether repeating the whole transaction may help."""
         ...
 
     def translate(self, exc: Exception) -> StokerError:
-        """What a driver's error means to the caller."""
+        """The error of `stoker.errors` for a driver's error."""
         ...
 
 
 def dialect_for(url_or_path: str | Path, *, busy_timeout: float = 5.0, epoch: int | None = None) -> Dialect:
-    """`epoch`: the fence of a server that leads; databases that are not shared need none."""
+    """`epoch`: the fence of a leading server. Databases that are not shared need none."""
     text = str(url_or_path)
     scheme, separator, rest = text.partition("://")
     if not separator:
         return file_dialect(Path(url_or_path), busy_timeout=busy_timeout)
     if scheme in SERVED:
-        # The driver is needed only when it is chosen.
+        # Imports the driver only where it is used.
         from stoker.store.dialects.postgres import PostgresDialect
 
         return PostgresDialect(text, busy_timeout=busy_timeout, epoch=epoch)
@@ -125,18 +124,18 @@ def dialect_for(url_or_path: str | Path, *, busy_timeout: float = 5.0, epoch: in
 
 
 def file_dialect(path: Path, *, busy_timeout: float = 5.0) -> SqliteDialect:
-    """The one that is kept in a file."""
-    from stoker.store.dialects.sqlite import SqliteDialect  # as above
+    """The dialect of a database file."""
+    from stoker.store.dialects.sqlite import SqliteDialect  # lazy: as above
 
     return SqliteDialect(path, busy_timeout=busy_timeout)
 
 
 def secrets_in(url_or_path: str | Path) -> list[str]:
-    """What of it must never be shown. Connects to nothing."""
+    """Parts of the URL that must never be shown. Connects to nothing."""
     return secret_parts(str(url_or_path)) if is_shared(url_or_path) else []
 
 
 def is_shared(url_or_path: str | Path) -> bool:
-    """Whether it is a database that several servers reach. Connects to nothing."""
+    """Whether several servers can share it. Connects to nothing."""
     scheme, separator, _ = str(url_or_path).partition("://")
     return bool(separator) and scheme in SERVED

@@ -1,10 +1,10 @@
-"""PostgreSQL: everything about it that another database would do differently.
+"""PostgreSQL: everything that other databases do differently.
 
-Writers exclude each other from the start of their transactions by updating one row, `leadership`, in the very
-statement that begins them. So they run one after the other, as with a database that has one writer: nothing a
-transaction read can have changed when it writes, and no conflict is found only at its end. The same row carries
-the fence (a writer that no longer leads finds no row) and tells, after a connection was lost in the middle of a
-commit, whether that commit took place. Readers get a snapshot and wait for nobody.
+Writers exclude each other from the start of their transactions: the statement that begins one updates one row of
+`leadership`. So they run one after the other, as with a database that has one writer. Nothing that a transaction read
+can have changed when it writes, and no conflict appears at its end. The same row carries the fence: a writer that no
+longer leads finds no row. After a connection was lost during a commit, the row shows whether the commit took place.
+Readers get a snapshot and never wait.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from stoker.errors import NotLeading, StokerError, StoreBusy, StoreError
 from stoker.store import row_copy, schema
 from stoker.store.dialects import postgres_errors, postgres_url
 from stoker.store.dialects.postgres_types import DRIVER, PostgresTypes, Storable
-from stoker.store.retry import patiently
+from stoker.store.retry import with_retries
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READERS = 8
-"""Read connections at most; each is a process of the database server."""
+"""Largest number of read connections; each is a process of the database server."""
 OLDEST = 130000
-"""The oldest server that is tried: 13."""
+"""The oldest supported server: 13."""
 STATEMENT_SECONDS = 60
 IDLE_SECONDS = 5
-"""Seconds that the database waits for us in the middle of a transaction that holds a lock. Longer, and we are
-stopped or cut off: the transaction ends, so that others are not held up by a lock that nobody will let go of."""
+"""Seconds that the database server waits for this process within a transaction that holds a lock. After that it ends
+the transaction, so that a stopped or disconnected process does not block other writers."""
 READING_SECONDS = 60
-"""The same for readers, who hold up nobody and may have a long list to make something of."""
+"""The same for readers, who block no one and may have a long list to process."""
 _MAKING = 0x53746F6B6572  # "Stoker"
-"""The lock of whoever makes or changes the tables."""
+"""The advisory lock for creating or changing the tables."""
 
 _SESSION = """
 SET statement_timeout = {statement:d};
@@ -54,7 +54,7 @@ _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PLAIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _TURN = "UPDATE leadership SET turn = turn + 1, writer = '%s' WHERE id = 1%s RETURNING epoch, turn"
 _LAST = "SELECT epoch, turn, writer FROM leadership WHERE id = 1 FOR UPDATE"
-_UNHURRIED = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+_NO_LIMITS = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
 _TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()"
 _READ_ALL = "SELECT count(*), coalesce(sum(length(t::text)), 0) FROM {} t"
 
@@ -88,7 +88,7 @@ class PostgresDialect:
 
     def create(self, build: Callable[[Connection], None]) -> None:
         def make(connection: Connection) -> None:
-            self.unhurried(connection)
+            self.lift_time_limits(connection)
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_MAKING})"))
             if not _count_tables(connection):
                 build(connection)
@@ -106,12 +106,12 @@ class PostgresDialect:
         return self._engine(lambda driver: _execute(driver, _PLAIN), size=1)
 
     def still_there(self) -> None:
-        """Beginning a transaction says so."""
+        """Nothing: the statement that begins a transaction fails when the database is gone."""
 
     def verify(self, engine: Engine) -> None:
-        self._apart(self._look_at_server)
+        self._apart(self._check_server)
 
-    def _look_at_server(self, connection: Connection) -> None:
+    def _check_server(self, connection: Connection) -> None:
         info = _driver(connection).info
         encoding = info.parameter_status("server_encoding")
         if encoding != "UTF8":
@@ -125,13 +125,13 @@ class PostgresDialect:
                 hint=f"Version {OLDEST // 10000} or newer is needed.",
             )
         if connection.execute(text("SELECT current_setting('fsync')")).scalar_one() != "on":
-            log.warning("%s does not sync to its disk: a power cut loses what was acknowledged", self.where)
+            log.warning("%s does not sync to its disk: a power cut may lose acknowledged changes", self.where)
 
     def keep_before_migration(self, found: int) -> None:
-        """Nothing: a migration that fails leaves no trace, and older states are in the server's own backups."""
+        """Nothing: a failed migration leaves no trace, and the database server has its own backups."""
 
-    def unhurried(self, connection: Connection) -> None:
-        _execute(_driver(connection), _UNHURRIED)
+    def lift_time_limits(self, connection: Connection) -> None:
+        _execute(_driver(connection), _NO_LIMITS)
 
     # -- transactions ----------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class PostgresDialect:
             return False
         raise StoreError(
             f"the connection to {self.where} was lost while a change was committed, and others have written since",
-            hint="Look whether the change is there before making it again.",
+            hint="Check whether the change took place before repeating it.",
         )
 
     def _begin_turn(self, driver: psycopg.Connection[Any]) -> None:
@@ -156,24 +156,24 @@ class PostgresDialect:
         try:
             cursor = _execute(driver, f"{_PLAIN}; {_TURN % (self._writer, fence)}")
         except psycopg.errors.ReadOnlySqlTransaction:
-            driver.close()  # it has become a replica: connect again, to the one that is none
+            driver.close()  # it has become a replica: reconnect to the primary
             raise
         cursor.nextset()
         row = cursor.fetchone()
         if row is None:
             driver.rollback()
             self._check_epoch(None)
-            raise postgres_errors.damaged(self.where, "the row that orders its writers is gone")
+            raise postgres_errors.damaged(self.where, "the row that orders its writers is missing")
         self._turn = Turn(*row)
 
     def _check_epoch(self, found: int | None) -> None:
         if self._epoch is not None and found != self._epoch:
             raise NotLeading(
-                f"another server leads on {self.where} now; nothing more is written by this one",
-                hint="Ask again; the server that leads answers.",
+                f"another server leads on {self.where} now; this one writes nothing more",
+                hint="Try again; the server that leads answers.",
             )
 
-    # -- looking after it ------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------
 
     def transient(self, problem: Exception) -> bool:
         return postgres_errors.transient(problem)
@@ -184,17 +184,17 @@ class PostgresDialect:
         return postgres_errors.translate(problem, self.where)
 
     def check(self, connection: Connection) -> list[str]:
-        """Reads every value there is. What hangs on what is held by the database itself."""
-        _execute(_driver(connection), _UNHURRIED)
+        """Reads every stored value. PostgreSQL itself enforces the references."""
+        _execute(_driver(connection), _NO_LIMITS)
         for table in schema.metadata.sorted_tables:
             connection.execute(text(_READ_ALL.format(table.name))).one()
         return []
 
     def copy(self, target: Path) -> None:
-        self._apart(row_copy.to_file, target, begin=f"{_READ}; {_UNHURRIED}")
+        self._apart(row_copy.to_file, target, begin=f"{_READ}; {_NO_LIMITS}")
 
     def loaded(self, connection: Connection) -> None:
-        """Rows were added with their numbers: go on counting after them."""
+        """Moves the sequences past the numbers that were added."""
         for table in schema.metadata.sorted_tables:
             counted = table.autoincrement_column
             if counted is not None:
@@ -210,7 +210,7 @@ class PostgresDialect:
     # -- connections -----------------------------------------------------------------------------------------
 
     def _apart(self, work: Callable[..., T], *args: Any, begin: str = _PLAIN) -> T:
-        """On a connection for one occasion, outside the order of writers. Not committed unless `work` does."""
+        """Runs `work` on a connection of its own, outside the order of writers. Only `work` itself commits."""
 
         def once() -> T:
             engine = self._engine(lambda driver: _execute(driver, begin), size=1)
@@ -220,7 +220,7 @@ class PostgresDialect:
             finally:
                 engine.dispose()
 
-        return patiently(once, self.transient, self.patience)
+        return with_retries(once, self.transient, self.patience)
 
     def _engine(
         self, begin: Callable[[psycopg.Connection[Any]], Any], *, size: int, idle: float | None = None
@@ -251,7 +251,7 @@ def _count_tables(connection: Connection) -> int:
 
 
 def _last_turn(connection: Connection) -> tuple[int, int, str]:
-    """Waits for a transaction of ours that the server has not finished yet."""
+    """Waits for an earlier transaction of this process that the database server has not finished yet."""
     epoch, turn, writer = connection.execute(text(_LAST)).one()
     return epoch, turn, writer
 

@@ -1,7 +1,7 @@
-"""SQLAlchemy's PostgreSQL with the types the schema means: whole numbers have 64 bits, text is compared by its
-bytes whatever language the server was set up for, and no text makes a statement fail.
+"""SQLAlchemy's PostgreSQL dialect with the types that the schema means: integers have 64 bits, text is compared by its
+bytes whatever the server's locale, and no text makes a statement fail.
 
-Transactions begin with a statement of ours: psycopg would send its own in a round trip more.
+Stoker's own statement begins a transaction: psycopg would send another one, in an extra round trip.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class PostgresTypes(PGDialect_psycopg):
         types.Integer: PGDialect_psycopg.colspecs[types.BigInteger],
     }
     begin: Callable[[psycopg.Connection[Any]], None]
-    """How the engine's transactions begin. Connections do not begin any by themselves (autocommit)."""
+    """Begins a transaction of the engine. Connections do not begin one by themselves (autocommit)."""
 
     def do_begin(self, dbapi_connection: Any) -> None:
         self.begin(dbapi_connection.driver_connection)
 
 
 class Storable(StrDumperUnknown):
-    """As the store encodes text for people. What must come back exactly has been made storable before."""
+    """Encodes text as the store does for display. Exact names have been made storable before."""
 
     def dump(self, obj: str) -> bytes:
         return codec.text(obj).encode()

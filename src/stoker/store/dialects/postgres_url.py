@@ -1,4 +1,4 @@
-"""The url of a PostgreSQL database: how it is recognised, read, and shown without what lets people in."""
+"""The URL of a PostgreSQL database: recognised, parsed, and shown without its password."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CONNECT_SECONDS = 10
 
 
 def parsed(url: str) -> dict[str, Any]:
-    """What the driver needs, with our defaults. Its own complaints quote the url, password included."""
-    import psycopg  # slow to import, and commands that only ask what a url means do not need it
+    """Arguments of the driver, with Stoker's defaults. The driver's own errors quote the URL, password included."""
+    import psycopg  # lazy: commands that only classify a URL do not need it
     from psycopg import conninfo
 
     try:
         given = conninfo.conninfo_to_dict(url)
     except psycopg.Error:
         raise StoreError(
-            "the url of the database cannot be understood",
+            "the URL of the database cannot be parsed",
             hint="It looks like postgresql://user:password@host:5432/name; in a password write @ / : as %40 %2F %3A.",
         ) from None
     return {
@@ -37,7 +37,7 @@ def parsed(url: str) -> dict[str, Any]:
 
 
 def shown(given: dict[str, Any]) -> str:
-    """Where it is, for messages."""
+    """The address for messages."""
     user = f"{given['user']}@" if given.get("user") else ""
     host = str(given.get("host") or given.get("hostaddr") or "")
     name = given.get("dbname") or ""
@@ -48,7 +48,7 @@ def shown(given: dict[str, Any]) -> str:
 
 
 def secret_parts(url: str) -> list[str]:
-    """The whole of it, and the passwords in it, as they are written there and as they are meant."""
+    """The whole URL, and its passwords both as written and as decoded."""
     try:
         given = parsed(url)
     except StoreError:

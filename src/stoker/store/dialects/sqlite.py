@@ -1,8 +1,7 @@
-"""SQLite: everything about it that another database would do differently.
+"""SQLite: everything that other databases do differently.
 
-WAL, so that readers never wait for the writer; `synchronous=FULL`, so that what was acknowledged survives a
-power cut; `BEGIN IMMEDIATE`, so that a transaction that read may write without finding that another got there
-first.
+WAL, so that readers never wait for the writer; `synchronous=FULL`, so that acknowledged changes survive a power cut;
+`BEGIN IMMEDIATE`, so that a transaction that has read can also write without a conflict.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from stoker.store.dialects import sqlite_files as files
 from stoker.store.dialects.sqlite_errors import damage
 
 READERS = 8
-"""Read connections kept open at most; each costs a few descriptors and its page cache."""
+"""Largest number of open read connections; each costs a few descriptors and its page cache."""
 VERIFY_SECONDS = 0.5
-"""How long opening may look for damage; a table that was begun is finished. About 2 s per gigabyte."""
+"""How long opening may look for damage. A table that was started is finished. About 2 s per gigabyte."""
 COPY_PAGES = 512
-"""Pages copied at a time by a backup: 2 MiB, a few milliseconds of one lock on one page cache."""
+"""Pages that a backup copies at a time: 2 MiB, a few milliseconds of one lock on one page cache."""
 WHOLE_CHECK = 64 << 20
-"""Up to this size the whole file is verified on opening, beyond it the tables that matter most first."""
+"""A file up to this size is verified as a whole on opening; of a larger one the most important tables first."""
 _CHECKPOINT_TRIES = 100
 _IN_ORDER = ("runs", "attempts", "tasks", "checkpoints", "cursors", "run_records", "run_tags", "events")
 
@@ -41,8 +40,8 @@ _IN_ORDER = ("runs", "attempts", "tasks", "checkpoints", "cursors", "run_records
 class SqliteDialect:
     kind = "sqlite"
     shared = False
-    patience = 0.0  # the driver waits, each time it is tried
-    # The driver takes SQLite's messages for UTF-8, and those about a damaged schema quote what they found.
+    patience = 0.0  # the driver itself waits for a lock
+    # The driver decodes SQLite's messages as UTF-8, and messages about a damaged schema quote raw bytes.
     errors: tuple[type[Exception], ...] = (sqlite3.Error, UnicodeDecodeError)
     insert: Any = staticmethod(insert)
 
@@ -73,10 +72,10 @@ class SqliteDialect:
         self._make(build, files.name_once)
 
     def replace(self, build: Callable[[Connection], None]) -> None:
-        """Make one in place of what is there, which nobody may have open."""
+        """Creates a database in place of the existing one, which no process may have open."""
         self._make(build, Path.replace)
 
-    def _make(self, build: Callable[[Connection], None], give_name: Callable[[Path, Path], object]) -> None:
+    def _make(self, build: Callable[[Connection], None], install: Callable[[Path, Path], object]) -> None:
         temporary = files.temporary(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ class SqliteDialect:
             finally:
                 engine.dispose()
             files.sync(temporary)
-            give_name(temporary, self.path)
+            install(temporary, self.path)
             files.sync_name(self.path)
         except OSError as exc:
             raise errors.of_system(exc, self.path) from exc
@@ -105,7 +104,7 @@ class SqliteDialect:
         return self._engine("BEGIN", size=READERS)
 
     def apart(self) -> Engine:
-        raise ValueError(f"{self.where} is not shared; its lock decides who may use it")
+        raise ValueError(f"{self.where} is not shared; a lock decides which server uses it")
 
     def still_there(self) -> None:
         try:
@@ -126,13 +125,13 @@ class SqliteDialect:
             raise damage(self.path, log)
         self.still_there()
         with _raw(engine) as connection:
-            # A lock that somebody holds shows here, not at the first submit.
+            # A lock that another process holds shows here, not at the first submit.
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
             if log is not None:
                 valid = _valid_frames(connection)
                 after = files.read_log(self.path)
-                # Other salts: somebody else has begun the log anew since we read it; then it was whole.
+                # With other salts another process has restarted the log since it was read; then it was intact.
                 same = isinstance(after, files.Log) and after.salts == log.salts
                 if same and valid is not None and log.lost(valid):
                     raise damage(
@@ -161,12 +160,12 @@ class SqliteDialect:
             connection.set_progress_handler(None, 0)
 
     def mark(self) -> None:
-        """A commit that raises has not taken place: the log decides, and we alone write it."""
+        """None: a commit that raises has not taken place, because only this process writes the log."""
 
     def committed(self, mark: Any) -> bool:
         return False
 
-    # -- looking after it ------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------
 
     def check(self, connection: Connection) -> list[str]:
         raw = _driver(connection)
@@ -196,7 +195,7 @@ class SqliteDialect:
 
     def _copy_pages(self, temporary: Path) -> None:
         with self._source() as source, contextlib.closing(sqlite3.connect(temporary)) as copy:
-            # With a read transaction open the copy is of one moment: writers go on and never make it start over.
+            # An open read transaction makes the copy show one moment: writers go on and never make it start over.
             source.execute("BEGIN")
             source.execute("SELECT count(*) FROM sqlite_master").fetchone()
             source.backup(copy, pages=COPY_PAGES, sleep=0)
@@ -204,8 +203,8 @@ class SqliteDialect:
 
     @contextlib.contextmanager
     def _source(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own; where the file was deleted or replaced under us, the one that still has it open:
-        everything is in it until this process ends. Nothing is written any more, so it is free."""
+        """A connection for copying. Where the file was deleted or replaced, the writer's connection, which still has the
+        old file open: it holds everything until this process ends. Writing has stopped, so that connection is free."""
         try:
             self.still_there()
         except StoreDamaged:
@@ -220,11 +219,11 @@ class SqliteDialect:
     def keep_before_migration(self, found: int) -> None:
         self.copy(Path(f"{self.where}.schema-{found}"))
 
-    def unhurried(self, connection: Connection) -> None:
-        """It always is."""
+    def lift_time_limits(self, connection: Connection) -> None:
+        """Nothing: there are none."""
 
     def loaded(self, connection: Connection) -> None:
-        """It counts on from the highest number."""
+        """Nothing: numbers continue after the highest one."""
 
     # -- errors ----------------------------------------------------------------------------------------------
 
@@ -261,17 +260,17 @@ class SqliteDialect:
 
     def _connect(self, *, query_only: bool = True) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            # Without "rw" a database that was deleted under its server would be there again, empty.
+            # Without "rw", SQLite would create an empty database where the file was deleted.
             f"file:{quote(str(self.path))}?mode=rw",
             uri=True,
             timeout=self._busy_timeout,
-            isolation_level=None,  # we say BEGIN ourselves
+            isolation_level=None,  # BEGIN is sent explicitly
             check_same_thread=False,  # the pool hands a connection to one thread at a time
             cached_statements=256,
         )
         try:
             self._configure(connection, query_only)
-        except BaseException:  # raised again: only the handle must not stay open
+        except BaseException:  # raised again; only closes the handle
             connection.close()
             raise
         return connection
@@ -293,9 +292,9 @@ class SqliteDialect:
 
 
 def put_in_place(copy: Path, path: Path) -> Path | None:
-    """Make a copy the database at `path`, which nobody may have open. What was there moves aside as a whole,
-    log included (a log beside a database it does not belong to would be played into it), and its new name is
-    returned. Raises StoreDamaged when the copy fails its check."""
+    """Makes a copy the database at `path`, which no process may have open. The old files move aside together, log included:
+    SQLite would apply a log to a database that it does not belong to. Returns their new name. Raises StoreDamaged when
+    the copy fails its check."""
     dialect = SqliteDialect(path, busy_timeout=1.0)
     path = dialect.path
     temporary = files.temporary(path)
@@ -326,12 +325,12 @@ def _problem_of_copy(path: Path) -> str | None:
 
 
 def _valid_frames(connection: sqlite3.Connection) -> int | None:
-    """How many frames of the write-ahead log SQLite accepts. None: others are at it all the time; then they use it."""
+    """The number of frames of the write-ahead log that SQLite accepts. None: other processes use it all the time."""
     for _ in range(_CHECKPOINT_TRIES):
         busy, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if frames >= 0 or not busy:
             return int(frames)
-        time.sleep(0.01)  # somebody else moves pages out of it at this moment, and there is no answer
+        time.sleep(0.01)  # another process checkpoints it at this moment, so SQLite gives no answer
     return None
 
 

@@ -1,7 +1,7 @@
-"""Copies of the database as files: what is in them, which one to go back to, which ones to let go of.
+"""Copies of the database as files: what is in them, which one to restore, which ones to delete.
 
-Runs are never deleted from a database, so the copy with the most of them is of the longest history. A copy with fewer is
-of a home that has lost something, however new it is: it must not push the better one out.
+Runs are never deleted from a database, so the copy with the most runs has the longest history. A newer copy with fewer
+runs is of a home that has lost something: it must not replace the better one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.store.dialects import sqlite_files as files
 
 AUTOMATIC = "stoker-*.db"
 KEPT = "kept-*.db"
-"""The one that holds runs which the newest does not."""
+"""A copy that holds runs which the newest copy does not."""
 _KEEP = 2
 
 
@@ -26,24 +26,24 @@ _KEEP = 2
 class Contents:
     runs: int
     newest: float | None
-    """When the last of them was submitted."""
+    """When the last of its runs was submitted."""
     made_at: float = field(default=0.0, compare=False)
 
 
 def contents(path: Path) -> Contents | None:
-    """None: it cannot be read as a copy of a database."""
+    """None: the file cannot be read as a copy of a database."""
     try:
         with contextlib.closing(_open(path)) as connection:
             runs, newest = connection.execute("SELECT count(*), max(created_at) FROM runs").fetchone()
             made_at = path.stat().st_mtime
             return Contents(int(runs), None if newest is None else float(newest), made_at)
     except (sqlite3.Error, OSError, UnicodeDecodeError, ValueError, TypeError):
-        # Whatever is wrong with a file among the copies: it is none.
+        # A file that cannot be read, for whatever reason, is no copy.
         return None
 
 
 def beneath(backups: Path) -> list[Path]:
-    """Every copy there: files, automatic ones, and those within copies of a whole home."""
+    """Every copy below it: files, automatic copies, and those within copies of a whole home."""
     return [
         path
         for pattern in ("*.db", "auto/*.db", "*/stoker.db")
@@ -57,8 +57,8 @@ def name_of_new(now: float) -> str:
 
 
 def rotate(directory: Path) -> Path | None:
-    """Keep the newest automatic copies, and beside them one of those that hold runs which the newest does not: the one
-    with the most. Returns its path. A copy that cannot be read holds nothing."""
+    """Keeps the newest automatic copies. Keeps also the one with the most runs among those that hold runs which the newest
+    does not, and returns its path. A copy that cannot be read counts as empty."""
     made = sorted(directory.glob(AUTOMATIC))
     if not made:
         return None
@@ -77,13 +77,13 @@ def rotate(directory: Path) -> Path | None:
 
 
 def holds_others(copy: Path, than: Path) -> bool:
-    """Whether there are runs in it that the other one does not have."""
+    """Whether it holds runs that the other copy does not."""
     there, here = _ids(copy), _ids(than)
     return bool(there) and not there <= here
 
 
 def best_first(paths: Sequence[Path]) -> list[tuple[Path, Contents]]:
-    """Those that can be read: the most runs first, then the newest."""
+    """The readable copies: the most runs first, then the newest."""
     found = [(path, inside) for path in paths if (inside := contents(path)) is not None]
     return sorted(found, key=lambda one: (one[1].runs, one[1].made_at), reverse=True)
 
@@ -102,5 +102,5 @@ def _ids(path: Path) -> set[str]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # A copy is complete in itself; opened like this, nothing is made beside it and nothing in it changes.
+    # A copy is complete by itself. With `immutable` SQLite makes no files beside it and changes nothing in it.
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)

@@ -1,8 +1,8 @@
-"""What SQLite's errors and those of its file mean.
+"""What errors of SQLite and of its file mean.
 
-A database is called damaged only where something that was stored cannot be had back. A file system that takes no writes
-(full, read-only, a disk that reports errors) is named as that: the transaction has not taken place, everything before it
-has, and an older copy would lose what is there.
+A database counts as damaged only where stored data cannot be read back. A file system that refuses writes (full,
+read-only, a disk that reports errors) is reported as such: that transaction has not taken place, everything before it
+has, and restoring an older copy would lose data.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from stoker.errors import Conflict, StokerError, StoreBusy, StoreDamaged, StoreE
 from stoker.store.codec import RESTORE_HINT
 
 FEW_BYTES = 1 << 20
-"""With less than this free an I/O error is taken for a full disk."""
+"""With less than this free, an I/O error counts as a full disk."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
-_KEPT_OUT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
+_NO_ACCESS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 _READING = (
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_IOERR_READ,
@@ -27,7 +27,7 @@ _READING = (
     sqlite3.SQLITE_IOERR_CORRUPTFS,
     sqlite3.SQLITE_IOERR_DATA,
 )
-"""I/O errors that cost what was stored. All others are of a write, a sync or a lock."""
+"""I/O errors that lose stored data. All others come from a write, a sync or a lock."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 
 
@@ -36,7 +36,7 @@ def is_busy(error: BaseException | None) -> bool:
 
 
 def translate(error: BaseException, path: Path) -> StokerError:
-    """The driver's. `path`: the database it is about."""
+    """The meaning of a driver's error. `path`: the database."""
     code = _code(error)
     primary = _primary(code)
     if primary in _BUSY:
@@ -47,18 +47,18 @@ def translate(error: BaseException, path: Path) -> StokerError:
         return Conflict(f"the database refused a change: {error}")
     if primary == sqlite3.SQLITE_FULL:
         return disks.full(path)
-    if primary in _KEPT_OUT and (refused := _refused(error, code, path)):
+    if primary in _NO_ACCESS and (refused := _refused(error, code, path)):
         return refused
     if primary in _DAMAGED:
         return damage(path, str(error))
-    # Without a code: text that is not UTF-8. The schema was of the right version, so nothing can be missing.
+    # Errors without a code: text that is not UTF-8. The schema version was right, so no table can be missing.
     if "decode" in str(error) or "no such" in str(error):
         return damage(path, str(error))
     return StoreError(f"{path}: {error}")
 
 
 def of_system(error: OSError, path: Path) -> StoreError:
-    """The operating system's. `path`: the file it was about."""
+    """The meaning of an operating system's error. `path`: the file."""
     if refused := disks.refusal(error, path):
         return refused
     if error.errno == errno.EIO:
@@ -72,7 +72,7 @@ def damage(path: Path, what: str) -> StoreDamaged:
 
 
 def _refused(error: BaseException, code: int | None, path: Path) -> StoreError | None:
-    """SQLite was kept from its file. None: a read failed, and what was to be read may be gone."""
+    """SQLite could not access its file. None: a read failed, so stored data may be lost."""
     primary = _primary(code)
     if disks.is_read_only(path):
         return disks.read_only(path)
@@ -91,7 +91,7 @@ def _of_disk(what: str, path: Path) -> StoreError:
     mount = disks.mount_of(path)
     return StoreError(
         f"the disk that holds {path} reports an error: {what}",
-        hint=f"What was acknowledged is still there. Look after the disk first (dmesg): {mount}.",
+        hint=f"Acknowledged changes are still there. Repair the disk first (dmesg): {mount}.",
         details={"file_system": str(mount), "path": str(path)},
     )
 

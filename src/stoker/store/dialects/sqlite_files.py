@@ -1,9 +1,8 @@
-"""Looking at the files of a SQLite database before SQLite does.
+"""Checks the files of a SQLite database before SQLite opens them.
 
-SQLite is forgiving where we must not be: a file emptied by accident is a new database to it, and a write-ahead
-log that was overwritten simply ends early, with every transaction after that point silently gone. With
-`synchronous=FULL` a transaction was on disk before it was acknowledged, so such a log means damage, and is
-told apart here from the harmless leftovers of a crash.
+SQLite tolerates what Stoker must not: it takes a file emptied by accident for a new database, and an overwritten
+write-ahead log ends early for it, without every transaction after that point. With `synchronous=FULL` a transaction
+is on disk before it is acknowledged. So such a log means damage, and is told apart here from what a crash leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 SCHEME = "sqlite"
 MAGIC = b"SQLite format 3\0"
 STALE = 3600.0
-"""Seconds after which nobody works on an unfinished file any more."""
+"""Seconds after which an unfinished file counts as abandoned."""
 _WAL_HEADER = 32
 _FRAME_HEADER = 24
 _WAL_MAGIC = (0x377F0682, 0x377F0683)
@@ -31,16 +30,15 @@ _GENERATIONS = 1 << 20
 
 @dataclass(frozen=True)
 class Log:
-    """The write-ahead log as it lies on disk. `commits`: positions (from 1) of the frames that end a
-    transaction of the current generation, whether or not their checksums hold."""
+    """The write-ahead log as it is on disk. `commits`: positions (from 1) of the frames that end a transaction of the
+    current generation, whether or not their checksums are right."""
 
     salts: tuple[int, int]
     commits: tuple[int, ...]
 
     def lost(self, valid_frames: int) -> bool:
-        """Whether acknowledged transactions lie behind the last frame SQLite accepts. One transaction may: the
-        power failed while it was written, and nobody was told that it was done. A second one proves that the
-        first had been synced before."""
+        """Whether acknowledged transactions lie behind the last frame that SQLite accepts. A single one may: the power
+        failed while it was written, and it was not acknowledged. A second one proves that the first had been synced."""
         return sum(position > valid_frames for position in self.commits) > 1
 
 
@@ -53,9 +51,9 @@ def companions(path: Path) -> list[Path]:
 
 
 def problem(path: Path) -> str | None:
-    """What is wrong with the main file at first sight. Raises OSError when it cannot be read and written.
+    """What is obviously wrong with the main file. Raises OSError when it cannot be opened for reading and writing.
 
-    Only before SQLite opens it: closing a file takes away all locks this process holds on it."""
+    Call it only before SQLite opens the file: closing the file releases all locks that this process holds on it."""
     with open(path, "r+b") as file:
         header = file.read(100)
     if not header:
@@ -72,7 +70,7 @@ def problem(path: Path) -> str | None:
 
 
 def read_log(path: Path) -> Log | str | None:
-    """The write-ahead log beside a database: None when there is nothing in it, a string when it is damaged."""
+    """The write-ahead log beside a database: None when it is empty, a string when it is damaged."""
     try:
         fd = os.open(wal(path), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -84,7 +82,7 @@ def read_log(path: Path) -> Log | str | None:
         size = os.fstat(fd).st_size
         if not any(header):
             return "the start of its write-ahead log is erased" if _any_after(fd, _WAL_HEADER, size) else None
-        if not _header_holds(header):
+        if not _header_is_valid(header):
             return "the start of its write-ahead log is overwritten"
         return _read_frames(fd, header, size)
     finally:
@@ -108,7 +106,7 @@ def _read_frames(fd: int, header: bytes, size: int) -> Log | str:
     return Log((salt1, salt2), tuple(commits))
 
 
-def _header_holds(header: bytes) -> bool:
+def _header_is_valid(header: bytes) -> bool:
     magic = struct.unpack(">I", header[:4])[0]
     if magic not in _WAL_MAGIC:
         return False
@@ -132,13 +130,13 @@ def _any_after(fd: int, start: int, size: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """The bytes of a file, on disk."""
+    """Syncs the bytes of a file."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_name(path: Path) -> None:
-    """The name of a file, on disk. The file itself is not opened: closing it again would take away the locks
-    that SQLite holds on it for this process."""
+    """Syncs the name of a file. Does not open the file itself: closing it would release the locks that SQLite holds on
+    it for this process."""
     _sync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -151,7 +149,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """A name to work under. What a process that was killed left under such a name goes at this opportunity."""
+    """A temporary name. Deletes leftovers of killed processes under such names."""
     for stale in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
         with contextlib.suppress(OSError):
             if time.time() - stale.stat().st_mtime > STALE:
@@ -165,32 +163,32 @@ def make_empty(path: Path) -> None:
 
 def forget(path: Path) -> None:
     for leftover in [path, *companions(path)]:
-        # Cleaning up after an error must not hide the error: the directory may be gone or forbidden.
+        # Cleaning up must not hide the first error: the directory may be missing or forbidden.
         with contextlib.suppress(OSError):
             leftover.unlink(missing_ok=True)
 
 
-def name_once(unnamed: Path, path: Path) -> None:
-    """Give a file its name unless another one has it."""
+def name_once(temporary: Path, path: Path) -> None:
+    """Renames a file to `path` unless that exists."""
     try:
-        os.link(unnamed, path)
+        os.link(temporary, path)
     except FileExistsError:
         return
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
             raise
-        if not path.exists():  # a file system without hard links
-            unnamed.rename(path)
+        if not path.exists():  # the file system has no hard links
+            temporary.rename(path)
 
 
 def move_aside(path: Path) -> Path | None:
-    """Into a directory beside it, log included; None when there is nothing."""
+    """Moves the files into a directory beside them, log included; None when there are none."""
     old = [found for found in (path, *companions(path)) if found.exists()]
     if not old:
         return None
     aside = path.with_name(f"{path.name}.replaced-{time.time_ns()}")
     aside.mkdir(mode=0o700)
-    # The main file first: a log that is left alone is noticed, a database without its log is not.
+    # The main file first: a log without its database is noticed, a database without its log is not.
     for found in old:
         found.rename(aside / found.name)
     return aside

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the chosen migrations on the connection it was handed, in that transaction."""
+"""Alembic's entry: runs the chosen migrations in the transaction of the given connection."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from alembic import context
 from stoker.store.schema import metadata
 
 connection = context.config.attributes["connection"]
-# No transaction of its own: the caller commits when everything went well. `render_as_batch` lets a later
-# migration change columns on databases that can only rebuild a table.
+# No transaction of its own: the caller commits after success. `render_as_batch` lets a later migration change
+# columns on databases that can only rebuild a table.
 context.configure(
     connection=connection, target_metadata=metadata, render_as_batch=True, transactional_ddl=False
 )

@@ -1,6 +1,6 @@
-"""Clusters, and who leads.
+"""Clusters, and the leading server.
 
-pre: an older stoker does not look at these tables.
+pre: an older stoker does not read these tables.
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ def upgrade() -> None:
         sa.Column("beat", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_leadership")),
     )
-    nobody = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": "", "beat": 0}
-    op.bulk_insert(leadership, [nobody])
+    no_leader = {"id": 1, "epoch": 0, "holder": "", "url": "", "turn": 0, "writer": "", "beat": 0}
+    op.bulk_insert(leadership, [no_leader])

@@ -1,6 +1,6 @@
-"""Parts of checkpoints that several tasks write, and how many wrote a checkpoint.
+"""Parts of checkpoints that several tasks write, and how many tasks wrote a checkpoint.
 
-pre: an older stoker does not look at this table, and leaves the column empty.
+pre: an older stoker does not read this table, and leaves the column empty.
 """
 
 from __future__ import annotations
