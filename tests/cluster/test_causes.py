@@ -57,12 +57,14 @@ def test_an_image_that_is_not_there(stage: Stage) -> None:
             wanted = f"{stage.cluster.registry}/nobody/nothing:1"
             await engine.submit(attempt_of(job_of(wanted)))
             found = await seen(engine, waits("cannot be pulled"), "the image to be missed")
-            assert wanted in found.waiting and "there is no such image" in found.waiting
+            assert wanted in found.waiting and "the image does not exist" in found.waiting
             assert (found.hopeless, found.patience, found.presence) == ("image", 600.0, Presence.ALIVE)
             again = await seen(
                 engine, lambda one: "ImagePullBackOff" in str(one.evidence), "the kubelet to back off"
             )
-            assert "there is no such image" in again.waiting, "the words stay when only the back-off is shown"
+            assert "the image does not exist" in again.waiting, (
+                "the words stay when only the back-off is shown"
+            )
             await stage.keep(engine, "image-missing")
 
     play(story)
@@ -84,17 +86,17 @@ def test_a_registry_that_is_not_there(stage: Stage) -> None:
     [
         (
             {"cpu": 500},
-            ("too little CPU free", "It asks for 500 CPU, and the largest node has"),
+            ("too little CPU free", "It requests 500 CPU, and the largest node has"),
             "unschedulable-cpu",
         ),
         (
             {"gpu": 64},
-            ("too little nvidia.com/gpu free", "It asks for 64 nvidia.com/gpu"),
+            ("too little nvidia.com/gpu free", "It requests 64 nvidia.com/gpu"),
             "unschedulable-gpu",
         ),
         (
             {"memory": "4Ti"},
-            ("too little memory free", "It asks for 4 TiB of memory"),
+            ("too little memory free", "It requests 4 TiB of memory"),
             "unschedulable-memory",
         ),
     ],
@@ -220,7 +222,7 @@ def test_a_namespace_that_takes_only_restricted_pods(stage: Stage) -> None:
 
     async def story() -> None:
         async with stage.engine(security="baseline") as engine:
-            with pytest.raises(EngineError, match="pod security level does not let it in") as caught:
+            with pytest.raises(EngineError, match="pod security level does not admit it") as caught:
                 await engine.submit(attempt_of(stage.job()))
             assert "allowPrivilegeEscalation" in caught.value.message and "security" in (
                 caught.value.hint or ""
@@ -254,7 +256,7 @@ def test_a_secret_that_somebody_deleted(stage: Stage) -> None:
             stage.kubectl("delete", "secret", "stoker-digits-7f3k-1")
             found = await seen(engine, gone, "all of it to be gone")
             assert found.cause == "lost"
-            assert "Secret stoker-digits-7f3k-1 was deleted by somebody else" in found.proof
+            assert "Secret stoker-digits-7f3k-1 was deleted from outside Stoker" in found.proof
             handle = found.handle
             await engine.stop(handle, grace=timedelta(0))
             await engine.remove(handle)
@@ -351,7 +353,7 @@ def test_names_are_by_labels(stage: Stage) -> None:
             other = engine_of(Home(stage.home.root.parent / "other"), engine.config)
             try:
                 assert not await other.observe()
-                with pytest.raises(EngineError, match="somebody else's"):
+                with pytest.raises(EngineError, match="belongs to another server"):
                     await other.submit(attempt_of(stage.job()))
                 await other.stop({"run": "digits-7f3k", "attempt": 1}, grace=timedelta(0))
                 await other.remove({"run": "digits-7f3k", "attempt": 1})

@@ -258,7 +258,7 @@ def test_runs_in_a_namespace_of_their_own(release: Release, served: Cluster) -> 
         rbac={"nodes": False},
         cluster={"settings": capacity},
     )
-    assert release.checks()["nodes"]["text"].startswith("they may not be listed")
+    assert release.checks()["nodes"]["text"].startswith("this user may not list them")
     owned = f"app.kubernetes.io/instance={release.name}"
     roles = json.loads(served.kubectl("get", "clusterroles", "-l", owned, "-o", "json"))["items"]
     assert [one for one in roles if release.namespace in one["metadata"]["name"]] == []

@@ -44,7 +44,7 @@ def test_a_lost_node_is_silence_and_its_return_is_proof(own_cluster: Cluster, st
                 )
                 assert (found.node, found.cause) == (node, "")
                 assert node not in {one.name for one in await engine.capacity() if one.ready}
-                with pytest.raises(EngineError, match=f"node {node}, which does not answer"):
+                with pytest.raises(EngineError, match=f"node {node}, which does not respond"):
                     await engine.stop(handle, grace=timedelta(0))
                 assert silent((await engine.observe())[0]), "the order to end is no proof that it ended"
             finally:

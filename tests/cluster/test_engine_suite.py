@@ -66,7 +66,7 @@ class TestKubernetesEngine(EngineSuite):
     def proof(self, engine: Engine, handle: Handle, status: formats.Status) -> str:
         pod = f"pod {handle['run']}-{handle['attempt']}-worker-0"
         seen_dying = f"its launcher is gone: container main of {pod} ended with signal 9"
-        return f"{seen_dying}|{pod} is gone: somebody deleted it, or its node"
+        return f"{seen_dying}|{pod} is gone: it or its node was deleted"
 
 
 @pytest.mark.soak

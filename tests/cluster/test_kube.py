@@ -333,7 +333,7 @@ def test_what_is_not_allowed_is_an_answer_and_a_bad_token_is_none(
     with pytest.raises(KubeError, match="cannot list resource") as forbidden:
         asyncio.run(story(token))
     assert forbidden.value.status == 403
-    with pytest.raises(KubeUnavailable, match="does not accept our credentials"):
+    with pytest.raises(KubeUnavailable, match="does not accept the credentials"):
         asyncio.run(story("nonsense"))
 
 

@@ -245,7 +245,7 @@ def test_a_task_is_resized_while_it_runs(stage: Stage) -> None:
             after = directory.status()
             assert after is not None and after.pid == before.pid, "the very same process"
             reason = await engine.resize(handle, "worker-0", cpu=500, memory=None)
-            assert reason is not None and "node cannot give it that" in reason
+            assert reason is not None and "node has not enough room" in reason
             spec = json.loads(stage.kubectl("get", "pod", POD, "-o", "json"))["spec"]
             assert spec["containers"][0]["resources"]["requests"]["cpu"] == "300m", "taken back"
             with pytest.raises(NotFound):

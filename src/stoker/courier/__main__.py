@@ -1,7 +1,7 @@
-"""`courier --directory DIR --port PORT --key-dir DIR`: serve a task directory until nobody needs it any more.
+"""`courier --directory DIR --port PORT --key-dir DIR`: serve a task directory until it is no longer needed.
 
-Ends on SIGTERM once the task was released, or if it never had an order: before that there may be something in the
-directory that nobody has yet, and the pod's grace is for carrying it. The kubelet ends it in the end.
+Ends on SIGTERM once the task was released, or if it never had an order. Before that the directory may hold files that
+the server has not copied yet, and the pod's grace is for copying them. After it the kubelet kills the courier.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from stoker.task.local_directory import LocalTaskDir
 from stoker.task.safe_open import open_beneath
 
 TOUCH = 10.0
-"""Seconds between two touches of the contact file."""
+"""Seconds between two updates of the contact file."""
 _PR_SET_DUMPABLE = 4
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 class Contact:
-    """The file by which the launcher sees that somebody asks for it. `touch` from any thread."""
+    """The file by which the launcher knows that a server is in contact. `touch` may be called from any thread."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -45,7 +45,7 @@ class Contact:
             try:
                 self._write()
             except OSError:
-                return  # no room, or something is in the way: the next request tries again
+                return  # the disk is full, or user code put something there: the next request tries again
             self._last = now
 
     def _write(self) -> None:
@@ -73,7 +73,7 @@ def main(argv: List[str]) -> int:
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    _keep_to_oneself()
+    _deny_ptrace()
     _keep_small()
     key = _key(os.path.join(given.key_dir, "courier.key"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -104,8 +104,8 @@ def _key(path: str) -> bytes:
     return key
 
 
-def _keep_to_oneself() -> None:
-    """No other process of this user may look into this one, which has the key."""
+def _deny_ptrace() -> None:
+    """Deny other processes of this user access to the memory of this one, which holds the key."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     except (OSError, AttributeError):
@@ -113,7 +113,7 @@ def _keep_to_oneself() -> None:
 
 
 def _keep_small() -> None:
-    """Big blocks go back to the system when they are free, and threads share what is kept."""
+    """Return big freed blocks to the system at once, and share arenas between threads."""
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 256 << 10)

@@ -1,4 +1,4 @@
-"""The few big buffers there are. Whoever needs one waits for it, so memory stays what it is."""
+"""A fixed number of big buffers. Requests wait for a free one, so the courier's memory does not grow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PATIENCE = 20.0
 
 
 class Busy(Exception):
-    """Too much at once. Ask again."""
+    """Too many requests at once. The client tries again."""
 
 
 class Buffers:
-    """May be used from any thread. A page of a buffer that was never needed takes no memory."""
+    """May be used from any thread. Pages of a buffer that were never used take no memory."""
 
     def __init__(
         self, count: int = COUNT, size: int = courier_protocol.MAX_BODY, patience: float = PATIENCE
@@ -32,7 +32,7 @@ class Buffers:
 
     @contextlib.contextmanager
     def lend(self, length: int) -> Iterator[memoryview]:
-        """`length` bytes, for as long as the block lasts. Raises Busy when none comes free."""
+        """A buffer of `length` bytes for the duration of the block. Raises Busy when none becomes free."""
         if length <= SMALL:
             yield memoryview(bytearray(length))
             return

@@ -1,4 +1,4 @@
-"""What may be asked of a courier. Whoever asks has been authenticated; what user code left in the directory has not."""
+"""The courier's requests. The caller is authenticated; content that user code left in the directory is not trusted."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Request(NamedTuple):
     header: Dict[str, Any]
     data: memoryview
     lend: Callable[[int], memoryview]
-    """A buffer, until the answer is sent."""
+    """Gives a buffer that is valid until the answer is sent."""
     other: Optional[int] = None
-    """Readable when whoever asked is gone."""
+    """A descriptor that becomes readable when the client has disconnected."""
 
 
 class Handlers:
@@ -57,7 +57,7 @@ class Handlers:
         self._jobs = Jobs(wait=job_wait)
         self._order_lock = threading.Lock()
         self._newest = -1
-        """The newest order given to this courier. One that was held up on the way does not undo a later one."""
+        """The sequence number of the newest order. A delayed older order does not replace it."""
         self._verbs: Dict[str, Callable[[Request], Reply]] = {
             courier_protocol.SYNC: self._news,
             courier_protocol.ORDER: self._order,
@@ -76,7 +76,7 @@ class Handlers:
         self._staging.recover()
 
     def obey(self, path: str, call: Request) -> Reply:
-        """What the server hears. Never raises but Gone (see sync)."""
+        """The reply to a request. Raises nothing but Gone (see sync)."""
         verb = self._verbs.get(path)
         if verb is None:
             return Reply({"error": f"no such verb: {path[:40]}"}, status=404)
@@ -98,10 +98,10 @@ class Handlers:
             unsafe = isinstance(exc, UnsafePath)
             text = exc.strerror or str(exc)
             return Reply({"error": text, "errno": exc.errno or errno.EIO, "unsafe": unsafe}, status=422)
-        except Exception as exc:  # noqa: BLE001 - a mistake in this program is said where it can be read
+        except Exception as exc:  # noqa: BLE001 - a bug in this program is reported to the server
             return Reply({"error": f"{type(exc).__name__}: {exc}"}, status=500)
 
-    # -- the small ones --------------------------------------------------------------------------------------
+    # -- short requests --------------------------------------------------------------------------------------
 
     def _news(self, call: Request) -> Reply:
         news = self._sync.wait(Asked.parse(call.header), call.other)
@@ -186,7 +186,7 @@ class Handlers:
             return self._job(call, lambda: self._verified(path, manifest, digest, size))
         pieces = _pieces(call.header.get("pieces"))
         if sum(piece.length for piece in pieces) != len(call.data):
-            raise Malformed("pieces that are not as long as their bytes")
+            raise Malformed("the lengths of the pieces do not match the data")
         complete, begun = self._staging.receive(path, manifest, pieces, call.data)
         return Reply({"complete": complete, "begun": begun})
 
@@ -204,7 +204,7 @@ class Handlers:
 
         return self._job(call, work)
 
-    # -- what takes long -------------------------------------------------------------------------------------
+    # -- long requests ---------------------------------------------------------------------------------------
 
     def _walk(self, call: Request) -> Reply:
         path, after = (
@@ -225,10 +225,10 @@ class Handlers:
         )
         carried = call.header.get("carried")
         if not isinstance(carried, list) or len(carried) > MOST_ENTRIES:
-            raise Malformed("not a list of numbers, or too long a one")
+            raise Malformed("not a list of numbers, or too long")
         numbers = [courier_protocol.number(number, 10**9) for number in carried]
         if self._shared is None:
-            raise FileNotFoundError(errno.ENOENT, "there is no shared volume here", name)
+            raise FileNotFoundError(errno.ENOENT, "this pod has no shared volume", name)
         directory = self._shared.path(name)
         return self._job(call, lambda: recovery.salvage(directory, generation, numbers))
 
@@ -249,7 +249,7 @@ def _digest(value: Any) -> str:
 
 def _pieces(value: Any) -> List[Piece]:
     if not isinstance(value, list) or len(value) > MOST_PIECES:
-        raise Malformed("not a list of pieces, or too long a one")
+        raise Malformed("not a list of pieces, or too long")
     found = []
     for raw in value:
         if not isinstance(raw, list) or len(raw) != 4:
@@ -261,6 +261,6 @@ def _pieces(value: Any) -> List[Piece]:
             courier_protocol.number(raw[3]),
         )
         if piece.offset + piece.length > piece.size:
-            raise Malformed("a piece that goes beyond its end")
+            raise Malformed("a piece exceeds the size of its content")
         found.append(piece)
     return found

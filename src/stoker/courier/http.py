@@ -1,4 +1,4 @@
-"""The little of HTTP/1.1 that is needed, read strictly: one request at a time, with a length."""
+"""The part of HTTP/1.1 that the courier needs, parsed strictly: one request at a time, with a length."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Dict, Iterable, NamedTuple, Optional
 from stoker.task.courier_protocol import Bytes
 
 HEAD = 16 << 10
-"""Bytes of a request's head."""
+"""The most bytes of a request's head."""
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict"}
 _REASONS.update({413: "Too Large", 422: "Unprocessable", 500: "Internal Error", 503: "Busy"})
 
 
 class BadRequest(Exception):
-    """Not a request as this server wants them. The connection is closed."""
+    """An invalid request. The connection is closed."""
 
 
 class Head(NamedTuple):
@@ -30,19 +30,19 @@ class Head(NamedTuple):
     def length(self) -> int:
         raw = self.headers.get("content-length", "0")
         if "transfer-encoding" in self.headers or not raw.isascii() or not raw.isdigit() or len(raw) > 12:
-            raise BadRequest("a body without a length")
+            raise BadRequest("the body has no length")
         return int(raw)
 
 
 class Channel:
-    """One connection. Used by one thread; only `cut` from any."""
+    """One connection. Used by one thread; only `cut` may be called from any."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._rest = b""
 
     def secure(self, context: ssl.SSLContext, seconds: float) -> None:
-        """Speak TLS from now on. Raises OSError unless that is agreed within so many seconds."""
+        """Switch to TLS. Raises OSError if the handshake is not done within `seconds`."""
         sock = context.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
         self.sock = sock
         sock.settimeout(seconds)
@@ -52,7 +52,7 @@ class Channel:
         return self.sock.fileno()
 
     def head(self, seconds: float) -> Optional[Head]:
-        """The next request; None when there is none any more. Raises BadRequest, and OSError after so many seconds."""
+        """The next request; None at the end of the connection. Raises BadRequest, and OSError after `seconds`."""
         data = self._rest
         end_of_time = time.monotonic() + seconds
         while True:
@@ -60,19 +60,19 @@ class Channel:
             if end >= 0:
                 break
             if len(data) > HEAD:
-                raise BadRequest("a head without an end")
+                raise BadRequest("the head is too long")
             self.sock.settimeout(max(0.01, end_of_time - time.monotonic()))
             more = self.sock.recv(HEAD)
             if not more:
                 if data:
-                    raise BadRequest("half a request")
+                    raise BadRequest("the request ended early")
                 return None
             data += more
         self._rest = data[end + 4 :]
         return _parse(data[:end])
 
     def fill(self, view: memoryview, seconds: Optional[float] = None) -> None:
-        """Read exactly as much. Raises OSError after so many seconds, whatever has come by then."""
+        """Read exactly `len(view)` bytes. Raises OSError after `seconds`, even if some have arrived."""
         end_of_time = None if seconds is None else time.monotonic() + seconds
         taken = min(len(self._rest), len(view))
         view[:taken] = self._rest[:taken]
@@ -82,7 +82,7 @@ class Channel:
                 self.sock.settimeout(max(0.01, end_of_time - time.monotonic()))
             count = self.sock.recv_into(view[taken:])
             if count == 0:
-                raise BadRequest("half a body")
+                raise BadRequest("the body ended early")
             taken += count
 
     def answer(
@@ -104,7 +104,7 @@ class Channel:
             self.sock.sendall(piece)
 
     def cut(self) -> None:
-        """Whoever uses it finds it broken, and closes it."""
+        """Shut the connection down: the thread that uses it gets an error and closes it."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
@@ -117,14 +117,14 @@ def _parse(data: bytes) -> Head:
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].startswith("/"):
-        raise BadRequest("not a request")
+        raise BadRequest("not an HTTP request")
     headers: Dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise BadRequest("not a header")
+            raise BadRequest("invalid header")
         name = name.lower()
         if name in headers and name in ("content-length", "stoker-session"):
-            raise BadRequest("a header twice")
+            raise BadRequest("duplicate header")
         headers[name] = value.strip()
     return Head(words[0], words[1], headers)

@@ -1,4 +1,4 @@
-"""Work that may outlast a request: asked for again and again until it is done."""
+"""Work that may take longer than a request: the client asks repeatedly until it is done."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Callable, Dict, Optional
 from stoker.courier.buffers import Busy
 
 WAIT = 20.0
-"""Seconds that one request waits for a job: nobody in between gives up on it so soon."""
+"""Seconds that one request waits for a job: less than the timeouts of proxies in between."""
 RUNNING = 4
 KEPT = 4
-"""Results kept for whoever did not hear them."""
+"""Results that are kept for clients that did not receive them."""
 
 
 class _Job:
@@ -22,7 +22,7 @@ class _Job:
 
 
 class Jobs:
-    """May be used from any thread. Whoever asks names the job; asking again with that name starts nothing new."""
+    """May be used from any thread. The client names the job; a second request with that name starts nothing new."""
 
     def __init__(self, *, wait: float = WAIT) -> None:
         self._wait = wait
@@ -30,7 +30,7 @@ class Jobs:
         self._jobs: Dict[str, _Job] = {}
 
     def result(self, name: str, work: Callable[[], Dict[str, Any]]) -> Optional[Dict[str, Any]]:
-        """What `work` returns or raises; None while it is still at it. Raises Busy."""
+        """What `work` returns or raises; None while it is running. Raises Busy."""
         with self._lock:
             job = self._jobs.get(name)
             if job is None:
@@ -60,7 +60,7 @@ class Jobs:
 def _run(job: _Job, work: Callable[[], Dict[str, Any]]) -> None:
     try:
         job.result = work()
-    except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised where the result is asked for
+    except BaseException as exc:  # noqa: BLE001 - raised again where the result is requested
         job.error = exc
     finally:
         job.done.set()

@@ -1,7 +1,7 @@
-"""Listing a directory with the hashes of its files, a page at a time.
+"""Lists a directory with the hashes of its files, page by page.
 
-Entries come in the order of their names, directory by directory, so a page goes on where the last one ended whoever
-made that. Between two pages nothing is remembered.
+Entries are sorted by name, directory by directory, so each page continues after the last entry of the previous one.
+No state is kept between two pages.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import Found, TooMany, check_depth, look, open_beneath, reopen
 
 PAGE = 512 << 10
-"""Bytes of JSON, about."""
+"""Approximate bytes of JSON in a page."""
 PAUSE = 5.0
-"""Seconds of hashing after which a page ends with the file it is at."""
+"""Seconds of hashing after which a page ends with the current file."""
 _BLOCK = 1 << 20
 
 
 def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, Any]:
-    """What comes after the entry `after` ("" for the beginning): {"entries", "seen", "after"}; `after` is None at
-    the end. Raises TooMany past `max_entries`, counted by page: whoever asks adds up `seen`."""
+    """The entries after `after` ("" for the beginning): {"entries", "seen", "after"}; `after` is None at the end.
+    Raises TooMany past `max_entries`, counted per page: the client adds up `seen`."""
     entries: List[Dict[str, Any]] = []
     try:
         root = open_beneath(directory, path)
@@ -48,7 +48,7 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
 
 
 def _walk(root: int, after: List[str], most: int) -> Iterator[Tuple[Optional[Found], str]]:
-    """Everything after a path, with its own path; nothing for what is neither a file nor a link."""
+    """All entries after a path, each with its own path; None for an entry that is neither a file nor a link."""
     waiting: List[Tuple[str, Iterator[str]]] = [("", iter(_names(root, "", after[:1], most)))]
     while waiting:
         prefix, names = waiting[-1]
@@ -69,7 +69,7 @@ def _walk(root: int, after: List[str], most: int) -> Iterator[Tuple[Optional[Fou
 
 
 def _names(root: int, prefix: str, first: List[str], most: int) -> List[str]:
-    """Names in a directory, sorted, from `first` on (that one included: there may be more beneath it)."""
+    """Sorted names in a directory, from `first` on (inclusive, because entries below it may be missing)."""
     fd = reopen(root, prefix)
     if fd is None:
         return []
@@ -112,7 +112,7 @@ def _describe(near: LocalTaskDir, folder: str, found: Found) -> Optional[Dict[st
     try:
         fd = near.open(f"{folder}/{found.path}" if folder else found.path)
     except (FileNotFoundError, UnsafePath):
-        return None  # gone or swapped since it was seen
+        return None  # removed or replaced since it was listed
     try:
         digest, size = _hash(fd)
         return {"path": found.path, "size": size, "mode": os.fstat(fd).st_mode & 0o7777, "sha256": digest}

@@ -1,7 +1,7 @@
-"""Reading a manifest: the canonical JSON of a tree, entry by entry, whatever its size.
+"""Reads a manifest, the canonical JSON of a tree, entry by entry and of any size.
 
 The rules are those of stoker.spec.tree, which the server has checked. They are checked again because paths become
-files here; that nothing lies beneath a file or a link, the file system says.
+files here. The file system itself refuses entries below a file or a link.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.task.courier_protocol import Malformed
 
 BEGIN = '{"files":['
 LONGEST = 256 << 10
-"""Characters of one entry."""
+"""The most characters of one entry."""
 _BLOCK = 64 << 10
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODES = (0o644, 0o755)
@@ -60,7 +60,7 @@ def plain(path: str) -> bool:
 
 
 def inside(path: str, target: str) -> bool:
-    """Whether a link at `path` to `target` stays inside whatever other links there are (see stoker.spec.tree)."""
+    """Whether a link at `path` to `target` stays inside the tree, whatever other links it has (see stoker.spec.tree)."""
     parts = target.split("/")
     up = 0
     while up < len(parts) and parts[up] == "..":
@@ -80,18 +80,18 @@ def _entry(raw: Any) -> Entry:
     path = raw["path"]
     if "link" in raw:
         if not isinstance(raw["link"], str) or not inside(path, raw["link"]):
-            raise Malformed(f"the link {path!r} leads outside")
+            raise Malformed(f"the link {path!r} leads outside the tree")
         return Entry(path, link=raw["link"])
     digest, size, mode = raw.get("sha256"), raw.get("size"), raw.get("mode")
     if not isinstance(digest, str) or not is_digest(digest) or mode not in _MODES:
-        raise Malformed(f"the manifest gives {path!r} no hash, or no mode")
+        raise Malformed(f"the manifest has no valid hash or mode for {path!r}")
     if type(size) is not int or size < 0:
-        raise Malformed(f"the manifest gives {path!r} no size")
+        raise Malformed(f"the manifest has no valid size for {path!r}")
     return Entry(path, digest, size, mode)
 
 
 class _Reader:
-    """A window that moves over the text of a file."""
+    """Reads the text of a file block by block and parses JSON values from it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -131,6 +131,6 @@ class _Reader:
         try:
             decoded = self._decode.decode(data, self._end)
         except UnicodeDecodeError as exc:
-            raise Malformed("a manifest that is not UTF-8") from exc
+            raise Malformed("the manifest is not UTF-8") from exc
         self._text = self._text[self._at :] + decoded
         self._at = 0

@@ -1,7 +1,7 @@
-"""Making a directory out of contents that have arrived.
+"""Builds a directory from contents that have arrived.
 
-The tree is made of further names of the verified files, so it needs no room of its own, and it appears under its
-final name by one rename.
+The tree consists of hard links to the verified files, so it needs no extra space. It gets its final name by one
+rename.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS
 
 
 class Incomplete(Exception):
-    """Content of the manifest is not here."""
+    """Content of the manifest has not arrived."""
 
 
 class TreePlacement:
@@ -38,14 +38,14 @@ class TreePlacement:
         self._lock = threading.Lock()
 
     def settled(self, path: str, manifest: str, *, replace: bool) -> bool:
-        """Whether there is nothing to do: this tree was placed and nothing was ordered since, or the directory is
-        not empty and shall be left alone."""
+        """Whether there is nothing to do: this tree was placed and there was no order since, or the directory is not
+        empty and must be kept."""
         folder, name = split(path)
         with self._staging.open(folder) as parent:
             return self._settled(parent, name, path, manifest, replace)
 
     def place(self, path: str, manifest: str, *, replace: bool) -> None:
-        """Make the directory `path` hold exactly this tree, complete or not at all. Raises Incomplete, Malformed."""
+        """Make the directory `path` hold exactly this tree, completely or not at all. Raises Incomplete, Malformed."""
         folder, name = split(path)
         trash = self._staging.trash(path)
         with self._lock, self._staging.open(folder) as parent:
@@ -84,7 +84,7 @@ class TreePlacement:
             return None
 
     def _state(self, parent: int, name: str, manifest: str) -> Dict[str, Any]:
-        """What must be the same for a tree to be as it was placed: its directory, and nothing ordered since."""
+        """The facts that stay equal while a placed tree is unchanged: its directory, and no order since."""
         try:
             inode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_ino
         except FileNotFoundError:
@@ -97,7 +97,7 @@ def split(path: str) -> Tuple[str, str]:
     """Directory and name of a path that may be placed or discarded."""
     folder, _, name = path.rpartition("/")
     if not plain(path) or HOME in path.split("/")[:2]:
-        raise UnsafePath(errno.EPERM, "not a path beneath the task directory", path)
+        raise UnsafePath(errno.EPERM, "not a path below the task directory", path)
     return folder, name
 
 
@@ -106,7 +106,7 @@ def _content(here: int, digest: str) -> Iterator[int]:
     try:
         fd = os.open(digest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
     except OSError as exc:
-        raise Incomplete(f"the content {digest} is not here") from exc
+        raise Incomplete(f"the content {digest} has not arrived") from exc
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise Incomplete(f"the content {digest} is not a regular file")
@@ -116,7 +116,7 @@ def _content(here: int, digest: str) -> Iterator[int]:
 
 
 def _build(entries: Iterator[Entry], root: int, contents: int) -> None:
-    """Entries come sorted, so those of one directory mostly come together: one directory is open at a time."""
+    """Entries are sorted, so those of one directory mostly follow each other: one directory is open at a time."""
     current, here = "", os.dup(root)
     try:
         for entry in entries:
@@ -149,8 +149,8 @@ def _descend(root: int, folder: str) -> int:
 
 
 def _put(entry: Entry, name: str, here: int, contents: int) -> None:
-    """The verified file itself under another name, the first time it is wanted; a copy from then on, since what
-    training does to one of its files must not reach another."""
+    """The first use of a content is a hard link to the verified file. Further uses are copies, so that a training that
+    changes one of its files does not change another."""
     with _content(contents, entry.sha256) as source:
         info = os.fstat(source)
         if info.st_size != entry.size:

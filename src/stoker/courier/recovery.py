@@ -1,4 +1,4 @@
-"""After a launcher's death: what it left is settled by the launcher's own code, in a process of its own."""
+"""Settles the files of a dead launcher, with the launcher's own code in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, sys.argv[1])
 from stoker.launcher.recovery import collect, salvage
 from stoker.task.directory import StillHeld
 try:
-    if len(sys.argv) > 4:  # they may be too many for the command line
+    if len(sys.argv) > 4:  # the list may be too long for the command line
         salvage(sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))
     else:
         collect(sys.argv[2], int(sys.argv[3]))
@@ -33,12 +33,12 @@ _LAST = 2000
 
 
 def settle(directory: str, generation: int) -> Dict[str, Any]:
-    """Raises OSError: what collecting met, EBUSY when a launcher lives after all."""
+    """Settle a task directory. Raises OSError: an error of the recovery, or EBUSY if a launcher still runs."""
     return _run(directory, str(generation))
 
 
 def salvage(directory: str, generation: int, carried: List[int]) -> Dict[str, Any]:
-    """Of a part of a shared volume. Raises OSError."""
+    """Salvage a part of a shared volume. Raises OSError."""
     return _run(directory, str(generation), "salvage", said=json.dumps(carried))
 
 
@@ -51,7 +51,7 @@ def _run(directory: str, *arguments: str, said: str = "") -> Dict[str, Any]:
         answer = json.loads(done.stdout)
     except ValueError:
         text = done.stderr[-_LAST:].decode("utf-8", "replace")
-        raise OSError(errno.EIO, f"collecting ended with {done.returncode}: {text}", directory) from None
+        raise OSError(errno.EIO, f"the recovery ended with {done.returncode}: {text}", directory) from None
     if answer:
         raise OSError(answer["errno"], answer["error"], directory)
     return {"seconds": time.monotonic() - began}

@@ -1,8 +1,8 @@
-"""Connections to the courier: who may speak, and how many at once.
+"""Connections to the courier: authentication, and limits on their number.
 
-Anybody in the cluster may connect, and so may the training beside it. Who has not shown the key gets a few
-connections for a few seconds each and no memory; when another one comes the oldest goes, of the address that has
-most: so one that knocks without end is in nobody's way but its own.
+Every host in the cluster can connect, and so can the training in the same pod. A connection that has not shown the key
+is one of few, has a few seconds, and gets no buffer. When another one comes, the oldest is closed, from the address
+with the most connections. So a client that connects again and again blocks only itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from stoker.courier.sync import Gone
 from stoker.task import courier_protocol
 from stoker.task.courier_protocol import Forged, Guard, Malformed, WrongBoot
 
-STRANGERS = 8
-FRIENDS = 24
-INTRODUCTION = 10.0
-"""Seconds in which a connection has to show the key."""
+MAX_UNTRUSTED = 8
+MAX_TRUSTED = 24
+KEY_TIMEOUT = 10.0
+"""Seconds in which a connection must show the key."""
 IDLE = 90.0
-"""Seconds that a connection may wait for its next request, and for a body or an answer to get through."""
+"""Seconds that a connection may wait for its next request, and that sending a body or an answer may take."""
 TICK = 0.5
 
 
-class _Visit:
+class _Connection:
     """One connection and its thread."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -43,7 +43,7 @@ class _Visit:
 
 
 class CourierServer:
-    """Serves until `stop`. One thread per connection; the caller's thread accepts."""
+    """Serves until `over` returns True. One thread per connection; the caller's thread accepts."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class CourierServer:
         self._guard = Guard()
         self._buffers = Buffers()
         self._lock = threading.Lock()
-        self._visits: List[_Visit] = []
+        self._connections: List[_Connection] = []
 
     def serve(self, over: Callable[[], bool]) -> None:
-        """Until `over` says so, which is asked now and then."""
+        """Serve until `over` returns True; it is called at least every TICK seconds."""
         self._listener.settimeout(TICK)
         while not over():
             try:
@@ -73,28 +73,31 @@ class CourierServer:
             except socket.timeout:
                 continue
             except OSError:
-                time.sleep(TICK)  # out of descriptors, for now
+                time.sleep(TICK)  # no descriptors left, for now
                 continue
-            visit = _Visit(sock, str(address[0]))
-            self._admit(visit)
+            connection = _Connection(sock, str(address[0]))
+            self._admit(connection)
             try:
-                threading.Thread(target=self._receive, args=(visit,), daemon=True).start()
+                threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
             except RuntimeError:
-                self._leave(visit)  # the training has taken every process there is in the pod, for now
+                self._leave(connection)  # the pod's process limit is reached, for now
 
-    def _admit(self, visit: _Visit) -> None:
-        """Make room for it among its equals."""
+    def _admit(self, connection: _Connection) -> None:
+        """Add a connection, and close others of its kind if there are too many."""
         with self._lock:
-            self._visits.append(visit)
-            leave = self._surplus(trusted=False, most=STRANGERS) + self._surplus(trusted=True, most=FRIENDS)
+            self._connections.append(connection)
+            leave = self._surplus(trusted=False, most=MAX_UNTRUSTED)
+            leave += self._surplus(trusted=True, most=MAX_TRUSTED)
         for one in leave:
             one.channel.cut()
 
-    def _surplus(self, *, trusted: bool, most: int) -> List[_Visit]:
-        equals = sorted((one for one in self._visits if one.trusted is trusted), key=lambda one: one.since)
-        leave: List[_Visit] = []
+    def _surplus(self, *, trusted: bool, most: int) -> List[_Connection]:
+        equals = sorted(
+            (one for one in self._connections if one.trusted is trusted), key=lambda one: one.since
+        )
+        leave: List[_Connection] = []
         while len(equals) > most:
-            # Friends come from one server, by whatever address; among them the oldest goes.
+            # Trusted connections come from one server, over any address; the oldest is closed.
             count = Counter("" if trusted else one.peer for one in equals)
             busiest = count.most_common(1)[0][0]
             goes = next(one for one in equals if trusted or one.peer == busiest)
@@ -102,28 +105,28 @@ class CourierServer:
             leave.append(goes)
         return leave
 
-    def _receive(self, visit: _Visit) -> None:
+    def _receive(self, connection: _Connection) -> None:
         try:
-            visit.channel.secure(self._context, INTRODUCTION)
-            while self._exchange(visit):
+            connection.channel.secure(self._context, KEY_TIMEOUT)
+            while self._exchange(connection):
                 pass
         except (OSError, BadRequest, Gone):
-            pass  # TLS that is not ours, a connection that broke: nobody is there to hear of it
-        except Exception as exc:  # noqa: BLE001 - a mistake in this program: others are still served
+            pass  # another protocol or a broken connection: there is no client left to answer
+        except Exception as exc:  # noqa: BLE001 - a bug in this program: other connections are still served
             sys.stderr.write(f"courier: {type(exc).__name__}: {exc}\n")
         finally:
-            self._leave(visit)
+            self._leave(connection)
 
-    def _leave(self, visit: _Visit) -> None:
+    def _leave(self, connection: _Connection) -> None:
         with self._lock:
-            self._visits.remove(visit)
-        visit.channel.close()
+            self._connections.remove(connection)
+        connection.channel.close()
 
-    def _exchange(self, visit: _Visit) -> bool:
-        """One request and its answer; whether there may be another."""
-        channel = visit.channel
+    def _exchange(self, connection: _Connection) -> bool:
+        """Handle one request; whether there may be another."""
+        channel = connection.channel
         head = channel.head(
-            IDLE if visit.trusted else max(0.1, visit.since + INTRODUCTION - time.monotonic())
+            IDLE if connection.trusted else max(0.1, connection.since + KEY_TIMEOUT - time.monotonic())
         )
         if head is None:
             return False
@@ -142,19 +145,19 @@ class CourierServer:
             return False
         channel.sock.settimeout(IDLE)
         with contextlib.ExitStack() as lent:
-            return self._obey(visit, head, claim, lent)
+            return self._obey(connection, head, claim, lent)
 
     def _obey(
-        self, visit: _Visit, head: Head, claim: courier_protocol.Claim, lent: contextlib.ExitStack
+        self, connection: _Connection, head: Head, claim: courier_protocol.Claim, lent: contextlib.ExitStack
     ) -> bool:
-        channel = visit.channel
+        channel = connection.channel
         try:
             body = lent.enter_context(self._buffers.lend(head.length))
         except Busy as exc:
             self._answer(channel, claim.nonce, Reply({"error": str(exc)}, status=503))
             return False
-        # A head with a valid signature may be a copy: until the body is there too, it has no time without end.
-        channel.fill(body, None if visit.trusted else IDLE)
+        # A head with a valid signature may be a replay, so its body has a time limit too.
+        channel.fill(body, None if connection.trusted else IDLE)
         channel.sock.settimeout(IDLE)
         try:
             courier_protocol.check_body(claim, body)
@@ -165,7 +168,7 @@ class CourierServer:
         except WrongBoot:
             self._answer(channel, claim.nonce, Reply({"boot": self._guard.boot}, status=409))
             return True
-        self._trust(visit)
+        self._trust(connection)
         self._touch()
         try:
             header, data = courier_protocol.unpack(body)
@@ -177,12 +180,12 @@ class CourierServer:
         self._answer(channel, claim.nonce, reply)
         return True
 
-    def _trust(self, visit: _Visit) -> None:
-        visit.since = time.monotonic()
-        if not visit.trusted:
-            visit.trusted = True
+    def _trust(self, connection: _Connection) -> None:
+        connection.since = time.monotonic()
+        if not connection.trusted:
+            connection.trusted = True
             with self._lock:
-                leave = self._surplus(trusted=True, most=FRIENDS)
+                leave = self._surplus(trusted=True, most=MAX_TRUSTED)
             for one in leave:
                 one.channel.cut()
 
@@ -195,7 +198,7 @@ class CourierServer:
 
 
 def listen(port: int, host: Optional[str] = None) -> socket.socket:
-    """On every address, of both families where there are both."""
+    """Listen on every address, IPv6 and IPv4 if both exist."""
     if host is None:
         try:
             return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64)

@@ -1,8 +1,8 @@
 """The volume for checkpoints that tasks share: a directory per run, and in it one per task, its part (see layout).
 
-A courier is asked for the parts of tasks that are lost, and to remove those that nobody needs any more. It sees those
-of its own run; where it is not the user who says what runs in its container, those of all runs of its server. And it
-can do only what its user may do, which is that of the tasks whose parts these are.
+The courier lists the parts of lost tasks and removes parts that are not needed any more. It sees the parts of its own
+run. If its container does not run the user's image, it sees those of all runs of its server. Its file permissions are
+those of its user, which is also the user of the tasks that own the parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath
 
 MOST = 10_000
-"""Names that are told of."""
+"""The most names that are listed."""
 
 
 class SharedVolume:
@@ -27,11 +27,11 @@ class SharedVolume:
     def __init__(self, root: str) -> None:
         self._root = root
         self._near = LocalTaskDir(root)
-        # Each user has its own: one cannot throw into what another made for itself.
+        # One per user: a user cannot move files into a directory that another one created.
         self._trash = f".trash-{os.getuid()}"
 
     def names(self) -> List[str]:
-        """`RUN/PART` of each part, and `RUN` of a run that has none."""
+        """`RUN/PART` of each part, and `RUN` of a run without parts."""
         found: List[str] = []
         for run in self._names(""):
             if layout.is_run(run) and len(found) < MOST:
@@ -47,17 +47,17 @@ class SharedVolume:
         return os.path.join(self._root, name)
 
     def open(self, path: str) -> int:
-        """A regular file in a part. The caller closes it."""
+        """Open a regular file in a part. The caller closes it."""
         _check(path)
         return self._near.open(path)
 
     def discard(self, path: str) -> None:
-        """A part or something in it; or a run, if it has no parts. Absent is success."""
+        """Remove a part or an entry in it, or a run without parts. An absent one is success."""
         run = path.split("/")[0]
         if not (path == run and layout.is_run(run)):
             _check(path)
             self._throw(path, Trash(self._root, f"{run}/{self._trash}"))
-        # The next one makes them again. A run's own directory may be a mount, or not for this user to remove.
+        # Other couriers create them again. A run's directory may be a mount, or may belong to another user.
         for name in (f"{run}/{self._trash}", run):
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.join(self._root, name))
@@ -73,7 +73,7 @@ class SharedVolume:
             trash.empty()
 
     def _names(self, folder: str) -> Iterator[str]:
-        """Sorted; none where it is not ours to look."""
+        """Sorted names; empty if the directory is not readable."""
         with contextlib.suppress(OSError):
             fd = open_beneath(self._root, folder)
             try:

@@ -1,15 +1,14 @@
-"""Content that arrives in pieces, to become a directory (see placing).
+"""Receives content in pieces, from which a directory is built (see placement).
 
-    .courier/stage/SLOT/DIGEST.part    arriving; its size says how far
+    .courier/stage/SLOT/DIGEST.part    arriving; its size says how much has arrived
     .courier/stage/SLOT/DIGEST         complete and verified
-    .courier/stage/SLOT/tree/          being put together
+    .courier/stage/SLOT/tree/          being built
     .courier/placed/PATH               what was placed there last
-    .courier/trash/                    leaves
+    .courier/trash/                    being removed
 
-A slot is for one manifest at one path; another manifest for that path takes its place. All of this is on the task's
-own volume and user code can reach it: what it changes there it changes for itself only, since links are never
-followed. Where `checkpoints/` and `staged/` are volumes of their own, nothing can be renamed from one to another: what
-is to become, or was, a part of them is in a `.courier` of their own.
+A slot is for one manifest at one path; another manifest for that path replaces it. All of this is on the task's own
+volume, and user code can reach it. Its changes affect only itself, because links are never followed. If `checkpoints/`
+and `staged/` are separate volumes, nothing can be renamed between them; each then has a `.courier` of its own.
 """
 
 from __future__ import annotations
@@ -29,38 +28,38 @@ HOME = ".courier"
 TREE = "tree"
 _BLOCK = 1 << 20
 _PREDECESSOR = 5.0
-"""Seconds that a piece waits for the one before it, which comes over another connection."""
+"""Seconds that a piece waits for the one before it, which arrives over another connection."""
 
 
 class Damaged(Exception):
-    """Content that does not have its hash."""
+    """Content does not match its hash."""
 
 
 class Piece(NamedTuple):
     digest: str
     size: int
-    """Of the whole content."""
+    """Size of the whole content."""
     offset: int
     length: int
 
 
 class _Incoming:
-    """One content on its way. Its condition guards it."""
+    """One arriving content, guarded by its condition."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.size = os.fstat(fd).st_size
         self.hash = hashlib.sha256() if self.size == 0 else None
-        """None: begun by a courier before this one; it is read again at the end (`verify`)."""
+        """None: an earlier courier began it; it is read again at the end (`verify`)."""
         self.condition = threading.Condition()
         self.over = False
 
 
 class Staging:
-    """May be used from any thread. `recover` first."""
+    """May be used from any thread. `recover` is called first."""
 
     def __init__(self, directory: str, *, lasting: bool = False) -> None:
-        """`lasting`: what is to outlive the task is on volumes of its own."""
+        """`lasting`: checkpoints are on separate volumes, which outlive the task."""
         self._directory = directory
         self._apart = layout.LASTING if lasting else ()
         self.homes = (HOME, *(f"{top}/{HOME}" for top in self._apart))
@@ -69,13 +68,13 @@ class Staging:
         self._incoming: Dict[Tuple[str, str], _Incoming] = {}
 
     def recover(self) -> None:
-        """After a courier that was killed: half-made trees go. A file that has another name by then is part of a
-        tree that was placed, and training may have changed it."""
+        """Clean up after a courier that was killed: half-built trees are removed. So are files with a second link:
+        they belong to a tree that was placed, and the training may have changed them."""
         for home, trash in self._trashes.items():
             try:
                 os.close(open_beneath(self._directory, home))
             except OSError:
-                continue  # not there; or user code put something else there, and whoever needs it will say so
+                continue  # absent, or replaced by user code: the next request for it reports the error
             with self.open(stage_of(home)) as stage:
                 self._recover(stage, trash)
 
@@ -90,16 +89,16 @@ class Staging:
         trash.empty()
 
     def home(self, path: str) -> str:
-        """Where, on the volume of this path, what is ours is kept."""
+        """The directory of the courier's own files on the volume of this path."""
         top = path.split("/")[0]
         return f"{top}/{HOME}" if top in self._apart else HOME
 
     def trash(self, path: str) -> Trash:
-        """The one on the volume of this path."""
+        """The trash on the volume of this path."""
         return self._trashes[self.home(path)]
 
     def here(self, path: str, manifest: str, digests: Sequence[str]) -> Tuple[List[str], Dict[str, int]]:
-        """Which contents are complete, and how much there is of those that have begun."""
+        """The contents that are complete, and the size of those that have begun."""
         self._clear(path, manifest)
         complete: List[str] = []
         begun: Dict[str, int] = {}
@@ -116,9 +115,9 @@ class Staging:
     def receive(
         self, path: str, manifest: str, pieces: Sequence[Piece], data: memoryview
     ) -> Tuple[List[str], Dict[str, int]]:
-        """Take pieces, whose bytes follow each other in `data`; answers as `here`. They may repeat and overlap,
-        and those of one content come in any order within a few seconds. Raises Damaged when a whole content does
-        not have its hash; it is gone then."""
+        """Receive pieces, whose bytes follow each other in `data`. The result is that of `here`. Pieces may repeat and
+        overlap, and those of one content may come in any order within a few seconds. Raises Damaged when a whole
+        content does not match its hash, and deletes it."""
         complete: List[str] = []
         begun: Dict[str, int] = {}
         at = 0
@@ -133,7 +132,7 @@ class Staging:
         return complete, begun
 
     def verify(self, path: str, manifest: str, digest: str, size: int) -> None:
-        """Complete a content that was begun by a courier before this one: all of it is read again."""
+        """Complete a content that an earlier courier began: all of it is read again."""
         with self.slot(path, manifest) as here:
             if regular(here, digest) is None:
                 name = slot_name(path, manifest)
@@ -143,7 +142,7 @@ class Staging:
                         self._complete(name, digest, size, here, incoming)
 
     def _take(self, slot: str, piece: Piece, data: memoryview, here: int) -> Optional[int]:
-        """How much there is of a content now; None: it is complete."""
+        """The size of a content so far; None: it is complete."""
         if regular(here, piece.digest) is not None:
             return None
         incoming = self._arriving(slot, piece.digest, here)
@@ -177,7 +176,7 @@ class Staging:
             if found != digest or incoming.size != size:
                 os.unlink(f"{digest}.part", dir_fd=here)
                 raise Damaged(
-                    f"{incoming.size} bytes with the hash {found} came instead of {size} with {digest}"
+                    f"{incoming.size} bytes with the hash {found} arrived instead of {size} with {digest}"
                 )
             os.rename(f"{digest}.part", digest, src_dir_fd=here, dst_dir_fd=here)
         finally:
@@ -191,7 +190,7 @@ class Staging:
         incoming.condition.notify_all()
 
     def _clear(self, path: str, manifest: str) -> None:
-        """What was begun for this path with another manifest is not wanted any more."""
+        """Discard what was begun for this path with another manifest."""
         keep, prefix = slot_name(path, manifest), slot_name(path, "")
         with self.open(stage_of(self.home(path))) as stage:
             stale = [name for name in os.listdir(stage) if name.startswith(prefix) and name != keep]
@@ -214,7 +213,7 @@ class Staging:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[int]:
-        """A directory beneath the task's, made where it is not there."""
+        """A directory below the task's, created if it is absent."""
         private = HOME in path.split("/")[:2]
         fd = open_beneath(self._directory, path, create=True, mode=0o700 if private else 0o755)
         try:

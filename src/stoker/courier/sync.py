@@ -1,11 +1,11 @@
-"""What is new in the files that are mirrored, and waiting for it.
+"""Finds what is new in the mirrored files, or waits for it.
 
-Whoever sees an entry of the journal shall also see every line of the log and every metric that was written before
-it. So how long the journal is, is looked at first; what has grown by then is sent first; the journal, up to there,
-goes with the last of it. Where that takes several answers the asker hands back the `mark` of the first one, so that
-a log which grows as fast as it is read holds nothing up.
+The journal must never be ahead: a server that sees an entry of it must also see all log lines and metrics written
+before it. So the length of the journal is read first. Then everything that other files have gained is sent, and the
+journal up to that length goes with the last part. If that takes several answers, the client returns the `mark` of the
+first one, so that a log that grows as fast as it is read delays nothing.
 
-Only whole lines are sent, because a line that did not fit on the disk is taken back; `final` sends everything.
+Only whole lines are sent, because a line that did not fit on the disk is removed again; `final` sends everything.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from stoker.task.local_directory import LocalTaskDir, UnsafePath
 from stoker.task.safe_open import open_beneath
 
 ANSWER = 4 << 20
-"""Bytes of deltas in one answer."""
+"""The most bytes of deltas in one answer."""
 LONGEST_WAIT = 30.0
 FALLBACK = 1.0
-"""Seconds after which it looks by itself, whatever inotify says."""
+"""Seconds after which the files are checked even without an inotify event."""
 REST = 0.02
-"""Seconds between a change and looking: more may come with it."""
+"""Seconds between a change and the check: more changes may come with it."""
 LONG_LINE = 1 << 20
-"""A piece of a line this long is sent before its end is there."""
+"""A piece of a line of this length is sent before the end of the line is written."""
 ENTRIES = 20_000
-"""Entries of a directory that are looked at."""
+"""The most entries of a directory that are read."""
 FILES = 1000
-"""Files of metrics, and segments of the log, that are mirrored."""
+"""The most metrics files, and segments of the log, that are mirrored."""
 
 _EVENTS = (
     inotify.IN_MODIFY
@@ -49,7 +49,7 @@ _EVENTS = (
 
 
 class Gone(Exception):
-    """Whoever asked does not wait any more."""
+    """The client does not wait any more."""
 
 
 class Mark(NamedTuple):
@@ -58,10 +58,10 @@ class Mark(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the other side has, and what it wants."""
+    """The client's state and request."""
 
     have: Dict[str, Tuple[int, str]]
-    """path -> size and the tag of its last bytes. Size -1: it does not want any more of this file."""
+    """path -> size and the tag of its last bytes. Size -1: no more of this file is wanted."""
     records: Dict[str, str]
     """path -> tag of its content."""
     wait: float
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
 
 
 class News:
-    """One answer in the making."""
+    """One answer under construction."""
 
     def __init__(self) -> None:
         self.deltas: List[Tuple[str, int, int]] = []
@@ -94,7 +94,7 @@ class News:
         self.data: List[courier_protocol.Bytes] = []
         self.left = ANSWER
         self.behind: Dict[str, int] = {}
-        """Files that go on after this answer, and up to where."""
+        """Files that continue after this answer, and up to which size."""
         self.mark: Optional[Mark] = None
 
     def __bool__(self) -> bool:
@@ -117,15 +117,15 @@ class News:
 
 
 class Sync:
-    """Answers what is new. May be used from any thread; remembers nothing between two questions."""
+    """Answers sync requests. May be used from any thread; keeps no state between two requests."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._near = LocalTaskDir(directory)
 
     def wait(self, asked: Asked, other: Optional[int] = None) -> News:
-        """What is new, as soon as there is something; nothing after `asked.wait` seconds. `other`: a descriptor
-        that becomes readable when whoever asked is gone, which raises Gone."""
+        """What is new, as soon as there is something; empty after `asked.wait` seconds. `other`: a descriptor that
+        becomes readable when the client has disconnected; then Gone is raised."""
         end = time.monotonic() + asked.wait
         with _Watch(self._directory, other) as watch:
             if asked.wait:
@@ -140,7 +140,7 @@ class Sync:
             return news
 
     def _look(self, asked: Asked, *, check: bool) -> News:
-        """`check`: also that files which have not grown are still the same."""
+        """`check`: also verify that files which have not grown are unchanged."""
         news = News()
         before = self._size(layout.JOURNAL) if asked.mark is None else asked.mark.journal
         files = self._growing() if asked.mark is None else dict(asked.mark.files)
@@ -158,7 +158,7 @@ class Sync:
         return news
 
     def _growing(self) -> Dict[str, int]:
-        """Sizes of the files that grow, without the journal."""
+        """Sizes of the growing files, without the journal."""
         found: Dict[str, int] = {}
         for folder in (layout.LOG, layout.METRICS):
             found.update(self._sizes(folder))
@@ -185,7 +185,7 @@ class Sync:
             os.close(fd)
 
     def _grown(self, news: News, asked: Asked, path: str, size: int, check: bool) -> None:
-        """Send what is new of a file up to `size`, as far as there is room."""
+        """Add what is new of a file up to `size`, as far as the answer has room."""
         held, tail = asked.have.get(path, (0, ""))
         if held < 0 or (held == size and not check):
             return
@@ -224,7 +224,7 @@ class Sync:
             try:
                 data = self._near.read(path, 0, courier_protocol.LARGEST_RECORD)
             except OSError:
-                data = b""  # user code put something else in its place
+                data = b""  # user code replaced it with something else
             known = asked.records.get(path)
             if not data:
                 if known is not None:
@@ -240,7 +240,7 @@ class Sync:
             return 0
 
     def _there(self, path: str) -> bool:
-        """A file beyond those that are looked at is not gone."""
+        """Whether a file exists: one beyond the limit of mirrored files is not gone."""
         try:
             os.close(self._near.open(path))
         except OSError:
@@ -249,7 +249,7 @@ class Sync:
 
 
 class _Watch:
-    """Wakes up when something changes. Where the kernel has no watches to give, after a while."""
+    """Waits for a change. If the kernel has no inotify watches left, only for the given time."""
 
     def __init__(self, directory: str, other: Optional[int]) -> None:
         self._directory = directory
@@ -286,14 +286,14 @@ class _Watch:
 
 def _held(value: Any) -> Tuple[int, str]:
     if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int:
-        raise courier_protocol.Malformed("a sync that does not say how much it has")
+        raise courier_protocol.Malformed("a sync with an invalid size or tag")
     return value[0], courier_protocol.text(value[1])
 
 
 def _mark(value: Any) -> Mark:
     files = value.get("files") if isinstance(value, dict) else None
     if not isinstance(files, dict) or not all(courier_protocol.grows(path) for path in files):
-        raise courier_protocol.Malformed("a mark that is not one")
+        raise courier_protocol.Malformed("an invalid mark")
     return Mark(
         courier_protocol.number(value.get("journal")),
         {path: courier_protocol.number(size) for path, size in files.items()},
@@ -309,18 +309,18 @@ def _names(fd: int) -> Iterator[str]:
 
 
 def _newest(name: str) -> Tuple[int, str]:
-    """Names begin with a number: of the segment, or of the generation."""
+    """Sort key: names begin with the number of the segment or of the generation."""
     digits = name.split(".")[0].split("-")[0]
     return (int(digits) if digits.isdigit() and len(digits) < 19 else -1), name
 
 
 def _first(path: str) -> Tuple[bool, str]:
-    """Metrics are few bytes and wanted before the log."""
+    """Sort key: metrics are small and more urgent than the log."""
     return not path.startswith(layout.METRICS), path
 
 
 def _continues(fd: int, held: int, tail: str) -> bool:
-    """Whether what the other side has is still the beginning of this file."""
+    """Whether the content that the client has is still the beginning of this file."""
     begin = max(0, held - courier_protocol.TAIL)
     try:
         data = os.pread(fd, held - begin, begin)

@@ -1,8 +1,8 @@
-"""Removing what belongs to somebody else.
+"""Removes files of other users.
 
-What is thrown away leaves its place by one rename and is taken apart afterwards; being killed in between leaves it in
-the trash. Taking apart never goes down: a directory inside is moved up beside the one it was found in. So neither
-depth nor number matters.
+An entry is moved into the trash by one rename and deleted afterwards; after a crash in between it stays in the trash.
+Deleting does not recurse: a directory inside is moved up, beside the directory it was found in. So neither depth nor
+number of entries matters.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Trash:
     """May be used from any thread."""
 
     def __init__(self, directory: str, path: str) -> None:
-        """`path`: of the trash beneath the task directory, on the same file system as what is thrown."""
+        """`path`: the trash below the task directory, on the same file system as the entries that are thrown."""
         self._directory = directory
         self._path = path
         self._lock = threading.Lock()
 
     def throw(self, parent: int, name: str) -> None:
-        """Take `name` out of the directory `parent` (a descriptor), whatever it is. Absent is success."""
+        """Move `name`, of any kind, out of the directory `parent` (a descriptor). An absent entry is success."""
         with self._open() as here:
             _move(parent, name, here)
 
     def empty(self) -> None:
-        """Free the room. What user code keeps putting in the way stays where it is, which is out of the way."""
+        """Delete the content. Entries that user code keeps protecting stay in the trash."""
         with self._lock, self._open() as here:
             while _pass(here):
                 pass
@@ -52,7 +52,7 @@ def _move(parent: int, name: str, trash: int) -> None:
     except FileNotFoundError:
         return
     except PermissionError:
-        # A directory can be moved elsewhere only by who may write to it; its owner may allow that.
+        # Moving a directory requires write permission on it; its owner can grant that to itself.
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise
         os.chmod(name, 0o700, dir_fd=parent)
@@ -60,7 +60,7 @@ def _move(parent: int, name: str, trash: int) -> None:
 
 
 def _pass(trash: int) -> int:
-    """Remove what can be removed; how much that was. What it moved up is for the next pass."""
+    """Delete what can be deleted; how much that was. Directories that were moved up are left to the next pass."""
     with os.scandir(trash) as entries:
         return sum(_remove(trash, entry.name) for entry in entries)
 

@@ -1,7 +1,7 @@
-"""What an engine is: something that starts, stops and observes tasks. It decides nothing.
+"""The engine protocol: an engine starts, stops and observes tasks. It decides nothing.
 
-The server records what it wants before it asks an engine, and names are deterministic, so after a crash it
-finds what it started (`observe`) and adopts it, and finds what it does not know and ends it.
+The server records what it wants before it calls an engine, and names are deterministic. After a crash the server
+finds what it started (`observe`) and adopts it. It ends what it does not know.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Handle = Mapping[str, Any]
 """What an engine needs to find an attempt again: opaque JSON, stored verbatim."""
 
 ASIDE_FOR = 7 * 86400.0
-"""Seconds for which the files of a run are kept that has ended without a checkpoint, though it wrote some."""
+"""Seconds for which the files of a run are kept that wrote checkpoints but ended without a complete one."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Gpu:
     model: str
     memory: int
     healthy: bool = True
-    """False while it must not be handed out: a fault, or memory that an ended process still holds."""
+    """False while it must not be assigned: a GPU fault, or memory that an ended process still holds."""
     reason: str = ""
 
 
@@ -60,7 +60,7 @@ class Node:
     name: str
     cpu: float
     memory: int
-    """Bytes runs may use."""
+    """Bytes that runs may use."""
     gpus: tuple[Gpu, ...] = ()
     ready: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one task of a job asks of an engine's nodes, the engine's own share (sidecars) included."""
+    """What one task of a job requests of an engine's nodes, including the engine's own share (sidecars)."""
 
     cpu: float
     memory: int
@@ -86,10 +86,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a body finds around it here."""
+    """What the environment of a body looks like on this engine."""
 
     inherit: bool = False
-    """Its environment begins with the container's own; False: with what the submitter's shell had."""
+    """True: its environment variables begin with the container's own. False: with those of the submitter's shell."""
     setups: str = ""
     """Directory of the environments that `setup` makes; empty: the home's."""
     inputs: str = ""
@@ -97,13 +97,13 @@ class Surroundings:
     image: str = ""
     """The image its tasks run in; empty: none."""
     port: int = 0
-    """The first port of every task, where each has an address of its own; 0: tasks share an address, and whoever
-    makes the world gives out ports."""
+    """The first port of every task, where each task has an address of its own. 0: tasks share an address, and the
+    server allocates ports when it makes the world."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task of an attempt, placed."""
+    """One task of an attempt, with its place."""
 
     name: str
     """`worker-0`"""
@@ -112,22 +112,22 @@ class TaskPlan:
     incarnation: int = 1
     node: str = "local"
     cpu: float | None = None
-    """None: not limited (and nothing reserved)."""
+    """None: not limited, and nothing reserved."""
     memory: int | None = None
     pids: int | None = None
     gpus: tuple[str, ...] = ()
-    """Ids of the GPUs it owns."""
+    """Ids of the GPUs assigned to it."""
     log_budget: int = 1 << 30
     log_segment: int = 8 << 20
     job: Job | None = None
-    """The job as its role sees it; None: the attempt's."""
+    """The job as seen by the task's role; None: the attempt's."""
     image: Mapping[str, Any] | None = None
-    """As `Attempt.image`, for a role with an image of its own."""
+    """As `Attempt.image`, for a role that has an image of its own."""
     given_up: bool = False
-    """The incarnation before this one was silent for too long: it may still live somewhere, and is not waited for."""
+    """The previous incarnation was silent for too long. It may still be running; do not wait for its end."""
     started: bool = False
-    """This incarnation had an order before. Where nothing of it is left it is lost: the engine shows it as gone, and never
-    starts it anew."""
+    """This incarnation had an order before. If nothing of it is left, the engine reports it as gone and never starts
+    it again."""
 
 
 @dataclass(frozen=True)
@@ -136,21 +136,21 @@ class Attempt:
     number: int
     tasks: tuple[TaskPlan, ...]
     job: Job | None = None
-    """What was asked for; None only in tests of the engine itself."""
+    """The job as submitted; None only in tests of the engine itself."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     image: Mapping[str, Any] = field(default_factory=dict)
-    """What the registry says of the job's image: reference (with digest), entrypoint, cmd, workdir, user, env."""
+    """What the registry reports of the job's image: reference (with digest), entrypoint, cmd, workdir, user, env."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """For people who look at the backend itself: name, project, user."""
+    """Name, project and user, for people who look at the backend itself."""
 
     def seen_by(self, plan: TaskPlan) -> Attempt:
-        """The attempt as a task of it sees it: with the job and the image of its role."""
+        """The attempt as one of its tasks sees it: with the job and the image of the task's role."""
         if plan.job is None and plan.image is None:
             return self
         return replace(self, job=plan.job or self.job, image=self.image if plan.image is None else plan.image)
 
     def info(self, plan: TaskPlan) -> TaskInfo:
-        """task.json of one of its tasks, as far as it is the same wherever the task runs."""
+        """The content of task.json that is the same on every engine."""
         return TaskInfo(
             run=self.run,
             attempt=self.number,
@@ -169,11 +169,11 @@ class Attempt:
 
 class Presence(StrEnum):
     ALIVE = "alive"
-    """Its launcher is there (whatever its phase)."""
+    """The launcher exists (in any phase)."""
     GONE = "gone"
-    """Proof of death: launcher and process tree are gone, or another boot. The directory may still be there."""
+    """Proof of death: launcher and process tree are gone, or the node was rebooted. The directory may still exist."""
     SILENT = "silent"
-    """Neither seen nor proven dead: the node does not answer."""
+    """Neither seen nor proven dead: the node does not respond."""
 
 
 @dataclass(frozen=True)
@@ -184,27 +184,27 @@ class Observation:
     incarnation: int
     presence: Presence
     proof: str = ""
-    """How we know, for the evidence: `launcher 4711 is gone`, `the machine was restarted`."""
+    """The proof of death, for the evidence: `launcher 4711 is gone`, `the machine was restarted`."""
     node: str = "local"
     handle: Handle = field(default_factory=dict)
     address: str = ""
-    """At which other tasks reach it; empty while it has none."""
+    """Where other tasks reach it; empty while it has no address."""
     node_ready: bool | None = None
-    """What the backend says of its node; None: it does not say."""
+    """Readiness of its node as the backend reports it; None: not reported."""
     cause: str = ""
-    """With GONE: the word for how it went, where the backend knows better than `lost` (a `spec.words.Cause`)."""
+    """With GONE: the cause, where the backend knows more than `lost` (a `spec.states.Cause`)."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What the backend showed: reasons, messages, exit codes, the last events. Kept with the attempt."""
+    """What the backend reported: reasons, messages, exit codes, the last events. Kept with the attempt."""
     waiting: str = ""
-    """With ALIVE and no launcher yet: why not, in one line (`image cannot be pulled: ...`). Shown by `why`."""
+    """With ALIVE and no launcher yet: the reason in one line (`image cannot be pulled: ...`). Shown by `why`."""
     hopeless: str = ""
-    """With `waiting`: the cause it ends with if this does not change within `patience` (`image`, `engine-error`)."""
+    """With `waiting`: the cause of the end if nothing changes within `patience` (`image`, `engine-error`)."""
     patience: float = 600.0
     """Seconds."""
     no_room: bool = False
-    """With `waiting`: for what others hold and may give back."""
+    """With `waiting`: it waits for resources that others hold and may give back."""
     gpus: tuple[str, ...] = ()
-    """Ids of the GPUs it was given, where the engine hands them out itself."""
+    """Ids of its GPUs, where the engine assigns them itself."""
 
 
 class Engine(Protocol):
@@ -217,99 +217,99 @@ class Engine(Protocol):
     name: str
 
     def needs(self, job: Job) -> Needs:
-        """What one task of this job takes of a node here. Pure."""
+        """The resources that one task of this job takes of a node. Pure."""
         ...
 
     def refuse(self, job: Job) -> None:
-        """Raise Refused for what this engine, as its admin set it up, will not run. Pure."""
+        """Raise Refused if this engine, with its current settings, does not run the job. Pure."""
         ...
 
     def surroundings(self, job: Job) -> Surroundings:
-        """What the bodies of this job find around them here. Pure."""
+        """The environment that the bodies of this job find on this engine. Pure."""
         ...
 
     async def capacity(self) -> Sequence[Node]: ...
 
     async def submit(self, attempt: Attempt) -> Handle:
-        """Declarative: these tasks, each at this incarnation, each with a launcher that holds and waits for
-        orders. A task whose launcher already ran at this incarnation is never started again."""
+        """Declarative: these tasks, each at this incarnation, each with a launcher that waits for orders.
+        A task whose launcher already ran at this incarnation is never started again."""
         ...
 
     async def observe(self) -> Sequence[Observation]:
-        """Every task of ours that exists, whether or not the server knows it."""
+        """Every task of this server that exists, whether or not the server knows it."""
         ...
 
     async def stop(self, handle: Handle, *, grace: timedelta, tasks: Sequence[str] = ()) -> None:
-        """End launchers and everything beneath them, whatever state they are in. Absent is success. Task
-        directories stay until `remove`. `tasks`: only these; empty: all."""
+        """End launchers and all their processes, in any state. An absent attempt is success. Task directories stay
+        until `remove`. `tasks`: only these; empty: all."""
         ...
 
     async def reach(self, handle: Handle, task: str) -> TaskDir:
-        """The task's directory, near or far. It need not be there (yet, or any more)."""
+        """The task directory, local or remote. It may not exist yet, or any more."""
         ...
 
     async def remove(self, handle: Handle) -> None:
-        """Delete what is left of an ended attempt, its directories included. Absent is success."""
+        """Delete what is left of an ended attempt, including its directories. An absent attempt is success."""
         ...
 
     async def close(self) -> None:
-        """The server goes away; tasks go on."""
+        """Called when the server ends; tasks continue."""
         ...
 
 
 @runtime_checkable
 class Watches(Protocol):
-    """An engine that notices changes by itself, so that nobody has to wait for the next look."""
+    """An engine that reports changes by itself, so that the server need not wait for the next `observe`."""
 
     def changes(self) -> AsyncIterator[tuple[str, int, str]]:
-        """(run, attempt, task) whose status, journal or presence may have changed. Hints: may repeat or miss."""
+        """(run, attempt, task) whose status, journal or presence may have changed. Keys may repeat or be missing."""
         ...
 
 
 @runtime_checkable
 class Drills(Protocol):
-    """An engine that can hurt a task on purpose."""
+    """An engine that can inject faults into a task."""
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
-        """how: `process` (SIGKILL the training process) or `launcher` (SIGKILL the launcher). Says what it did."""
+        """how: `process` (SIGKILL the training process) or `launcher` (SIGKILL the launcher). Returns what it did."""
         ...
 
 
 @runtime_checkable
 class SetsAside(Protocol):
-    """An engine that can keep the files of an attempt for `ASIDE_FOR` when all else of it is removed."""
+    """An engine that can keep the files of an attempt for `ASIDE_FOR` when the rest of the attempt is removed."""
 
     def aside(self, handle: Handle) -> str:
-        """Where they will be. Pure."""
+        """Where the files will be. Pure."""
         ...
 
     async def set_aside(self, handle: Handle) -> None:
-        """In place of `remove`. May be repeated."""
+        """Called in place of `remove`. May be repeated."""
         ...
 
 
 @runtime_checkable
 class Resizes(Protocol):
-    """An engine that can change what a running task may use."""
+    """An engine that can change the limits of a running task."""
 
     async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
-        """None: done in place. Otherwise why it cannot be, and the run has to be restarted with the new size."""
+        """None: done in place. Otherwise the reason why not; the run then has to restart with the new size."""
         ...
 
 
 @runtime_checkable
 class Shows(Protocol):
-    """An engine that lets people look behind it."""
+    """An engine that lets people inspect the backend."""
 
     def manifest(self, attempt: Attempt) -> str | None:
-        """What it would send: YAML, nothing secret in it, as `kubectl apply --dry-run=server` accepts it. None where
-        nothing is sent. Pure."""
+        """What it would send: YAML without secrets, as `kubectl apply --dry-run=server` accepts it. None if nothing
+        is sent. Pure."""
         ...
 
     async def check(self) -> Sequence[Mapping[str, Any]]:
-        """What of it works, one entry each: name, ok (True, False, or None: a warning), text, hint."""
+        """Checks of the backend, one entry each: name, ok (True, False, or None: a warning), text, hint."""
         ...
 
     async def shell(self, handle: Handle, task: str) -> Mapping[str, Any]:
-        """How a person on the server's machine gets into a task that is there: argv, and where they matter env, cwd."""
+        """How a user on the server's machine opens a shell in an existing task: argv, and if needed env, cwd."""
         ...

@@ -1,4 +1,4 @@
-"""Hints that something changed, on their way from whoever notices to whoever looks. Used by every watching engine."""
+"""The queue of change notices from an engine's watchers to its reader. Every engine that watches uses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChangeFeed:
         self._wake()
 
     def close(self) -> None:
-        """The reader gets what is waiting, then its end."""
+        """End the iteration after the keys that are waiting."""
         self._closed = True
         self._wake()
 

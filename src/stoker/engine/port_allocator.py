@@ -2,15 +2,15 @@
 
 `PortAllocator.take(n)`, `PortAllocator.give(ports)`, and after a restart of the server `PortAllocator.adopt(ports)`.
 
-A task listens long after its port was chosen, so a port that is free now is not enough:
+A task starts to listen long after its port was chosen, so a port that is free now is not enough:
 
-- The kernel hands out local ports of outgoing connections from its ephemeral range, at any moment. Ports are chosen
+- The kernel assigns local ports of outgoing connections from its ephemeral range at any moment. Ports are chosen
   outside it.
-- Several homes may run on one machine. Each port is locked by an abstract Unix socket that bears its number: seen
-  by all processes of this network, whoever owns them, and gone with the process that holds it. No file stays behind.
-- Other programs know nothing of all this. So a port is also bound for a moment before it is given.
+- Several homes may run on one machine. Each port is locked by an abstract Unix socket named after its number. All
+  processes of this network namespace see it, whatever their user. It ends with its process and leaves no file.
+- Other programs do not know these locks. So a port is also bound for a moment before it is allocated.
 
-Where there are no abstract sockets (macOS) only the last check is left, and two homes may, rarely, meet.
+Without abstract sockets (macOS) only the last check remains, and two homes may in rare cases choose the same port.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from stoker.errors import EngineError
 from stoker.linux.syscalls import read_text
 
 LOWEST = 20_000
-"""Below it live the well-known services of a machine."""
+"""Below it are the well-known services of a machine."""
 HIGHEST = 30_000
-"""From here on Kubernetes forwards the ports of its services, on a machine that is also a node of a cluster."""
+"""From here on Kubernetes forwards the node ports of its services, if the machine is a node of a cluster."""
 ENOUGH = 1_000
-"""A range with fewer ports than this is not worth having: another one is looked for."""
+"""A range with fewer ports than this is too small; the next one is tried."""
 EPHEMERAL = "/proc/sys/net/ipv4/ip_local_port_range"
 LOCK = "\0stoker-port-{}"
 
 
 class PortAllocator:
-    """The ports that this server's tasks have. Any thread may call it.
+    """The ports of this server's tasks. Any thread may call it.
 
-    What is taken stays locked until it is given back or this process ends; a new process calls `adopt` with what
-    its records say. Ports that were given back are the last to be taken again, for somebody may still knock there.
+    A port stays locked until it is given back or this process ends. A new process calls `adopt` with the ports in its
+    records. Ports that were given back are the last to be taken again: peers may still try to connect to them.
     """
 
     def __init__(self, choice: range | None = None) -> None:
         self._choice = choice or usable(read_text(EPHEMERAL))
-        self._next = random.randrange(
-            len(self._choice)
-        )  # homes that start together do not race for the same ones
+        # A random start: homes that start together do not compete for the same ports.
+        self._next = random.randrange(len(self._choice))
         self._held: dict[int, socket.socket | None] = {}
         self._mutex = threading.Lock()
 
     def take(self, count: int) -> tuple[int, ...]:
-        """So many ports that nobody has; all or an error."""
+        """Lock `count` free ports; all or an error."""
         with self._mutex:
             taken: list[int] = []
             for port in self._round():
@@ -69,8 +68,8 @@ class PortAllocator:
             return tuple(taken)
 
     def adopt(self, ports: Iterable[int]) -> tuple[int, ...]:
-        """These belong to tasks that run already, so nobody else may have them. Returns those that somebody else
-        locked meanwhile: the task keeps them while it lives, its next generation needs others."""
+        """Lock the ports of tasks that already run. Returns those that another process has locked meanwhile: the
+        task keeps them while it lives, and its next generation needs others."""
         with self._mutex:
             lost = []
             for port in ports:
@@ -84,12 +83,11 @@ class PortAllocator:
             return tuple(lost)
 
     def give(self, ports: Iterable[int]) -> None:
-        """Nobody needs them any more. Unknown ones are fine."""
+        """Unlock these ports. Unknown ones are ignored."""
         with self._mutex:
             self._drop(ports)
 
     def close(self) -> None:
-        """Give all of them back."""
         self.give(list(self._held))
 
     @property
@@ -97,7 +95,7 @@ class PortAllocator:
         return frozenset(self._held)
 
     def _round(self) -> Iterator[int]:
-        """Each port once, from where the last round ended."""
+        """Each port once, starting where the last round ended."""
         for _ in range(len(self._choice)):
             yield self._choice[self._next]
             self._next = (self._next + 1) % len(self._choice)
@@ -123,7 +121,7 @@ class PortAllocator:
 
 
 def usable(ephemeral: str) -> range:
-    """The ports to choose from, given the kernel's range as it writes it (`32768\\t60999`; empty: not known)."""
+    """The ports to choose from, given the kernel's ephemeral range as text (`32768\\t60999`; empty: not known)."""
     words = ephemeral.split()
     start, end = (int(words[0]), int(words[1])) if len(words) == 2 else (32_768, 65_535)
     for choice in (
@@ -134,11 +132,11 @@ def usable(ephemeral: str) -> range:
     ):
         if len(choice) >= ENOUGH:
             return choice
-    return range(LOWEST, HIGHEST)  # all of them are ephemeral: what is bound now is all that can be known
+    return range(LOWEST, HIGHEST)  # all ports are ephemeral: only the bind check is left
 
 
 def _lock(port: int) -> tuple[bool, socket.socket | None]:
-    """Whether nobody else has it, and what keeps it so."""
+    """Whether no other process has the port, and the socket that locks it."""
     if not sys.platform.startswith("linux"):
         return True, None
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -151,8 +149,8 @@ def _lock(port: int) -> tuple[bool, socket.socket | None]:
 
 
 def _is_free(port: int) -> bool:
-    """Whether it can be bound on every address. Without SO_REUSEADDR, because some frameworks do without it too: a
-    port whose last connections have not quite faded is not free for them."""
+    """Whether it can be bound on every address. Without SO_REUSEADDR, because some frameworks do not set it: for
+    them a port with a connection in TIME_WAIT is not free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(("", port))
@@ -165,7 +163,6 @@ def _is_free(port: int) -> bool:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(("::", port))
     except OSError as exc:
-        return (
-            exc.errno != errno.EADDRINUSE
-        )  # a machine without IPv6 says something else, and nobody listens there
+        # A machine without IPv6 reports another error; then nothing listens on it.
+        return exc.errno != errno.EADDRINUSE
     return True

@@ -128,7 +128,7 @@ def test_a_directory_that_somebody_keeps_is_no_end_of_the_run(box, monkeypatch) 
 
     async def story() -> None:
         _, lock = _taken(box)
-        with pytest.raises(EngineUnavailable, match="no launcher says it does"):
+        with pytest.raises(EngineUnavailable, match="no launcher is recorded for it"):
             await box.start("print('hello')")
         os.close(lock)
         assert (await box.ended(await box.start("print('hello')"))).code == 0

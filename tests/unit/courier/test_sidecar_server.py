@@ -13,7 +13,7 @@ import pytest
 
 from stoker.courier import server as server_module
 from stoker.courier.handlers import Handlers
-from stoker.courier.server import STRANGERS, CourierServer, listen
+from stoker.courier.server import MAX_UNTRUSTED, CourierServer, listen
 from stoker.engine.kubernetes.manifests import credentials
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import LocalTaskDir
@@ -110,7 +110,7 @@ class Talk:
             if status != 409:
                 return status, found, bytes(rest)
             self.boot = found["boot"]
-        raise AssertionError("it begins anew all the time")
+        raise AssertionError("it restarts again and again")
 
 
 def post(path: str, body: bytes, session: str, *more: str) -> bytes:
@@ -251,7 +251,7 @@ def test_half_a_body_is_no_request(door: Door) -> None:
         talk.ask(courier_protocol.DISCARD, {"path": "nothing"})
         request = talk.request(courier_protocol.DISCARD, courier_protocol.pack({"path": "x"}))
         talk.sock.sendall(request[:-3])
-    while door.server._visits:
+    while door.server._connections:
         time.sleep(0.01)
     assert door.touched == 1
 
@@ -259,7 +259,7 @@ def test_half_a_body_is_no_request(door: Door) -> None:
 def test_strangers_do_not_keep_friends_out(door: Door) -> None:
     with door.connect() as friend:
         assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
-        strangers = [door.plain() for _ in range(3 * STRANGERS)]
+        strangers = [door.plain() for _ in range(3 * MAX_UNTRUSTED)]
         try:
             assert friend.ask(courier_protocol.DISCARD, {"path": "x"})[0] == 200
             with door.connect() as another:
@@ -267,7 +267,7 @@ def test_strangers_do_not_keep_friends_out(door: Door) -> None:
             # The oldest strangers were sent away.
             strangers[0].settimeout(20)
             assert strangers[0].recv(1) == b""
-            assert len(door.server._visits) <= STRANGERS + 2
+            assert len(door.server._connections) <= MAX_UNTRUSTED + 2
         finally:
             for stranger in strangers:
                 stranger.close()
@@ -276,9 +276,9 @@ def test_strangers_do_not_keep_friends_out(door: Door) -> None:
 def test_one_that_knocks_without_end_is_in_its_own_way(door: Door) -> None:
     """A friend needs a moment to introduce itself, in which others may come by the dozen."""
     raw = door.plain()
-    strangers = [door.plain("127.0.0.2") for _ in range(5 * STRANGERS)]
+    strangers = [door.plain("127.0.0.2") for _ in range(5 * MAX_UNTRUSTED)]
     try:
-        for stranger in strangers[: 4 * STRANGERS]:
+        for stranger in strangers[: 4 * MAX_UNTRUSTED]:
             stranger.settimeout(20)
             assert stranger.recv(1) == b""
         with door.introduce(raw) as friend:
@@ -306,7 +306,7 @@ def test_a_copied_head_is_no_way_to_stay(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_who_says_nothing_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "INTRODUCTION", 0.2)
+    monkeypatch.setattr(server_module, "KEY_TIMEOUT", 0.2)
     door = Door(tmp_path)
     try:
         with door.plain() as silent, door.connect() as slow:

@@ -254,7 +254,7 @@ def test_a_task_without_a_launcher_inside(made: ContainerTasks) -> None:
         ({"resources": {"shm": "4Ti"}}, "`resources.shm` needs an image here"),
         ({"image": "x", "launcher": "none", "setup": "make"}, "`setup` needs the launcher"),
         ({"image": "x", "launcher": "none", "python": "/p"}, "`python` needs the launcher"),
-        ({"image": "x", "resources": {"gpu": 1}}, "podman cannot hand out GPUs here"),
+        ({"image": "x", "resources": {"gpu": 1}}, "podman cannot assign GPUs here"),
     ],
 )
 def test_refused(made: ContainerTasks, job: dict[str, Any], words: str) -> None:
@@ -343,7 +343,7 @@ def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
     (tmp_path / "g" / "cpu.cfs_quota_us").unlink()
     (tmp_path / "g" / "cpu.cfs_quota_us").mkdir()
     reason = resize.resize(record, Isolation(), cpu=2.0, memory=300 << 20)
-    assert reason is not None and reason.startswith("the kernel refuses the new size: ")
+    assert reason is not None and reason.startswith("the kernel refused the new size: ")
     assert (tmp_path / "g" / "memory.limit_in_bytes").read_text() == str(100 << 20)
 
 

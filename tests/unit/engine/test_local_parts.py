@@ -97,7 +97,7 @@ def seen(**more: Any) -> Seen:
             seen(used=int(2.1 * GIB), holders=((4_000_001, int(2.1 * GIB)),)),
             "2.1 GiB still held by pid 4000001",
         ),
-        (seen(used=3 * GIB), "3.0 GiB still held by no process that can be seen"),
+        (seen(used=3 * GIB), "3.0 GiB still held by no visible process"),
         (seen(used=3 * GIB, graphics=int(2.5 * GIB)), ""),
         (seen(xid=79), "Xid 79"),
         (seen(uncorrected=2), "2 uncorrectable memory errors since the driver was loaded"),

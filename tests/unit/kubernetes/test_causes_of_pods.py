@@ -28,7 +28,7 @@ def look(name: str) -> PodFinding:
 
 
 WAITING = {
-    "image-missing": ("image", None, "nobody/nothing:1 cannot be pulled: there is no such image"),
+    "image-missing": ("image", None, "nobody/nothing:1 cannot be pulled: the image does not exist"),
     "registry-away": (
         "image",
         None,
@@ -38,17 +38,17 @@ WAITING = {
         "engine-error",
         None,
         "no node can take it now: 2 of 2 nodes have too little CPU free."
-        " It asks for 500 CPU, and the largest node has 2 CPU",
+        " It requests 500 CPU, and the largest node has 2 CPU",
     ),
-    "unschedulable-gpu": ("engine-error", None, "It asks for 64 nvidia.com/gpu, and the largest node has 4"),
+    "unschedulable-gpu": ("engine-error", None, "It requests 64 nvidia.com/gpu, and the largest node has 4"),
     "unschedulable-memory": (
         "engine-error",
         None,
-        "It asks for 4 TiB of memory, and the largest node has 23.5 GiB",
+        "It requests 4 TiB of memory, and the largest node has 23.5 GiB",
     ),
     "unschedulable-pool": ("engine-error", None, "2 of 2 nodes do not belong to the pool"),
     "claim-missing": ("engine-error", None, 'the volume claim "nothing" not found'),
-    "no-python": ("image", 0.0, "has no Python the launcher can run with"),
+    "no-python": ("image", 0.0, "has no Python that the launcher can use"),
     "wrong-python": ("image", 0.0, "has no /opt/none/python3"),
     "config-error": ("engine-error", None, 'container main cannot be started: secret "no" not found'),
 }
@@ -160,7 +160,7 @@ DIED = [
     (
         {"exitCode": 1, "reason": "Error", "message": "exec /bin/sh: exec format error"},
         "image",
-        "another kind of machine",
+        "another machine architecture",
     ),
 ]
 
@@ -199,7 +199,7 @@ FAILED = [
     ("NodeLost", "Node node-1 which was running pod p is unresponsive", "lost", "its node was lost"),
     ("NodeShutdown", "Pod was rejected as the node is shutting down.", "evicted", "shutting down"),
     ("Terminated", "Pod was terminated in response to imminent node shutdown.", "evicted", "shutting down"),
-    ("OutOfcpu", "Node didn't have enough resource: cpu", "engine-error", "its node would not take"),
+    ("OutOfcpu", "Node didn't have enough resource: cpu", "engine-error", "its node refused"),
     (
         "UnexpectedAdmissionError",
         "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu",
@@ -250,7 +250,7 @@ def test_a_pod_that_went_unseen_is_explained_by_events() -> None:
         assert found.cause == cause
     cancelled = event("TaintManagerEviction", "Cancelling deletion of Pod a/p")
     assert pod_causes.vanished("p", None, [cancelled]) == PodFinding(
-        "pod p is gone: somebody deleted it, or its node",
+        "pod p is gone: it or its node was deleted",
         "lost",
         evidence={"events": ["TaintManagerEviction: Cancelling deletion of Pod a/p"]},
     )
@@ -268,12 +268,12 @@ def waiting(name: str, **state: Any) -> dict[str, Any]:
 
 
 PULLS = [
-    ('failed to resolve reference "x": unexpected status: 401 Unauthorized', "wants a login", None),
-    ("pull access denied, repository does not exist or may require authorization", "wants a login", None),
-    ("no match for platform in manifest: not found", "not made for the nodes' kind of machine", None),
+    ('failed to resolve reference "x": unexpected status: 401 Unauthorized', "requires a login", None),
+    ("pull access denied, repository does not exist or may require authorization", "requires a login", None),
+    ("no match for platform in manifest: not found", "has no version for the nodes' architecture", None),
     ("dial tcp: lookup registry.example.com: no such host", "does not answer the node", None),
     ('Get "https://x": net/http: TLS handshake timeout', "does not answer the node", None),
-    ("manifest unknown", "there is no such image", None),
+    ("manifest unknown", "the image does not exist", None),
     ("something nobody has seen", "cannot be pulled: something nobody has seen", None),
 ]
 
@@ -288,7 +288,7 @@ def test_a_back_off_keeps_the_registrys_words() -> None:
     """What the kubelet shows while it waits before the next try says nothing; the events do."""
     pod = waiting("main", reason="ImagePullBackOff", message='Back-off pulling image "torch:2"')
     events = [{"reason": "Failed", "message": 'Failed to pull image "torch:2": manifest unknown'}]
-    assert "there is no such image (manifest unknown)" in pod_causes.look(pod, events).waiting
+    assert "the image does not exist (manifest unknown)" in pod_causes.look(pod, events).waiting
     assert "cannot be pulled" in pod_causes.look(pod).waiting
 
 
@@ -306,7 +306,10 @@ def test_containers_that_cannot_be_started() -> None:
 
 
 def test_our_own_containers_that_do_not_stay_up() -> None:
-    for name, words in (("init", "task directory cannot be made"), ("courier", "courier does not stay up")):
+    for name, words in (
+        ("init", "task directory cannot be created"),
+        ("courier", "courier does not stay up"),
+    ):
         pod = waiting(name, reason="CrashLoopBackOff", message="back-off")
         for status in pod["status"]["initContainerStatuses"]:
             if status["name"] == name:
@@ -359,7 +362,7 @@ REFUSED = [
     (
         'pods "a" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false',
         403,
-        "pod security level does not let it in",
+        "pod security level does not admit it",
         False,
     ),
     (
@@ -368,7 +371,12 @@ REFUSED = [
         "webhook policy.example.com refused it: images must come from our registry",
         False,
     ),
-    ('Pod "a" is invalid: spec.containers[0].image: Required value', 422, "does not take the pod", False),
+    (
+        'Pod "a" is invalid: spec.containers[0].image: Required value',
+        422,
+        "the cluster refused the pod",
+        False,
+    ),
     ('pods "a" is forbidden: no PriorityClass with name high was found', 403, "refused the pod", False),
 ]
 
@@ -438,7 +446,7 @@ def test_nodes_that_have_it_but_not_together() -> None:
     text = unschedulable.explain(
         "0/2 nodes are available: 2 Insufficient cpu.", unschedulable.PodRequest(4, 32 << 30), nodes
     )
-    assert text.endswith("It asks for 4 CPU, 32 GiB of memory on one node, and no node has all of it")
+    assert text.endswith("It requests 4 CPU, 32 GiB of memory on one node, and no node has all of it")
 
 
 def test_messages_are_cut_and_on_one_line() -> None:

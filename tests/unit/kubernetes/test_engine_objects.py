@@ -148,7 +148,7 @@ def test_a_pod_that_was_there_is_not_made_again(ca: trustme.CA, tmp_path: Path) 
             assert (found["worker-0"].presence, found["worker-0"].cause) == (Presence.GONE, "lost")
             assert found["worker-1"].presence is Presence.ALIVE
             again = attempt(incarnation=2)
-            with pytest.raises(Conflict, match="worker-1 of digits-7f3k still lives"):
+            with pytest.raises(Conflict, match="worker-1 of digits-7f3k is still running"):
                 await second.submit(again)
             one = attempt(tasks=1, incarnation=2)
             await second.submit(one)
@@ -182,7 +182,7 @@ def test_somebody_elses_object_is_left_alone(ca: trustme.CA, tmp_path: Path) -> 
     async def story(server: Server) -> None:
         server.put("secrets", "stoker-digits-7f3k-1", metadata={"labels": {names.HOME: "other"}})
         async with Open(server, tmp_path) as made:
-            with pytest.raises(EngineError, match="somebody else's"):
+            with pytest.raises(EngineError, match="belongs to another server"):
                 await made.submit(attempt())
             await made.stop({"run": "digits-7f3k", "attempt": 1}, grace=timedelta(0))
             await made.remove({"run": "digits-7f3k", "attempt": 1})
@@ -238,7 +238,7 @@ def test_nobody_tries_for_a_single_task_that_was_stopped(
             gone = (await seen(made))["worker-1"]
             assert (gone.presence, gone.proof) == (
                 Presence.GONE,
-                "pod digits-7f3k-1-worker-1 was never made",
+                "pod digits-7f3k-1-worker-1 was never created",
             )
             one, two, three = attempt(tasks=3).tasks
             await made.submit(replace(attempt(), tasks=(one, replace(two, incarnation=2), three)))
@@ -263,7 +263,7 @@ def test_a_pod_that_is_refused_for_good_is_said_so(ca: trustme.CA, tmp_path: Pat
             found = (await seen(made))["worker-0"]
             assert (found.presence, found.proof) == (
                 Presence.GONE,
-                "pod digits-7f3k-1-worker-0 was never made",
+                "pod digits-7f3k-1-worker-0 was never created",
             )
             await made.remove(found.handle)
             assert not server.of("secrets")
@@ -413,7 +413,7 @@ def test_an_attempt_whose_secret_was_deleted_is_gone(ca: trustme.CA, tmp_path: P
         async with Open(server, tmp_path) as second:
             found = (await seen(second))["worker-0"]
             assert (found.presence, found.cause) == (Presence.GONE, "lost")
-            assert "Secret stoker-digits-7f3k-1 was deleted by somebody else" in found.proof
+            assert "Secret stoker-digits-7f3k-1 was deleted from outside Stoker" in found.proof
             assert not (await second.reach(found.handle, "worker-0")).exists()
             await second.stop(found.handle, grace=timedelta(0))
             await second.remove(found.handle)

@@ -1,12 +1,12 @@
-"""What the nodes of a cluster have for our tasks. Pure.
+"""The capacity of a cluster's nodes for tasks of this server. Pure.
 
-A node counts what it can allocate, less what other people's pods on it ask for. Its tags say who may go there:
+A node offers its allocatable resources less the requests of other pods on it. Its tags say which tasks may use it:
 
     C               a task of cluster C that names no pool
-    C:gpu           only one that asks for GPUs: the node is tainted for them
+    C:gpu           only a task that requests GPUs: the node is tainted for them
     C:pool:P        a task that names the pool P;  C:pool:P:gpu  the same with GPUs
 
-A node whose taints nobody here tolerates, or that is cordoned, is left out.
+A node that is cordoned, or with a taint that no task here tolerates, is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ISOLATION = {"memory": "container", "cpu": "container", "processes": "pid namesp
 UNBOUNDED_CPU = 50_000.0
 UNBOUNDED_MEMORY = 1 << 55
 UNBOUNDED_GPUS = 4096
-"""Of a cluster whose nodes may not be listed and whose size nobody said."""
+"""Assumed for a cluster whose nodes may not be listed and that has no `capacity` setting."""
 _PRODUCT = "nvidia.com/gpu.product"
 _GPU_MEMORY = "nvidia.com/gpu.memory"
 
@@ -34,7 +34,7 @@ _GPU_MEMORY = "nvidia.com/gpu.memory"
 def nodes(
     cluster: str, config: ClusterConfig, listed: Sequence[Object] | None, others: Iterable[Object]
 ) -> list[Node]:
-    """`listed` None: we may not know them; then one stands for the whole cluster."""
+    """`listed` None: nodes may not be listed; one node then stands for the whole cluster."""
     if listed is None:
         return [_whole(cluster, config)]
     taken = _taken(others)
@@ -79,7 +79,7 @@ def _node(cluster: str, config: ClusterConfig, node: Object, taken: list[PodRequ
 
 
 def _gpu_resource(node: Object, config: ClusterConfig) -> str:
-    """A node of a pool of slices has those; it has no whole ones to give."""
+    """A node of a pool with a GPU profile offers slices, and no whole GPUs."""
     pool = next((one for one in pools_of(node, config) if config.pools[one].gpu_profile), None)
     return scheduling.gpu_resource(config, pool)
 
@@ -109,7 +109,7 @@ def _welcome(tag: str, pool: Pool | None, config: ClusterConfig, taints: Sequenc
 
 
 def _passing(taint: Object) -> bool:
-    """What the node controller says of a node that does not answer: that is its readiness, not who may go there."""
+    """Whether the node controller set the taint for a node that does not respond: this says that it is not ready."""
     return taint.get("key") in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -124,25 +124,21 @@ def _tolerates(toleration: Toleration, taint: Object) -> bool:
 def _taken(others: Iterable[Object]) -> dict[str, list[PodRequest]]:
     found: dict[str, list[PodRequest]] = {}
     for pod in others:
-        if (node := (pod.get("spec") or {}).get("nodeName")) and (pod.get("status") or {}).get(
-            "phase"
-        ) not in (
-            "Succeeded",
-            "Failed",
-        ):
-            found.setdefault(str(node), []).append(ask(pod))
+        status, on = pod.get("status") or {}, (pod.get("spec") or {}).get("nodeName")
+        if on and status.get("phase") not in ("Succeeded", "Failed"):
+            found.setdefault(str(on), []).append(ask(pod))
     return found
 
 
 def _gpus(node: str, count: int, labels: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """They have no names of their own before a pod gets them."""
+    """GPUs have no ids before a pod gets them; these are made up."""
     model = str(labels.get(_PRODUCT, "GPU"))
     memory = int(number(labels.get(_GPU_MEMORY, 0))) << 20
     return tuple(Gpu(f"{node}:gpu-{index}", index, model, memory) for index in range(count))
 
 
 def _to_come(cluster: str, config: ClusterConfig, listed: Sequence[Object]) -> list[Node]:
-    """What the cluster's autoscaler would add. Their names are none that a node can have."""
+    """The nodes that the cluster's autoscaler could add. Their names cannot be names of real nodes."""
     found = []
     for name, pool in config.pools.items():
         if pool.autoscale is None:

@@ -1,8 +1,7 @@
-"""One cluster as the engine sees it: a connection, and mirrors of what is there.
+"""One cluster as the engine sees it: a connection, and informers that mirror its objects.
 
-Everything that is read comes from list-and-watch mirrors. `Cluster` belongs to one event loop; it is connected with
-the first use and whenever the last try failed. Whoever may not list nodes or other people's pods is not told about
-them, and the engine does with less.
+All reads come from list-and-watch mirrors. A `Cluster` belongs to one event loop. It connects on first use, and again
+after a failed try. If the user may not list nodes or other pods, these are not watched and the engine works without.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 MAX_SILENCE = 30.0
-"""Seconds after which what was last heard of a kind of object is too old to speak for."""
+"""Seconds after which the last known state of a kind of object is too old to be used."""
 _LISTED = 20.0
-"""Seconds that the first lists may take before a call says that the cluster does not answer."""
+"""Seconds that the first lists may take before a call reports that the cluster does not respond."""
 
 
 class Cluster:
-    """`home`: the label of our own objects."""
+    """`home`: the label value of this server's objects."""
 
     def __init__(self, name: str, config: ClusterConfig, home: str) -> None:
         self.name = name
@@ -51,7 +50,7 @@ class Cluster:
         self._reading: list[asyncio.Task[None]] = []
         self._events_of: dict[str, dict[str, Object]] = {}
         self.sees_nodes = self.sees_others = False
-        """What we may list."""
+        """What this user may list."""
 
     @property
     def kube(self) -> Kube:
@@ -60,7 +59,7 @@ class Cluster:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often the API server was asked for what."""
+        """How often the API server was called, by verb and kind."""
         counted = self._kube.calls if self._kube is not None else {}
         return {f"{verb} {kind}": number for (verb, kind), number in counted.items()}
 
@@ -69,11 +68,11 @@ class Cluster:
         return self.kube.namespace
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """Call it with every change, in the event loop. Before the first `connect`."""
+        """Call the listener with every change, in the event loop. To be called before the first `connect`."""
         self._listens.append(listener)
 
     async def connect(self) -> None:
-        """Be connected and have everything listed. EngineUnavailable with the reason; the next call tries again."""
+        """Connect and wait for the first lists. Raises EngineUnavailable with the reason; the next call tries again."""
         task = self._connecting
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._connecting = asyncio.create_task(self._connect())
@@ -113,7 +112,7 @@ class Cluster:
             return False
         return bool((answer.get("status") or {}).get("allowed"))
 
-    # -- reading: never waits, raises EngineUnavailable where the answer would be old -------------------------
+    # -- reading: never waits, raises EngineUnavailable where the answer would be stale ------------------------
 
     def pods(self) -> list[Object]:
         return self._mirror.list(self._ours)
@@ -128,7 +127,7 @@ class Cluster:
         return self._mirror.get(self._secrets, name)
 
     def nodes(self) -> list[Object] | None:
-        """None: they may not be listed."""
+        """None: nodes may not be listed."""
         return self._around.list(kinds.NODES) if self._around is not None and self.sees_nodes else None
 
     def node(self, name: str) -> Object | None:
@@ -137,17 +136,17 @@ class Cluster:
         return self._around.get(kinds.NODES, name)
 
     def others(self) -> list[Object]:
-        """Other people's pods that sit on nodes; none where they may not be listed."""
+        """Pods of others that have a node; empty if they may not be listed."""
         return self._around.list(self._others) if self._around is not None and self.sees_others else []
 
     def events(self, pod: Mapping[str, Any]) -> list[Object]:
-        """What was said about a pod, oldest first."""
+        """The events of a pod, oldest first."""
         self._mirror.fresh()
         found = self._events_of.get(_uid(pod), {})
         return sorted(found.values(), key=_when)
 
     def note(self, kind: Kind, obj: Object) -> None:
-        """What a write of ours returned."""
+        """Take over the object that a write returned."""
         select = self._ours if kind is kinds.PODS else self._secrets
         self._mirror.note(select, obj)
 
@@ -206,7 +205,7 @@ class Cluster:
 
 
 def load(config: ClusterConfig) -> KubeConfig:
-    """Credentials and address as this cluster's settings say. SpecError says what is wrong with which file."""
+    """Credentials and address according to the cluster's settings. SpecError names the wrong file."""
     from dataclasses import replace
 
     found = KubeConfig.load(config.kubeconfig, config.context)
@@ -214,7 +213,7 @@ def load(config: ClusterConfig) -> KubeConfig:
 
 
 def _trimmed(obj: Object) -> Object:
-    """Of nodes and of pods that are not ours only what is counted."""
+    """Drop fields that are never read: of nodes the images, of pods of others all but their requests."""
     if obj.get("kind") == "Node":
         (obj.get("status") or {}).pop("images", None)
         return obj

@@ -1,8 +1,8 @@
-"""What an admin says of a cluster, checked and normalised.
+"""The settings of a cluster, checked and normalised.
 
-Values are plain (cores, bytes, seconds). The model is frozen and does no I/O; `from_json` and `changed` raise one
-SpecError that names every mistake. It is also the place where an admin's wider permissions live: what training
-pods may ask for beyond the safe is listed in `allow`, and nothing else passes.
+Values are plain (cores, bytes, seconds). The model is frozen and does no I/O. `from_json` and `changed` raise one
+SpecError that names every mistake. `allow` lists what training pods may request beyond the safe fields; everything
+else is refused.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Part(BaseModel):
 
 
 class Size(_Part):
-    """How big a node is."""
+    """The size of a node."""
 
     cpu: Cpu
     memory: Memory
@@ -129,14 +129,14 @@ class Size(_Part):
 
 
 class Autoscale(Size):
-    """Nodes the cluster's autoscaler would add to a pool when pods wait for them."""
+    """Nodes that the cluster's autoscaler adds to a pool when pods wait for them."""
 
     max_nodes: Count
-    """In all, those that are there included."""
+    """In total, including existing nodes."""
 
 
 class Toleration(_Part):
-    """Written in full, or in short as kubectl does it: `key=value:NoSchedule`, `key:NoSchedule`, `key`."""
+    """Written in full, or in kubectl's short form: `key=value:NoSchedule`, `key:NoSchedule`, `key`."""
 
     key: Annotated[str, _matching(_LABEL_KEY, "a taint's name", "nvidia.com/gpu", empty=True)] = ""
     operator: Annotated[Literal["Equal", "Exists"], _one_of("Equal", "Exists")] = "Exists"
@@ -165,33 +165,33 @@ class Pool(_Part):
     selector: Mapping[LabelKey, Label] = {}
     tolerations: tuple[Toleration, ...] = ()
     gpu_profile: Slug | None = None
-    """Which of `gpu_profiles` the GPUs of its nodes are; None: whole ones."""
+    """Which of `gpu_profiles` the GPUs of its nodes have; None: whole GPUs."""
     autoscale: Autoscale | None = None
 
 
 class Sidecar(_Part):
-    """What the courier beside each task gets. Counted wherever the task is counted."""
+    """Resources of the courier beside each task. They count wherever the task counts."""
 
     cpu: Cpu = 0.05
-    """Reserved. What it uses beyond that is what nobody else wants: it sleeps but for its start and when it carries."""
+    """Reserved. It uses more only if CPU is idle, at its start and while it transfers files; else it sleeps."""
     cpu_limit: Cpu | None = None
-    """For namespaces where everything must have one. At 0.05 cores a courier takes seconds to start."""
+    """For namespaces where every container must have one. At 0.05 cores a courier takes seconds to start."""
     memory: Memory = 96 << 20
     """Reserved, and its limit."""
 
 
 class Rdma(_Part):
-    """For GPU tasks that work together."""
+    """RDMA devices for GPU tasks that work together."""
 
     resource: Resource
     count: Count = 1
     capability: Switch = False
-    """Add IPC_LOCK, which registering memory takes on most systems. Neither of Kubernetes' own pod security levels
-    lets it through: the namespace has to be `privileged`."""
+    """Add IPC_LOCK, which most systems require to register memory. Neither `baseline` nor `restricted` pod security
+    admits it: the namespace has to be `privileged`."""
 
 
 class PriorityClasses(_Part):
-    """Kubernetes' priority classes for ours: below `normal`, `normal` and above it. Empty: the cluster's default."""
+    """Kubernetes priority classes for runs below `normal`, at `normal` and above. Empty: the cluster's default."""
 
     low: MaybeObject = ""
     normal: MaybeObject = ""
@@ -210,7 +210,7 @@ class ClusterConfig(_Part):
         Literal["auto", "direct", "proxy", "forward"], _one_of("auto", "direct", "proxy", "forward")
     ] = "auto"
     stoker_image: Image = ""
-    """Empty: nothing of ours is in a registry; the launcher travels in a ConfigMap."""
+    """Empty: Stoker's image is in no registry; the launcher travels in a ConfigMap."""
     default_image: Image = ""
     pull_secrets: Annotated[tuple[ObjectName, ...], AfterValidator(_unique)] = ()
     gpu_resource: Resource = "nvidia.com/gpu"
@@ -226,18 +226,18 @@ class ClusterConfig(_Part):
     labels: Mapping[LabelKey, Label] = {}
     annotations: Mapping[LabelKey, Text] = {}
     checkpoints: MaybeObject = ""
-    """A claim every node can mount (ReadWriteMany): checkpoint directories then outlive their node."""
+    """A claim that every node can mount (ReadWriteMany). Checkpoint directories on it outlive their node."""
     start_deadline: Duration = 600.0
-    """Seconds a task that cannot start, for a reason that does not pass by itself, may try."""
+    """Seconds that a task may stay unable to start for a reason that does not pass by itself."""
     carry: Grace = 30.0
-    """Seconds after the grace in which last lines and files are brought away when somebody else ends a pod."""
+    """Seconds after the grace for the transfer of the last lines and files when something else deletes a pod."""
     silent_after: Duration = 20.0
-    """Seconds without an answer from a courier before its task counts as silent."""
+    """Seconds without a response from a courier before its task counts as silent."""
     sidecar: Sidecar = Sidecar()
     default_cpu: Cpu = 1.0
-    """Cores reserved, not limited, for a task that names none."""
+    """Cores reserved, not limited, for a task that requests none."""
     capacity: Size | None = None
-    """How much of the cluster to count on where its nodes may not be listed; None: without bounds."""
+    """How much of the cluster to count on where its nodes may not be listed; None: no bound."""
 
     @field_validator("allow", mode="before")
     @classmethod
@@ -263,17 +263,17 @@ class ClusterConfig(_Part):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, normalised; what is as it would be by itself is left out."""
+        """Plain JSON, normalised, without values that are the default."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
     def from_json(cls, raw: Any, *, source: str | None = None) -> ClusterConfig:
-        """Read what `to_json` wrote, or what a person wrote in the same words. Raises SpecError."""
+        """Read the output of `to_json`, or the same keys written by a user. Raises SpecError."""
         return _read(raw, source, {}, [])
 
 
 class _At(ValueError):
-    """A mistake of the whole that belongs to one key."""
+    """A mistake found by a check of the whole model that belongs to one key."""
 
     def __init__(self, path: tuple[str, ...], bad: Bad) -> None:
         super().__init__(bad.message)
@@ -281,7 +281,7 @@ class _At(ValueError):
 
 
 def changed(config: ClusterConfig, settings: Sequence[str]) -> ClusterConfig:
-    """The same with some values changed: `key=value` or `key.beneath=value`, the value YAML; `null` removes."""
+    """A copy with some values changed: `key=value` or `key.beneath=value`, the value YAML; `null` removes."""
     tree = config.to_json()
     given: dict[tuple[str | int, ...], str] = {}
     mistakes: list[Problem] = []
@@ -304,7 +304,7 @@ def changed(config: ClusterConfig, settings: Sequence[str]) -> ClusterConfig:
 
 
 def _value(text: str) -> Any:
-    """YAML; but that text which YAML would not take as such (`registry:5000/x`, `a=b:NoSchedule`) needs no quotes."""
+    """YAML, except that text that YAML would not read as such (`registry:5000/x`, `a=b:NoSchedule`) needs no quotes."""
     if not text.strip():
         return ""
     node = yaml12.compose(text)
@@ -359,7 +359,7 @@ def _unknown_key(path: tuple[str | int, ...]) -> Problem:
 
 
 def _choices(path: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The keys of the part at `path`: the last part of it that has a model of its own."""
+    """The keys of the part at `path`."""
     models: dict[str, type[BaseModel]] = {
         "autoscale": Autoscale,
         "capacity": Size,

@@ -33,20 +33,21 @@ from stoker.task import container_layout
 log = logging.getLogger(__name__)
 
 _PORT = 29400
-"""The first of the ports by which the tasks of a run reach each other, each at its own address."""
+"""The first of the ports through which the tasks of a run reach each other, each at its own address."""
 Object = dict[str, Any]
 
 RETRY = 10.0
-"""Seconds between tries to make pods that the cluster did not take for now."""
+"""Seconds between tries to create pods that the cluster refused for now."""
 _REMEMBERED = 2000
-"""How many pods that are gone are remembered as they were last, and how many attempts as removed."""
+"""How many deleted pods are remembered with their last state, and how many removed attempts."""
 
 
 class KubernetesEngine:
     """Implements Engine, Watches, Drills, Resizes and Shows. One per cluster and server; used from one event loop.
 
-    What the next server needs is in the cluster: labels say what an object belongs to, the Secret of an attempt says
-    which pods were made. In memory are only lines to couriers and what was last seen of pods that are gone.
+    What the next server needs is in the cluster: labels say which attempt an object belongs to, and the Secret of an
+    attempt lists the pods that were created. Only connections to couriers and the last state of deleted pods are in
+    memory.
     """
 
     def __init__(self, name: str, config: ClusterConfig, settings: Settings) -> None:
@@ -60,11 +61,11 @@ class KubernetesEngine:
         self._refusals: dict[Key, tuple[str, str]] = {}
         self._trying: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._newest: dict[tuple[str, int], Attempt] = {}
-        """As it was last submitted, of those that are being tried again."""
+        """As last submitted, for attempts with pods that are being retried."""
         self._ended: set[tuple[str, int]] = set()
         self._removed: dict[tuple[str, int], None] = {}
 
-    # -- what it would do: pure ------------------------------------------------------------------------------
+    # -- pure ------------------------------------------------------------------------------------------------
 
     def needs(self, job: Job) -> Needs:
         return scheduling.needs(job, self.config, self.name)
@@ -93,7 +94,7 @@ class KubernetesEngine:
         )
 
     def _leaving(self, cluster: Cluster) -> list[Object]:
-        """Pods that were told to end and have not: nobody's any more in the queue's books, and still on their nodes."""
+        """Pods that were told to end and still run: the scheduler has released them, but they still use their node."""
         found = [pod for pod in cluster.pods() if names.attempt_of(pod) in self._ended] if self._ended else []
         return [pod for pod in found if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
 
@@ -137,7 +138,7 @@ class KubernetesEngine:
             if not tasks:
                 self._ended.add(key)
             for task in tasks:
-                self._refusals.pop((*key, task), None)  # it is not tried again
+                self._refusals.pop((*key, task), None)  # no further try
             await parts.ender.stop(key, grace.total_seconds(), tasks)
 
     async def reach(self, handle: Handle, task: str) -> TaskDir:
@@ -170,7 +171,7 @@ class KubernetesEngine:
             await parts.links.drop(*key)
 
     async def close(self) -> None:
-        """The server goes away; pods do not."""
+        """Called when the server ends; pods continue."""
         for key in list(self._trying):
             await self._give_up_trying(key)
         if self._parts is not None:
@@ -210,7 +211,7 @@ class KubernetesEngine:
         return fault_injection.shell(self.config, pod)
 
     async def _pod(self, handle: Handle, task: str) -> Object:
-        """The pod of a task that is there."""
+        """The newest pod of a task that has not ended."""
         key = (*_parsed(handle), task)
         parts = await self._ready()
         for pod in sorted(parts.cluster.pods(), key=names.incarnation_of, reverse=True):
@@ -218,15 +219,15 @@ class KubernetesEngine:
                 return pod
         raise NotFound(f"{task} of {key[0]} is not running")
 
-    # -- what it knows ---------------------------------------------------------------------------------------
+    # -- what is known ---------------------------------------------------------------------------------------
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often the API server was asked for what, since this server started: `create pods` -> 12."""
+        """How often the API server was called since this server started: `create pods` -> 12."""
         return self._parts.cluster.calls if self._parts is not None else {}
 
     async def _ready(self) -> _Parts:
-        """Connected, with everything listed and every courier called. A failure is tried again with the next call."""
+        """Connected, with everything listed and all couriers connected. The next call retries after a failure."""
         if self._parts is None:
             home = await asyncio.to_thread(names.home_id, self.settings.home)
             if self._parts is None:
@@ -276,14 +277,14 @@ class KubernetesEngine:
             self._parts.links.rest(key)
 
     def _take(self, pod: Object) -> None:
-        """Have a line to a pod's courier for as long as there is one."""
+        """Keep a connection to a pod's courier while the pod exists."""
         key, parts = names.key_of(pod), self._parts
         if key is None or parts is None:
             return
         try:
             secret = parts.cluster.secret(names.secret_name(*key[:2]))
         except EngineUnavailable:
-            parts.adopted = False  # its Secret is not known just now: the next look takes it
+            parts.adopted = False  # its Secret is not known yet: the next `_ready` connects it
             return
         if secret is None or names.incarnation_of(pod) < marks(secret)[1].get(key[2], (0, ""))[0]:
             return
@@ -317,14 +318,14 @@ class KubernetesEngine:
         return self._locks.setdefault((run, attempt), asyncio.Lock())
 
     def _busy(self, key: Key) -> bool:
-        """Being made or removed just now."""
+        """Whether the task's attempt is being created or removed at the moment."""
         lock = self._locks.get(key[:2])
         return lock is not None and lock.locked()
 
     def _handle(self, run: str, attempt: int) -> Handle:
         return {"engine": self.name, "run": run, "attempt": attempt}
 
-    # -- pods that are not taken for now ---------------------------------------------------------------------
+    # -- pods that the cluster refused for now ---------------------------------------------------------------
 
     async def _submit(self, parts: _Parts, attempt: Attempt) -> None:
         key = attempt.run, attempt.number
@@ -340,7 +341,7 @@ class KubernetesEngine:
             self._trying[key] = asyncio.create_task(self._try_again(key))
 
     async def _try_again(self, key: tuple[str, int]) -> None:
-        """Others end, quotas are raised: until then it waits, and says why."""
+        """Try until all pods are created: others may end, and quotas may be raised. Meanwhile `why` has the reason."""
         try:
             while any(found[:2] == key for found in self._refusals):
                 await asyncio.sleep(RETRY)
@@ -355,7 +356,7 @@ class KubernetesEngine:
             self._newest.pop(key, None)
 
     def _refused(self, attempt: Attempt) -> Attempt:
-        """The attempt with those of its tasks that are still wanted: some may have been stopped meanwhile."""
+        """The attempt with the refused tasks that are still wanted: some may have been stopped meanwhile."""
         key = attempt.run, attempt.number
         return replace(
             attempt, tasks=tuple(plan for plan in attempt.tasks if (*key, plan.name) in self._refusals)
@@ -371,7 +372,7 @@ class KubernetesEngine:
 
 
 class _Parts:
-    """What an engine has once it knows its home."""
+    """What an engine has once its home's identity has been read."""
 
     def __init__(self, engine: KubernetesEngine, home: str) -> None:
         settings = engine.settings

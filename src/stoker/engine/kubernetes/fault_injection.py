@@ -1,4 +1,4 @@
-"""Hurting a task on purpose, and getting into one."""
+"""Fault injection into a task's pod, and the command that opens a shell in one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Object = Mapping[str, Any]
 
 
 async def hurt(cluster: Cluster, pod: Object, directory: TaskDir | None, how: str) -> str:
-    """`launcher`: it is init of its container, which nobody inside can kill, so it is told to end as if killed."""
+    """`launcher`: it is init of its container and no process inside can kill it, so it is told to end as if killed."""
     name = pod["metadata"]["name"]
     if how in ("launcher", "pod"):
         await asyncio.to_thread(_kill_launcher, name, directory)
@@ -50,7 +50,7 @@ def _kill_launcher(name: str, directory: TaskDir | None) -> None:
 
 
 def shell(config: ClusterConfig, pod: Object) -> dict[str, Any]:
-    """kubectl's own way in: the terminal is its business."""
+    """`kubectl exec`, which handles the terminal."""
     metadata = pod["metadata"]
     argv = [shutil.which("kubectl") or "kubectl"]
     if config.kubeconfig and config.kubeconfig != IN_CLUSTER:

@@ -1,4 +1,4 @@
-"""What a cluster, as its admin set it up, will not run. Pure."""
+"""Refuses jobs that a cluster, with its current settings, does not run. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _refuse_mount(path: str, source: str, config: ClusterConfig) -> None:
 
 
 def _refuse_template(job: Job, config: ClusterConfig, cluster: str) -> None:
-    """A job's own additions to its pods: what reaches beyond them is the admin's to allow."""
+    """A job's own additions to its pods. The admin decides about those that affect more than the pod."""
     named = [("pod", job.pod), *((f"roles.{name}.pod", role.pod) for name, role in job.roles.items())]
     found = [
         (f"{key}.{path}", what, hint)
@@ -91,7 +91,7 @@ def _refuse_template(job: Job, config: ClusterConfig, cluster: str) -> None:
     if len(found) == 1:
         key, what, hint = found[0]
         raise Refused(f"{key} {what}", hint=hint, details=details)
-    lines = [f"the cluster {cluster} does not let {len(found)} things of the pod through"]
+    lines = [f"the cluster {cluster} does not allow {len(found)} settings of the pod"]
     for key, what, hint in found:
         lines += [f"  {key} {what}", f"    hint: {hint}"]
     raise Refused("\n".join(lines), details=details)
@@ -110,7 +110,7 @@ def _checkpoints_claim(pod: Mapping[str, Any], config: ClusterConfig) -> Iterato
 
 
 def _refuse_plain(job: Job) -> None:
-    """Without a launcher nothing of ours is in the container."""
+    """Without a launcher Stoker runs nothing in the container, so these keys have no effect."""
     wants = {
         "setup": job.setup is not None,
         "framework": job.framework is not None,

@@ -1,7 +1,7 @@
-"""What our objects in a cluster are called, and the labels by which we find them again.
+"""Names and labels of Stoker's objects in a cluster.
 
-Names are deterministic: whoever submits the same attempt again, after a crash too, meets what is there already.
-What an object belongs to stands in its labels, never read out of its name.
+Names are deterministic: submitting an attempt again, also after a crash, finds the objects that already exist.
+Which attempt an object belongs to is read from its labels, never from its name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stoker.errors import EngineError
 from stoker.settings import Home
 
 LONGEST = 63
-"""Of a DNS label, and of a label's value."""
+"""Length of a DNS label, and of a label's value."""
 
 PREFIX = "stoker.dev/"
 HOME = f"{PREFIX}home"
-"""Which server's it is: two servers that share a namespace never touch each other's objects."""
+"""The server that owns the object: two servers that share a namespace never touch each other's objects."""
 CLUSTER = f"{PREFIX}cluster"
 RUN = f"{PREFIX}run"
 ATTEMPT = f"{PREFIX}attempt"
@@ -32,17 +32,17 @@ INCARNATION = f"{PREFIX}incarnation"
 MANAGED = "app.kubernetes.io/managed-by"
 
 TASKS = f"{PREFIX}tasks"
-"""Annotation of the Secret: {task: incarnation} that were asked for."""
+"""Annotation of the Secret: {task: incarnation} that was requested."""
 SUBMITTED = f"{PREFIX}submitted"
-"""Annotation of the Secret: {task: incarnation} whose pods were made. Where a pod named here is not there, it was."""
+"""Annotation of the Secret: {task: incarnation} of created pods. If such a pod is absent, it was deleted."""
 PLAIN = f"{PREFIX}launcher"
-"""Annotation `none` of an attempt without a launcher."""
+"""Annotation with the value `none` on an attempt without a launcher."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 
 
 def checked(run: str, *tasks: str) -> None:
-    """Refuse names that are none: they become paths and labels."""
+    """Refuse invalid names: they become paths and labels."""
     for name in (run, *tasks):
         if not _NAME.fullmatch(name):
             raise EngineError(
@@ -65,7 +65,7 @@ def bundle_name(digest: str) -> str:
 
 
 def labels(home: str, cluster: str, run: str, attempt: int) -> dict[str, str]:
-    """Of everything that belongs to an attempt."""
+    """Labels of every object of an attempt."""
     return {
         MANAGED: "stoker",
         HOME: home,
@@ -76,19 +76,19 @@ def labels(home: str, cluster: str, run: str, attempt: int) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """The nearest value a label may have, for people to search by."""
+    """The nearest valid label value, for people who search by label."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:LONGEST].strip("-_.")
 
 
 def key_of(obj: Mapping[str, Any]) -> Key | None:
-    """(run, attempt, task) of a pod of ours; None where somebody else's hand was at its labels."""
+    """(run, attempt, task) of a pod of this server; None if its labels were changed by another program."""
     found = attempt_of(obj)
     task = _labels(obj).get(TASK, "")
     return None if found is None or not _NAME.fullmatch(task) else (*found, task)
 
 
 def attempt_of(obj: Mapping[str, Any]) -> tuple[str, int] | None:
-    """(run, attempt) of an object of ours."""
+    """(run, attempt) of an object of this server."""
     found = _labels(obj)
     run, attempt = found.get(RUN, ""), found.get(ATTEMPT, "")
     if not _NAME.fullmatch(run) or not re.fullmatch(r"[0-9]{1,9}", attempt):
@@ -106,7 +106,7 @@ def _labels(obj: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def home_id(home: Home) -> str:
-    """Names this home in labels. Random, kept in the home: paths and machines may be alike."""
+    """Names this home in labels. Random and kept in the home, because paths and machine names may repeat."""
     path = home.identity
     try:
         found = path.read_text().strip()
@@ -118,7 +118,7 @@ def home_id(home: Home) -> str:
 
 
 def _made(path: Path) -> str:
-    """Made once: of two who come together the first one's counts for both."""
+    """Created once: if two processes do this together, the first one's identity counts for both."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(12))
     temporary = path.with_name(f"{path.name}.{made}.tmp")
@@ -140,7 +140,7 @@ def _made(path: Path) -> str:
 
 
 def _label(wanted: str) -> str:
-    """A DNS label: as it is where it is one, else the nearest with something of its own at the end."""
+    """A DNS label: the name itself if it is one, else the nearest one with a hash at the end."""
     name = re.sub(r"[^a-z0-9-]+", "-", wanted.lower())
     if name == wanted and len(name) <= LONGEST:
         return name

@@ -1,4 +1,4 @@
-"""`stoker cluster check`: what of a cluster works for us, one line each, with what to do about the rest."""
+"""`stoker cluster check`: which parts of a cluster are ready for Stoker, one line each, with hints for the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.errors import StokerError
 
 OLDEST = (1, 29)
-"""The first version with sidecars by default."""
+"""The first version that enables sidecars by default."""
 
 _NEEDED = (
     ("create", "pods", "", True),
@@ -30,7 +30,7 @@ _NEEDED = (
     ("create", "pods", "exec", False),
     ("patch", "pods", "resize", False),
 )
-"""verb, resource, subresource, and whether nothing works without it."""
+"""verb, resource, subresource, and whether it is required for anything to work."""
 
 
 async def check(
@@ -69,15 +69,15 @@ async def _permissions(cluster: Cluster) -> list[dict[str, Any]]:
         if not allowed
     ]
     if not missing:
-        return [_fact("permissions", True, "all that is needed")]
+        return [_fact("permissions", True, "all required ones are granted")]
     vital = [what for what, needed in missing if needed]
     rest = [what for what, needed in missing if not needed]
     found = []
     if vital:
-        hint = "Have an admin give them to this user in the namespace."
+        hint = "Ask an admin to grant them to this user in the namespace."
         found.append(_fact("permissions", False, f"missing: {', '.join(vital)}", hint))
     if rest:
-        text = f"without {', '.join(rest)} some things do not work (proxying, drills, resizing)"
+        text = f"without {', '.join(rest)} some features do not work (proxying, drills, resizing)"
         found.append(_fact("permissions", None, text, "Nothing to do if you do not need them."))
     return found
 
@@ -86,7 +86,7 @@ def _nodes(name: str, config: ClusterConfig, cluster: Cluster) -> list[dict[str,
     listed = cluster.nodes()
     if listed is None:
         hint = "Let this user list nodes, or set the cluster's `capacity`." if config.capacity is None else ""
-        return [_fact("nodes", None, "they may not be listed: the cluster counts as one node", hint)]
+        return [_fact("nodes", None, "this user may not list them: the cluster counts as one node", hint)]
     usable = capacity.nodes(name, config, listed, cluster.others())
     real = [node for node in usable if ":" not in node.name]
     gpus = sum(len(node.gpus) for node in real)
@@ -103,7 +103,7 @@ def _nodes(name: str, config: ClusterConfig, cluster: Cluster) -> list[dict[str,
 
 
 async def _namespace(config: ClusterConfig, cluster: Cluster) -> list[dict[str, Any]]:
-    """Whether its pod security level lets our pods in."""
+    """Whether the namespace's pod security level admits Stoker's pods."""
     try:
         found = await cluster.kube.get(kinds.NAMESPACES, cluster.namespace)
     except KubeError as exc:
@@ -115,12 +115,12 @@ async def _namespace(config: ClusterConfig, cluster: Cluster) -> list[dict[str, 
     level = labels.get("pod-security.kubernetes.io/enforce", "privileged")
     if level == "restricted" and config.security != "restricted":
         hint = "Set the cluster's `security=restricted`, or relax the namespace."
-        return [_fact("namespace", False, f"{cluster.namespace} takes only restricted pods", hint)]
+        return [_fact("namespace", False, f"{cluster.namespace} admits only restricted pods", hint)]
     return [_fact("namespace", True, f"{cluster.namespace} (pod security: {level})")]
 
 
 async def _objects(config: ClusterConfig, cluster: Cluster) -> list[dict[str, Any]]:
-    """What the settings name has to be there."""
+    """Whether the objects that the settings name exist."""
     wanted: Sequence[tuple[Any, str, str]] = [
         *((kinds.SECRETS, name, "pull_secrets") for name in config.pull_secrets),
         *(
@@ -137,7 +137,7 @@ async def _objects(config: ClusterConfig, cluster: Cluster) -> list[dict[str, An
         except KubeError as exc:
             if exc.absent:
                 found.append(
-                    _fact(key, False, f"there is no {kind.name} {name}", f"Make it, or change `{key}`.")
+                    _fact(key, False, f"there is no {kind.name} {name}", f"Create it, or change `{key}`.")
                 )
             continue
         if kind is kinds.CLAIMS and "ReadWriteMany" not in (there["spec"].get("accessModes") or ()):

@@ -19,7 +19,7 @@ _LONGEST = 64
 
 
 def number(text: object) -> Fraction:
-    """`500m`, `8Gi`, `1e3`. What is none counts as nothing: it came from somebody else's object."""
+    """`500m`, `8Gi`, `1e3`. Anything else is 0: the object may come from another program."""
     text = str(text)
     found = _PATTERN.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None:

@@ -1,4 +1,4 @@
-"""What a person should know about this machine before trusting it with a run. Each fact comes with its fix."""
+"""Checks of this machine for `stoker doctor`. Each fact comes with its fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.settings import Settings
 
 LITTLE_DISK = 5 << 30
 LITTLE_SHM = 1 << 30
-"""A data loader with workers passes batches through it; containers often have 64 MiB."""
+"""Data loaders with workers pass batches through it; containers often have 64 MiB."""
 FEW_FILES = 4096
 FEW_INSTANCES = 512
 FEW_WATCHES = 65_536
@@ -44,8 +44,8 @@ class Fact:
 
 
 def doctor_facts(settings: Settings, found: Isolation | None = None) -> list[Fact]:
-    """Look at everything, which takes some tens of milliseconds. `found`: what a server already knows; without it
-    the isolation is tried out, and an empty cgroup of this home may stay behind."""
+    """All checks, which take some tens of milliseconds. `found`: the result of an earlier probe. Without it the
+    isolation is probed, and an empty cgroup of this home may stay behind."""
     return [
         *_system(),
         *_isolation(found or isolation.probe(settings.home.root, settings.local.isolation)),
@@ -66,14 +66,14 @@ def _system() -> Iterator[Fact]:
         return
     version = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdigit())
     if version < (5, 3):
-        text = f"Linux {platform.release()}: ended launchers are noticed by looking, not at once"
+        text = f"Linux {platform.release()}: the end of a launcher is found by polling, not at once"
         yield Fact("system", Health.WARN, text, "Linux 5.3 or newer has pidfds.")
     else:
         yield Fact("system", Health.OK, f"Linux {platform.release()}")
     if processes.boot_id():
         yield Fact("boot id", Health.OK, processes.boot_id())
     else:
-        text = "/proc/sys/kernel/random/boot_id cannot be read: a restart of the machine is not recognised"
+        text = "/proc/sys/kernel/random/boot_id cannot be read: a reboot of the machine is not recognised"
         yield Fact("boot id", Health.FAIL, text, "Mount /proc.")
 
 
@@ -124,7 +124,7 @@ def _gpus() -> Iterator[Fact]:
             yield Fact(f"gpu {gpu.index}", Health.OK, text)
         else:
             fix = (
-                "It is handed out again when it is free."
+                "It is assigned again when it is free."
                 if "held" in gpu.reason
                 else "Reset or replace the GPU."
             )
@@ -166,14 +166,14 @@ def _limits() -> Iterator[Fact]:
     try:
         Inotify().close()
     except OSError as exc:
-        text = f"not available ({exc.strerror}): changes are noticed by looking, up to two seconds late"
+        text = f"not available ({exc.strerror}): changes are found by polling, up to two seconds late"
         yield Fact("inotify", Health.WARN, text, "sysctl fs.inotify.max_user_instances=8192")
         return
     instances = _sysctl("/proc/sys/fs/inotify/max_user_instances")
     watches = _sysctl("/proc/sys/fs/inotify/max_user_watches")
     text = f"{instances} instances, {watches} watches per user"
     if instances < FEW_INSTANCES:
-        text += f": about {instances // 2} tasks at once are watched, more are looked at"
+        text += f": about {instances // 2} tasks at once are watched, the others are polled"
         yield Fact("inotify", Health.WARN, text, "sysctl fs.inotify.max_user_instances=8192")
     elif watches < FEW_WATCHES:
         yield Fact("inotify", Health.WARN, text, "sysctl fs.inotify.max_user_watches=524288")
@@ -192,28 +192,27 @@ def _clock() -> Iterator[Fact]:
     time.sleep(0.02)
     drift = abs((time.time() - wall) - (time.monotonic() - start))
     if drift > 0.01:
-        text = f"jumped by {drift:.3f} s while looking: times in logs will not be in order"
-        yield Fact("clock", Health.WARN, text, "Check who sets the clock.")
+        text = f"jumped by {drift:.3f} s during the check: times in logs will not be in order"
+        yield Fact("clock", Health.WARN, text, "Check which program sets the clock.")
         return
     synced = _synchronised()
     if synced is False:
-        text = "not synchronised: times shown may be wrong (nothing is decided by them)"
+        text = "not synchronised: times shown may be wrong (Stoker decides nothing by them)"
         yield Fact("clock", Health.WARN, text, "timedatectl set-ntp true, or install chrony.")
     else:
         yield Fact("clock", Health.OK, "synchronised" if synced else "steady")
 
 
 def _synchronised() -> bool | None:
-    """What the kernel says (adjtimex): False when nobody disciplines the clock. None: it does not say."""
+    """The kernel's answer (adjtimex): False if no program synchronises the clock. None: not known."""
     if not processes.LINUX:
         return None
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):
         return None
-    state = int(
-        adjtimex(ctypes.create_string_buffer(512))
-    )  # struct timex, all zero: asks and changes nothing
+    # struct timex, all zero: only reads the state
+    state = int(adjtimex(ctypes.create_string_buffer(512)))
     return None if state < 0 else state != 5  # TIME_ERROR
 
 

@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CPU = 1.0
 OPEN_FILES = 65_536
-"""Enough for a pidfd per task; the server's own soft limit is raised to it where the hard limit allows."""
+"""Enough for a pidfd per task. The server's own soft limit is raised to this, within the hard limit."""
 
 
 class LocalEngine:
     """Implements Engine, Watches, Drills, Resizes and Shows. One per home and server; used from one event loop.
 
-    Nothing is kept in memory that the next server could not find again: directories, records, /proc.
-    `close` ends the fork server and nothing else.
+    Everything in memory can be found again by the next server from directories, records and /proc.
+    `close` ends only the fork server.
     """
 
     name = "local"
@@ -68,7 +68,7 @@ class LocalEngine:
         )
         self._follower = Terminator(self._registry, self._boxes)
         self._starts: dict[Key, asyncio.Task[None]] = {}
-        """Containers on their way."""
+        """Containers that are being started."""
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._first: asyncio.Task[None] | None = None
         self._looking_at_gpus = asyncio.Lock()
@@ -76,7 +76,7 @@ class LocalEngine:
     # -- Engine ----------------------------------------------------------------------------------------------
 
     def needs(self, job: Job) -> Needs:
-        """A run that names no CPU holds one place but is not limited to it: alone on a laptop it may use every core."""
+        """A run that requests no CPU reserves one core but is not limited to it: alone, it may use every core."""
         resources = job.resources
         cpu = DEFAULT_CPU if resources.cpu is None else resources.cpu
         return Needs(cpu, resources.memory or 0, resources.gpu or 0, frozenset({self.name}))
@@ -92,7 +92,7 @@ class LocalEngine:
         self._boxes.refuse(job)
 
     def surroundings(self, job: Job) -> Surroundings:
-        """Images are read where they are, on this machine: a registry need not know them."""
+        """Images are read from the local runtime: no registry needs to have them."""
         return Surroundings(inherit=job.image is not None)
 
     async def capacity(self) -> Sequence[Node]:
@@ -148,7 +148,7 @@ class LocalEngine:
                 known for known in self._registry if not known.proof and not self._registry.is_alive(known)
             ]
         except OSError as exc:
-            raise EngineUnavailable(f"this machine cannot be looked at: {exc.strerror}") from exc
+            raise EngineUnavailable(f"the processes of this machine cannot be read: {exc.strerror}") from exc
         if dead:
             await self._follower.settle(dead)
         return [self._observation(known) for known in self._registry if not self._vanished(known)]
@@ -180,7 +180,7 @@ class LocalEngine:
         return directories.path_of(self.home.tasks, TaskPlace(*_parsed(handle), "any")).parent
 
     async def _clear(self, handle: Handle, away: Callable[[Path], None]) -> None:
-        """Forget an attempt that has ended, and its directory with it."""
+        """Forget an ended attempt and remove its directory."""
         run, attempt = _parsed(handle)
         await self._ready()
         async with self._lock(run, attempt):
@@ -198,7 +198,7 @@ class LocalEngine:
                 self._forget(known)
 
     async def close(self) -> None:
-        """The server goes away; tasks do not."""
+        """Called when the server ends; tasks continue."""
         await self._give_up(list(self._starts))
         await self._boxes.close()
         self._follower.close()
@@ -226,9 +226,8 @@ class LocalEngine:
         children = processes.children(identity.pid)
         bodies = [child for child in children if processes.task_directory(child) == known.path]
         if known.info.pid_namespace and not bodies:
-            bodies = (
-                children  # its environment cannot be read; in a namespace a launcher has no other children
-            )
+            # Its environment cannot be read. In a PID namespace a launcher has no other children.
+            bodies = children
         if bodies:
             processes.kill(bodies[:1], lambda: processes.children(identity.pid))
             return f"killed process {bodies[0]}"
@@ -249,7 +248,7 @@ class LocalEngine:
         return None
 
     async def check(self) -> Sequence[Mapping[str, Any]]:
-        """What `doctor` says of this machine."""
+        """The facts of `doctor`."""
         await self._ready()
         facts = await asyncio.to_thread(doctor.doctor_facts, self.settings, self._starter.isolation)
         oks = {doctor.Health.OK: True, doctor.Health.WARN: None, doctor.Health.FAIL: False}
@@ -275,7 +274,7 @@ class LocalEngine:
             raise NotFound(f"{task} of {place.run} is not running")
         return known, known.identity
 
-    # -- what it knows ---------------------------------------------------------------------------------------
+    # -- what is known ---------------------------------------------------------------------------------------
 
     @property
     def isolation(self) -> Isolation:
@@ -283,7 +282,7 @@ class LocalEngine:
         return self._starter.isolation
 
     async def _ready(self) -> None:
-        """Once per server: find out what the machine can do, and what is there. A failure is tried again."""
+        """Probe the machine and find existing tasks, once per server. A failure is tried again."""
         if self._first is None or (
             self._first.done() and (self._first.cancelled() or self._first.exception())
         ):
@@ -296,14 +295,14 @@ class LocalEngine:
         self._look()
         await asyncio.to_thread(self._tidy)
         if any(self._containers()):
-            self._boxes.tidy()  # and not before this home has anything to do with containers
+            self._boxes.tidy()  # only for homes that have containers: podman leaves files behind
 
     def _containers(self) -> set[str]:
-        """Of tasks that may still run."""
+        """Containers of tasks that may still run."""
         return {known.container for known in self._registry if not known.proof}
 
     def _tidy(self) -> None:
-        """What earlier servers left half done."""
+        """Remove what earlier servers left unfinished."""
         keep = {group_name(*known.place.key()) for known in self._registry}
         try:
             directories.discard_unfinished(self.home.tasks)
@@ -313,7 +312,7 @@ class LocalEngine:
             log.warning("leftovers of earlier tasks could not be removed: %s", exc)
 
     def _look(self, run: str | None = None, attempt: int = 0) -> None:
-        """Take up what was not known, of one attempt or of the whole home, and see who has ended."""
+        """Adopt unknown tasks, of one attempt or of the whole home, and mark launchers that have ended."""
         try:
             found = self._registry.refresh() if run is None else self._registry.refresh_attempt(run, attempt)
         except OSError as exc:
@@ -345,14 +344,14 @@ class LocalEngine:
         )
 
     def _vanished(self, known: Known) -> bool:
-        """Dead, and its directory removed by somebody else: there is nothing left to see."""
+        """Whether it is dead and another program removed its directory: then nothing is left to observe."""
         if not known.proof or known.cause or Path(known.path).is_dir():
             return False
         self._forget(known)
         return True
 
     def _forget(self, known: Known) -> None:
-        """With its group, where it never started; else that went when it was proven gone."""
+        """Also removes the cgroup of a task that never started; other cgroups went when the end was proven."""
         self._follower.forget(known)
         if known.identity is None and known.group is not None:
             cgroups.remove(known.group)
@@ -363,7 +362,7 @@ class LocalEngine:
         self, place: TaskPlace, path: Path, info: TaskInfo, attempt: Attempt, started: bool
     ) -> None:
         if (known := self._registry.get(place)) is not None:
-            await self._follower.settled(known)  # nothing that follows is to be taken for what was before
+            await self._follower.settled(known)  # the new start must not be mistaken for the old task
             known = self._registry.get(place)
         if known is not None and (known.info.incarnation > info.incarnation or known.starting):
             return
@@ -384,22 +383,22 @@ class LocalEngine:
                 return
         try:
             self._registry.started(known, await self._starter.start(known))
-        except BaseException:  # cancelled or failed: either way it may be tried again
+        except BaseException:  # cancelled or failed: in both cases it may be tried again
             known.starting = False
             raise
         self._follower.watch(known)
 
     async def _end_without_directory(self, known: Known) -> None:
-        """A launcher whose directory was deleted can be told nothing, and what it writes is lost."""
+        """End a launcher whose directory was deleted: it cannot get orders, and its output is lost."""
         if Path(known.path).is_dir() or known.cause:
             return
         if not known.proof:
-            log.warning("%s was deleted: what still runs of it is ended", known.path)
+            log.warning("%s was deleted: its processes are ended", known.path)
             await self._follower.end(known, 0)
         known.cause, known.proof = "lost", f"its task directory was deleted; {known.proof}"
 
     async def _find_lost(self, known: Known | None, place: TaskPlace, path: Path, info: TaskInfo) -> None:
-        """It ran before, and there is no record of its launcher: what still runs of it is found and ended."""
+        """The task ran before and the record of its launcher is lost: find and end what still runs of it."""
         if known is None:
             known = Known(place, str(path), info, group=info.cgroup)
             if info.container is not None:
@@ -407,13 +406,13 @@ class LocalEngine:
             self._registry.add(known)
         known.recorded, known.unidentified, known.proof = False, not known.container, ""
         await self._follower.settle([known])
-        if known.identity is not None:  # its container was found to run
+        if known.identity is not None:  # its container still runs
             await self._end_without_directory(known)
         elif known.proof:
             known.cause, known.proof = "lost", RECORD_LOST if path.is_dir() else DIRECTORY_LOST
 
     async def _start_box(self, known: Known, attempt: Attempt) -> None:
-        """In the background: an image may take long to come. What goes wrong is the task's end."""
+        """In the background, because a pull may take long. A failure becomes the task's end."""
         try:
             self._registry.started(known, await self._boxes.start(known, attempt, self._starter.bundle))
         except asyncio.CancelledError:
@@ -421,7 +420,7 @@ class LocalEngine:
             raise
         except EngineUnavailable as exc:
             log.warning("%s: %s", known.path, exc)
-            known.starting = False  # what became of it is found out when somebody looks
+            known.starting = False  # the next `observe` finds out what happened
             self._follower.watcher.hint(known.place.key())
         except (EngineError, OSError) as exc:
             known.starting = False
@@ -440,12 +439,12 @@ class LocalEngine:
         await self._follower.end(known, grace)
 
     async def _give_up(self, keys: list[Key]) -> None:
-        """Bring no more containers up for these."""
+        """Cancel the start of these containers."""
         tasks = [self._starts[key] for key in keys if key in self._starts]
         for task in tasks:
             task.cancel()
         if tasks:
-            # Unlike gather it does not pass on that we are cancelled ourselves.
+            # Unlike gather, wait does not cancel the tasks a second time if this coroutine is cancelled.
             await asyncio.wait(tasks)
 
     async def _put_aside(self, known: Known, path: Path) -> None:
@@ -453,7 +452,7 @@ class LocalEngine:
             await self._follower.settle([known])
         if not known.proof:
             raise Conflict(
-                f"{known.place.task} of {known.place.run} still lives at incarnation {known.info.incarnation}",
+                f"{known.place.task} of {known.place.run} is still running at incarnation {known.info.incarnation}",
                 hint="Stop it first.",
             )
         self._follower.forget(known)
@@ -468,7 +467,7 @@ def _parsed(handle: Handle) -> tuple[str, int]:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for everything, then raise what went wrong first: nothing is left half way in the background."""
+    """Wait for all, then raise the first error: nothing is left half done in the background."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -477,7 +476,7 @@ async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @cache
 def _raise_open_files() -> tuple[int, int]:
-    """Raise our own soft limit, once; what it was, for the tasks."""
+    """Raise the server's own soft limit, once; returns the old limits, for the tasks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

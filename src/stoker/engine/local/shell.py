@@ -1,4 +1,4 @@
-"""How a person gets into a task that is there: the command lines. Pure, but for a look for `nsenter`."""
+"""Command lines that open a shell in an existing task. Pure, except for the search for `nsenter`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.task import container_layout
 
 
 def argv(launcher: int, directory: str, bundle: str) -> list[str]:
-    """Into the namespaces of the launcher where it has its own; the launcher's code does the rest: environment,
+    """Enters the namespaces of the launcher if it has its own. The launcher's code does the rest: environment,
     directory, limits."""
     inside = container_layout.command(bundle, "shell", directory, python=sys.executable)
     program = shutil.which("nsenter")

@@ -139,7 +139,7 @@ def test_a_plugin(tmp_path: Path) -> None:
     [
         ({"client-certificate-data": "%%"}, {}, "user u: client-certificate-data is not base64"),
         ({"client-certificate": "a"}, {}, "need each other"),
-        ({"token": 5}, {}, "token is no text"),
+        ({"token": 5}, {}, "token is not text"),
         ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider is not supported"),
         ({"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}, {}, "v1alpha1"),
         ({"exec": {"apiVersion": "client.authentication.k8s.io/v1"}}, {}, "command is missing"),
@@ -185,7 +185,7 @@ def test_unknown_names_come_with_the_known_ones(tmp_path: Path) -> None:
 def test_what_is_no_kubeconfig_is_refused_without_quoting_it(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config"
     path.write_text(f"{content}\n# s3cret")
-    with pytest.raises(SpecError, match=r"not YAML|no mapping") as wrong:
+    with pytest.raises(SpecError, match=r"not YAML|not a mapping") as wrong:
         KubeConfig.load(path)
     assert "s3cret" not in wrong.value.message and "system" not in wrong.value.message
 

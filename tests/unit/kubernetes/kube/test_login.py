@@ -53,7 +53,7 @@ def test_refused_credentials_are_unavailable_and_not_shown(tmp_path: Path, ca: t
     async def story() -> None:
         api = Api(ca, tokens={"other"})
         async with talking(tmp_path / "config", api, {"token": "hunter2"}) as kube:
-            with pytest.raises(KubeUnavailable, match="does not accept our credentials") as refused:
+            with pytest.raises(KubeUnavailable, match="does not accept the credentials") as refused:
                 await kube.get(kinds.PODS, "a")
             assert refused.value.status == 401
             assert "hunter2" not in f"{refused.value!r}{refused.value.hint}{refused.value.to_json()}"

@@ -49,7 +49,7 @@ def test_which_proxy() -> None:
     assert proxy_for("https://inner", "", env) == ""
     assert proxy_for("https://inner", "https://own", env) == "https://own"
     assert proxy_for("https://api", "", {}) == ""
-    with pytest.raises(SpecError, match="socks5://host:1080 is of a kind"):
+    with pytest.raises(SpecError, match="socks5://host:1080 is of an unsupported kind"):
         proxy_for("https://api", "socks5://me:secret@host:1080", {})
     assert shown("http://me:secret@host:1") == "http://host:1"
 
@@ -130,7 +130,7 @@ def test_a_proxy_that_refuses_or_is_away_is_named_without_its_password(
 ) -> None:
     async def story() -> None:
         async with proxied(ca) as (api, proxy):
-            for port, problem in ((proxy.port, "it answered 407"), (1, "does not lead to")):
+            for port, problem in ((proxy.port, "it answered 407"), (1, "does not connect to")):
                 where = f"http://me:hunter2@127.0.0.1:{port}"
                 path = kubeconfig(tmp_path / "config", api.url, ca, **{"proxy-url": where})
                 kube = Kube.from_config(KubeConfig.load(path))

@@ -69,7 +69,7 @@ def test_a_refused_upgrade_says_why_and_renews_credentials(tmp_path: Path, ca: t
                 await kube.exec("ns", "pod", "x", ["true"])
             assert refused.value.status == 400
             api.tokens = {"u"}
-            with pytest.raises(KubeUnavailable, match="does not accept our credentials"):
+            with pytest.raises(KubeUnavailable, match="does not accept the credentials"):
                 await kube.forward("ns", "pod", 1)
             kubeconfig(tmp_path / "config", api.url, ca, {"token": "u"})
             assert (await kube.exec("ns", "pod", "main", ["true"])).code == 0

@@ -36,11 +36,11 @@ _JSON = {"Content-Type": "application/json"}
 class Kube:
     """One cluster, as one user. Belongs to one event loop; any number of coroutines may use it at once.
 
-    Every call raises KubeError when the API server said no, and KubeUnavailable when it did not say anything
-    (after a bounded number of tries where trying again is harmless). `namespace=None` is the configured one, `""`
-    (list and watch only) all of them. `timeout` is for the whole call, in seconds. Objects are the caller's to
-    keep or change. Nothing is created or patched twice: these are sent again only if the server said that they were
-    not done. (A replace or delete whose connection broke is, once: it says the same again.)
+    Every call raises KubeError when the API server refused, and KubeUnavailable when there was no answer (after a
+    bounded number of tries where a retry is harmless). `namespace=None` is the configured one, `""` (list and watch
+    only) all of them. `timeout` is for the whole call, in seconds. The caller may keep or change returned objects.
+    Create and patch are sent again only if the server said that they were not done. A replace or delete whose
+    connection broke is sent again once, because it has the same effect.
     """
 
     def __init__(self, session: Session) -> None:
@@ -49,12 +49,12 @@ class Kube:
 
     @classmethod
     def from_config(cls, config: KubeConfig, *, concurrency: int = 32) -> Kube:
-        """`concurrency`: requests under way at a time; what lasts (watch, logs, proxy, exec, forward) is not
-        counted. Connects to nothing yet; must be called inside the event loop."""
+        """`concurrency`: requests in progress at a time; long ones (watch, logs, proxy, exec, forward) are not
+        counted. Does not connect yet; must be called inside the event loop."""
         return cls(Session(config, concurrency=concurrency))
 
     async def close(self) -> None:
-        """Ends everything under way, connections and forwards included. May be called twice."""
+        """End all requests, connections and forwards. May be called twice."""
         for task in self._forwards:
             task.cancel()
         await asyncio.gather(*self._forwards, return_exceptions=True)
@@ -62,7 +62,7 @@ class Kube:
 
     @property
     def namespace(self) -> str:
-        """The configured one."""
+        """The configured namespace."""
         return self._session.config.namespace
 
     @property
@@ -91,7 +91,7 @@ class Kube:
         fields: str = "",
         timeout: float = 60,
     ) -> Objects:
-        """All of them, in pages, as of one moment. Each has its `apiVersion` and `kind`."""
+        """All objects, read in pages, as of one moment. Each has its `apiVersion` and `kind`."""
         return (await self.snapshot(kind, namespace, labels=labels, fields=fields, timeout=timeout))[0]
 
     async def snapshot(
@@ -104,7 +104,7 @@ class Kube:
         trim: Callable[[Object], Object] | None = None,
         timeout: float = 60,
     ) -> tuple[Objects, str]:
-        """The same with the resource version a watch goes on from. `trim` is applied to each page as it comes."""
+        """As `list`, with the resource version from which a watch continues. `trim` is applied to each page."""
         path = self._path(kind, namespace)
         selectors = _selectors(labels, fields)
         params = {"limit": str(PAGE), **selectors}
@@ -117,7 +117,7 @@ class Kube:
             except KubeError as exc:
                 if not exc.expired or "continue" not in params:
                     raise
-                # The moment of the first page is gone: begin again, in one piece.
+                # The snapshot of the first page has expired: list again, without pages.
                 params = selectors
                 found.clear()
                 continue
@@ -187,7 +187,7 @@ class Kube:
         propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
         timeout: float = 30,
     ) -> bool:
-        """False: it was not there (or, with `uid`, another one of that name is). `grace` in seconds; 0 forces."""
+        """False: it does not exist (or, with `uid`, another object has the name). `grace` in seconds; 0 forces."""
         options: Object = {"propagationPolicy": propagation}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -211,7 +211,7 @@ class Kube:
         grace: int | None = None,
         timeout: float = 60,
     ) -> None:
-        """All that match; an empty selector is refused."""
+        """Delete all that match; an empty selector is refused."""
         if not labels:
             raise ValueError("delete_all needs a label selector")
         options: Object = {"propagationPolicy": "Background"}
@@ -232,10 +232,11 @@ class Kube:
         fields: str = "",
         timeout: float = 60,
     ) -> AsyncGenerator[tuple[str, Object]]:
-        """("ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK", object) until the server ends it after `timeout`. KubeError
-        with `.expired` when `resource_version` is too old, KubeUnavailable when the connection is lost or nothing
-        comes well beyond `timeout`. Close it (contextlib.aclosing) to be rid of the connection at once. For keeping
-        up with something use `Cache`."""
+        """("ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK", object) until the server ends it after `timeout`.
+
+        KubeError with `.expired` when `resource_version` is too old. KubeUnavailable when the connection is lost or
+        nothing arrives for clearly longer than `timeout`. Close it (contextlib.aclosing) to release the connection at
+        once. To keep a mirror up to date, use `Informer`."""
         seconds = max(1, int(timeout))
         params = {
             "watch": "true",
@@ -252,7 +253,7 @@ class Kube:
             async for event in events:
                 yield event
 
-    # -- requests as they are
+    # -- raw requests
 
     async def request(
         self,
@@ -266,8 +267,8 @@ class Kube:
         timeout: float = 30,
         max_bytes: int = 64 << 20,
     ) -> Answer:
-        """Any status is an answer here, redirects are not followed, and nothing is sent twice (but after a 401
-        with new credentials). `path` begins with `/` and is sent as it is. TooLarge past `max_bytes`."""
+        """Any status is returned as an answer and redirects are not followed. Nothing is sent twice, except after a
+        401 with new credentials. `path` begins with `/` and is sent unchanged. TooLarge beyond `max_bytes`."""
         verb, kind = counted(method, path)
         sent = {"Accept-Encoding": "identity", **({} if json is None else _JSON), **(headers or {})}
         content = _dumped(json) if json is not None else body
@@ -290,7 +291,7 @@ class Kube:
         limit_bytes: int | None = None,
         idle: float | None = None,
     ) -> AsyncGenerator[bytes]:
-        """Pieces as they come. `since`: RFC 3339. `idle`: seconds without a byte until KubeUnavailable; None: 60,
+        """Log data as it arrives. `since`: RFC 3339. `idle`: seconds without a byte until KubeUnavailable; None: 60,
         or no limit when following."""
         asked = {
             "container": container,
@@ -320,8 +321,8 @@ class Kube:
         timeout: float = 60,
         max_bytes: int = 8 << 20,
     ) -> Ended:
-        """Run it to its end. KubeError if it could not be started, KubeUnavailable if it is not known how it ended;
-        it may then still run."""
+        """Run a command to its end. KubeError if it could not be started. KubeUnavailable if the result is not known;
+        the command may then still run."""
         path = self._path(PODS, namespace, pod, "exec")
         return await streams.run(
             self._session, path, container, argv, stdin=stdin, timeout=timeout, max_bytes=max_bytes
@@ -337,9 +338,9 @@ class Kube:
         server_hostname: str = "",
         timeout: float = 30,
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a port inside the pod, with TLS of the caller's on top if asked for. Closing the writer
-        ends it; so does `close`. It cannot be closed in one direction only. Whether anything listens there shows
-        with the first read: the end."""
+        """A connection to a port inside the pod, on request with the caller's TLS on top. Closing the writer ends it;
+        so does `close`. It cannot be closed in one direction only. If nothing listens on the port, the first read
+        returns the end of the stream."""
 
         def keep(task: asyncio.Task[None]) -> None:
             self._forwards.add(task)
@@ -350,7 +351,7 @@ class Kube:
             self._session, path, port, keep, tls=ssl, server_hostname=server_hostname, timeout=timeout
         )
 
-    # -- how
+    # -- helpers
 
     def _path(self, kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
         return kind.path(self.namespace if namespace is None else namespace, name, subresource)

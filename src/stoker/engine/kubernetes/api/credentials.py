@@ -1,6 +1,6 @@
-"""The credentials requests carry, as of now: tokens and certificates change while we run.
+"""The credentials of requests. They are current: tokens and certificates change while the server runs.
 
-`Login.identity` is asked before every request and `Login.renew` after a 401. Nothing here is ever logged or put
+`Login.identity` is called before every request and `Login.renew` after a 401. Credentials are never logged or put
 into an error.
 """
 
@@ -21,7 +21,7 @@ from stoker.errors import SpecError
 log = logging.getLogger(__name__)
 
 LOOK = 1.0
-"""Seconds between two looks at whether a file of credentials changed."""
+"""Seconds between two checks of whether a file of credentials changed."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,22 @@ class Login(Protocol):
     """Belongs to one event loop."""
 
     hint: str
-    """What a person can do when the credentials are refused."""
+    """What a user can do when the credentials are refused."""
 
     async def identity(self) -> Identity:
-        """KubeUnavailable if there are none to be had."""
+        """KubeUnavailable if there are none."""
         ...
 
     async def renew(self, refused: Identity) -> bool:
-        """The server does not accept this one. True: now there is another."""
+        """The server does not accept `refused`. True: there are other credentials now."""
         ...
 
     async def close(self) -> None: ...
 
 
 class StoredLogin:
-    """Credentials from the kubeconfig, or from files it names, which are read again when they change. When they
-    are refused, the kubeconfig is read again too: `oc login` and the like put a new token there."""
+    """Credentials from the kubeconfig, or from files that it names, which are read again when they change. After a
+    refusal the kubeconfig is read again too: `oc login` and similar commands write a new token there."""
 
     hint = "Log in to the cluster again, or ask its admin for valid credentials."
 
@@ -99,7 +99,7 @@ class StoredLogin:
 
 
 class WatchedFile:
-    """A small file that others replace. What it held last counts while it cannot be read or is empty."""
+    """A small file that other programs replace. While it is unreadable or empty, its last content is used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class WatchedFile:
         return self._content
 
     def forget(self) -> None:
-        """Look again at the next read, whatever its times say."""
+        """Read the file again next time, even if its timestamps are unchanged."""
         self._seen, self._next = None, 0.0
 
 

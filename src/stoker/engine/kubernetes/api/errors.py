@@ -1,10 +1,10 @@
-"""What can go wrong between us and an API server.
+"""Errors of requests to an API server.
 
 EngineError
-├── KubeError            it understood and said no: 400, 403, 404, 409, 410, 422 ...
+├── KubeError            it refused the request: 400, 403, 404, 409, 410, 422 ...
 └── EngineUnavailable
     └── KubeUnavailable  no answer, or none that says anything about the cluster: no connection, timed out, 401,
-                         429 and 5xx after a few tries. Of a write it is not known whether it was done
+                         429 and 5xx after a few tries. It is not known whether a write was done
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from stoker.errors import EngineError, EngineUnavailable
 
 
 class KubeError(EngineError):
-    """`status` is HTTP's, `reason` Kubernetes' own word (`NotFound`, `AlreadyExists`, `Conflict`, `Forbidden`,
-    `Invalid`, `Expired`), `message` what the API server wrote."""
+    """`status` is HTTP's, `reason` the word of Kubernetes (`NotFound`, `AlreadyExists`, `Conflict`, `Forbidden`,
+    `Invalid`, `Expired`), `message` the API server's text."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class KubeError(EngineError):
 
     @property
     def exists(self) -> bool:
-        """Something of this name is there already."""
+        """An object of this name already exists."""
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
     def conflict(self) -> bool:
-        """It changed since it was read (or a precondition failed)."""
+        """The object changed since it was read (or a precondition failed)."""
         return self.status == 409 and self.reason != "AlreadyExists"
 
     @property
     def expired(self) -> bool:
-        """The resource version is too old to go on from: list again."""
+        """The resource version is too old to continue from: list again."""
         return self.status == 410
 
 
@@ -68,8 +68,8 @@ class KubeUnavailable(EngineUnavailable):
 
 
 class Cut(KubeUnavailable):
-    """No connection, or it was lost: asking again may well work."""
+    """No connection, or it was lost: a retry may work."""
 
 
 class Stalled(Cut):
-    """The connection is there, and nothing comes."""
+    """The connection is open, but no data arrives."""

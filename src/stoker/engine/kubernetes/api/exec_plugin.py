@@ -22,9 +22,9 @@ from stoker.engine.kubernetes.api.kubeconfig import KubeConfig, Plugin
 log = logging.getLogger(__name__)
 
 TIMEOUT: Final = 60.0
-"""Seconds a plugin may take: some ask a slow identity provider."""
+"""Seconds that a plugin may take: some call a slow identity provider."""
 MARGIN: Final = 60.0
-"""Seconds before their expiry that credentials are renewed; a fifth of their life if that is shorter."""
+"""Seconds before their expiry that credentials are renewed; a fifth of their lifetime if that is shorter."""
 PAUSE: Final = 5.0
 """Seconds after a failure during which the plugin is not run again."""
 _MAX_OUTPUT: Final = 1 << 20
@@ -34,14 +34,16 @@ _MAX_OUTPUT: Final = 1 << 20
 class _Credential:
     identity: Identity
     renew_at: float | None
-    """By the wall clock, as the plugin's own timestamp is; None: it lasts until it is refused."""
+    """By the wall clock, as the plugin's own timestamp is; None: valid until refused."""
     expires: float | None
 
 
 class PluginLogin:
-    """Runs the plugin when there are no credentials, when they are about to expire, and when they were refused;
-    never twice at a time. Those who ask while it runs wait for the same run, and a caller that is cancelled does
-    not end it for the others."""
+    """Runs the plugin when there are no credentials, when they expire soon, and when they were refused.
+
+    The plugin never runs twice at a time: callers that come while it runs wait for the same run. A caller that is
+    cancelled does not end it for the others.
+    """
 
     def __init__(self, config: KubeConfig, plugin: Plugin, *, timeout: float = TIMEOUT) -> None:
         self._config = config
@@ -129,7 +131,7 @@ class PluginLogin:
         try:
             return self._credential_from(out)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            # Not the exception's own words: they may quote the credentials.
+            # Without the exception's own text: it may quote the credentials.
             raise self._failed(
                 f"printed no valid ExecCredential ({type(exc).__name__}){_words(err)}"
             ) from None
@@ -173,7 +175,7 @@ def _credential(status: Mapping[str, Any], config: KubeConfig) -> _Credential:
 
 
 def _cluster(config: KubeConfig) -> dict[str, Any]:
-    """What a plugin with provideClusterInfo is told."""
+    """The cluster information for a plugin with provideClusterInfo."""
     ca = config.ca or (config.ca_file.read_bytes() if config.ca_file is not None else b"")
     found = {
         "server": config.server,
@@ -187,13 +189,13 @@ def _cluster(config: KubeConfig) -> dict[str, Any]:
 
 
 def _words(stderr: bytes) -> str:
-    """The end of what it complained about, on one line."""
+    """The end of its stderr, on one line."""
     text = " ".join(stderr.decode("utf-8", "replace").split())
     return f": {text[-500:]}" if text else ""
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """With everything it started, if it is still there."""
+    """Kill it and everything it started, if it still runs."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

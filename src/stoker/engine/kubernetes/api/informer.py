@@ -1,9 +1,9 @@
-"""`Informer`: what a cluster holds of some kinds of objects, kept up to date by list and watch.
+"""`Informer`: mirrors of a cluster's objects of some kinds, kept up to date by list and watch.
 
-A watch that says nothing may be healthy or dead, and nobody can tell from here. So each watch asks the server to
-end it after a while, and what is known counts as known at moments that prove it: a list, an event, a bookmark, the
-watch's proper end. When the proof is too old, reading raises. A watch that does not even end is taken for deaf, and
-the kind is listed again: behind a proxy that swallows watches the cache becomes a slow poll, never a stale answer.
+A silent watch may be healthy or dead; the client cannot tell. So each watch asks the server to end it after a while.
+A mirror counts as up to date at moments that prove it: a list, an event, a bookmark, the watch's regular end. When the
+last proof is too old, reading raises. A watch that does not end in time counts as broken, and the kind is listed again.
+Behind a proxy that blocks watches the mirror is therefore updated by slow polling, and never returns stale data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT: Final = 0.25
 MAX_WAIT: Final = 5.0
-"""Seconds between tries after failures: at first, and at most (each with jitter)."""
+"""Seconds between tries after failures: the first pause and the longest (each with jitter)."""
 
 Key = tuple[str, str]
 """namespace, name"""
@@ -36,11 +36,11 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Select:
-    """Which objects of a kind. One list and one watch each."""
+    """A selection of objects of one kind. Each has one list and one watch."""
 
     kind: Kind
     namespace: str | None = None
-    """None: the configured one; "": all"""
+    """None: the configured namespace; "": all"""
     labels: str = ""
     fields: str = ""
 
@@ -54,7 +54,7 @@ class Change:
     namespace: str
     name: str
     object: Object
-    """As it is now; as it was last, if `deleted`."""
+    """Its current state; the last one if `deleted`."""
     deleted: bool = False
 
     @property
@@ -65,9 +65,9 @@ class Change:
 class Informer:
     """A mirror of each of `selects`. Belongs to one event loop.
 
-    Reading never waits. It raises EngineUnavailable until the first list has come, and while nothing was heard of
-    that kind for `max_silence` seconds: never an empty or a stale answer instead. What it returns is shared: read
-    only. A kind that is selected only once may be named by its `Kind`, else name the `Select`.
+    Reading never waits. It raises EngineUnavailable before the first list has arrived, and when there was no contact
+    for that kind for `max_silence` seconds. It never returns an empty or stale answer instead. Returned objects are
+    shared: read only. A kind that is selected only once may be named by its `Kind`, otherwise name the `Select`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Informer:
         max_silence: float = 30.0,
         trim: Callable[[Object], Object] | None = None,
     ) -> None:
-        """`trim` may drop from each object what nobody reads (managedFields go anyway)."""
+        """`trim` may drop unused fields from each object (managedFields are always dropped)."""
         self._readers: weakref.WeakSet[Changes] = weakref.WeakSet()
         self._mirrors = {
             select: _Mirror(kube, select, max_silence, trim, self._tell)
@@ -87,11 +87,11 @@ class Informer:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin; inside the event loop, once."""
+        """Start watching; inside the event loop, once."""
         self._tasks = [asyncio.create_task(mirror.run()) for mirror in self._mirrors.values()]
 
     async def close(self) -> None:
-        """Ends the watches and the readers of `changes`; nothing is left running."""
+        """End the watches and the iterators from `changes`; no task is left running."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -99,7 +99,7 @@ class Informer:
             reader.close()
 
     async def ready(self, timeout: float = 60) -> None:
-        """Wait until every kind was listed. EngineUnavailable, with the reason, after `timeout`."""
+        """Wait until every kind has been listed. EngineUnavailable, with the reason, after `timeout`."""
         try:
             async with asyncio.timeout(timeout):
                 for mirror in self._mirrors.values():
@@ -108,18 +108,18 @@ class Informer:
             raise EngineUnavailable(self.problem() or f"nothing was heard within {timeout:g} s") from None
 
     def fresh(self, kind: Kind | Select | None = None) -> bool:
-        """Whether reading (all kinds, or one) would answer now."""
+        """Whether reading (all kinds, or one) returns data now."""
         return all(mirror.fresh() for mirror in self._chosen(kind))
 
     def problem(self, kind: Kind | Select | None = None) -> str:
-        """Why it is not, or why the last try failed; "" when all is well."""
+        """Why reading fails, or why the last try failed; "" if there is no problem."""
         return next((mirror.problem for mirror in self._chosen(kind) if mirror.problem), "")
 
     def get(self, kind: Kind | Select, name: str, namespace: str | None = None) -> Object | None:
         return self._one(kind).get(name, namespace)
 
     def list(self, kind: Kind | Select, labels: Mapping[str, str] | None = None) -> Objects:
-        """Those whose labels have all of these values."""
+        """The objects whose labels have all of these values."""
         found = self._one(kind).all()
         if not labels:
             return list(found)
@@ -127,12 +127,13 @@ class Informer:
         return [obj for obj in found if wanted <= (obj["metadata"].get("labels") or {}).items()]
 
     def note(self, kind: Kind | Select, obj: Object) -> None:
-        """What a write of ours returned, so that it is seen before the watch brings it. Older news is ignored."""
+        """Add the object that a write returned, so that it is visible before the watch delivers it. An older version
+        is ignored."""
         self._one(kind).note(obj)
 
     def changes(self) -> Changes:
-        """What changes from now on, each object waiting at most once. After an outage what vanished meanwhile comes
-        as deleted. Ends with `close`."""
+        """Changes from now on, each object queued at most once. After an outage, objects that vanished meanwhile are
+        reported as deleted. Ends with `close`."""
         reader = Changes()
         self._readers.add(reader)
         return reader
@@ -154,7 +155,7 @@ class Informer:
 
 
 class Changes:
-    """Read by one coroutine. An object that changes again while it waits is told once, as it is then."""
+    """Read by one coroutine. An object that changes again while it is queued is reported once, in its last state."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[Select, str, str, bool], Change] = {}
@@ -162,7 +163,7 @@ class Changes:
         self._closed = False
 
     def put(self, change: Change) -> None:
-        # A deletion waits beside, and before, the news of a successor with the same name.
+        # A deletion is queued separately from, and before, a change of a new object with the same name.
         where = (change.select, change.namespace, change.name)
         if change.deleted:
             self._waiting.pop((*where, False), None)
@@ -186,7 +187,7 @@ class Changes:
 
 
 class _Mirror:
-    """One select: its objects, and the loop that keeps them."""
+    """One select: its objects, and the loop that keeps them up to date."""
 
     def __init__(
         self,
@@ -203,7 +204,7 @@ class _Mirror:
         self._tell = tell
         self._objects: dict[Key, Object] = {}
         self._version = ""
-        """Where the next watch goes on; "": list first."""
+        """From where the next watch continues; "": list first."""
         self._heard = float("-inf")
         self.listed = asyncio.Event()
         self.problem = ""
@@ -251,7 +252,7 @@ class _Mirror:
             except StokerError as exc:
                 problem = exc.message
                 self._lost(exc)
-            except Exception as exc:  # of `trim`, or an object no one foresaw: the kind goes on
+            except Exception as exc:  # of `trim`, or an unexpected object: keep watching this kind
                 log.exception("watching %s", self._select)
                 problem, self._version = f"{type(exc).__name__}: {exc}", ""
             failures = failures + 1 if self._heard < began or _now() - began < 1 else 0
@@ -262,8 +263,8 @@ class _Mirror:
                 await asyncio.sleep(min(MAX_WAIT, FIRST_WAIT * 2 ** (failures - 1)) * random.uniform(0.5, 1))
 
     def _lost(self, exc: StokerError) -> None:
-        """Go on where we were after a lost connection; list again when that place is gone, or when the server is
-        there but its watch is deaf."""
+        """After a lost connection continue from the last version. List again when that version has expired, or when
+        the server responds but its watch delivers nothing."""
         if isinstance(exc, (KubeError, Stalled)) or not isinstance(exc, KubeUnavailable):
             self._version = ""
 
@@ -340,7 +341,7 @@ class _Mirror:
 
 
 def _shared(value: Any) -> Any:
-    """The same with one copy of each short string among all objects: half the memory of a pod."""
+    """The value with each short string interned, which halves the memory of a pod."""
     if type(value) is dict:
         return {sys.intern(key): _shared(item) for key, item in value.items()}
     if type(value) is list:
@@ -361,10 +362,10 @@ def _uid(obj: Object) -> str:
 
 
 def _newer(version: str, than: str) -> bool:
-    """Versions are numbers on every API server of today. Where they are not, nothing is newer."""
+    """Versions are numbers on all current API servers. Where they are not, no version is newer than another."""
     return version.isdigit() and than.isdigit() and int(version) > int(than)
 
 
 def _now() -> float:
-    """Goes on while the machine sleeps, where the system has such a clock: what was known before is old after."""
+    """A clock that runs while the machine sleeps, where there is one: after a sleep all data counts as old."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -1,4 +1,4 @@
-"""The kinds of objects Stoker touches. Any other is one `Kind(...)` away."""
+"""The kinds of objects that Stoker uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Of one object, or of all of them (in a namespace, or everywhere)."""
+        """The path of one object, or of all of them (in a namespace, or everywhere)."""
         root = f"/api/{self.api}" if "/" not in self.api else f"/apis/{self.api}"
         parts = [root]
         if self.namespaced and namespace:
@@ -57,7 +57,7 @@ _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DE
 
 
 def counted(method: str, path: str) -> tuple[str, str]:
-    """What a raw request counts as: `/api/v1/namespaces/x/pods/y/proxy/z` is ("proxy", "pods")."""
+    """How a raw request is counted: `/api/v1/namespaces/x/pods/y/proxy/z` is ("proxy", "pods")."""
     parts = path.partition("?")[0].strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else parts
     if parts[:1] == ["namespaces"] and len(parts) > 2:

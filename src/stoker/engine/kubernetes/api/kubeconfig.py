@@ -1,7 +1,7 @@
-"""Which API server, with which credentials: kubeconfig files, or what a pod finds in itself.
+"""Address and credentials of an API server, from kubeconfig files or from a pod's service account.
 
-The rules are kubectl's: of several files the first to name a cluster, user or context has it whole; paths are
-relative to the file that has them; inline data wins over a path.
+The rules are kubectl's. Of several files the first that names a cluster, user or context defines all of it. Paths are
+relative to their file. Inline data takes precedence over a path.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Plugin:
     """A name for PATH, or an absolute path."""
     args: tuple[str, ...] = field(default=(), repr=False)
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Added to our own environment."""
+    """Added to the server's own environment."""
     api: str = _PLUGIN_VERSIONS[0]
     install_hint: str = ""
     cluster_info: bool = False
-    """It wants to know the cluster it is asked for."""
+    """The plugin needs the cluster's address and certificates."""
 
 
 @dataclass(frozen=True)
 class User:
-    """Who we are. Of a secret given as data and as file only one is set here, but for the token: its file counts
-    and the data stands in until the file can be read."""
+    """The user's credentials. If a secret is given as data and as file, only one is set here, except for the token:
+    its file takes precedence, and the data is used until the file can be read."""
 
     token: str = field(default="", repr=False)
     token_file: Path | None = None
@@ -60,10 +60,10 @@ class User:
 
 @dataclass(frozen=True)
 class KubeConfig:
-    """Everything needed to talk to one cluster as one user. Its repr shows no credentials."""
+    """Everything needed to connect to one cluster as one user. Its repr shows no credentials."""
 
     server: str
-    """Without a slash at the end; may have a path."""
+    """Without a trailing slash; may have a path."""
     namespace: str = "default"
     context: str = ""
     user: User = field(default_factory=User)
@@ -72,19 +72,19 @@ class KubeConfig:
     insecure: bool = False
     tls_server_name: str = ""
     proxy_url: str = field(default="", repr=False)
-    """Overrides the environment's."""
+    """Takes precedence over the environment."""
     plugin_config: Any = field(default=None, repr=False)
-    """The cluster's own words for credential plugins."""
+    """The cluster's configuration for credential plugins."""
     kubeconfig: str | Path = ""
-    """What `load` was given, to read it again when credentials are refused."""
+    """The argument of `load`, to read it again when credentials are refused."""
 
     @classmethod
     def load(
         cls, kubeconfig: str | Path = "", context: str = "", *, env: Mapping[str, str] | None = None
     ) -> KubeConfig:
-        """`kubeconfig`: a path; "" for kubectl's own rules ($KUBECONFIG with several files merged, ~/.kube/config,
-        and inside a pod without either its service account); "in-cluster" for the service account.
-        `context`: "" for the current one. SpecError says what is wrong with which file."""
+        """`kubeconfig`: a path; "" for kubectl's rules ($KUBECONFIG with several files merged, ~/.kube/config, and
+        inside a pod without either its service account); "in-cluster" for the service account.
+        `context`: "" for the current one. SpecError names the file and the mistake."""
         env = os.environ if env is None else env
         if str(kubeconfig) == IN_CLUSTER:
             return in_cluster(env)
@@ -101,7 +101,7 @@ class KubeConfig:
 
 
 def in_cluster(env: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> KubeConfig:
-    """As the pod we run in. Its token changes while we run, so it is read from its file each time."""
+    """The service account of the pod in which the server runs. Its token changes, so its file is read each time."""
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     token, namespace = directory / "token", directory / "namespace"
     if not host or not token.is_file():
@@ -143,10 +143,10 @@ class _File:
         except (yaml.YAMLError, ValueError) as exc:
             mark = getattr(exc, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-            # The parser's own words quote the file, which holds credentials.
+            # The parser's own message quotes the file, which holds credentials.
             raise SpecError(f"{where}: not YAML") from exc
         if content is not None and not isinstance(content, Mapping):
-            raise SpecError(f"{path}: not a kubeconfig: its top level is no mapping")
+            raise SpecError(f"{path}: not a kubeconfig: its top level is not a mapping")
         return cls(path.absolute(), content or {})
 
     def entries(self, section: str) -> Iterator[tuple[str, Entry]]:
@@ -169,7 +169,7 @@ class _Part:
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise self.wrong(f"{key} is no text")
+            raise self.wrong(f"{key} is not text")
         return value
 
     def flag(self, key: str) -> bool:
@@ -179,7 +179,7 @@ class _Part:
         return value
 
     def data(self, key: str) -> bytes:
-        """Of a key with base64."""
+        """The decoded value of a base64 key."""
         try:
             return base64.b64decode(self.text(key), validate=True)
         except (binascii.Error, ValueError):
@@ -282,19 +282,19 @@ def _plugin(user: _Part) -> Plugin | None:
     if body is None:
         return None
     if not isinstance(body, Mapping):
-        raise user.wrong("exec is no mapping")
+        raise user.wrong("exec is not a mapping")
     part = _Part(f"{user.what}: exec", user.file, body)
     api, command = part.text("apiVersion"), part.text("command")
     if api not in _PLUGIN_VERSIONS:
         raise part.wrong(
-            f"apiVersion {api!r} is not supported", hint=f"Known are: {', '.join(_PLUGIN_VERSIONS)}."
+            f"apiVersion {api!r} is not supported", hint=f"Supported are: {', '.join(_PLUGIN_VERSIONS)}."
         )
     if not command:
         raise part.wrong("command is missing")
     if part.text("interactiveMode") == "Always":
         raise part.wrong(
             "interactiveMode: Always needs a terminal, and a server has none",
-            hint="Use credentials that can be had without one.",
+            hint="Use credentials that do not need a terminal.",
         )
     return Plugin(
         command=str(part.file.path.parent / command) if "/" in command else command,

@@ -1,4 +1,4 @@
-"""Which HTTP proxy, if any, stands between us and an address: the rules of curl and kubectl."""
+"""The HTTP proxy for an address, if any, by the rules of curl and kubectl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.errors import SpecError
 
 
 def proxy_for(url: str, explicit: str, env: Mapping[str, str]) -> str:
-    """The proxy's URL, or "". An explicit one (kubeconfig's proxy-url) is used whatever the environment says."""
+    """The proxy's URL, or "". An explicit one (kubeconfig's proxy-url) takes precedence over the environment."""
     proxy = explicit
     if not proxy:
         parts = urlsplit(url)
@@ -22,14 +22,14 @@ def proxy_for(url: str, explicit: str, env: Mapping[str, str]) -> str:
         proxy = f"http://{proxy}"
     if urlsplit(proxy).scheme not in ("http", "https"):
         raise SpecError(
-            f"proxy {shown(proxy)} is of a kind that is not supported",
+            f"the proxy {shown(proxy)} is of an unsupported kind",
             hint="Use an http:// or https:// proxy.",
         )
     return proxy
 
 
 def excluded(host: str, port: int, no_proxy: str) -> bool:
-    """Loopback always is. Entries: `*`, names (with all beneath), addresses, networks, each with a port or not."""
+    """Loopback always is. Entries: `*`, names (with subdomains), addresses, networks, each with an optional port."""
     address = _address(host)
     if host.lower() == "localhost" or (address is not None and address.is_loopback):
         return True
@@ -37,7 +37,7 @@ def excluded(host: str, port: int, no_proxy: str) -> bool:
 
 
 def shown(proxy: str) -> str:
-    """Without a password, for people."""
+    """The URL without a password, for messages."""
     parts = urlsplit(proxy)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

@@ -1,4 +1,4 @@
-"""Requests to one API server: credentials, connections, bounded tries, errors in our own words."""
+"""Requests to one API server: credentials, connections, bounded tries, and errors in Stoker's terms."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from stoker.errors import TooLarge
 CONNECT_TIMEOUT: Final = 10.0
 TRIES: Final = 4
 MAX_WAIT: Final = 10.0
-"""Seconds a `Retry-After` may ask for; a longer one is the caller's to decide."""
+"""The longest `Retry-After` in seconds that is obeyed here; a longer one is left to the caller."""
 IDLE: Final = 30.0
-"""Seconds an unused connection is kept; load balancers drop them without a word after about a minute."""
+"""Seconds that an unused connection is kept; load balancers drop such connections silently after about a minute."""
 FAREWELL: Final = 0.25
-"""Seconds that a connection we give up may take for TLS's farewell. A dead server never answers it."""
+"""Seconds that closing a connection may wait for TLS's close notification. A dead server never sends it."""
 _BIG: Final = 1 << 20
 
 
@@ -50,7 +50,7 @@ class Answer:
     body: bytes = field(repr=False)
 
     def json(self) -> Any:
-        """KubeUnavailable if it is not JSON: it was cut short, or something in between answered."""
+        """KubeUnavailable if it is not JSON: it was truncated, or a host on the way answered."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -64,7 +64,7 @@ class Call:
     """One request, before it has credentials."""
 
     verb: str
-    """What it counts as: `list`, `proxy`"""
+    """The verb it is counted as: `list`, `proxy`"""
     kind: str
     method: str
     path: str
@@ -100,18 +100,18 @@ class Session:
         )
 
     async def close(self) -> None:
-        """With every connection, also those whose other side is dead."""
+        """Close everything, including connections whose other side is dead."""
         await self._login.close()
         await self._connector.close(abort_ssl=True)
         await self._http.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(4 * FAREWELL):
-                while any(each.fileno() != -1 for each in self._sockets):  # noqa: ASYNC110 - nobody tells
+                while any(each.fileno() != -1 for each in self._sockets):  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
 
     async def send(self, call: Call, *, timeout: float) -> Answer:
-        """A successful answer; KubeError or KubeUnavailable for every other. A GET is tried again when the
-        connection failed or the server is in trouble, anything when the server says when to try again."""
+        """A successful answer; KubeError or KubeUnavailable for every other. A GET is tried again after a failed
+        connection or a server error; other methods only when the server says when to retry."""
         problem = ""
         try:
             async with asyncio.timeout(timeout):
@@ -137,7 +137,7 @@ class Session:
         raise AssertionError("the last try returns or raises")
 
     async def raw(self, call: Call, *, timeout: float) -> Answer:
-        """One request, whatever the answer. Not counted against the requests under way: it may last."""
+        """One request, with any status as answer. It is outside the concurrency limit, because it may take long."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._once(call)
@@ -146,7 +146,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def stream(self, call: Call, *, idle: float | None) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body as it comes. `Stalled` when for `idle` seconds nothing does."""
+        """The body as it arrives. `Stalled` if nothing arrives for `idle` seconds."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=idle)
         with self._translated(call):
             async with self._exchange(call, timeout) as response:
@@ -157,7 +157,7 @@ class Session:
     async def websocket(
         self, call: Call, protocols: tuple[str, ...], *, timeout: float
     ) -> aiohttp.ClientWebSocketResponse:
-        """Close it. Its messages may have any size that the other side chooses to send in one piece."""
+        """The caller closes it. A message may be as large as the other side sends it."""
         try:
             with self._translated(call):
                 async with asyncio.timeout(timeout):
@@ -165,7 +165,7 @@ class Session:
         except TimeoutError:
             raise Stalled(f"{call}: no answer from {self.config.server} within {timeout:g} s") from None
 
-    # -- how
+    # -- helpers
 
     async def _once(self, call: Call) -> Answer:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
@@ -177,7 +177,7 @@ class Session:
     async def _exchange(
         self, call: Call, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request, and one more with new credentials if these are refused."""
+        """One request, and a second one with new credentials if the first ones are refused."""
         for last in (False, True):
             identity = await self._identity()
             self.calls[call.verb, call.kind] += 1
@@ -220,7 +220,7 @@ class Session:
     async def _refused_upgrade(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """aiohttp drops the body of an answer that is no upgrade, and with it the reason."""
+        """aiohttp drops the body of an answer that is not an upgrade, and with it the reason."""
         response = await handler(request)
         if response.status != 101 and request.headers.get("Upgrade") == "websocket":
             async with response:
@@ -230,7 +230,7 @@ class Session:
         return response
 
     def _socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """Watches and long polls are silent for long: the kernel asks whether the other side is still there."""
+        """Watches and long polls are silent for long, so the kernel checks that the other side still exists."""
         made = socket.socket(family=info[0], type=info[1], proto=info[2])
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE:
@@ -260,7 +260,7 @@ class Session:
         status = answer.status
         if status == 401:
             raise KubeUnavailable(
-                f"{call}: {self.config.server} does not accept our credentials: {message}",
+                f"{call}: {self.config.server} does not accept the credentials: {message}",
                 status=status,
                 hint=self._login.hint,
             )
@@ -274,7 +274,7 @@ class Session:
             yield
         except (aiohttp.ClientError, ssl.SSLError, OSError) as exc:
             if isinstance(exc, TimeoutError) and not isinstance(exc, aiohttp.ClientError):
-                raise  # of the caller's own clock
+                raise  # the caller's own timeout
             raise self._unreachable(call, exc) from exc
 
     def _unreachable(self, call: Call, exc: Exception) -> KubeUnavailable:
@@ -291,7 +291,7 @@ class Session:
                     f"it answered {exc.status}" if isinstance(exc, aiohttp.ClientHttpProxyError) else str(exc)
                 )
                 return Cut(
-                    f"{call}: the proxy {proxies.shown(self._proxy or '')} does not lead to {server}: {status}",
+                    f"{call}: the proxy {proxies.shown(self._proxy or '')} does not connect to {server}: {status}",
                     hint="Check proxy-url in the kubeconfig, HTTPS_PROXY and NO_PROXY.",
                 )
             case aiohttp.ConnectionTimeoutError():
@@ -333,7 +333,7 @@ async def _answer(call: Call, response: aiohttp.ClientResponse) -> Answer:
 
 
 def _status(answer: Answer) -> tuple[str, str]:
-    """Kubernetes' reason and message, or the beginning of whatever something in between wrote."""
+    """The reason and message of Kubernetes, or the beginning of what another host on the way wrote."""
     with contextlib.suppress(ValueError):
         body = json.loads(answer.body)
         if isinstance(body, dict) and body.get("kind") == "Status":
@@ -345,7 +345,7 @@ def _status(answer: Answer) -> tuple[str, str]:
 
 
 def _wait(call: Call, answer: Answer, attempt: int) -> float | None:
-    """Seconds until it may be sent again; None: not at all."""
+    """Seconds until the request may be sent again; None: no retry."""
     if attempt == TRIES - 1 or not (answer.status == 429 or answer.status >= 500):
         return None
     asked = answer.headers.get("Retry-After", "")
@@ -359,12 +359,12 @@ def _backoff(attempt: int) -> float:
 
 
 def _version() -> str:
-    return str(sys.modules["stoker"].__version__)  # importing it from there would count as importing the SDK
+    return str(sys.modules["stoker"].__version__)  # an import of `stoker` would count as importing the SDK
 
 
 def _connector(factory: Callable[[Any], socket.socket]) -> aiohttp.TCPConnector:
     with warnings.catch_warnings():
-        # Deprecated, with nothing in its place: without it the farewell takes up to 30 seconds.
+        # Deprecated without a replacement; without it closing takes up to 30 seconds.
         warnings.simplefilter("ignore", DeprecationWarning)
         return aiohttp.TCPConnector(
             limit=0, keepalive_timeout=IDLE, socket_factory=factory, ssl_shutdown_timeout=FAREWELL

@@ -1,7 +1,7 @@
-"""What flows both ways or without end: watches, logs, exec, port-forward.
+"""Streams of an API server: watches, logs, exec, port-forward.
 
-Exec and port-forward speak WebSocket with one byte of channel before each message (`v4.channel.k8s.io` and, for
-exec, its successor `v5`), which every API server we support has.
+Exec and port-forward use WebSocket with a channel byte before each message (`v4.channel.k8s.io` and, for exec, its
+successor `v5`), which every supported API server has.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stoker.errors import TooLarge
 log = logging.getLogger(__name__)
 
 MAX_LINE: Final = 64 << 20
-"""Bytes of one watch event; the API server's own limit for an object is far below."""
+"""Bytes of one watch event; the API server's own limit for an object is far lower."""
 PIECE: Final = 1 << 16
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that ran in a container to its end."""
+    """The result of a command that ran in a container to its end."""
 
     code: int
     stdout: bytes = field(repr=False)
@@ -39,7 +39,7 @@ class Ended:
 
 
 async def events(reader: aiohttp.StreamReader, what: str) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-    """(type, object) of each line of a watch. An ERROR becomes the KubeError it describes."""
+    """(type, object) of each line of a watch. An ERROR is raised as the KubeError it describes."""
     async for line in _lines(reader, what):
         try:
             event = json.loads(line)
@@ -52,7 +52,7 @@ async def events(reader: aiohttp.StreamReader, what: str) -> AsyncGenerator[tupl
 
 
 async def _lines(reader: aiohttp.StreamReader, what: str) -> AsyncIterator[bytes]:
-    """Lines of any length; the library's own reading of lines has a limit that a large object exceeds."""
+    """Lines of any length: the library's own line reader has a limit that a large object exceeds."""
     rest = bytearray()
     async for piece in reader.iter_any():
         seen = len(rest)
@@ -112,7 +112,7 @@ async def run(
 
 
 class _Closing:
-    """Ends a WebSocket without waiting for the other side's farewell, which a dead one never sends."""
+    """Closes a WebSocket without waiting long for the other side, which may be dead."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self._ws = ws
@@ -125,7 +125,7 @@ class _Closing:
 
 async def _feed(ws: aiohttp.ClientWebSocketResponse, stdin: bytes) -> None:
     if ws.protocol != "v5.channel.k8s.io":
-        raise KubeError("this cluster is too old for exec with an input: it cannot be told where it ends")
+        raise KubeError("this cluster is too old for exec with input: the end of the input cannot be sent")
     for start in range(0, len(stdin), PIECE):
         await ws.send_bytes(b"\x00" + stdin[start : start + PIECE])
     await ws.send_bytes(b"\xff\x00")
@@ -152,7 +152,7 @@ def _code(status: dict[str, Any]) -> int:
     for cause in (status.get("details") or {}).get("causes") or ():
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
-    # The connection was there and the container's runtime said no, mostly because there is no such program.
+    # The connection worked and the container runtime refused, usually because the program does not exist.
     raise KubeError(
         f"exec: {status.get('message') or 'it could not be started'}", status=int(status.get("code") or 0)
     )
@@ -172,7 +172,7 @@ async def forward(
     timeout: float,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A pair of sockets with the WebSocket behind one of them, so that the caller has real streams, TLS included.
-    `keep` gets the task that carries the bytes; it ends when either side closes."""
+    `keep` receives the task that moves the bytes; it ends when either side closes."""
     call = Call("portforward", "pods", "GET", path, {"ports": str(port)})
     ws = await session.websocket(call, ("v4.channel.k8s.io",), timeout=timeout)
     ours, theirs = socket.socketpair()
@@ -185,7 +185,7 @@ async def forward(
             return await asyncio.open_connection(
                 sock=theirs, ssl=tls, server_hostname=(server_hostname or "") if tls else None
             )
-    except BaseException as exc:  # cancelled too: neither the socket nor the task may stay behind
+    except BaseException as exc:  # also when cancelled: neither the socket nor the task may stay behind
         theirs.close()
         task.cancel()
         if isinstance(exc, OSError):  # TimeoutError and ssl.SSLError too
@@ -207,7 +207,7 @@ async def _carry(ws: aiohttp.ClientWebSocketResponse, end: socket.socket) -> Non
                 continue
             channel = message.data[0]
             if channel in greeted and not greeted[channel]:
-                greeted[channel] = True  # the port's number, once on each
+                greeted[channel] = True  # the first message on each channel is the port number
             elif channel == 0:
                 await loop.sock_sendall(end, memoryview(message.data)[1:])
             elif channel == 1:

@@ -1,4 +1,4 @@
-"""TLS towards the API server: whom we trust, and who we say we are."""
+"""TLS to the API server: the trusted authority and the client certificate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class Tls:
-    """Makes a new context when the authority or the client certificate changed, and only then: connections are
-    reused within one context."""
+    """Creates a new context only when the authority or the client certificate changed, because connections are reused
+    within one context."""
 
     def __init__(self, config: KubeConfig) -> None:
         self._config = config
@@ -26,14 +26,14 @@ class Tls:
         self._complained: tuple[bytes, bytes, bytes] | None = None
         if config.insecure and config.server.startswith("https:"):
             log.warning(
-                "the certificate of %s is not checked (insecure-skip-tls-verify): whoever sits in between can read "
-                "and change everything",
+                "the certificate of %s is not checked (insecure-skip-tls-verify): any host on the way can read and "
+                "change the traffic",
                 config.server,
             )
 
     def context(self, identity: Identity) -> ssl.SSLContext | None:
-        """None where the server speaks plain HTTP. While certificate and key do not (yet) fit each other, because
-        someone is replacing them, the last good ones go on."""
+        """None if the server uses plain HTTP. While certificate and key do not match, because a program is replacing
+        them, the last valid pair is used."""
         if not self._config.server.startswith("https:"):
             return None
         wanted = (self._authority(), identity.cert, identity.key)
@@ -81,7 +81,7 @@ class Tls:
                 path = Path(directory, "pair.pem")
                 path.touch(mode=0o600)
                 path.write_bytes(cert.rstrip() + b"\n" + key)
-                context.load_cert_chain(path, password=b"")  # or it would ask the terminal
+                context.load_cert_chain(path, password=b"")  # else OpenSSL would ask on the terminal
         return context
 
 

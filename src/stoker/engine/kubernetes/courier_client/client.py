@@ -1,7 +1,7 @@
 """Authenticated calls to one courier.
 
-Signing and checking hash every byte, so both are separate from the sending: whoever moves much does them in a thread
-of its own (see RemoteTaskDir), and only the bytes go through the event loop.
+Signing and checking hash every byte, so both are separate from sending. Code that moves much data does them in a
+worker thread (see RemoteTaskDir); only the bytes go through the event loop.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ Answer = tuple[int, Mapping[str, str], bytes]
 
 
 class CourierLost(Unreachable):
-    """No authentic answer: the pod, its node or the way there is gone, for now or for good. Says nothing about
-    the task. Its errno is EIO, so that whoever carries something tries again."""
+    """No authentic answer: the pod, its node or the route there is unavailable, for now or for good. This says
+    nothing about the task. Its errno is EIO, so that transfers are tried again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EIO, f"the task's courier does not answer: {reason}")
 
 
 class CourierGone(Unreachable):
-    """The pod is proven gone: nobody will ever answer. Not tried again by anybody."""
+    """The pod is proven gone: it will never answer. Such calls are not tried again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EHOSTDOWN, f"the task's courier is gone: {reason}")
 
 
 class CourierBusy(CourierLost):
-    """It has too much to do at the moment."""
+    """The courier has too much to do at the moment."""
 
 
 class Incomplete(OSError):
-    """A tree cannot be placed yet: something of it has not arrived, or not stayed."""
+    """A tree cannot be placed yet: some of its content has not arrived, or was lost."""
 
 
 class SignAnew(Exception):
-    """The request was for another boot of the courier. It was not obeyed."""
+    """The request was signed for another boot of the courier, which did not execute it."""
 
 
 @dataclass(frozen=True)
 class Signed:
-    """A request that is ready to be sent, once."""
+    """A request that is ready to be sent once."""
 
     verb: str
     nonce: str
@@ -70,7 +70,7 @@ class Courier:
     async def call(
         self, verb: str, header: Mapping[str, Any], data: bytes = b"", *, timeout: float = 30.0
     ) -> tuple[dict[str, Any], memoryview]:
-        """What the courier answers. Raises CourierLost, or the OSError the courier met (FileNotFoundError, ...)."""
+        """The courier's answer. Raises CourierLost, or the courier's OSError (FileNotFoundError, ...)."""
         body = courier_protocol.pack(header, data)
         for _ in range(3):
             request = self.sign(verb, body)
@@ -78,7 +78,7 @@ class Courier:
                 return self.check(request, await self.send(request, timeout))
             except SignAnew:
                 continue
-        raise CourierLost("it begins anew all the time")
+        raise CourierLost("it restarts again and again")
 
     def sign(self, verb: str, body: bytes) -> Signed:
         nonce = courier_protocol.new_nonce()
@@ -92,12 +92,12 @@ class Courier:
         try:
             return await self._transport.call(request.verb, request.headers, request.body, timeout)
         except TimeoutError as exc:
-            raise CourierLost(f"nothing came within {timeout:.0f} s") from exc
+            raise CourierLost(f"no answer within {timeout:.0f} s") from exc
         except (OSError, StokerError) as exc:
             raise CourierLost(str(exc)) from exc
 
     def check(self, request: Signed, answer: Answer) -> tuple[dict[str, Any], memoryview]:
-        """What an answer says, once it is known to be the courier's. Raises what `call` raises, and SignAnew."""
+        """The content of an answer, once it is known to be the courier's. Raises what `call` raises, and SignAgain."""
         status, headers, body = answer
         try:
             courier_protocol.check_answer(
@@ -108,7 +108,7 @@ class Courier:
             said = bytes(body[:200]).decode("utf-8", "replace").strip()
             raise CourierLost(f"{exc} (HTTP {status}{': ' if said else ''}{said})") from exc
         except courier_protocol.Malformed as exc:
-            raise CourierLost(f"it talks nonsense: {exc}") from exc
+            raise CourierLost(f"invalid answer: {exc}") from exc
         if status == 409 and isinstance(header.get("boot"), str):
             self._boot = header["boot"]
             raise SignAnew
@@ -118,7 +118,7 @@ class Courier:
 
 
 def _error(verb: str, status: int, header: Mapping[str, Any]) -> Exception:
-    """What a courier met. A pod may say anything: it gets only those errors that its verb can meet."""
+    """The courier's error. A pod may send anything: only errors that the verb can cause are taken over."""
     text = str(header.get("error"))[:1000]
     code = header.get("errno")
     if verb == courier_protocol.WALK and status == 413:
@@ -133,4 +133,4 @@ def _error(verb: str, status: int, header: Mapping[str, Any]) -> Exception:
         return UnsafePath(errno.EPERM, text)
     if type(code) is int and 0 < code < 4096:
         return OSError(code, text)
-    return OSError(errno.EPROTO, f"the courier refuses: {text} (HTTP {status})")
+    return OSError(errno.EPROTO, f"the courier refused: {text} (HTTP {status})")

@@ -1,4 +1,4 @@
-"""The server's ends of the lines to couriers: one directory and one ferry per pod."""
+"""The server's connections to couriers: one task directory and one poller per pod."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.courier_client import Courier, Mirror, Poller, PollInterval, RemoteTaskDir
 from stoker.engine.kubernetes.courier_client.routes import Routes
 from stoker.engine.kubernetes.manifests import credentials
+from stoker.linux.process import boot_id
 from stoker.task.formats import Order
 from stoker.task.local_directory import LocalTaskDir
 
@@ -25,16 +26,16 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Contact:
-    """How it stands with a courier."""
+    """The state of the connection to a courier."""
 
     ever: bool = False
-    """It has answered this server."""
+    """The courier has answered this server."""
     silence: float = 0.0
-    """Seconds since it last answered, or since it was first called; 0 while there is no reason to doubt that it is
-    there: one that has nothing new does not answer at once."""
+    """Seconds since the last answer, or since polling began. 0 while there is no failure: a courier that has nothing
+    new does not answer at once."""
     trouble: str = ""
     known: bool = False
-    """What it mirrors has been ordered to run before."""
+    """The mirrored task had an order to run before."""
 
 
 @dataclass
@@ -49,7 +50,7 @@ class _Link:
 
 
 class Connections:
-    """Belongs to one event loop. A link stays, with all that has arrived, until its attempt is removed."""
+    """Belongs to one event loop. A connection, with all that has arrived, stays until its attempt is removed."""
 
     def __init__(self, cluster: Cluster, root: Path, changed: Callable[[Key], None]) -> None:
         self._cluster = cluster
@@ -58,12 +59,12 @@ class Connections:
         self._ways = Routes(cluster)
         self._pace = PollInterval()
         self._links: dict[Key, _Link] = {}
-        self._boot_id = _boot_id()
+        self._boot_id = boot_id()
         self._found: set[Key] | None = None
         self._closing: set[asyncio.Future[None]] = set()
 
     def take(self, key: Key, pod: str, uid: str, secret: Object) -> RemoteTaskDir | None:
-        """The directory in this pod; None where its Secret is spoiled. Again for the same pod: the same."""
+        """The directory in this pod; None if its Secret is damaged. The same pod gives the same directory again."""
         known = self._links.get(key)
         if known is not None and known.uid == uid:
             return known.directory
@@ -82,14 +83,14 @@ class Connections:
         return directory
 
     def sail(self, key: Key) -> None:
-        """Its courier is up: keep the mirror up to date."""
+        """The courier is up: keep the mirror up to date."""
         link = self._links.get(key)
         if link is not None and link.sailing is None:
             link.since = time.monotonic()
             link.sailing = asyncio.create_task(link.ferry.run())
 
     def rest(self, key: Key) -> None:
-        """Its courier is gone: there is nobody to call. What has arrived stays."""
+        """The courier is gone: end polling. What has arrived stays."""
         link = self._links.get(key)
         if link is not None:
             link.directory.abandon("its pod has ended")
@@ -117,18 +118,18 @@ class Connections:
         return self._root / run / str(attempt) / task
 
     def is_of(self, key: Key, uid: str) -> bool:
-        """Whether the line of this task is to that pod."""
+        """Whether this task's connection is to that pod."""
         link = self._links.get(key)
         return link is not None and link.uid == uid
 
     def known(self) -> list[Key]:
-        """Tasks that have something here, from earlier servers too."""
+        """Tasks with a mirror on this machine, including those of earlier servers."""
         if self._found is None:
             self._found = set(_on_disk(self._root))
         return sorted(self._found | set(self._links))
 
     async def drop(self, run: str, attempt: int) -> None:
-        """Delete everything here of an attempt."""
+        """Delete the mirrors of an attempt."""
         for key in [key for key in self._links if key[:2] == (run, attempt)]:
             link = self._links.pop(key)
             await self._close(link)
@@ -141,7 +142,7 @@ class Connections:
             path.parent.rmdir()
 
     async def close(self) -> None:
-        """The server goes away; mirrors stay."""
+        """Called when the server ends; mirrors stay."""
         await asyncio.gather(*(self._close(link) for link in self._links.values()))
         self._links.clear()
         while self._closing:
@@ -155,14 +156,13 @@ class Connections:
         await link.transport.close()
 
     def _dock(self, link: _Link) -> None:
-        """In the background."""
         closing = asyncio.ensure_future(self._close(link))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
 
 class NoAddress(LocalTaskDir):
-    """The directory of a task that there is nothing of: never made, or taken away."""
+    """The directory of a task of which nothing exists: never created, or removed."""
 
     def exists(self) -> bool:
         return False
@@ -180,13 +180,6 @@ def _on_disk(root: Path) -> Iterator[Key]:
             if attempt.name.isdecimal():
                 for task in _directories(attempt):
                     yield run.name, int(attempt.name), task.name
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _directories(path: Path) -> list[Path]:

@@ -1,11 +1,11 @@
-"""What has arrived of a far task directory.
+"""The local copy of a remote task directory.
 
-Sizes are offsets: how much of a file has arrived is how long it is here, so a server that is killed at any point goes
-on where it was. Nothing is synced to the disk; after another boot of this machine a file may be longer than what was
-written, so all of it is dropped then. Records are replaced in one step.
+Sizes are offsets: the length of a file here says how much of it has arrived. A server that is killed at any point
+continues from there. Nothing is synced to the disk. After a reboot of this machine a file may be longer than what was
+written, so the whole mirror is dropped then. Records are replaced in one step.
 
-The other end may be anybody. Names are taken from a short list, sizes are counted, and what goes beyond the limits is
-not asked for any more.
+The pod is not trusted. Only files from a fixed list are accepted and sizes are counted; what exceeds the limits is no
+longer requested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.task.courier_protocol import Malformed
 
 LARGEST_FILE = 1 << 30
 MOST_FILES = 3000
-"""Beyond twice what a courier offers at a time."""
+"""More than twice what a courier offers at a time."""
 _MARKER = ".mirror"
 
 
@@ -37,25 +37,25 @@ class _Held:
 
 
 class Mirror:
-    """The growing files of one far task directory, on this machine. A cache: dropped when it may be wrong.
+    """The growing files of one remote task directory, on this machine. A cache: dropped when it may be wrong.
 
     May be used from any thread. Only one process at a time: the server.
     """
 
     def __init__(self, root: Path, *, source: str, boot_id: str, limit: int = 4 << 30) -> None:
-        """`source`: which directory this mirrors (the pod's UID); with another one, or after another boot of this
-        machine, what is there is dropped. `limit`: bytes it may take."""
+        """`source`: the directory that is mirrored (the pod's UID). With another source, or after a reboot of this
+        machine, the existing content is dropped. `limit`: bytes it may take."""
         self._root = root
         self._limit = limit
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         self._taken = 0
-        """Bytes of all files but the journal."""
+        """Bytes of all files except the journal."""
         self._refused: set[str] = set()
         self.synced = False
         """Everything has arrived at least once since this object was made."""
         self.trouble = ""
-        """Why something is not mirrored."""
+        """Why a file is not mirrored completely."""
         self._open({"source": source, "boot_id": boot_id})
 
     @property
@@ -63,14 +63,14 @@ class Mirror:
         return self._root
 
     def drop(self) -> None:
-        """Delete it. The object is of no use afterwards."""
+        """Delete it. The object must not be used afterwards."""
         with self._lock:
             shutil.rmtree(self._root, ignore_errors=True)
 
-    # -- what to ask -----------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def question(self, *, wait: float, final: bool = False, mark: Any = None) -> dict[str, Any]:
-        """The header of a sync."""
+        """The header of a sync request."""
         with self._lock:
             have: dict[str, list[Any]] = {
                 path: [held.size, courier_protocol.tag(held.tail)] for path, held in self._held.items()
@@ -82,13 +82,13 @@ class Mirror:
                 records[path] = courier_protocol.tag((self._root / path).read_bytes())
         return {"have": have, "records": records, "wait": wait, "final": final, "mark": mark}
 
-    # -- what came -------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def apply(self, header: Mapping[str, Any], data: memoryview) -> bool:
-        """Take in an answer; whether anything is new. Raises Malformed, before anything is written, for one that a
-        courier would not send, and OSError when there is no room.
+        """Take in an answer; whether anything is new. Raises Malformed, before anything is written, for an answer that
+        no courier sends, and OSError when the disk is full.
 
-        What was written before the journal's entries is there before them, and the status comes last.
+        Other files are written before the journal's entries about them, and the status comes last.
         """
         news = _parse(header, data)
         with self._lock:
@@ -105,11 +105,11 @@ class Mirror:
         return bool(news.resets or news.deltas or news.records or news.gone)
 
     def record(self, path: str, data: bytes) -> None:
-        """Replace a record of our own making: the courier has it already."""
+        """Replace a record that the server wrote: the courier has it already."""
         with self._lock:
             self._replace(path, data)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     def _open(self, identity: dict[str, str]) -> None:
         marker = self._root / _MARKER
@@ -131,7 +131,7 @@ class Mirror:
                 self._look(path)
 
     def _look(self, path: str) -> None:
-        """What is here of a file."""
+        """Read the size and the last bytes of a file."""
         self._hold(path, None)
         try:
             fd = os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -148,7 +148,7 @@ class Mirror:
     def _append(self, path: str, offset: int, piece: memoryview) -> None:
         held = self._held.get(path) or _Held(0, b"")
         if path in self._refused or offset > held.size or offset + len(piece) <= held.size:
-            return  # not wanted; or an answer to an older question, which the next one makes good
+            return  # refused, or an answer to an older request, which the next one corrects
         piece = piece[held.size - offset :]
         if not self._room(path, held.size, len(piece)):
             return
@@ -181,7 +181,7 @@ class Mirror:
         )
         if full or size + more > LARGEST_FILE:
             self._refused.add(path)
-            self.trouble = f"{path} is not mirrored beyond {size} bytes: it would be over the limits"
+            self.trouble = f"{path} is not mirrored beyond {size} bytes: it exceeds the limits"
             return False
         return True
 
@@ -244,7 +244,7 @@ def _parse(header: Mapping[str, Any], data: memoryview) -> _News:
 
 def _triples(value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) > MOST_FILES:
-        raise Malformed("not a list, or too long a one")
+        raise Malformed("not a list, or too long")
     if not all(isinstance(item, list) and len(item) == 3 for item in value):
-        raise Malformed("a list of something else")
+        raise Malformed("a list with other entries than triples")
     return value

@@ -1,4 +1,4 @@
-"""Keeps a mirror up to date."""
+"""Keeps a mirror up to date by long polling."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Key = tuple[str, int, str]
 """(run, attempt, task)"""
 
 WAIT = 20.0
-"""Seconds that a courier waits for something new before it says that there is nothing, more or less."""
+"""Seconds, with jitter, that a courier waits for something new before it answers that there is nothing."""
 FIRST_BACKOFF = 0.25
 LONGEST_BACKOFF = 30.0
 
 
 class PollInterval:
-    """Shared by all ferries of an engine: how often they call together. Couriers that have nothing new wait by
-    themselves; this is for those that always have."""
+    """How often pollers ask, shared by all pollers of an engine. A courier that has nothing new delays its answer; the
+    interval limits calls to those that always have something new."""
 
     def __init__(self, least: float = 0.1, per_second: float = 500.0) -> None:
-        """`least`: seconds between two answers of one courier that both brought something; `per_second`: calls that
-        all ferries together make at most, about."""
+        """`least`: seconds between two calls to one courier that both brought something; `per_second`: the
+        approximate number of calls that all pollers together may make."""
         self._least = least
         self._per_second = per_second
         self.ferries = 0
@@ -38,7 +38,7 @@ class PollInterval:
 
 
 class Poller:
-    """Long-polls one courier for as long as `run` runs. One per directory."""
+    """Long-polls one courier while `run` runs. One per directory."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Poller:
         """Why the last call failed; empty when it did not."""
 
     async def run(self) -> None:
-        """Until cancelled. Never raises but CancelledError."""
+        """Until cancelled. Raises nothing but CancelledError."""
         self._pace.ferries += 1
         try:
             await self._run()
@@ -73,7 +73,7 @@ class Poller:
                 changed, mark = await self._directory.sync(
                     wait=0.0 if mark is not None else WAIT * random.uniform(0.75, 1.25), mark=mark
                 )
-            except Exception as exc:  # noqa: BLE001 - whatever a pod answers, it is asked again later
+            except Exception as exc:  # noqa: BLE001 - a pod may answer anything; the next call tries again
                 self._failed(exc)
                 mark = None
                 backoff = min(max(backoff * 2, FIRST_BACKOFF), LONGEST_BACKOFF)

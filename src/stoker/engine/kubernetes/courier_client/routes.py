@@ -1,11 +1,11 @@
-"""The ways to a pod's courier, and which of them works from here.
+"""The routes to a pod's courier, and the choice of one that works.
 
     direct    the pod's own address: inside the cluster, or on a machine that can reach the pod network
-    proxy     through the API server, an HTTP request each
-    forward   through the API server, a tunnel: where proxying is forbidden or something in between spoils it
+    proxy     through the API server, one HTTP request per call
+    forward   through the API server, a tunnel: where proxying is forbidden or another host interferes with it
 
-`auto` tries them in this order and stays with what works. A way that fails is left for the next one with the next
-call; whoever calls tries again anyway.
+`auto` tries them in this order and keeps the first that works. After a failure the next call takes the next route;
+callers try again anyway.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stoker.task import courier_protocol
 log = logging.getLogger(__name__)
 
 _KNOCK = 1.0
-"""Seconds in which a pod's own address answers, if it can be reached at all."""
+"""Seconds in which a pod's own address must answer to count as reachable."""
 _AGAIN = 300.0
 """Seconds after which an address that could not be reached is tried again, with another pod."""
 
 _REFUSALS = 4
-"""Refused connections in a row after which another way is tried."""
+"""Refused connections in a row after which another route is tried."""
 
 Answer = tuple[int, Mapping[str, str], bytes]
 
 
 class Routes:
-    """What is known of the ways into one cluster. Shared by all its pods."""
+    """What is known of the routes into one cluster. Shared by all its pods."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -48,14 +48,14 @@ class Routes:
         return _Chosen(self, self._cluster, pod, certificate, order)
 
     async def open(self, address: str) -> bool:
-        """Whether the pod network can be reached from here, by knocking at one of its addresses."""
+        """Whether the pod network can be reached from this machine, tested by connecting to one of its addresses."""
         if time.monotonic() < self._closed_until:
             return False
         try:
             async with asyncio.timeout(_KNOCK):
                 _, writer = await asyncio.open_connection(address, courier_protocol.PORT)
         except ConnectionRefusedError:
-            return True  # somebody is there, if not the courier yet
+            return True  # the pod is reachable, although its courier does not listen yet
         except OSError:
             self._closed_until = time.monotonic() + _AGAIN
             return False
@@ -66,7 +66,7 @@ class Routes:
 
 
 class _Chosen:
-    """Implements Transport over whichever way is next."""
+    """Implements Transport over the current route."""
 
     def __init__(
         self, ways: Routes, cluster: Cluster, pod: str, certificate: str, order: tuple[str, ...]
@@ -88,14 +88,14 @@ class _Chosen:
             answer = await way.call(path, headers, body, timeout)
         except ConnectionRefusedError:
             self._refused += 1
-            if self._refused % _REFUSALS == 0:  # or somebody else has this address where we are
+            if self._refused % _REFUSALS == 0:  # another host may have this address in the local network
                 self._next()
-            raise  # the way is good: the courier is not up yet
+            raise  # the route works: the courier does not listen yet
         except (OSError, StokerError):
             self._next()
             raise
         if courier_protocol.SESSION.lower() not in answer[1]:
-            # Not the courier's: the API server's own words, or those of something in between.
+            # Not the courier's answer: it comes from the API server or another host on the way.
             self._next()
         else:
             self._worked = True
@@ -108,7 +108,7 @@ class _Chosen:
         self._made.clear()
 
     def _next(self) -> None:
-        """What worked before gets another chance: pods come and go, ways rarely do."""
+        """A route that worked gets a second chance: pods change often, routes rarely."""
         if self._worked:
             self._worked = False
         else:
@@ -147,7 +147,7 @@ class _Chosen:
         return StreamTransport(connect, certificate=self._certificate)
 
     def _address(self) -> str:
-        """As last heard: the way there does not lead through an API server that is away."""
+        """The last known address: the direct route works without the API server."""
         with contextlib.suppress(EngineUnavailable):
             pod = self._cluster.pod(self._pod) or {}
             self._last = str((pod.get("status") or {}).get("podIP") or "") or self._last
@@ -155,7 +155,7 @@ class _Chosen:
 
 
 class _Proxy:
-    """Implements Transport over the API server's pod proxy. TLS ends there; what is sent is signed."""
+    """Implements Transport over the API server's pod proxy. TLS ends there, but requests are signed."""
 
     def __init__(self, cluster: Cluster, pod: str) -> None:
         self._cluster = cluster

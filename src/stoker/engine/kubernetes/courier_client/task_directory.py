@@ -1,4 +1,4 @@
-"""A task directory behind a courier."""
+"""The remote task directory: reads come from the mirror, everything else goes to the courier."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from stoker.task import courier_protocol, formats, layout
 from stoker.task.local_directory import LocalTaskDir
 
 SMALL = 64 << 10
-"""Bytes of news that are written to the mirror without leaving the event loop's thread."""
+"""Bytes of an answer up to which it is written to the mirror in the event loop's thread."""
 _WRITERS = ThreadPoolExecutor(2, thread_name_prefix="mirror")
-"""For more than that. Not the loop's own threads: those may all be waiting for what is written here."""
+"""For larger ones. Not the loop's own threads: all of those may be waiting for what is written here."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARTS = 100_000
 _JOURNAL = 1 << 30
-"""Parts of a shared volume, and bytes of the journal of one, that are listened to."""
+"""The most parts on a shared volume, and bytes of the journal of one, that are accepted."""
 
 
 class RemoteTaskDir:
-    """Implements stoker.task.directory.SharingTaskDir. One per task and server: keep it, do not make it anew per call.
+    """Implements stoker.task.directory.SharingTaskDir. One per task and server: keep it, do not create one per call.
 
-    Reading is from the mirror and may be done anywhere; everything else blocks and is called from worker threads,
+    Reads come from the mirror and may be done in any thread. Everything else blocks and is called from worker threads,
     never from the loop's. A courier that does not answer is tried again for `patience` seconds, then CourierLost.
     """
 
@@ -44,7 +44,7 @@ class RemoteTaskDir:
         patience: float = 60.0,
         shares: bool = False,
     ) -> None:
-        """`shares`: its checkpoints are on a volume with those of others."""
+        """`shares`: its checkpoints are on a volume together with those of other tasks."""
         self.shares = shares
         self._courier = courier
         self._mirror = mirror
@@ -56,8 +56,8 @@ class RemoteTaskDir:
         return None
 
     def abandon(self, reason: str) -> None:
-        """The pod is proven gone: from now on everything that needs its courier fails at once (CourierGone). What
-        has arrived can be read."""
+        """The pod is proven gone: from now on calls to its courier fail at once (CourierGone). What has arrived can
+        still be read."""
         self._calls.gone = reason
 
     # -- from the mirror -------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ class RemoteTaskDir:
         return self._near.root
 
     def exists(self) -> bool:
-        """What is read here can be relied on: the mirror has been up to date since this object was made, or it
-        knows the order that was given. False while the courier has not answered yet."""
+        """Whether reads can be relied on: the mirror has been up to date since this object was created, or it has
+        the order. False before the courier's first answer."""
         return self._mirror.synced or self._near.order() is not None
 
     def info(self) -> formats.TaskInfo | None:
@@ -92,7 +92,7 @@ class RemoteTaskDir:
     def size(self, path: str) -> int:
         return self._near.size(path)
 
-    # -- over the wire ---------------------------------------------------------------------------------------
+    # -- through the courier ---------------------------------------------------------------------------------
 
     def write_order(self, order: formats.Order) -> None:
         value = order.to_json()
@@ -104,10 +104,10 @@ class RemoteTaskDir:
         self._mirror.record(layout.ORDER, json.dumps(value, separators=(",", ":")).encode())
 
     def write_secrets(self, values: Mapping[str, str]) -> None:
-        """They are in the pod's Secret, which is there before the pod."""
+        """Not needed: they are in the pod's Secret, which exists before the pod."""
 
     def forget_secrets(self) -> None:
-        """They go with the pod's Secret."""
+        """Not needed: they are deleted with the pod's Secret."""
 
     def place(
         self, manifest: bytes, path: str, blob: Callable[[str], BinaryIO], *, replace: bool = False
@@ -129,7 +129,7 @@ class RemoteTaskDir:
             if page.get("after") is None:
                 return found
             if page["after"] == after or not isinstance(page["after"], str):
-                raise CourierLost("it lists the same again")
+                raise CourierLost("it lists the same entries again")
             after = page["after"]
 
     def fetch(self, path: str, offset: int, limit: int) -> bytes:
@@ -153,7 +153,7 @@ class RemoteTaskDir:
     def settle(self, generation: int) -> None:
         self._calls.job(courier_protocol.SETTLE, {"generation": generation})
         if not self.catch_up(self._calls.patience):
-            raise CourierLost("what it settled has not arrived")
+            raise CourierLost("the settled files have not arrived")
 
     def parts(self) -> tuple[list[layout.SharedPart], list[str]]:
         if not self.shares:
@@ -162,7 +162,7 @@ class RemoteTaskDir:
         try:
             names = courier_protocol.strings(answer.get("names"), _PARTS)
         except courier_protocol.Malformed as exc:
-            raise CourierLost(f"it talks nonsense: {exc}") from exc
+            raise CourierLost(f"invalid answer: {exc}") from exc
         parts = [part for part in map(layout.part_of, names) if part is not None]
         return parts, [name for name in names if layout.is_run(name)]
 
@@ -175,7 +175,7 @@ class RemoteTaskDir:
         except (CourierLost, CourierGone, FileNotFoundError):
             raise
         except OSError as exc:
-            # Whatever it met there, it would meet again: that must not look like a courier that does not answer.
+            # A retry would meet the same error, so it must not look like a courier that does not answer.
             raise OSError(errno.ENOTRECOVERABLE, exc.strerror or str(exc), part.path) from exc
         return [entry for entry in self._journal_of(part) if entry.get("generation") == generation]
 
@@ -187,7 +187,7 @@ class RemoteTaskDir:
             yield from formats.parse_lines(lines)
             rest = (rest + data)[used:]
             if at > _JOURNAL:
-                raise CourierLost(f"the journal of {part.name} has no end")
+                raise CourierLost(f"the journal of {part.name} is too long")
 
     def catch_up(self, timeout: float) -> bool:
         pauses = Pauses(timeout)
@@ -207,13 +207,13 @@ class RemoteTaskDir:
             if mark is None or time.monotonic() >= end:
                 return mark is None
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     async def sync(
         self, *, wait: float, final: bool = False, mark: Any = None, timeout: float = 20.0
     ) -> tuple[bool, Any]:
-        """Bring what is new into the mirror: whether there was anything, and the mark to go on with (None: that was
-        all). From the loop. Raises CourierLost, Malformed, OSError."""
+        """Bring what is new into the mirror. Returns whether there was anything, and the mark to continue with (None:
+        that was all). Called in the loop. Raises CourierLost, Malformed, OSError."""
         question = self._mirror.question(wait=wait, final=final, mark=mark)
         header, data = await self._courier.call(courier_protocol.SYNC, question, timeout=wait + timeout)
         if len(data) <= SMALL:
@@ -231,13 +231,13 @@ def _number(value: Any) -> int:
     try:
         return courier_protocol.number(value)
     except courier_protocol.Malformed as exc:
-        raise CourierLost(f"it talks nonsense: {exc}") from exc
+        raise CourierLost(f"invalid answer: {exc}") from exc
 
 
 def _entry(raw: Any) -> dict[str, Any]:
-    """What a courier says of a file or link, checked as far as its shape goes."""
+    """The courier's entry for a file or link, with its shape checked."""
     if not isinstance(raw, dict):
-        raise CourierLost("it lists something that is not a file")
+        raise CourierLost("it lists an entry that is not a file")
     try:
         path = courier_protocol.text(raw.get("path"))
         if "link" in raw:
@@ -248,7 +248,7 @@ def _entry(raw: Any) -> dict[str, Any]:
         )
         digest = courier_protocol.text(raw.get("sha256"), 64)
     except courier_protocol.Malformed as exc:
-        raise CourierLost(f"it lists something that is not a file: {exc}") from exc
+        raise CourierLost(f"it lists an entry that is not a file: {exc}") from exc
     if _DIGEST.fullmatch(digest) is None:
         raise CourierLost("it lists a file without a hash")
     return {"path": path, "size": size, "mode": mode, "sha256": digest}

@@ -1,4 +1,4 @@
-"""One call to a courier, however it is reached."""
+"""One call to a courier, over any route."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Protocol
 from stoker.task import courier_protocol
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-"""Makes a new connection to a courier, with TLS as `tls` makes it."""
+"""Opens a new connection to a courier, with TLS as `tls` sets it up."""
 
 IDLE = 60.0
-"""Seconds after which an idle connection is not used again; the courier closes its own after 90."""
+"""Seconds after which an idle connection is not used again; the courier closes idle ones after 90."""
 SPARE = 4
 """Idle connections that are kept."""
 LIMIT = 1 << 20
@@ -24,24 +24,24 @@ _HEAD = 16 << 10
 
 
 class Transport(Protocol):
-    """Sends a POST and brings the answer. Used from one event loop, by several callers at once."""
+    """Sends a POST and returns the answer. Used from one event loop, by several callers at once."""
 
     async def call(
         self, path: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers (names in lower case) and body of the answer, whatever its status.
 
-        Reads at most `wire.MAX_BODY` bytes of it. Raises OSError (TimeoutError is one) or StokerError when there
-        is no answer. Sends at most once: trying again is the caller's, who signs anew.
+        Reads at most `courier_protocol.MAX_BODY` bytes of it. Raises OSError (TimeoutError is one) or StokerError when
+        there is no answer. Sends at most once: the caller signs again for a retry.
         """
         ...
 
 
 class StreamTransport:
-    """HTTP/1.1 over connections of one's own making; idle ones are used again. `close` ends them."""
+    """HTTP/1.1 over connections from `connect`; idle ones are reused. `close` ends them."""
 
     def __init__(self, connect: Connect, *, certificate: str = "") -> None:
-        """`certificate`: PEM; the courier must show exactly this one. Empty: any (the MACs still hold)."""
+        """`certificate`: PEM; the courier must present exactly this one. Empty: any (the MACs are still checked)."""
         self._connect = connect
         self._certificate = ssl.PEM_cert_to_DER_cert(certificate) if certificate else None
         self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -59,11 +59,11 @@ class StreamTransport:
                 raise ConnectionError("the connection ended before the answer did") from exc
             except (ValueError, asyncio.LimitOverrunError) as exc:
                 writer.transport.abort()
-                raise ConnectionError(f"whoever answers does not speak HTTP: {exc}") from exc
-            except (
-                BaseException
-            ):  # cancelled too: half an answer is on this connection, nobody else may use it
-                writer.transport.abort()  # at once: whoever cancels may be about to end the loop
+                raise ConnectionError(f"the peer does not speak HTTP: {exc}") from exc
+            except BaseException:
+                # Also when cancelled: this connection has half an answer and must not be reused. It ends at once,
+                # because the event loop may be about to end.
+                writer.transport.abort()
                 raise
         if answered.get("connection") == "close" or len(self._idle) >= SPARE:
             writer.transport.abort()
@@ -72,7 +72,7 @@ class StreamTransport:
         return status, answered, data
 
     async def close(self) -> None:
-        """Without a farewell, which a frozen pod would never return."""
+        """Without waiting for TLS's close notification, which a frozen pod never sends."""
         idle, self._idle = self._idle, []
         for _, _, writer in idle:
             writer.transport.abort()
@@ -92,12 +92,12 @@ class StreamTransport:
             shown is None or shown.getpeercert(binary_form=True) != self._certificate
         ):
             writer.transport.abort()
-            raise ConnectionError("somebody with another certificate answers in the courier's place")
+            raise ConnectionError("the peer has another certificate than the courier")
         return reader, writer
 
 
 def tls() -> ssl.SSLContext:
-    """For connections to couriers. Whom one has met is known by the exact certificate, not by who signed it."""
+    """For connections to couriers. A courier is identified by its exact certificate, not by an authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
@@ -126,11 +126,11 @@ async def _send(writer: asyncio.StreamWriter, path: str, headers: Mapping[str, s
 async def _receive(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     if len(head) > _HEAD:
-        raise ValueError("a head without an end")
+        raise ValueError("the head is too long")
     first, *rest = head[:-4].split("\r\n")
     version, _, status = first.partition(" ")
     if version != "HTTP/1.1" or not status[:3].isdigit():
-        raise ValueError("not an answer")
+        raise ValueError("not an HTTP answer")
     headers = {}
     for line in rest:
         name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Sending a tree to a courier: only what it lacks, in ranges, several small contents together."""
+"""Upload of a tree to a courier: only the content it lacks, in ranges, several small contents together."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stoker.errors import BlobDamaged
 from stoker.task import courier_protocol
 
 AT_ONCE = 2
-"""Messages on their way: one is read and signed here while another is verified there."""
+"""Messages in flight: one is read and signed here while the courier verifies another."""
 DIGESTS = 5000
-"""Contents that are asked about, or sent, in one message."""
+"""The most contents that one message asks about or sends."""
 TRIES = 3
 
 Batch = tuple[list[list[Any]], bytes]
-"""Pieces as the courier wants them (digest, size, offset, length), and their bytes."""
+"""Pieces as the courier expects them (digest, size, offset, length), and their bytes."""
 
 
 class Uploader:
-    """One tree on its way to one place. Used once, in one thread."""
+    """The upload of one tree to one path. Used once, in one thread."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Uploader:
         self._pauses = Pauses(calls.patience)
 
     def run(self) -> None:
-        """Raises CourierLost when there is no progress any more, BlobDamaged when content is not what it should
-        be, and whatever the courier meets (OSError)."""
+        """Raises CourierLost when there is no more progress, BlobDamaged when content does not match its hash, and
+        the courier's own errors (OSError)."""
         contents = _contents(self._manifest)
         contents[self._name] = len(self._manifest)
         tries = 0
@@ -60,13 +60,13 @@ class Uploader:
             except Incomplete as exc:
                 tries += 1
                 if tries >= TRIES:
-                    raise BlobDamaged(f"{self._target['path']} cannot be put together: {exc}") from exc
+                    raise BlobDamaged(f"{self._target['path']} cannot be assembled: {exc}") from exc
             except CourierLost:
                 if not self._pauses.rest():
                     raise
 
     def _missing(self, contents: dict[str, int]) -> dict[str, tuple[int, int]] | None:
-        """digest -> size, and how much of it is there. None: there is nothing to do."""
+        """digest -> size, and how much of it the courier has. None: the tree is already in place."""
         names = list(contents)
         missing: dict[str, tuple[int, int]] = {}
         for at in range(0, len(names), DIGESTS):
@@ -76,7 +76,7 @@ class Uploader:
                 return None
             complete, begun = answer.get("complete"), answer.get("begun")
             if not isinstance(complete, list) or not isinstance(begun, dict):
-                raise CourierLost("it does not say what it has")
+                raise CourierLost("it does not list what it has")
             there = set(map(str, complete))
             for name in asked:
                 if name not in there:
@@ -130,7 +130,7 @@ class Uploader:
             yield pieces, b"".join(gathered) if len(gathered) > 1 else gathered[0]
 
     def _ranges(self, name: str, size: int, begun: int) -> Iterator[tuple[int, bytes]]:
-        """Content from where the courier has it; at least one range, be it empty."""
+        """Content from the offset up to which the courier has it; at least one range, even if empty."""
         source = io.BytesIO(self._manifest) if name == self._name else self._blob(name)
         with source:
             source.seek(begun)
@@ -146,5 +146,5 @@ class Uploader:
 
 
 def _contents(manifest: bytes) -> dict[str, int]:
-    """What a tree of ours consists of: digest -> size."""
+    """The contents of a tree: digest -> size."""
     return {entry["sha256"]: entry["size"] for entry in json.loads(manifest)["files"] if "link" not in entry}

@@ -1,8 +1,8 @@
-"""Making an attempt's objects, each once: the Secret, then the pods, then a mark that they were made.
+"""Creates an attempt's objects, each once: the Secret, then the pods, then an annotation that they were created.
 
-After a crash anywhere the same submit goes on. Before the mark no order can have been given, so a pod that is not
-there may be made again; after it a pod that is not there was there, and its place is not given to another one of the
-same incarnation. A task without a launcher needs no order: its pod is made only by whoever made the Secret.
+After a crash at any point the same submit continues. Before the annotation no order can have been given, so an absent
+pod may be created again. After it an absent pod must have existed, and no second pod of the same incarnation is
+created. A task without a launcher needs no order: its pod is created only by the call that created the Secret.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 _TOGETHER = 16
-"""Pods that are made at a time."""
+"""Pods that are created at a time."""
 
 
 class Submitter:
@@ -42,10 +42,10 @@ class Submitter:
         self._bundle: asyncio.Task[str] | None = None
 
     async def submit(self, attempt: Attempt) -> Refusals:
-        """Which tasks could not be made for now, and why. EngineError for those that never can."""
+        """Which tasks could not be created for now, and why. EngineError for those that never can be."""
         origin = await self._origin()
         config = self._cluster.config
-        pods = render.pods(attempt, config, origin)  # before anything is made: it may be refused
+        pods = render.pods(attempt, config, origin)  # before anything is created: this may refuse the attempt
         secret, fresh = await self._secret(attempt, origin)
         asked, made = marks(secret)
         wanted = [
@@ -76,7 +76,7 @@ class Submitter:
     # -- the Secret ------------------------------------------------------------------------------------------
 
     async def _secret(self, attempt: Attempt, origin: render.RunIdentity) -> tuple[Object, bool]:
-        """The attempt's Secret, and whether we just made it."""
+        """The attempt's Secret, and whether this call created it."""
         cluster, name = self._cluster, names.secret_name(attempt.run, attempt.number)
         if (found := cluster.secret(name)) is not None:
             return found, False
@@ -87,7 +87,7 @@ class Submitter:
         except KubeError as exc:
             if not exc.exists:
                 raise EngineError(
-                    f"the attempt's Secret cannot be made: {exc.message}", hint=exc.hint
+                    f"the attempt's Secret cannot be created: {exc.message}", hint=exc.hint
                 ) from exc
             found = await cluster.kube.get(kinds.SECRETS, name)
             _check_ours(found, body)
@@ -96,7 +96,7 @@ class Submitter:
         return found, True
 
     async def _ask_more(self, attempt: Attempt, secret: Object, asked: Mapping[str, int]) -> Object:
-        """Tasks at a higher incarnation need their identity in the Secret before their pod is made."""
+        """Add tasks of a higher incarnation: their identity must be in the Secret before their pod is created."""
         body = render.secret(attempt, self._cluster.config, render.PLACEHOLDERS, render.RunIdentity("", ""))
         data = {key: value for key, value in body["data"].items() if key.startswith("task.")}
         annotations = {names.TASKS: json.dumps(dict(asked))}
@@ -117,7 +117,7 @@ class Submitter:
     # -- pods ------------------------------------------------------------------------------------------------
 
     async def _make_way(self, attempt: Attempt, plan: TaskPlan) -> None:
-        """What is left of earlier incarnations must be proven dead, and goes."""
+        """Delete pods of earlier incarnations, which must be proven dead."""
         for pod in self._cluster.pods():
             if names.key_of(pod) != (attempt.run, attempt.number, plan.name):
                 continue
@@ -125,7 +125,7 @@ class Submitter:
                 continue
             if not pod_causes.look(pod).proof and not plan.given_up:
                 raise Conflict(
-                    f"{plan.name} of {attempt.run} still lives at incarnation {names.incarnation_of(pod)}",
+                    f"{plan.name} of {attempt.run} is still running at incarnation {names.incarnation_of(pod)}",
                     hint="Stop it first.",
                 )
             await self._cluster.kube.delete(
@@ -155,7 +155,7 @@ class Submitter:
                 found = await kube.get(kinds.PODS, name)
             except KubeError as exc:
                 if exc.absent:
-                    return ""  # it may have run: it is not made again
+                    return ""  # it may have run, so it is not created again
                 raise
             _check_ours(found, pod)
             return str(found["metadata"]["uid"])
@@ -173,7 +173,7 @@ class Submitter:
         self._cluster.note(kinds.PODS, found)
         return str(found["metadata"]["uid"])
 
-    # -- our code --------------------------------------------------------------------------------------------
+    # -- Stoker's code ---------------------------------------------------------------------------------------
 
     async def _origin(self) -> render.RunIdentity:
         cluster = self._cluster
@@ -181,7 +181,7 @@ class Submitter:
         return found if cluster.config.stoker_image else replace(found, bundle=await self._have_bundle())
 
     async def _have_bundle(self) -> str:
-        """The digest of our code, which is in the namespace. Once per server; a failure is tried again."""
+        """The digest of the bundle in the namespace. Created once per server; a failure is tried again."""
         task = self._bundle
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._bundle = asyncio.create_task(self._bring_bundle())
@@ -197,16 +197,16 @@ class Submitter:
             await self._cluster.kube.create(kinds.CONFIGMAPS, body)
         except KubeError as exc:
             if not exc.exists:
-                raise EngineError(f"our code cannot be brought to the cluster: {exc.message}") from exc
+                raise EngineError(f"Stoker's code cannot be brought to the cluster: {exc.message}") from exc
         return digest
 
 
 Refusals = dict[str, tuple[str, str]]
-"""By task: why the cluster does not take its pod for now, and what could be done."""
+"""By task: why the cluster refuses its pod for now, and a hint."""
 
 
 def marks(secret: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[int, str]]]:
-    """{task: incarnation} that were asked for, and {task: (incarnation, pod's UID)} that were made."""
+    """{task: incarnation} that were requested, and {task: (incarnation, pod's UID)} that were created."""
     annotations = secret["metadata"].get("annotations") or {}
     asked = {
         task: number
@@ -222,7 +222,8 @@ def marks(secret: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[in
 
 
 async def make_bundle(path: Any) -> str:
-    """Our code as one file; its digest. In a process of its own: it is not ours to import."""
+    """Bundle Stoker's code into one file; returns its digest. In a separate process: the launcher may not be
+    imported here."""
     path.parent.mkdir(parents=True, exist_ok=True)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -235,7 +236,7 @@ async def make_bundle(path: Any) -> str:
     )
     out, err = await process.communicate()
     if process.returncode != 0:
-        raise EngineError(f"our code cannot be bundled: {err.decode(errors='replace').strip()[-500:]}")
+        raise EngineError(f"Stoker's code cannot be bundled: {err.decode(errors='replace').strip()[-500:]}")
     return out.decode().strip()
 
 
@@ -248,7 +249,7 @@ def _parsed(text: Any) -> dict[str, Any]:
 
 
 def _owned(pod: Object, secret: Object) -> Object:
-    """Deleting the Secret takes the pod with it."""
+    """Owned by the Secret: deleting the Secret deletes the pod."""
     owner = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -259,11 +260,11 @@ def _owned(pod: Object, secret: Object) -> Object:
 
 
 def _check_ours(found: Object, wanted: Object) -> None:
-    """Something of this name is there: it must be the very thing."""
+    """An existing object of this name must be the wanted one."""
     there, ours = found["metadata"].get("labels") or {}, wanted["metadata"]["labels"]
     for label in (names.HOME, names.CLUSTER, names.RUN, names.ATTEMPT, names.TASK, names.INCARNATION):
         if there.get(label) != ours.get(label):
             raise EngineError(
-                f"{found.get('kind', 'an object')} {found['metadata']['name']} is there already and is somebody else's",
+                f"{found.get('kind', 'an object')} {found['metadata']['name']} already exists and belongs to another server",
                 hint="Two servers share this namespace: give each its own with `stoker cluster set NAME namespace=...`.",
             )

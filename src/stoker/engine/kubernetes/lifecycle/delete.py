@@ -1,4 +1,4 @@
-"""Ending an attempt's pods, with proof, and taking away what is left."""
+"""Ends an attempt's pods, with proof, and deletes what is left of it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 MARGIN = 30.0
-"""Seconds beyond the grace period that a cluster has to end a pod."""
+"""Seconds beyond the grace period that a cluster may take to end a pod."""
 LEAST = 1
-"""Seconds of grace. With none the API server forgets a pod without knowing whether it ended: that is no proof."""
+"""Seconds of grace. With 0 the API server removes a pod without knowing whether it ended: that is no proof."""
 _LOOK = 2.0
-"""Seconds between looks where no change woke us."""
+"""Seconds between checks when no change is reported."""
 _RELEASE = 10.0
-"""Seconds that a courier has to take the order; its pod ends at the end of its grace anyway."""
+"""Seconds that a courier may take to accept the order; its pod ends after its grace period anyway."""
 _FORGET = 20.0
-"""Seconds that deletions may take to be seen."""
+"""Seconds until deletions must be visible."""
 
 
 class Deleter:
@@ -45,12 +45,12 @@ class Deleter:
             self._awake[key].set()
 
     async def stop(self, key: tuple[str, int], grace: float, tasks: Sequence[str] = ()) -> None:
-        """Have every pod of the attempt end, or those that these tasks have now, and wait for it. EngineError where one cannot be
-        proven to have."""
+        """End every pod of the attempt, or those that these tasks have now, and wait for their end. EngineError if
+        an end cannot be proven."""
         asked: set[str] = set()
         released: set[str] = set()
         until = time.monotonic() + grace + MARGIN
-        # A task that is replaced meanwhile has another pod, which nobody asked to end.
+        # A task that is replaced meanwhile has a new pod, which is not to be ended.
         meant = {pod["metadata"]["uid"] for pod in self._living(key) if _task(pod) in tasks}
         while living := [pod for pod in self._living(key) if not tasks or pod["metadata"]["uid"] in meant]:
             for pod in living:
@@ -70,7 +70,7 @@ class Deleter:
             await self._changed(key)
 
     async def remove(self, key: tuple[str, int]) -> None:
-        """Take away what is left. Conflict while something of it lives."""
+        """Delete what is left. Conflict while a pod still runs."""
         if living := self._living(key):
             alive = ", ".join(sorted(_task(pod) for pod in living))
             raise Conflict(f"{key[0]} attempt {key[1]} still has {alive}", hint="Stop it first.")
@@ -87,16 +87,16 @@ class Deleter:
         until = time.monotonic() + _FORGET
         while self._cluster.secret(names.secret_name(*key)) is not None or self._of(key):
             if time.monotonic() > until:
-                raise EngineError(f"what is left of {key[0]} attempt {key[1]} does not go away")
+                raise EngineError(f"the objects of {key[0]} attempt {key[1]} are not deleted in time")
             await self._changed(key)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     def _of(self, key: tuple[str, int]) -> list[Object]:
         return [pod for pod in self._cluster.pods() if names.attempt_of(pod) == key]
 
     def _living(self, key: tuple[str, int]) -> list[Object]:
-        """Those of which something may run; a pod that is over stays as it is, for its status."""
+        """Pods that may still run; an ended pod is kept for its status."""
         return [
             pod
             for pod in self._of(key)
@@ -104,7 +104,7 @@ class Deleter:
         ]
 
     def _idle(self, pod: Object) -> bool:
-        """Its launcher only holds: there is nothing to be gentle with."""
+        """The launcher waits for an order or the body has ended: no grace is needed."""
         key = names.key_of(pod)
         directory = self._links.directory(key) if key is not None else None
         status = directory.status() if directory is not None else None
@@ -112,8 +112,8 @@ class Deleter:
         return unplaced or (status is not None and status.phase in ("ready", "ended"))
 
     async def _release(self, pod: Object) -> None:
-        """Its body has ended within the grace. A kubelet that waits does not hear of a shorter one; the launcher
-        goes when it is let go."""
+        """Send `release` to a pod whose body has ended within the grace. The kubelet does not accept a shorter grace
+        once it waits; the launcher ends when it is released."""
         key = names.key_of(pod)
         directory = self._links.directory(key) if key is not None else None
         order = directory.order() if directory is not None else None
@@ -132,16 +132,16 @@ class Deleter:
                 kinds.PODS, pod["metadata"]["name"], grace=grace, uid=pod["metadata"]["uid"]
             )
         except KubeError as exc:
-            raise EngineError(f"pod {pod['metadata']['name']} cannot be ended: {exc.message}") from exc
+            raise EngineError(f"pod {pod['metadata']['name']} cannot be deleted: {exc.message}") from exc
 
     def _refuse_lost(self, living: list[Object]) -> None:
-        """The order to end was given; nobody is there to obey it."""
+        """A pod on a node that is not ready cannot be proven to end."""
         for pod in living:
             node = self._cluster.node(str((pod.get("spec") or {}).get("nodeName") or ""))
             if node is not None and not capacity.ready(node):
                 name = node["metadata"]["name"]
                 raise EngineError(
-                    f"pod {pod['metadata']['name']} is on node {name}, which does not answer",
+                    f"pod {pod['metadata']['name']} is on node {name}, which does not respond",
                     hint=f"It ends when {name} is back, or when {name} is deleted from the cluster.",
                 )
 

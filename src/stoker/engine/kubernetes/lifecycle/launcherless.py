@@ -1,7 +1,7 @@
-"""Tasks without a launcher (`launcher: none`): the image runs as it is, and the cluster's API is all there is to know.
+"""Tasks without a launcher (`launcher: none`): the image runs unchanged, and all that is known comes from the API.
 
-What a launcher would write (status, journal, log) the server writes itself, into the same kind of directory, so that
-everything above treats such a task like any other. There is nowhere to bring code to and nothing to carry away.
+The server writes what a launcher would write (status, journal, log) into a task directory of the same format, so that
+the rest of the server treats such a task like any other. No code is brought in, and no files are carried away.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 Object = Mapping[str, Any]
 
 SAVE = 0.5
-"""Seconds between two notes of how far the log has come."""
+"""Seconds between two saves of the log position."""
 _BACKOFF = (0.2, 10.0)
 _SLOWER = 4
-"""A log that is refused is asked for that much later each time: with thousands of such tasks every try counts."""
+"""Factor by which the pause grows after each refused read of a log: with thousands of such tasks every try counts."""
 _MARKER = ".mirror"
 _DEADLINE = 30.0
 _UNREADABLE = 20.0
-"""Seconds that the log of a container that has ended may be refused by its node before it ends without it. An API
-server that does not answer at all is waited for."""
+"""Seconds for which the node may refuse the log of an ended container, before the task ends without it. An API server
+that does not answer at all is waited for."""
 
 
 class LauncherlessTaskDir(LocalTaskDir):
-    """Implements stoker.task.directory.RemoteAccess for a pod without a courier. Reading is from what the server wrote."""
+    """Implements stoker.task.directory.RemoteAccess for a pod without a courier. Reads what the server wrote."""
 
     def __init__(self, task: LauncherlessTask, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(str(task.root))
@@ -63,24 +63,24 @@ class LauncherlessTaskDir(LocalTaskDir):
         return None
 
     def exists(self) -> bool:
-        """Its container has been started: before that the cluster says why not."""
+        """Its container has been started: before that, the pod's status says why it waits."""
         return self._task.begun or self.order() is not None
 
     def write_order(self, order: Order) -> None:
-        """`run` only says which one it is: the container runs already. `stop` ends the pod with its grace."""
+        """`run` only records the order: the container runs already. `stop` deletes the pod with its grace."""
         super().write_order(order)
         self._do(self._task.ordered(order))
 
     def write_secrets(self, values: Mapping[str, str]) -> None:
-        """They are in the container's environment."""
+        """Not needed: they are in the container's environment."""
 
     def forget_secrets(self) -> None:
-        """They go with the pod's Secret."""
+        """Not needed: they are deleted with the pod's Secret."""
 
     def place(
         self, manifest: bytes, path: str, blob: Callable[[str], BinaryIO], *, replace: bool = False
     ) -> None:
-        """The image runs as it is: nothing is brought into it."""
+        """Not possible: the image runs unchanged."""
 
     def walk(self, path: str, *, max_entries: int) -> list[dict[str, Any]]:
         return []
@@ -89,7 +89,7 @@ class LauncherlessTaskDir(LocalTaskDir):
         raise FileNotFoundError(path)
 
     def discard(self, path: str) -> None:
-        """There is nothing."""
+        """Nothing to do: there are no files."""
 
     def settle(self, generation: int) -> None:
         self._do(self._task.lost(generation))
@@ -102,7 +102,7 @@ class LauncherlessTaskDir(LocalTaskDir):
         return True
 
     def abandon(self, reason: str) -> None:
-        """Whatever is asked of the cluster has its deadline."""
+        """Nothing to do: every API call has a deadline."""
 
     def _do(self, work: Coroutine[Any, Any, None], timeout: float = _DEADLINE) -> None:
         try:
@@ -112,7 +112,7 @@ class LauncherlessTaskDir(LocalTaskDir):
 
 
 class LauncherlessTask:
-    """One pod without a launcher, followed. Belongs to the engine's event loop."""
+    """Follows one pod without a launcher. Belongs to the engine's event loop."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class LauncherlessTask:
 
     @property
     def begun(self) -> bool:
-        """Its container was started."""
+        """Whether its container was started."""
         state = (pod_causes.status_of(self._pod, MAIN) or {}).get("state") or {}
         return "running" in state or "terminated" in state
 
     def take(self, pod: Object, *, gone: bool = False) -> None:
-        """News of the pod; `gone`: this is how it was last."""
+        """A new state of the pod; `gone`: it was deleted, and this is its last state."""
         self._pod, self._gone = pod, gone
         self._news.set()
         self._record()
@@ -158,7 +158,7 @@ class LauncherlessTask:
         with contextlib.suppress(OSError):
             self._log.save()
 
-    # -- what the directory asks -----------------------------------------------------------------------------
+    # -- called by the directory -----------------------------------------------------------------------------
 
     async def ordered(self, order: Order) -> None:
         if order.verb == "stop":
@@ -166,11 +166,11 @@ class LauncherlessTask:
             try:
                 await self._cluster.kube.delete(kinds.PODS, self._name, grace=grace, uid=self.uid)
             except KubeError as exc:
-                raise EngineError(f"pod {self._name} cannot be ended: {exc.message}") from exc
+                raise EngineError(f"pod {self._name} cannot be deleted: {exc.message}") from exc
         self._record()
 
     async def lost(self, generation: int) -> None:
-        """It is gone without a word about its end."""
+        """Record the end of a pod that is gone without a recorded end."""
         entries, _ = self.directory.journal()
         if not any(entry.get("k") == "ended" for entry in entries):
             order = self.directory.order()
@@ -201,7 +201,7 @@ class LauncherlessTask:
                 wait = _BACKOFF[0]
             except (StokerError, OSError) as exc:
                 if self._gone or (isinstance(exc, KubeError) and exc.absent):
-                    over = True  # nobody has the rest any more
+                    over = True  # the rest of the log is lost
                 else:
                     log.info("%s: its log cannot be read: %s", self._name, exc)
                     now = time.monotonic()
@@ -218,7 +218,7 @@ class LauncherlessTask:
                 await asyncio.sleep(wait)
 
     async def _stream(self, *, follow: bool) -> None:
-        """To its end: when the container ended, or something in between was restarted."""
+        """Read to the end of the stream: the container ended, or the connection did."""
         since = self._log.begin()
         pieces = self._cluster.kube.logs(
             self._cluster.namespace, self._name, MAIN, follow=follow, timestamps=True, since=since
@@ -241,11 +241,11 @@ class LauncherlessTask:
     # -- status and journal ----------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """Write down what is known by now. `ended` only when all of the log is there."""
+        """Write down what is known by now. `ended` only when the log is complete."""
         try:
             self._write_down()
         except OSError as exc:
-            log.warning("%s: what became of it cannot be written down: %s", self.root, exc)
+            log.warning("%s: its state cannot be written: %s", self.root, exc)
 
     def _write_down(self) -> None:
         order = self.directory.order()
@@ -333,13 +333,13 @@ class LauncherlessTask:
 
 
 def by_itself(pod: Object) -> bool:
-    """Its container came to an end of its own; what became of it is written down, and it counts as holding."""
+    """Its container ended by itself. The end is in the journal, and the task counts as alive with an ended body."""
     terminated = ((pod_causes.status_of(pod, MAIN) or {}).get("state") or {}).get("terminated")
     return terminated is not None and not _by_force(pod, None)
 
 
 def _by_force(pod: Object, order: Order | None) -> bool:
-    """The cluster ended it, and says so better than an exit code does. A deadline is the job's own."""
+    """Whether the cluster ended it; its reason is better than the exit code. A deadline is the job's own."""
     found = pod_causes.by_cluster(pod)
     stopped = order is not None and order.verb == "stop"
     return found is not None and found.cause != Cause.TIMEOUT and not stopped
@@ -362,7 +362,7 @@ class LauncherlessTasks:
         self._tasks: dict[Key, LauncherlessTask] = {}
 
     def take(self, key: Key, pod: Object, *, gone: bool = False) -> LauncherlessTaskDir:
-        """Follow this pod, or hear news of it. Without a `status` nothing is known of it but that it is gone."""
+        """Follow this pod, or take in its new state. A pod without `status` is only known by name and UID."""
         known = self._tasks.get(key)
         if known is None or known.uid != pod["metadata"]["uid"]:
             known = self._tasks[key] = LauncherlessTask(
@@ -391,7 +391,7 @@ def is_plain(obj: Object) -> bool:
 
 
 def _make(root: Path, uid: str) -> None:
-    """A directory for this very pod; what is there of another one goes."""
+    """Create the directory for this pod; that of another pod with the same key is deleted."""
     marker, wanted = root / _MARKER, json.dumps({"source": uid})
     try:
         known = marker.read_text()

@@ -1,8 +1,8 @@
-"""The log of a container that has no launcher: what the API shows of it, as framed segments like any other task's.
+"""The log of a container without a launcher: read from the API, stored as framed segments like any other task's log.
 
-The API gives every line a time. Whoever asks again asks for everything since the last line's second, and passes over
-what is there already: by the time, and by how many lines with that very time were taken. So nothing is doubled and
-nothing is missed, and the same lines give the same bytes, whoever writes them and however often it is begun anew.
+The API puts a timestamp on every line. Each new stream asks for everything since the last line's second. Lines that are
+already stored are skipped: by their time, and by the number of lines stored with that same time. So no line is doubled
+or missing, and the same lines give the same bytes, however often reading restarts.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from stoker.task.formats import LogLine
 LAST_LINES = 20
 _LINE = 2000
 LONGEST = 1 << 20
-"""Bytes of one line; more is cut into pieces."""
+"""The most bytes of one line; a longer one is split."""
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\d\d:\d\d) ?")
 _STATE = "plain.json"
 
 
 class PlainLog:
-    """Segments in `root`/log within a budget: the first half and the newest stay. One writer.
+    """Segments in `root`/log within a budget: the first half of it and the newest segments stay. One writer.
 
-    `feed` takes what the API sends, in pieces of any size; `begin` comes before each new stream.
+    `feed` takes the API's data in pieces of any size; call `begin` before each new stream.
     """
 
     def __init__(self, root: Path, *, budget: int, segment: int) -> None:
         self._root = root
         self._budget, self._segment = budget, max(4096, min(segment, budget // 4))
         self.last_time = ""
-        """Of the newest line, as the API writes it."""
+        """Time of the newest line, as the API writes it."""
         self._same = 0
-        """Lines taken that have this very time."""
+        """How many stored lines have that time."""
         self._sizes: dict[int, int] = {}
         self.dropped = self.dropped_lines = self.written = 0
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
@@ -51,7 +51,7 @@ class PlainLog:
         return max(self._sizes, default=0)
 
     def begin(self) -> str:
-        """From when to ask, for a new stream; empty: from the beginning."""
+        """The time from which to request a new stream; empty: from the beginning."""
         self._rest, self._skip = b"", self._same
         return f"{self.last_time[:19]}Z" if self.last_time else ""
 
@@ -64,13 +64,13 @@ class PlainLog:
         self._take(lines)
 
     def end(self) -> None:
-        """The stream is over: what has no end of line is a line all the same."""
+        """The stream has ended: a last line without a line end is a line too."""
         if self._rest:
             self._take([self._rest])
             self._rest = b""
 
     def save(self) -> None:
-        """What was written so far counts; what comes after is written again by whoever comes next."""
+        """Save the position. After a crash, lines after it are read and written again."""
         state = {
             "time": self.last_time,
             "same": self._same,
@@ -82,7 +82,7 @@ class PlainLog:
         }
         formats.write_json(str(self._root / _STATE), state, mode=0o600)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         try:
@@ -107,7 +107,7 @@ class PlainLog:
         for line in lines:
             stamp, text = _split(line)
             if stamp is None:
-                stamp = self.last_time  # the rest of a line that was too long
+                stamp = self.last_time  # the rest of a line that was split
             elif stamp < self.last_time:
                 continue
             elif stamp == self.last_time and self._skip:
@@ -121,7 +121,7 @@ class PlainLog:
             self._write(framed)
 
     def _write(self, framed: list[bytes]) -> None:
-        """Each segment ends with the line that fills it, so that where it ends depends on the lines alone."""
+        """A segment ends with the line that fills it, so that its end depends only on the lines."""
         while framed:
             if not self._sizes or self._sizes[self.number] >= self._segment:
                 self._sizes[self.number + 1] = 0
@@ -143,7 +143,7 @@ class PlainLog:
             self.written += len(data)
 
     def _drop(self) -> None:
-        """The oldest of the second half goes when the budget is spent."""
+        """Delete the oldest segments after the first half while the budget is exceeded."""
         first = max(1, self._budget // 2 // self._segment)
         while sum(self._sizes.values()) + self._segment > self._budget:
             victim = next((n for n in sorted(self._sizes) if n > first and n != self.number), None)
@@ -156,7 +156,7 @@ class PlainLog:
 
 
 def _split(line: bytes) -> tuple[str | None, bytes]:
-    """The time of a line, in one form that sorts as it counts, and its text."""
+    """The time of a line, in a form that sorts by time, and its text."""
     found = _TIME.match(line)
     if found is None:
         return None, line

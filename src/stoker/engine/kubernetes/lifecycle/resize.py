@@ -1,4 +1,4 @@
-"""Giving a pod more or less while it runs, where the cluster and the node can."""
+"""Changes the resources of a running pod, where the cluster and the node can do it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stoker.engine.kubernetes.quantity import number
 Object = Mapping[str, Any]
 
 _WAIT = 20.0
-"""Seconds that a node may take to do it, before it counts as put off."""
+"""Seconds that a node may take for it, before it counts as postponed."""
 _LOOK = 0.25
 
 
 async def resize(cluster: Cluster, pod: Object, *, cpu: float | None, memory: int | None) -> str | None:
-    """None: it is done. Otherwise why not; then the pod is as it was."""
+    """None: it is done. Otherwise why not; the pod then keeps its old size."""
     name, before = pod["metadata"]["name"], _resources(pod)
     wanted = scheduling.amounts(cpu, memory)
     after = {
@@ -34,19 +34,19 @@ async def resize(cluster: Cluster, pod: Object, *, cpu: float | None, memory: in
             return "the cluster is too old to change a pod in place"
         _, short, rest = exc.message.partition("enough allocatable resources: ")
         if short:
-            return f"its node cannot give it that: {rest}"
-        return f"the cluster does not change it in place: {exc.message}"
+            return f"its node has not enough room: {rest}"
+        return f"the cluster cannot change it in place: {exc.message}"
     problem = await _done(cluster, name, after)
     if problem is not None:
         try:
             await _patch(cluster, name, {kind: before.get(kind) or {} for kind in ("requests", "limits")})
         except KubeError as exc:
-            return f"{problem} (and it cannot be taken back: {exc.message})"
+            return f"{problem} (and the old size cannot be restored: {exc.message})"
     return problem
 
 
 def _part(kind: str, before: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, str]:
-    """CPU that was not limited stays so: a limit would change the pod's class, which cannot be changed."""
+    """CPU without a limit stays without: a limit would change the pod's QoS class, which is fixed."""
     limits = before.get("limits") or {}
     return {key: value for key, value in wanted.items() if kind == "requests" or key in limits}
 
@@ -65,15 +65,15 @@ async def _done(cluster: Cluster, name: str, wanted: Mapping[str, Any]) -> str |
         if (problem := verdict(pod, wanted)) is not None:
             return problem or None
         await asyncio.sleep(_LOOK)
-    return "its node has not found room for the change"
+    return "its node has no room for the change yet"
 
 
 def verdict(pod: Object, wanted: Mapping[str, Any]) -> str | None:
-    """ "": done. None: not decided yet. Otherwise why it cannot be."""
+    """ "": done. None: not decided yet. Otherwise why it is impossible."""
     for one in (pod.get("status") or {}).get("conditions") or ():
         if one.get("type") == "PodResizePending" and one.get("status") == "True":
             if one.get("reason") == "Infeasible":
-                return f"its node cannot give it that: {one.get('message') or 'infeasible'}"
+                return f"its node has not enough room: {one.get('message') or 'infeasible'}"
             return None
         if one.get("type") == "PodResizeInProgress" and one.get("status") == "True":
             return f"its node could not do it: {one['message']}" if one.get("reason") == "Error" else None

@@ -1,4 +1,4 @@
-"""Fresh keys for an attempt: what the server and its couriers know each other by."""
+"""Keys and certificates with which the server and an attempt's couriers authenticate each other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker.task import courier_protocol
 
 _BACK = datetime.timedelta(days=1)
 _YEARS = datetime.timedelta(days=20 * 365)
-"""It is compared byte by byte, never trusted by its dates; clocks of nodes may be wrong."""
+"""The certificate is compared byte by byte and its dates are not used; clocks of nodes may be wrong."""
 
 
 def make() -> Keys:
-    """A key, and a self-signed certificate with its own. Takes a moment: call it in a thread."""
-    from cryptography import x509  # lazy: only who submits needs it
+    """A key, and a self-signed certificate with its private key. Takes a moment: call it in a thread."""
+    from cryptography import x509  # lazy: only needed by submit
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
@@ -50,7 +50,7 @@ def make() -> Keys:
 
 
 def read(secret: Mapping[str, Any]) -> tuple[bytes, str] | None:
-    """The courier's key and certificate out of an attempt's Secret; None where somebody emptied it."""
+    """The courier's key and certificate from an attempt's Secret; None if they are missing or damaged."""
     data = secret.get("data") or {}
     try:
         key = base64.b64decode(data["courier.key"], validate=True)

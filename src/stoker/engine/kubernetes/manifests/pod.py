@@ -1,12 +1,12 @@
-"""What will be sent to a cluster for an attempt: the whole of it, and nothing is done. `--dry-run` prints it.
+"""The objects that are sent to a cluster for an attempt. Pure. `--dry-run` prints them.
 
 An attempt is one Secret (identity, keys, the user's secrets) and one pod per task, owned by the Secret. In a pod:
 
-    init      makes the task directory and unpacks our code; runs once
-    courier   a sidecar that serves the task directory to the server; the only one that has its key
-    main      the user's image with our launcher in it; the only one that has the user's secrets
+    init      creates the task directory and unpacks Stoker's code; runs once
+    courier   a sidecar that serves the task directory to the server; only this container has its key
+    main      the user's image with the launcher in it; only this container has the user's secrets
 
-Everything here is pure. Values reach programs as arguments and variables of their own, never through a shell's text.
+Values reach programs as separate arguments and variables, never as part of a shell command.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Object = dict[str, Any]
 NOT_SHOWN = "(not shown)"
 _NO_JOB = Job(name="task", run="true")
 _NO_GPUS = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Images made for GPUs ask for all of them; a runtime that obeys would give them to whoever asked for none."""
+"""Images made for GPUs request all of them by default; some runtimes would give GPUs to tasks that requested none."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What the server and the courier know of each other. In the Secret, and nowhere else in the cluster."""
+    """The keys shared by the server and the courier. Stored in the Secret, and nowhere else in the cluster."""
 
     courier: bytes = field(repr=False)
     cert: bytes
@@ -53,18 +53,18 @@ PLACEHOLDERS = Keys(*(text.encode() for text in (NOT_SHOWN, NOT_SHOWN, NOT_SHOWN
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """On whose behalf."""
+    """The server, cluster and bundle that an attempt's objects belong to."""
 
     home: str
     cluster: str
     namespace: str = ""
-    """Empty: left to whoever sends it."""
+    """Empty: left to the client that sends it."""
     bundle: str = ""
-    """Digest of our code, where it travels in a ConfigMap."""
+    """Digest of Stoker's code, if it travels in a ConfigMap."""
 
 
 def render(attempt: Attempt, config: ClusterConfig, keys: Keys, origin: RunIdentity) -> list[Object]:
-    """The Secret, then the pods in the order of the tasks; owner references are added when the Secret is there."""
+    """The Secret, then the pods in the order of the tasks; owner references are added once the Secret exists."""
     return [secret(attempt, config, keys, origin), *pods(attempt, config, origin)]
 
 
@@ -107,7 +107,7 @@ def pods(attempt: Attempt, config: ClusterConfig, origin: RunIdentity) -> list[O
 
 
 def bundle(content: bytes, digest: str) -> Object:
-    """Our code for images that have none of it. One per version and namespace; belongs to no server alone."""
+    """Stoker's code for images without it. One per version and namespace; servers share it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -129,14 +129,14 @@ def image_of(attempt: Attempt, config: ClusterConfig) -> str:
 
 
 def to_yaml(objects: Sequence[Object]) -> str:
-    """For people, and for `kubectl apply --dry-run=server -f -`. Values of Secrets are not shown."""
+    """For people, and for `kubectl apply --dry-run=server -f -`. Values of Secrets are hidden."""
     shown = [_hidden(obj) if obj["kind"] == "Secret" else obj for obj in objects]
     dumped = [yaml.dump(obj, Dumper=_Dumper, sort_keys=False, width=110) for obj in shown]
     return "---\n".join(dumped)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors, and text of several lines as a block."""
+    """Without anchors, and with multi-line text as a block."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -160,7 +160,7 @@ def _hidden(obj: Object) -> Object:
 
 @dataclass(frozen=True)
 class _Task:
-    """Everything one pod is made from."""
+    """Everything that one pod is rendered from."""
 
     attempt: Attempt
     plan: TaskPlan
@@ -193,7 +193,7 @@ class _Task:
 
     @property
     def shared(self) -> volumes.SharedClaim | None:
-        """Where its checkpoints are on the claim that all share, if there is one."""
+        """Where its checkpoints are on the shared claim, if the cluster has one."""
         attempt, plan = self.attempt, self.plan
         part = SharedPart(attempt.run, attempt.number, plan.name, plan.incarnation)
         if not self.config.checkpoints:
@@ -214,7 +214,7 @@ def _pod(task: _Task) -> Object:
         **scheduling.spec(task.attempt, task.plan, job, config),
     }
     if task.plain and job.timeout is not None:
-        spec["activeDeadlineSeconds"] = math.ceil(job.timeout)  # with a launcher, it counts
+        spec["activeDeadlineSeconds"] = math.ceil(job.timeout)  # otherwise the launcher enforces it
     if config.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in config.pull_secrets]
     if not task.plain:
@@ -262,7 +262,7 @@ def _metadata(
 
 
 def _init(task: _Task) -> Object:
-    """It has main's resources: it runs before main, so that they cost nothing, and as fast."""
+    """It has main's resources: init containers run before main, so this costs nothing and init is as fast."""
     program = container_layout.IMAGE_BUNDLE if task.config.stoker_image else container_layout.BUNDLE
     part = [task.shared.where] if task.shared else []
     found = _ours(
@@ -284,7 +284,7 @@ def _courier(task: _Task) -> Object:
         "ports": [{"name": "courier", "containerPort": PORT, "protocol": "TCP"}],
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": "courier", "scheme": "HTTPS"},
-            # On a node that is overwhelmed it takes minutes to start: killing it then would only begin that anew.
+            # On an overloaded node it takes minutes to start; an early kill would only restart that.
             "initialDelaySeconds": 300,
             "periodSeconds": 30,
             "timeoutSeconds": 10,
@@ -299,7 +299,7 @@ def _courier(task: _Task) -> Object:
 
 
 def _ours(task: _Task, program: str, verb: str, *arguments: str) -> Object:
-    """A container that runs our code: in our image where the cluster has one, else in the user's."""
+    """A container that runs Stoker's code: in Stoker's image if the cluster has one, else in the user's."""
     ours = task.config.stoker_image
     python = "python3" if ours else task.python
     return {
@@ -337,7 +337,7 @@ def _main(task: _Task) -> Object:
 def _environment(task: _Task) -> list[Object]:
     found: list[Object] = [] if scheduling.gpus(task.plan, task.job) else [_NO_GPUS]
     if not task.plain:
-        return found  # the launcher makes the body's environment, by the order
+        return found  # the launcher sets the body's environment, from the order
     attempt, plan = task.attempt, task.plan
     inputs = {
         f"STOKER_INPUT_{name.upper().replace('-', '_')}": f"{volumes.INPUTS}/{name}"
@@ -361,7 +361,7 @@ def _environment(task: _Task) -> list[Object]:
 
 
 def _literal(value: str) -> str:
-    """Kubernetes replaces $(NAME) in commands and variables; `$$` stands for a dollar."""
+    """Kubernetes replaces $(NAME) in commands and variables; `$$` is a literal dollar."""
     return value.replace("$", "$$")
 
 

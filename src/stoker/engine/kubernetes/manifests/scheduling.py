@@ -1,4 +1,4 @@
-"""What a pod asks of nodes: resources, and which nodes may have it. Pure."""
+"""What a pod requests: resources, and the nodes that may run it. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PATIENT = [
     {"key": f"node.kubernetes.io/{word}", "operator": "Exists", "effect": "NoExecute"}
     for word in ("not-ready", "unreachable")
 ]
-"""A node that does not answer is no reason for the cluster to end the pod: whether it is lost is the server's to say,
-and a task that comes back goes on."""
+"""The cluster must not end pods of a node that does not respond: the server decides whether a task is lost, and a task
+that comes back continues."""
 
 
 def needs(job: Job, config: ClusterConfig, cluster: str) -> Needs:
-    """What one task takes of a node, the courier included."""
+    """What one task takes of a node, including the courier."""
     resources = job.resources
     plain = job.launcher == "none"
     cpu = config.default_cpu if resources.cpu is None else resources.cpu
@@ -37,13 +37,13 @@ def needs(job: Job, config: ClusterConfig, cluster: str) -> Needs:
 
 
 def tags(cluster: str, pool: str | None, *, gpu: bool) -> list[str]:
-    """Which nodes will do: see `capacity`."""
+    """Tags of the nodes that can take the task: see `capacity`."""
     base = f"{cluster}:pool:{pool}" if pool else cluster
     return [base, f"{base}:gpu"] if gpu else [base]
 
 
 def gpu_resource(config: ClusterConfig, pool: str | None) -> str:
-    """What a GPU is called there: whole ones, or the pool's kind of slices."""
+    """The name of the GPU resource: whole GPUs, or the pool's kind of slices."""
     known = config.pools.get(pool) if pool else None
     profile = known.gpu_profile if known is not None else None
     return config.gpu_profiles[profile] if profile else config.gpu_resource
@@ -54,14 +54,14 @@ def gpus(plan: TaskPlan, job: Job) -> int:
 
 
 def rdma(plan: TaskPlan, job: Job, config: ClusterConfig, tasks: int) -> bool:
-    """Only for GPU tasks that work together: there are few such devices."""
+    """Only for GPU tasks that work together: such devices are few."""
     return config.rdma is not None and tasks > 1 and gpus(plan, job) > 0
 
 
 def resources(
     plan: TaskPlan, job: Job, config: ClusterConfig, *, with_devices: bool = True, together: bool = False
 ) -> Object:
-    """Memory and disk are reserved and limited alike; CPU is limited only where the job says how much it wants."""
+    """Memory and disk have equal requests and limits; CPU has a limit only if the job requests an amount."""
     cpu = config.default_cpu if plan.cpu is None else plan.cpu
     requests, limits = amounts(cpu, plan.memory), amounts(plan.cpu, plan.memory)
     if job.resources.disk is not None:
@@ -77,7 +77,7 @@ def resources(
 
 
 def amounts(cpu: float | None, memory: int | None) -> dict[str, str]:
-    """Quantities as Kubernetes writes them."""
+    """Quantities in Kubernetes' notation."""
     found = {}
     if cpu is not None:
         milli = max(1, round(cpu * 1000))
@@ -88,12 +88,12 @@ def amounts(cpu: float | None, memory: int | None) -> dict[str, str]:
 
 
 def amount(size: int) -> str:
-    """Bytes as Kubernetes writes them."""
+    """Bytes in Kubernetes' notation."""
     return f"{size >> 20}Mi" if size % (1 << 20) == 0 else str(size)
 
 
 def spec(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig) -> Object:
-    """Where it may go, where it had better go, and before whom."""
+    """Node selector, tolerations, preferred nodes and priority class."""
     pool = config.pools.get(job.pool) if job.pool else None
     found: Object = {}
     if name := _priority_class(job, config):
@@ -113,7 +113,7 @@ def spec(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig) -> O
 
 
 def gpu_taint(config: ClusterConfig) -> str:
-    """Nodes with GPUs are usually kept for those who need them by a taint named like the resource."""
+    """By convention, nodes with GPUs are reserved for pods that need them by a taint named like the resource."""
     return config.gpu_resource
 
 
@@ -123,7 +123,7 @@ def _priority_class(job: Job, config: ClusterConfig) -> str:
 
 
 def _affinity(attempt: Attempt, plan: TaskPlan) -> Object:
-    """Wishes only. The queue has a node in mind, which may be one that is still to be made."""
+    """Preferences only: the scheduler's choice may be a node that the autoscaler has not created yet."""
     found: Object = {}
     if _NODE.fullmatch(plan.node) and plan.node != "local":
         field = {"key": "metadata.name", "operator": "In", "values": [plan.node]}

@@ -1,7 +1,7 @@
-"""As whom containers run and what they may do. Pure.
+"""The users that containers run as, and their privileges. Pure.
 
-`restricted` meets Kubernetes' pod security level of that name; `baseline` lets an image's own user, root too, be.
-The courier runs as the same user as the training: each has to read what the other wrote for its owner only.
+`restricted` meets Kubernetes' pod security level of that name; `baseline` allows an image's own user, including root.
+The courier runs as the same user as the training, because each must read files that the other wrote with mode 0600.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from stoker.engine.kubernetes.config import ClusterConfig
 
 USUAL = 1000
-"""The user of images that say none, or one by name: names are not known before the image runs."""
+"""The user for images that name none, or name one by text: such names are unknown before the image runs."""
 
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class User:
-    """None: the image's or the platform's business."""
+    """None: left to the image or the platform."""
 
     uid: int | None
     gid: int | None = None
@@ -37,7 +37,7 @@ def user_of(image: Mapping[str, Any], config: ClusterConfig) -> User:
         return User(uid, gid or uid)
     if not named:
         return User(uid or 0, gid if gid is not None else uid or 0)
-    # A name means whatever the image's passwd says. Containers of that image agree on it; our own does not know it.
+    # A user name is defined by the image's passwd file. Containers of that image agree on it; Stoker's image lacks it.
     return User(USUAL, USUAL) if config.stoker_image else User(None)
 
 
@@ -53,12 +53,12 @@ def of_pod(user: User, config: ClusterConfig) -> Object:
 
 
 def secret_mode(user: User) -> int:
-    """Of files from a Secret. They are root's; the pod's own group may read them, where it has one."""
+    """The mode of files from a Secret. They belong to root; the pod's group, if it has one, may read them."""
     return 0o440 if user.gid else 0o444
 
 
 def of_ours(config: ClusterConfig) -> Object:
-    """Of init and courier: they write to their volumes only."""
+    """For init and courier: they write only to their volumes."""
     return _limited(config) | {"readOnlyRootFilesystem": True}
 
 

@@ -1,9 +1,9 @@
-"""Additions to a pod that an admin or a job wrote down: which are let through, and how they are merged. Pure.
+"""Checks and merges additions to a pod, written by an admin or in a job. Pure.
 
-What is harmless passes (node selectors, tolerations, annotations, claims, environment). What could reach beyond the
-pod (the host, its network, privileges, other people's secrets) has to be granted by name in the cluster's `allow`. A
-job passes less than an admin: nothing by which it would get more than was counted, or go before others.
-What Stoker itself relies on cannot be changed at all.
+Harmless fields are allowed (node selectors, tolerations, annotations, claims, environment). Fields that reach beyond the
+pod (the host, its network, privileges, secrets of others) have to be granted by name in the cluster's `allow`. A job may
+set less than an admin: nothing that gives it more resources than were counted, or a higher priority. Fields that Stoker
+itself relies on can never be changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MAIN = "main"
-"""The container the training runs in; the only one a template may speak of."""
+"""The container that the training runs in; the only one that a template may change."""
 
 GRANTS: dict[str, tuple[str, ...]] = {
     "hostNetwork": ("spec.hostNetwork",),
@@ -33,7 +33,7 @@ GRANTS: dict[str, tuple[str, ...]] = {
         "spec.containers.envFrom",
     ),
 }
-"""Words for `allow`, and the paths each opens. A path itself may be allowed as well."""
+"""Words for `allow`, and the paths that each grants. A path itself may be allowed as well."""
 
 SAFE: tuple[str, ...] = (
     "metadata.annotations",
@@ -93,8 +93,8 @@ SAFE_IN_JOBS: tuple[str, ...] = (
     "spec.volumes.name",
     "spec.volumes.persistentVolumeClaim",
 )
-"""What a job may add by itself. Not, as an admin may: more resources than were counted, a priority class, another
-scheduler or runtime, volumes that lead to any server there is."""
+"""What a job may add without a grant. An admin may also set: resources beyond what was counted, a priority class,
+another scheduler or runtime, volumes on any server."""
 NOT_IN_JOBS = tuple(
     f"metadata.annotations.{name}"
     for name in (
@@ -103,22 +103,22 @@ NOT_IN_JOBS = tuple(
         "k8s.v1.cni.cncf.io",
     )
 )
-"""Annotations that are privileges or networks by another name."""
+"""Annotations that give privileges or networks."""
 OUR_MOUNTS = ("/stoker", "/dev/shm", "/tmp")
 OUR_VOLUMES = frozenset(
     {"task", "bin", "setup", "home", "tmp", "shm", "key", "order", "secrets", "bundle", "checkpoints"}
 )
 OUR_VARIABLES = ("HOME", "NVIDIA_VISIBLE_DEVICES")
-"""The second says which GPUs a container sees: those it was given."""
+"""NVIDIA_VISIBLE_DEVICES decides which GPUs a container sees: those assigned to it."""
 OUR_LABELS = "stoker.dev/"
 _BY_KEY = {"containers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
-"""Lists whose items are known by one of their keys; items of other lists are added."""
+"""Lists whose items are identified by one of their keys; items of other lists are appended."""
 
 
 def mistakes(
     template: Mapping[str, Any], allow: Sequence[str], safe: Sequence[str] = SAFE
 ) -> Iterator[tuple[str, str, str | None]]:
-    """What of a template is not let through: (path, what is wrong with it, what to do)."""
+    """The fields of a template that are refused: (path, what is wrong with it, hint)."""
     granted = [path for word in allow for path in GRANTS.get(word, (word,))]
     for path, _ in _leaves(template, ""):
         if (
@@ -131,8 +131,8 @@ def mistakes(
 
 
 def merge(pod: dict[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
-    """The pod with the template's additions. Where both say something, the template does: it is the admin's word,
-    and what is ours was refused before."""
+    """The pod with the template's additions. The template takes precedence: it is the admin's decision, and changes to
+    Stoker's own fields were refused before."""
     found: dict[str, Any] = _merged(pod, template, "")
     return found
 
@@ -185,7 +185,7 @@ def _grant_hint(path: str) -> str:
 
 
 def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
-    """What no grant can change, because Stoker would no longer find its way."""
+    """Fields that no grant can change, because Stoker relies on them."""
     metadata, spec = _mapping(template.get("metadata")), _mapping(template.get("spec"))
     for kind in ("labels", "annotations"):
         for name in _mapping(metadata.get(kind)):
@@ -197,12 +197,11 @@ def _ours(template: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
     for container in _items(spec.get("containers")):
         if container.get("name") != MAIN:
             other = container.get("name")
-            yield "spec.containers", f"has {other!r}; only `{MAIN}` can be added to", f"Write `name: {MAIN}`."
+            yield "spec.containers", f"has {other!r}; only `{MAIN}` can be changed", f"Write `name: {MAIN}`."
         for mount in _items(container.get("volumeMounts")):
             where = str(mount.get("mountPath", ""))
-            if _is_our_volume(
-                mount
-            ):  # the courier's key is in one, everybody's checkpoints may be in another
+            # The courier's key is in one, checkpoints of other runs may be in another.
+            if _is_our_volume(mount):
                 yield (
                     "spec.containers.volumeMounts",
                     f"mounts {mount['name']}, a volume of Stoker's own",

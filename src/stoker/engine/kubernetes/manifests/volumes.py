@@ -1,6 +1,6 @@
-"""The volumes of a pod and who mounts which. Pure.
+"""The volumes of a pod, and which containers mount them. Pure.
 
-The courier's key is mounted in the courier only, the user's secrets in main only, the task's identity in init only.
+The courier's key is mounted only in the courier, the user's secrets only in main, the task's identity only in init.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BUNDLE = "/stoker/bundle"
 
 @dataclass(frozen=True)
 class SharedClaim:
-    """The claim for checkpoints, as one pod has it."""
+    """The shared claim for checkpoints, from the view of one pod."""
 
     home: str
     part: SharedPart
     wide: bool
-    """Whether init and courier see what all runs of this home have there. Not where they run in an image that the user
-    chose: that would be the user's own eyes."""
+    """Whether init and courier see the checkpoints of all runs of this home. Not if they run in an image that the user
+    chose: the user could read them."""
 
     @property
     def where(self) -> str:
@@ -40,7 +40,7 @@ class SharedClaim:
         return f"{container_layout.SHARED}/{self.part.name}"
 
     def own(self) -> list[Object]:
-        """What it writes, in its task directory."""
+        """The mounts of its own part, in its task directory."""
         return [
             {
                 "name": "checkpoints",
@@ -51,7 +51,7 @@ class SharedClaim:
         ]
 
     def around(self) -> Object:
-        """Its part among others: to make it, to read one that is lost, to remove one. Not for `main`."""
+        """The mount that contains other parts, to create its own, to read a lost one, to remove one. Not for `main`."""
         below = "" if self.wide else f"/{self.part.run}"
         return {
             "name": "checkpoints",
@@ -61,7 +61,7 @@ class SharedClaim:
 
 
 def secret_key(name: str) -> str:
-    """Where a user's secret is in the attempt's Secret."""
+    """The key of a user's secret in the attempt's Secret."""
     return f"secret.{name}"
 
 
@@ -171,7 +171,7 @@ def _secrets(attempt: Attempt, plan: TaskPlan, mode: int) -> list[Object]:
 
 
 def _shm(job: Job) -> Object:
-    """The runtime's own 64 MiB are too few for data loaders; what is in it counts as the task's memory."""
+    """The runtime's default of 64 MiB is too small for data loaders. Its content counts as the task's memory."""
     medium: Object = {"medium": "Memory"}
     if job.resources.shm is not None:
         medium["sizeLimit"] = scheduling.amount(job.resources.shm)

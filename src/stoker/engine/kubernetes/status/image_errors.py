@@ -1,4 +1,4 @@
-"""Why an image cannot be pulled or run, in plain words. Pure."""
+"""Explains why an image cannot be pulled or run. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PULLING = frozenset(
         "ErrImagePullBackOff",
     }
 )
-"""A container's reasons for waiting that are about its image."""
+"""Waiting reasons of a container that concern its image."""
 NEVER = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-"""Of these, the ones that no waiting mends."""
+"""The reasons among them that never pass by themselves."""
 
 _MISSING = ("not found", "manifest unknown", "name unknown", "does not exist", "no such image")
 _DENIED = (
@@ -48,27 +48,25 @@ _PLATFORM = ("no match for platform", "exec format error", "no matching manifest
 
 
 def cannot_pull(image: str, reason: str, message: str, events: Sequence[str] = ()) -> str:
-    """`message`: the container's; where it only says that it backs off, the events have the registry's words."""
+    """`message`: the container's. If it only reports the back-off, the events have the registry's message."""
     if reason == "InvalidImageName":
         return f"the image {image!r} is not a reference that can be pulled"
     said = _said(message) or next((found for text in reversed(events) if (found := _said(text))), "")
     start = f"the image {image} cannot be pulled"
     lower = said.lower()
     if any(sign in lower for sign in _PLATFORM):
-        return f"{start}: it is not made for the nodes' kind of machine ({said})"
+        return f"{start}: it has no version for the nodes' architecture ({said})"
     if any(sign in lower for sign in _DENIED):
-        return (
-            f"{start}: the registry wants a login that the cluster has not got ({said}); set `pull_secrets`"
-        )
+        return f"{start}: the registry requires a login that the cluster does not have ({said}); set `pull_secrets`"
     if any(sign in lower for sign in _MISSING):
-        return f"{start}: there is no such image ({said})"
+        return f"{start}: the image does not exist ({said})"
     if any(sign in lower for sign in _AWAY):
         return f"{start}: its registry does not answer the node ({said})"
     return f"{start}{f': {said}' if said else ''}"
 
 
 def cannot_run(image: str, code: int | None, reason: str, message: str) -> str | None:
-    """None: the image is not to blame, as far as this shows."""
+    """None: the image is not the reason, as far as this shows."""
     if found := re.search(r"unsatisfied condition: (cuda\s*[<>=]+\s*[0-9.]+)", message):
         return (
             f"the image {image} needs {found[1]}, and the NVIDIA driver of the node is too old for it;"
@@ -77,11 +75,11 @@ def cannot_run(image: str, code: int | None, reason: str, message: str) -> str |
     if code == container_layout.NO_PYTHON and ("no Python" in message or not message):
         said = message.removeprefix("stoker: ")
         return (
-            f"the image {image} has no Python the launcher can run with ({said or 'none on its PATH'});"
-            " name one with `python:`, or run the image as it is with `launcher: none`"
+            f"the image {image} has no Python that the launcher can use ({said or 'none on its PATH'});"
+            " name one with `python:`, or run the image unchanged with `launcher: none`"
         )
     if any(sign in message.lower() for sign in ("exec format error",)):
-        return f"the image {image} is made for another kind of machine"
+        return f"the image {image} is made for another machine architecture"
     if (found := re.search(r'exec:? "?/bin/sh"?', message)) and _is_missing(message[found.end() :]):
         return f"the image {image} has no shell; name its Python with `python:`"
     if (found := re.search(r'exec:? "?([^":]{1,255})"?: ', message)) and _is_missing(message[found.end() :]):
@@ -96,7 +94,7 @@ def _is_missing(words: str) -> bool:
 
 
 def _said(message: str) -> str:
-    """The registry's own words, out of what the kubelet and the runtime wrapped around them."""
+    """The registry's own message, without what the kubelet and the runtime put around it."""
     if not message or ("ack-off" in message and "rror" not in message):
         return ""
     text = re.sub(r"^Back-off pulling image \"[^\"]*\":? ?", "", message)

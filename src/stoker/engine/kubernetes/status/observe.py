@@ -1,4 +1,4 @@
-"""From what a cluster shows to what the control loop knows of tasks. Pure."""
+"""Translates the state of a cluster's objects into observations of tasks. Pure."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ClusterObservation:
-    """One look at a cluster, and what the engine remembers besides."""
+    """A snapshot of a cluster, and what the engine remembers besides."""
 
     cluster: str
     config: ClusterConfig
     secrets: Sequence[Object]
     pods: Sequence[Object]
     nodes: Sequence[Object] | None
-    """None: they may not be listed."""
+    """None: nodes may not be listed."""
     events: Callable[[Object], Sequence[Object]]
     contact: Callable[[Key], Contact]
     tombs: Mapping[str, Object] = field(default_factory=dict)
-    """Pods that are gone, by UID, as they were last."""
+    """Deleted pods by UID, in their last state."""
     ended: frozenset[tuple[str, int]] = frozenset()
-    """Attempts we ended ourselves."""
+    """Attempts that the engine was told to end."""
     refusals: Mapping[Key, tuple[str, str]] = field(default_factory=dict)
-    """Pods the cluster does not take for now."""
+    """Pods that the cluster refuses for now."""
     bereft: Sequence[Key] = ()
-    """Tasks that are known here and whose Secret is gone."""
+    """Tasks with a mirror or a pod whose Secret is gone."""
 
     @cached_property
     def by_name(self) -> dict[str, Object]:
@@ -48,7 +48,7 @@ class ClusterObservation:
 
 
 def observe(sight: ClusterObservation) -> list[Observation]:
-    """One observation per task: of its newest incarnation."""
+    """One observation per task, of its newest incarnation."""
     newest: dict[Key, Object] = {}
     for pod in sight.pods:
         key = names.key_of(pod)
@@ -59,7 +59,7 @@ def observe(sight: ClusterObservation) -> list[Observation]:
         for one in _attempt(sight, secret, newest):
             found[one.run, one.attempt, one.task] = one
     for key, pod in newest.items():
-        if key not in found:  # without its Secret it does not live long
+        if key not in found:  # its Secret is gone, so the garbage collector will delete it
             one = _pod(sight, key, pod)
             found[key] = replace(one, proof=_bereft(key)) if one.presence is Presence.GONE else one
     for key in sight.bereft:
@@ -120,7 +120,7 @@ def _pod(sight: ClusterObservation, key: Key, pod: Object) -> Observation:
 
 
 def _by_contact(sight: ClusterObservation, key: Key) -> tuple[Presence, str, str]:
-    """Its containers run, the cluster says; whether it is there, its courier says."""
+    """The cluster reports that its containers run; the courier shows whether it responds."""
     contact = sight.contact(key)
     if contact.silence < sight.config.silent_after:
         return Presence.ALIVE, "" if contact.ever else "waits for its courier", ""
@@ -149,10 +149,10 @@ def _refused(sight: ClusterObservation, key: Key, incarnation: int) -> Observati
 def _absent(
     sight: ClusterObservation, key: Key, incarnation: int, made: tuple[int, str] | None
 ) -> Observation:
-    """Asked for, and there is no pod."""
+    """The task was requested, but it has no pod."""
     name = names.pod_name(*key, incarnation)
     if made is None or made[0] < incarnation:
-        return _gone(sight, key, incarnation, PodFinding(f"pod {name} was never made"))
+        return _gone(sight, key, incarnation, PodFinding(f"pod {name} was never created"))
     last = sight.tombs.get(made[1])
     events = sight.events({"metadata": {"uid": made[1]}})
     finding = pod_causes.vanished(name, last, events, ours=key[:2] in sight.ended)
@@ -175,7 +175,7 @@ def _gone(
 
 
 def _bereft(key: Key) -> str:
-    return f"Secret {names.secret_name(*key[:2])} was deleted by somebody else, and its pods with it"
+    return f"Secret {names.secret_name(*key[:2])} was deleted from outside Stoker, and its pods with it"
 
 
 def _node(sight: ClusterObservation, pod: Object) -> Object | None:

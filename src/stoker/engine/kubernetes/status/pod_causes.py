@@ -1,6 +1,6 @@
-"""From what a cluster shows of a pod to plain words: why it does not start, or how it came to its end. Pure.
+"""Explains from a pod's status why it does not start, or how it ended. Pure.
 
-The words of `PodFinding.cause` and `PodFinding.hopeless` are those of `spec.words.Cause`.
+The values of `PodFinding.cause` and `PodFinding.hopeless` are those of `spec.states.Cause`.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from stoker.spec.states import Cause
 Object = Mapping[str, Any]
 
 _OURS = ("init", "courier", "main")
-"""The containers of a pod, in the order they start; a task without a launcher has only the last."""
+"""The containers of a pod, in the order they start; a task without a launcher has only `main`."""
 _EVENTS = 10
 """How many of the last events are kept as evidence."""
 _LONGEST = 600
-"""Characters of somebody else's message that are worth keeping."""
+"""The most characters of a message that are kept."""
 
 
 @dataclass(frozen=True)
 class PodFinding:
-    """`proof`: its launcher is dead, and this is how we know. `waiting`: it does not run yet, and this is why."""
+    """`proof`: its launcher is dead, and this is the proof. `waiting`: why it does not run yet."""
 
     proof: str = ""
     cause: str = ""
     waiting: str = ""
     hopeless: str = ""
-    """What it ends as if this stays as it is."""
+    """The cause of its end if nothing changes."""
     patience: float | None = None
-    """Seconds it may stay so; None: as long as the cluster's settings say."""
+    """Seconds until then; None: as the cluster's settings say."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     no_room: bool = False
-    """What it waits for is there, and others hold it."""
+    """The cluster has what it waits for, but others hold it."""
 
 
 def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | None = None) -> PodFinding:
-    """What the status of a pod that is there says; an empty Finding when its launcher runs."""
+    """What the status of an existing pod says; an empty PodFinding if its launcher runs."""
     if (found := _ended(pod)) is not None or (found := _died(pod)) is not None:
         return _with_evidence(found, pod, events)
     found = _waiting(pod, events, nodes)
@@ -51,7 +51,7 @@ def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | N
 def vanished(
     name: str, last: Object | None, events: Sequence[Object] = (), *, ours: bool = False
 ) -> PodFinding:
-    """A pod that is not there any more. `last`: as it was last seen; `ours`: we ended it ourselves."""
+    """A pod that does not exist any more. `last`: its last state; `ours`: the engine ended it itself."""
     if last is not None:
         found = _ended(last) or _died(last) or _disrupted(last, name)
         if found is not None:
@@ -59,12 +59,12 @@ def vanished(
     if ours:
         return PodFinding(proof=f"pod {name} was ended")
     said = next((found for event in reversed(events) if (found := _by_event(event, name))), None)
-    proof = f"pod {name} is gone: somebody deleted it, or its node"
+    proof = f"pod {name} is gone: it or its node was deleted"
     return _with_evidence(said or PodFinding(proof=proof, cause=Cause.LOST), last or {}, events)
 
 
 def refused(message: str, status: int) -> tuple[str, str]:
-    """A pod the API server would not take: (in plain words, what to do)."""
+    """A pod that the API server refused: (an explanation, a hint)."""
     text = _cut(message)
     if found := re.search(r"exceeded quota: ([^,]{1,253}), (.*)", text):
         return f"the namespace's quota {found[1]} is used up: {found[2]}", QUOTA_HINT
@@ -72,29 +72,29 @@ def refused(message: str, status: int) -> tuple[str, str]:
         return f"the namespace's quota {found[1]} is new, and not counted yet", QUOTA_HINT
     if "violates PodSecurity" in text:
         words = text[text.index("violates PodSecurity") :]
-        return f"the namespace's pod security level does not let it in: it {words}", _SECURITY_HINT
+        return f"the namespace's pod security level does not admit it: it {words}", _SECURITY_HINT
     if found := re.search(r"admission webhook \"([^\"]+)\" denied the request:? ?(.*)", text, re.DOTALL):
         return f"the cluster's admission webhook {found[1]} refused it: {found[2]}", _ADMIN_HINT
     if status == 422:
-        return f"the cluster does not take the pod: {text}", "The cluster's `pod` template may be at fault."
+        return f"the cluster refused the pod: {text}", "The cluster's `pod` template may be the reason."
     return f"the cluster refused the pod: {text}", _ADMIN_HINT
 
 
 def over_quota(message: str) -> bool:
-    """Refused for now: others have to end first, or the quota was made just now and its use is not known yet."""
+    """Refused for now: others have to end first, or the quota is new and its usage is not known yet."""
     return "exceeded quota" in message or "status unknown for quota" in message
 
 
 QUOTA_HINT = "It is tried again until there is room; ask for less, or have the quota raised."
 _SECURITY_HINT = "An admin can set the cluster's `security`, or label the namespace for the level it needs."
-_ADMIN_HINT = "Ask whoever runs the cluster."
+_ADMIN_HINT = "Ask an admin of the cluster."
 
 
 # -- ended -----------------------------------------------------------------------------------------------------
 
 
 def by_cluster(pod: Object) -> PodFinding | None:
-    """It did not end by itself: the cluster ended it, or would not have it."""
+    """The cluster ended or refused it: it did not end by itself."""
     status = pod.get("status") or {}
     name = pod["metadata"]["name"]
     reason, message = str(status.get("reason") or ""), _cut(status.get("message"))
@@ -108,12 +108,12 @@ def by_cluster(pod: Object) -> PodFinding | None:
     if reason.startswith("OutOf") or reason == "UnexpectedAdmissionError":
         fault = "device" in message.lower() or "gpu" in message.lower()
         cause = Cause.GPU_FAULT if fault and reason == "UnexpectedAdmissionError" else Cause.ENGINE_ERROR
-        return PodFinding(f"its node would not take pod {name}{_after(message or reason)}", cause)
+        return PodFinding(f"its node refused pod {name}{_after(message or reason)}", cause)
     return None
 
 
 def _ended(pod: Object) -> PodFinding | None:
-    """The pod as a whole is over: nothing of it runs."""
+    """The pod has ended as a whole: no container runs."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Failed", "Succeeded"):
         return None
@@ -135,7 +135,7 @@ _REASONS = {
 
 
 def _evicted(name: str, message: str) -> PodFinding:
-    """By the kubelet: the node is short of something, or the pod used more disk than it may."""
+    """By the kubelet: the node is short of a resource, or the pod exceeded its disk limit."""
     if found := re.search(r"low on resource: ([\w.-]+)", message):
         what = {"memory": "memory", "ephemeral-storage": "disk", "pids": "process ids"}.get(
             found[1].rstrip("."), found[1].rstrip(".")
@@ -154,7 +154,7 @@ def _evicted(name: str, message: str) -> PodFinding:
 
 
 def _disrupted(pod: Object, name: str) -> PodFinding | None:
-    """What ended it says so in a condition of its own."""
+    """Read from the condition that names the reason for a disruption."""
     condition = _condition(pod, "DisruptionTarget")
     if condition is None or condition.get("status") != "True":
         return None
@@ -173,7 +173,7 @@ _DISRUPTIONS = {
 
 
 def _died(pod: Object) -> PodFinding | None:
-    """The pod is there, but the launcher it began with is not: the kubelet made another, which only holds."""
+    """The pod exists, but its first launcher has ended. The kubelet restarted the container, and it only waits."""
     main = status_of(pod, "main")
     if main is None or (not main.get("restartCount") and "terminated" not in (main.get("state") or {})):
         return None
@@ -261,7 +261,7 @@ def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> PodFin
 
 
 def _fails(pod: Object, name: str, ending: Object) -> PodFinding:
-    """A container of ours, before there is a launcher."""
+    """A container that runs Stoker's code ended before there was a launcher."""
     code, reason, message = (
         ending.get("exitCode"),
         str(ending.get("reason") or ""),
@@ -270,7 +270,7 @@ def _fails(pod: Object, name: str, ending: Object) -> PodFinding:
     image = _image(pod, name)
     if (why := image_errors.cannot_run(image, code, reason, message)) is not None:
         return PodFinding(waiting=f"cannot be prepared: {why}", hopeless=Cause.IMAGE, patience=0.0)
-    what = {"init": "its task directory cannot be made", "courier": "its courier does not stay up"}.get(
+    what = {"init": "its task directory cannot be created", "courier": "its courier does not stay up"}.get(
         name, "its launcher does not start"
     )
     words = "it ran out of memory" if reason == "OOMKilled" else f"exit code {code}"
@@ -278,14 +278,14 @@ def _fails(pod: Object, name: str, ending: Object) -> PodFinding:
 
 
 def _being_made(pod: Object, events: Sequence[Object]) -> PodFinding:
-    """On a node, and nothing is wrong yet; or what is wrong stands in the events only."""
+    """The pod has a node, and its container statuses show no problem; a problem may still be in the events."""
     for event in reversed(events):
         reason, message = event.get("reason"), _cut(event.get("message"))
         if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
             return PodFinding(waiting=f"a volume cannot be mounted: {message}", hopeless=Cause.ENGINE_ERROR)
         if reason == "FailedCreatePodSandBox":
             return PodFinding(
-                waiting=f"its node cannot make the pod's sandbox: {message}", hopeless=Cause.ENGINE_ERROR
+                waiting=f"its node cannot create the pod's sandbox: {message}", hopeless=Cause.ENGINE_ERROR
             )
         if reason == "Pulling":
             found = re.search(r'"([^"]+)"', message)
@@ -299,7 +299,7 @@ def _being_made(pod: Object, events: Sequence[Object]) -> PodFinding:
 
 
 def _by_event(event: Object, name: str) -> PodFinding | None:
-    """How a pod went that nobody saw go."""
+    """Why a pod ended whose last state is not known, from an event."""
     reason, message = str(event.get("reason") or ""), _cut(event.get("message"))
     if reason == "Preempted":
         return PodFinding(
@@ -314,7 +314,7 @@ def _by_event(event: Object, name: str) -> PodFinding | None:
 
 
 def _with_evidence(found: PodFinding, pod: Object, events: Iterable[Object]) -> PodFinding:
-    """With what the cluster itself said, for those who know its words."""
+    """Adds the cluster's own messages, for readers who know them."""
     evidence: dict[str, Any] = dict(found.evidence)
     if name := (pod.get("metadata") or {}).get("name"):
         evidence["pod"] = name
@@ -362,7 +362,7 @@ def status_of(pod: Object, name: str) -> Object | None:
 
 
 def courier_runs(pod: Object) -> bool:
-    """Whether there is somebody to talk to."""
+    """Whether its courier can be called."""
     status = status_of(pod, "courier")
     return status is not None and "running" in (status.get("state") or {})
 
@@ -396,6 +396,6 @@ def _after(message: str) -> str:
 
 
 def _cut(message: Any) -> str:
-    """On one line, and no longer than people read."""
+    """On one line, and shortened."""
     text = " ".join(str(message or "").split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

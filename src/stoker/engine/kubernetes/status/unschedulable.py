@@ -1,4 +1,4 @@
-"""Why no node takes a pod, out of the scheduler's one long line and the nodes' own sizes. Pure."""
+"""Explains why no node takes a pod, from the scheduler's message and the nodes' sizes. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PodRequest:
-    """What a pod asks of one node, all its containers together."""
+    """The resources that a pod requests of one node, all its containers together."""
 
     cpu: float = 0.0
     memory: int = 0
@@ -27,7 +27,7 @@ class PodRequest:
 
 
 def ask(pod: Object) -> PodRequest:
-    """By Kubernetes' rule: what runs together is added, what runs before counts where it is more."""
+    """By Kubernetes' rule: containers that run together add up; those that run before count if they need more."""
     spec = pod.get("spec") or {}
     total: dict[str, Any] = {}
     beside: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def ask(pod: Object) -> PodRequest:
 
 
 def explain(message: str, wanted: PodRequest, nodes: Sequence[Object] | None = None) -> str:
-    """One line: what stands in the way on how many nodes, and what would fit where that is known."""
+    """One line: the obstacles, on how many nodes, and the largest available size where it is known."""
     count, reasons = _parsed(message)
     if found := re.search(r'persistentvolumeclaim "([^"]+)" (not found|is being deleted)', message):
         return f'no node takes it: the volume claim "{found[1]}" {found[2]}'
@@ -67,7 +67,7 @@ def explain(message: str, wanted: PodRequest, nodes: Sequence[Object] | None = N
 
 
 def full(message: str) -> bool:
-    """Some node would take it, had others not taken what it asks for."""
+    """Whether a node could take the pod if others had not taken its resources."""
     return any(reason.startswith(("Insufficient ", "Too many pods")) for _, reason in _parsed(message)[1])
 
 
@@ -113,25 +113,25 @@ _TAINTS = {
 
 
 def _too_large(wanted: PodRequest, nodes: Sequence[Object]) -> str:
-    """What no node has even when it is empty, and what the largest has."""
+    """The resource that no node has even when empty, and the largest available amount."""
     sizes = [
         {key: number(value) for key, value in ((n.get("status") or {}).get("allocatable") or {}).items()}
         for n in nodes
     ]
     if not sizes:
-        return "There are no nodes"
+        return "The cluster has no nodes"
     for name, amount in wanted.amounts().items():
         largest = max(one.get(name, 0) for one in sizes)
         if amount > largest:
             has = _amount(name, float(largest)) if largest else "none"
             wants = f"{_amount(name, amount)} {_unit(name)}".strip()
-            return f"It asks for {wants}, and the largest node has {has}"
+            return f"It requests {wants}, and the largest node has {has}"
     amounts = wanted.amounts()
     if not any(all(one.get(name, 0) >= amount for name, amount in amounts.items()) for one in sizes):
         together = ", ".join(
             f"{_amount(name, amount)} {_unit(name)}".strip() for name, amount in amounts.items()
         )
-        return f"It asks for {together} on one node, and no node has all of it"
+        return f"It requests {together} on one node, and no node has all of it"
     return ""
 
 
@@ -150,7 +150,7 @@ def _unit(name: str) -> str:
 
 
 def _requests(one: Object) -> dict[str, Any]:
-    """What is limited and not requested is requested too."""
+    """A limit without a request counts as a request too."""
     resources = one.get("resources") or {}
     whole = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {key: number(value) for key, value in whole.items()}

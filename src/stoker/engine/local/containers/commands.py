@@ -1,9 +1,9 @@
-"""A task in a container of podman's or docker's: the command lines, and nothing is done.
+"""Command lines of podman and docker for a task in a container. Pure.
 
-The container is a task like any other: its directory lies at the same path inside and out, the launcher in it is
-init of its PID namespace and known by its number on this machine, and the server watches it as it watches others.
-What differs is who sets the limits (the runtime), and that with `launcher: none` the image runs as it is, without
-the directory, as the one process of a launcher outside.
+The task directory has the same path inside and outside the container. The launcher is init of its PID namespace and is
+known by its pid on this machine, and the server watches it like other launchers. Two things differ: the runtime sets
+the limits, and with `launcher: none` the image runs unchanged and without the task directory, as the only process of
+a launcher outside the container.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from stoker.task import container_layout
 
 LABEL = "stoker"
 MOST_PROCESSES = 32_768
-"""podman lowers its own limit of processes to this, and can give no container more."""
+"""podman lowers its own process limit to this, and can give no container more."""
 RUNTIMES = ("podman", "docker")
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What there is on this machine."""
+    """The container runtime of this machine."""
 
     program: str
     """podman | docker"""
     path: str
     version: str = ""
     rootless: bool = False
-    """The container's users are not the machine's."""
+    """User ids inside a container differ from those of the machine."""
     limits: frozenset[str] = frozenset({"cpu", "memory", "pids"})
-    """Which it can enforce."""
+    """The limits it can enforce."""
     cdi: frozenset[str] = frozenset()
-    """Names of the GPUs it can hand out."""
+    """Names of the GPUs that it can assign."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,23 @@ class Container:
     mounts: Sequence[tuple[str, str]] = ()
     """(path, `rw` or `ro`), the same inside and out."""
     binds: Sequence[tuple[str, str, str]] = ()
-    """(path outside, path inside, `rw` or `ro`): what the job mounts."""
+    """(path outside, path inside, `rw` or `ro`): the job's mounts."""
     user: tuple[int, int] | None = None
-    """Numbers of user and group; None: the image's own."""
+    """Numeric user and group; None: the image's own."""
     cpu: float | None = None
     memory: int | None = None
     pids: int | None = None
     shm: int | None = None
     gpus: Sequence[str] = ()
-    """As the runtime names them."""
+    """The runtime's names of the GPUs."""
     open_files: tuple[int, int] | None = None
     processes: tuple[int, int] | None = None
     command: Sequence[str] = ()
-    """Instead of what the image says; empty: that."""
+    """Replaces the image's command; empty: the image's own."""
 
 
 def name_of(home: str, place: TaskPlace, incarnation: int) -> str:
-    """The container of a task: the same for every server of this home. `home`: its name (cgroups.home_name)."""
+    """The container of a task, the same for every server of this home. `home`: its name (cgroups.home_name)."""
     return f"{home}.{place.run}.{place.attempt}.{place.task}.{incarnation}"
 
 
@@ -80,13 +80,13 @@ def launcher(bundle: str, directory: str, python: str | None) -> list[str]:
 
 
 def create(runtime: Runtime, box: Container) -> list[str]:
-    """Makes the container; `start` starts it. Two steps, so that one whose server died between them never starts."""
+    """Creates the container; `start` starts it. With two steps, a container whose server died in between never starts."""
     argv = [runtime.path, "create", "--name", box.name, "--pull", "never"]
     return [*argv, *_options(runtime, box), *_what(box.image, box.command)]
 
 
 def run(runtime: Runtime, box: Container) -> list[str]:
-    """Brings the image and runs it in the foreground; without the image's name and the command, which come last."""
+    """Pulls the image and runs it in the foreground; image name and command are appended by the caller."""
     return [runtime.path, "run", "--name", box.name, "--pull", "missing", *_options(runtime, box)]
 
 
@@ -95,7 +95,7 @@ def start(runtime: Runtime, name: str) -> list[str]:
 
 
 def remove(runtime: Runtime, name: str) -> list[str]:
-    """Ends it at once, if it runs. docker waits for nothing here; podman would be polite first."""
+    """Ends it at once, if it runs. docker does so by default, podman would wait."""
     patience = ["--time", "0"] if runtime.program == "podman" else []
     return [runtime.path, "rm", "--force", *patience, name]
 
@@ -135,10 +135,10 @@ def _identity(runtime: Runtime, box: Container) -> list[str]:
     if box.user is None:
         return []
     if runtime.rootless and runtime.program == "podman":
-        # The person who runs the server is the same inside, so that files in the task directory stay theirs.
+        # The server's user is the same inside, so that it owns the files in the task directory.
         return ["--userns", "keep-id"]
     if runtime.rootless:
-        return ["--user", "0:0"]  # which is that person, outside
+        return ["--user", "0:0"]  # this is the server's user outside
     return ["--user", f"{box.user[0]}:{box.user[1]}"]
 
 
@@ -160,7 +160,7 @@ def _limits(runtime: Runtime, box: Container) -> list[str]:
 
 def _devices(runtime: Runtime, box: Container) -> list[str]:
     if not box.gpus:
-        # Images say `all`, and where NVIDIA's runtime is the default that would be obeyed.
+        # Images set `all`, and with NVIDIA's runtime as default they would get all GPUs.
         return ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
     if runtime.program == "docker" and not runtime.cdi:
         return ["--gpus", f'"device={",".join(box.gpus)}"']
@@ -174,7 +174,7 @@ def _what(image: str, command: Sequence[str]) -> list[str]:
 
 
 def summary(runtime: Runtime) -> str:
-    """For a person."""
+    """For messages."""
     how = "rootless" if runtime.rootless else "rootful"
     unlimited = sorted({"cpu", "memory", "pids"} - runtime.limits)
     more = f", without limits on {', '.join(unlimited)}" if unlimited else ""
@@ -182,25 +182,25 @@ def summary(runtime: Runtime) -> str:
 
 
 def failure(program: str, said: str) -> str:
-    """The line of what a runtime said that tells most."""
+    """The most informative line of a runtime's output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
     return (errors or lines or [f"{program} gave no reason"])[-1]
 
 
 def is_absent(said: str) -> bool:
-    """The runtime knows no such container. "No such file" is something else."""
+    """The runtime has no such container. "No such file" is another error."""
     words = ("no such container", "no such object", "no container with")
     return any(word in said.lower() for word in words)
 
 
 def is_away(said: str) -> bool:
-    """Nobody is there to be asked, so nothing is known."""
+    """The daemon cannot be reached, so the state is unknown."""
     return any(word in said.lower() for word in ("cannot connect to", "failed to connect to the docker"))
 
 
 def is_taken(said: str) -> bool:
-    """The name is another container's, or one's that is being made."""
+    """The name belongs to another container, or to one that is being created."""
     return "already in use" in said.lower()
 
 

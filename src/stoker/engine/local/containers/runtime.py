@@ -1,4 +1,4 @@
-"""Asking podman or docker. What is not `async` here blocks, for as long as they take: call it from a thread."""
+"""Calls to podman or docker. Functions that are not `async` block: call them from a thread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from stoker.errors import EngineError, EngineUnavailable
 T = TypeVar("T")
 
 PATIENCE = 60.0
-"""Seconds that a runtime may take for anything but what copies an image: `pull` and `create`."""
+"""Seconds that a runtime may take for anything except `pull` and `create`, which copy an image."""
 FINDING = 15.0
-"""The same to say that it is there."""
+"""Seconds for the check whether the runtime works."""
 LATE = 600.0
-"""Seconds in which a container may still come that was given up: a daemon goes on when its client is ended."""
+"""Seconds in which a container may still appear after its creation was cancelled: a daemon continues without its client."""
 LAST = 10.0
-"""Seconds for one that is given up to end by itself."""
+"""Seconds that a cancelled client may take to end by itself."""
 DOCKER = "unix:///var/run/docker.sock"
 CGROUPS = Path("/sys/fs/cgroup")
 CDI = ("/etc/cdi", "/var/run/cdi")
@@ -39,7 +39,7 @@ MISSING = "image: needs podman or docker on this machine"
 
 
 class ImageUnavailable(EngineError):
-    """The image is not here and cannot be had."""
+    """The image is not on this machine and cannot be pulled."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Image:
     id: str
     entrypoint: tuple[str, ...]
     arguments: tuple[str, ...]
-    """What the entrypoint is given where nobody says otherwise."""
+    """The default arguments of the entrypoint."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class State:
 
 
 def likely() -> bool:
-    """Whether there is one, by a quick look."""
+    """Whether a runtime probably exists, by a quick check."""
     if shutil.which("podman") is not None:
         return True
     return shutil.which("docker") is not None and _answers(os.environ.get("DOCKER_HOST", DOCKER))
 
 
 def _answers(host: str) -> bool:
-    """Whether a docker daemon listens. One that is somewhere else is asked when it is needed."""
+    """Whether a docker daemon listens. A remote one is checked when it is needed."""
     if not host.startswith("unix://"):
         return True
     with socket.socket(socket.AF_UNIX) as probe:
@@ -79,7 +79,7 @@ def _answers(host: str) -> bool:
 
 
 def find() -> Runtime | None:
-    """The runtime that answers, podman before docker; None: there is none. A client without its daemon is none."""
+    """The runtime that works, podman before docker; None: there is none. A client without its daemon does not count."""
     for program in commands.RUNTIMES:
         path = shutil.which(program)
         if path is None:
@@ -94,18 +94,18 @@ def find() -> Runtime | None:
 
 
 def glance() -> Runtime | None:
-    """Like `find`, but podman is not asked: whatever an ordinary user asks it first leaves a process and directories
-    of its own behind. So its version is not known, and what it can limit is what the machine would let it."""
+    """Like `find`, but without a call to podman: its first call by an ordinary user leaves a process and directories
+    behind. So its version is not known, and its limits are those that the machine would allow."""
     path = shutil.which("podman")
     if path is None:
-        return find()  # docker's daemon runs whether it is asked or not
+        return find()  # docker's daemon runs in any case
     rootless = os.geteuid() != 0
     limits = frozenset({"cpu", "memory", "pids"} & _controllers(os.geteuid()))
     return Runtime("podman", path, rootless=rootless, limits=limits, cdi=cdi_names())
 
 
 def _controllers(user: int, top: Path = CGROUPS) -> set[str]:
-    """What podman may use of control groups: of version 2 a user what systemd delegates, of version 1 only root."""
+    """The controllers podman may use: in version 2 those that systemd delegates to the user, in version 1 only as root."""
     if (top / "cgroup.controllers").exists():
         inside = f"user.slice/user-{user}.slice/user@{user}.service" if user else ""
         return set(processes.read_text(str(top / inside / "cgroup.controllers")).split())
@@ -146,14 +146,14 @@ def cdi_names(places: Sequence[str] = CDI) -> frozenset[str]:
         try:
             raw = yaml.safe_load(path.read_text()) if path.suffix in (".yaml", ".yml", ".json") else None
         except (OSError, ValueError, yaml.YAMLError):
-            continue  # somebody else's file; without it there is no GPU to give, which is said when one is asked for
+            continue  # a file of another program; without it no GPU is found, which `refuse` reports
         if isinstance(raw, dict) and raw.get("kind") == "nvidia.com/gpu":
             found.update(str(device.get("name")) for device in raw.get("devices") or ())
     return frozenset(found)
 
 
 def image(runtime: Runtime, reference: str) -> Image | None:
-    """The image as it is on this machine; None: it is not."""
+    """The image if it is on this machine, else None."""
     try:
         raw = json.loads(_run([runtime.path, "image", "inspect", reference]))[0]
     except EngineUnavailable:
@@ -168,7 +168,7 @@ def image(runtime: Runtime, reference: str) -> Image | None:
 
 
 async def pull(runtime: Runtime, reference: str) -> None:
-    """Bring the image. Raises ImageUnavailable with the registry's reason."""
+    """Pull the image. Raises ImageUnavailable with the registry's reason."""
     try:
         await _run_long([runtime.path, "pull", "--quiet", reference])
     except EngineUnavailable:
@@ -181,8 +181,8 @@ async def pull(runtime: Runtime, reference: str) -> None:
 
 
 async def create(runtime: Runtime, box: commands.Container) -> None:
-    """Make the container, in place of one of that name that was never started. As long as it takes: where a storage has
-    no layers, or users are not the machine's, the whole image is copied. Given up or failed, it may still come."""
+    """Create the container, replacing one of that name that was never started. May take long: without storage layers,
+    or with mapped users, the whole image is copied. After a cancel or failure the container may still appear."""
     argv = commands.create(runtime, box)
     until, removed = time.monotonic() + LATE, False
     while True:
@@ -195,14 +195,16 @@ async def create(runtime: Runtime, box: commands.Container) -> None:
                 await finished(asyncio.to_thread(remove, runtime, box.name))
                 removed = True
             elif not there and commands.is_taken(exc.message) and time.monotonic() < until:
-                await asyncio.sleep(1)  # one that was given up has the name, and is not there yet
+                await asyncio.sleep(
+                    1
+                )  # a cancelled creation holds the name, and its container does not exist yet
             else:
                 raise
 
 
 async def finished(work: Coroutine[Any, Any, T], *, final: bool = False) -> T:
-    """A thread's work, not left before it has ended: it cannot be called back, and who gives it up must find what it did.
-    `final`: there is nothing to be given up any more once it succeeded."""
+    """Wait for a thread's work even when cancelled: it cannot be interrupted, and the cancelling code must see its
+    result. `final`: after success there is nothing left to cancel, so the cancel is ignored."""
     task = asyncio.ensure_future(work)
     given_up: asyncio.CancelledError | None = None
     while not task.done():
@@ -220,7 +222,7 @@ def start(runtime: Runtime, name: str) -> None:
 
 
 def state(runtime: Runtime, name: str) -> State | None:
-    """None: there is no such container. Raises EngineUnavailable when nobody can say."""
+    """None: there is no such container. Raises EngineUnavailable if the state is unknown."""
     try:
         raw = json.loads(_run([runtime.path, "container", "inspect", name]))[0]
     except EngineUnavailable:
@@ -229,15 +231,15 @@ def state(runtime: Runtime, name: str) -> State | None:
         if commands.is_absent(exc.message):
             return None
         raise EngineUnavailable(
-            f"{runtime.program} does not say what became of {name}: {exc.message}"
+            f"{runtime.program} does not report the state of {name}: {exc.message}"
         ) from exc
     except (ValueError, IndexError) as exc:
-        raise EngineUnavailable(f"{runtime.program} does not say what became of {name}") from exc
+        raise EngineUnavailable(f"{runtime.program} does not report the state of {name}") from exc
     return State(*commands.state_of(raw))
 
 
 def said(runtime: Runtime, name: str) -> str:
-    """What a container printed last; empty when that is not known."""
+    """The last output of a container; empty if it is not known."""
     try:
         return _run([runtime.path, "logs", "--tail", "20", name], both=True)
     except EngineError:
@@ -245,7 +247,7 @@ def said(runtime: Runtime, name: str) -> str:
 
 
 def remove(runtime: Runtime, name: str) -> None:
-    """End and remove a container. Absent is success."""
+    """End and remove a container. An absent one is success."""
     try:
         _run(commands.remove(runtime, name))
     except EngineUnavailable:
@@ -260,12 +262,12 @@ def update(runtime: Runtime, name: str, cpu: float | None, memory: int | None) -
 
 
 def names(runtime: Runtime, home: str) -> list[str]:
-    """Every container of this home, running or not."""
+    """All containers of this home, running or not."""
     return _run(commands.listing(runtime, home)).split()
 
 
 def client_environment() -> dict[str, str]:
-    """What the runtime's own command needs of the server's environment."""
+    """The variables of the server's environment that the runtime's command needs."""
     wanted = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR")
     more = ("CONTAINERS_", "DOCKER_", "PODMAN_", "STORAGE_")
     return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(more)}
@@ -301,7 +303,7 @@ def _failed(argv: Sequence[str], said: str) -> EngineError:
 
 
 async def _run_long(argv: Sequence[str]) -> None:
-    """Without a limit, and ended when it is cancelled."""
+    """Run without a time limit; ended when cancelled."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -316,7 +318,7 @@ async def _run_long(argv: Sequence[str]) -> None:
         raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
     try:
         said, _ = await process.communicate()
-    except BaseException:  # cancelled, most of all; raised again: only the process must not go on alone
+    except BaseException:  # mostly a cancel; raised again: the process must not run on unattended
         await finished(_end(process))
         raise
     if process.returncode != 0:
@@ -324,7 +326,7 @@ async def _run_long(argv: Sequence[str]) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """With its helpers, who hold the pipe it is read by."""
+    """With its helper processes, which hold the pipe of its output."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -1,8 +1,8 @@
-"""Tasks in containers: bringing the image, starting the launcher in it, finding it again, proving it gone.
+"""Tasks in containers: pulls the image, starts the launcher in it, finds containers again, proves them gone.
 
-An image may take long to come, so a task is `starting` for that time, in the background, and has no directory yet.
-The container is made only after it came, and started only by the server that made it: one whose server died between
-is removed by the next, so that nothing starts that was given up.
+A pull may take long, so a task is `starting` meanwhile, in the background, and has no directory yet. The container is
+created after the pull, and started only by the server that created it. If that server died in between, the next one
+removes the container, so that nothing starts that was given up.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 INSTALL = "Install podman, or leave `image` out to run in this Python environment."
 ENDING = 5.0
-"""Seconds that a runtime has to notice that a container ended."""
+"""Seconds that a runtime may take to notice that a container ended."""
 PAUSES = (1.0, 60.0)
-"""Seconds between two looks for leftovers: at first, and at most."""
+"""Seconds between two searches for leftover containers: at first, and at most."""
 
 
 class ContainerTasks:
-    """Belongs to one event loop. The runtime is looked for when the first task needs it: most homes never do.
+    """Belongs to one event loop. The runtime is searched for when the first task needs it: most homes never do.
 
-    `keep` names the containers of the tasks there are; any other of this home's is a leftover.
+    `keep` returns the containers of known tasks; any other container of this home is a leftover.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class ContainerTasks:
         self._complained: set[str] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._late = 0.0
-        """Until when leftovers are looked for."""
+        """Leftover containers are searched for until then."""
         self._removing = asyncio.Lock()
         self._closed = False
 
     # -- which runtime ---------------------------------------------------------------------------------------
 
     async def runtime(self) -> Runtime:
-        """Raises EngineError where there is none. Looked for again each time until there is one."""
+        """Raises EngineError if there is none. Searched for at each call until one is found."""
         async with self._looking:
             if self._runtime is None:
                 self._runtime = await asyncio.to_thread(runtimes.find)
@@ -82,7 +82,7 @@ class ContainerTasks:
         return self._runtime
 
     def refuse(self, job: Job) -> None:
-        """What a job asks of containers that this machine does not have."""
+        """Refuse what a job requests of containers and this machine cannot do."""
         if job.image is None:
             _refuse_without(job)
             return
@@ -91,8 +91,8 @@ class ContainerTasks:
             raise Refused(runtimes.MISSING, hint=INSTALL, details={"key": "image"})
         if job.resources.gpu and runtime is not None and runtime.program == "podman" and not runtime.cdi:
             raise Refused(
-                "podman cannot hand out GPUs here: there is no CDI specification",
-                hint="`nvidia-ctk cdi generate --output /etc/cdi/nvidia.yaml` makes one.",
+                "podman cannot assign GPUs here: there is no CDI specification",
+                hint="`nvidia-ctk cdi generate --output /etc/cdi/nvidia.yaml` creates one.",
                 details={"key": "resources.gpu"},
             )
         _refuse_mounts(job)
@@ -104,10 +104,10 @@ class ContainerTasks:
                 details={"key": key},
             )
 
-    # -- what will be ----------------------------------------------------------------------------------------
+    # -- pure ------------------------------------------------------------------------------------------------
 
     def info(self, runtime: Runtime, info: TaskInfo, attempt: Attempt) -> TaskInfo:
-        """task.json of a task that is to run in a container."""
+        """task.json of a task in a container."""
         job = attempt.job
         assert job is not None and job.image is not None
         image = str(attempt.image.get("reference") or job.image)
@@ -119,7 +119,7 @@ class ContainerTasks:
         found |= {"name": box.name, "run": commands.run(runtime, box), "memory": info.memory}
         found["client"] = runtimes.client_environment()
         found["args"] = list(job.args)
-        # Outside there is only the runtime's own command: nothing to be limited, and its helpers outlive it a little.
+        # Only the runtime's client runs outside: it needs no limits, and its helper processes outlive it a little.
         return replace(
             info, cgroup=None, pid_namespace=False, cpu=None, memory=None, pids=None, container=found
         )
@@ -146,7 +146,7 @@ class ContainerTasks:
         )
 
     def _gpu_names(self, runtime: Runtime, ids: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-        """As the runtime calls them: by id where its specification has that, else by number."""
+        """The runtime's names of the GPUs: their ids if its specification lists them, else their numbers."""
         if not runtime.cdi or all(one in runtime.cdi for one in ids):
             return tuple(ids)
         numbers = {seen.id: str(seen.index) for seen in self._gpus.read()}
@@ -155,8 +155,8 @@ class ContainerTasks:
     # -- starting --------------------------------------------------------------------------------------------
 
     async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
-        """The launcher of a task, in its container. Raises EngineError; then nothing of it runs, but after
-        EngineUnavailable, when nobody can say."""
+        """Start the launcher of a task in its container. After an EngineError nothing of it runs, except after
+        EngineUnavailable: then its state is unknown."""
         runtime = await self.runtime()
         assert known.info.container is not None and attempt.job is not None
         reference = str(known.info.container["image"])
@@ -167,7 +167,7 @@ class ContainerTasks:
             await runtimes.pull(runtime, reference)
             image = await asyncio.to_thread(runtimes.image, runtime, reference)
         if image is None:
-            raise runtimes.ImageUnavailable(f"the image {reference} was pulled and is not there")
+            raise runtimes.ImageUnavailable(f"the image {reference} was pulled but is not there")
         known.waiting = "starting the container"
         setups = str(self._settings.home.setups / f"image-{image.id[:24]}")
         job = attempt.job
@@ -180,32 +180,32 @@ class ContainerTasks:
         box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command)
         try:
             await runtimes.finished(asyncio.to_thread(_prepare, box, known))
-            async with self._removing:  # one of that name that was left over is gone by now, or stays
+            async with self._removing:  # a leftover of that name has been removed by now, or stays
                 pass
             await runtimes.create(runtime, box)
             return await runtimes.finished(
                 asyncio.to_thread(_start, runtime, box, known, self._records), final=True
             )
-        except BaseException:  # given up or failed, and raised again
-            self._tidy_late()  # whatever there is of it, or comes, is to go
+        except BaseException:  # cancelled or failed, and raised again
+            self._tidy_late()  # remove the container if it exists or still appears
             raise
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def settle(self, known: Known) -> bool:
-        """See to the container of a task whose launcher is dead or was never seen. False: it is not known whether
-        anything of it runs, and nothing is concluded."""
+        """Remove the container of a task whose launcher is dead or was never seen. False: it is not known whether
+        anything of it runs, so nothing is concluded."""
         try:
             runtime = await self.runtime()
             return await asyncio.to_thread(_settle, runtime, known, self._records)
         except EngineError as exc:
-            self._complain(known.container, f"its container {known.container} cannot be seen to: {exc}")
+            self._complain(known.container, f"its container {known.container} cannot be examined: {exc}")
             self._tidy_late()
-            # A launcher that is dead is proof enough: it was init of the container.
+            # A dead launcher is proof enough: it was init of the container.
             return known.identity is not None and known.info.pid_namespace
 
     def tidy(self) -> None:
-        """Remove the leftovers of earlier servers, in the background. Once: our own are seen to as they come."""
+        """Remove the leftovers of earlier servers once, in the background; own containers are settled one by one."""
         if self._tidying is None:
             self._tidy_late()
 
@@ -221,15 +221,15 @@ class ContainerTasks:
             pause = min(2 * pause, most)
 
     async def _remove_leftovers(self) -> bool:
-        """False: some are still there."""
+        """False: some leftovers still exist."""
         try:
             runtime = await self.runtime()
         except EngineError:
-            return not runtimes.likely()  # no runtime, no containers; or one that does not answer yet
+            return not runtimes.likely()  # no runtime, no containers; or its daemon is not up yet
         try:
             names = await asyncio.to_thread(runtimes.names, runtime, self._home)
         except EngineError as exc:
-            self._complain(self._home, f"leftover containers cannot be looked for: {exc}")
+            self._complain(self._home, f"leftover containers cannot be listed: {exc}")
             return False
         removed = True
         for name in names:
@@ -243,13 +243,13 @@ class ContainerTasks:
         return removed
 
     def _complain(self, about: str, words: str) -> None:
-        """Once."""
+        """Log it once."""
         if about not in self._complained:
             self._complained.add(about)
             log.warning(words)
 
     async def close(self) -> None:
-        """What is left over is left to the next server."""
+        """Remaining leftovers are left to the next server."""
         self._closed = True
         if self._tidying is not None:
             self._tidying.cancel()
@@ -280,7 +280,7 @@ def _start(runtime: Runtime, box: Container, known: Known, records: TaskRecords)
         found = runtimes.state(runtime, box.name)
         identity = processes.identity_of(found.pid) if found is not None and found.running else None
         if identity is None:
-            said = runtimes.said(runtime, box.name).strip() or "it said nothing"
+            said = runtimes.said(runtime, box.name).strip() or "no output"
             code = f" (exit code {found.exit_code})" if found is not None else ""
             raise runtimes.ImageUnavailable(
                 f"the launcher does not run in the image {box.image}{code}: {said.splitlines()[-1]}",
@@ -302,7 +302,7 @@ def _settle(runtime: Runtime, known: Known, records: TaskRecords) -> bool:
     if state is None:
         return True
     if known.identity is None and known.info.pid_namespace and state.running:
-        # The server that started it died before it could write that down.
+        # The server that started it died before it could record it.
         identity = processes.identity_of(state.pid)
         if identity is not None:
             records.write(known.place, identity, known.info, known.container)
@@ -320,7 +320,7 @@ def _settle(runtime: Runtime, known: Known, records: TaskRecords) -> bool:
 
 
 def _binds(job: Job, directory: str) -> list[tuple[str, str, str]]:
-    """What the job mounts. Scratch lies in the task's directory and goes with it."""
+    """The job's mounts. Scratch folders are in the task directory and removed with it."""
     found = []
     for number, (inside, source) in enumerate(job.mounts.items()):
         outside = f"{directory}/scratch-{number}" if source == "empty" else source.removesuffix(":ro")
@@ -332,7 +332,7 @@ def _refuse_mounts(job: Job) -> None:
     if not job.mounts:
         return
     if job.launcher == "none":
-        # Nothing would say as whom the image writes there.
+        # Without the launcher it is undefined as which user the image writes there.
         raise Refused(
             "`mounts` needs the launcher on this machine, and the job says `launcher: none`",
             hint="Leave out `mounts`, or `launcher: none`.",
@@ -343,13 +343,13 @@ def _refuse_mounts(job: Job) -> None:
         if source != "empty" and not Path(folder).is_dir():
             raise Refused(
                 f"there is no folder {folder} to mount at {inside}",
-                hint="Make it, or name another.",
+                hint="Create it, or name another.",
                 details={"key": f"mounts.{inside}"},
             )
 
 
 def _refuse_without(job: Job) -> None:
-    """Keys that say something about an image, in a job that has none."""
+    """Refuse keys that concern an image in a job without one."""
     room = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
     here = room.f_blocks * room.f_frsize if room is not None else 0
     wants = {

@@ -1,4 +1,4 @@
-"""How much of this machine there is for runs: what is installed, less what containers and administrators withhold."""
+"""The resources of this machine for runs: what is installed, less the limits of a container and of the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.settings import LocalSettings
 
 
 def cpus(settings: LocalSettings) -> float:
-    """Cores runs may use: those this process may run on, within its own quota."""
+    """Cores for runs: those this process may run on, within its own quota."""
     if settings.cpu is not None:
         return float(settings.cpu)
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -21,7 +21,7 @@ def cpus(settings: LocalSettings) -> float:
 
 
 def memory(settings: LocalSettings) -> int:
-    """Bytes runs may use."""
+    """Bytes for runs."""
     if settings.memory is not None:
         return int(settings.memory)
     total = physical_memory()
@@ -34,20 +34,20 @@ def physical_memory() -> int:
 
 
 def own_memory_limit() -> int | None:
-    """The tightest limit on our own cgroup and those above it."""
+    """The lowest limit on this process's cgroup and those above it."""
     found: list[int] = []
     first, second = _own()
     for directory in _upwards(first.get("memory")):
         found.extend(_number(f"{directory}/memory.limit_in_bytes"))
     for directory in _upwards(second):
         found.extend(_number(f"{directory}/memory.max"))
-    # Version 1 says "no limit" with a number near 2^63.
+    # Version 1 writes "no limit" as a number near 2^63.
     real = [value for value in found if value < 1 << 60]
     return min(real) if real else None
 
 
 def own_quota() -> float | None:
-    """The tightest CPU quota on our own cgroup and those above it, in cores."""
+    """The lowest CPU quota on this process's cgroup and those above it, in cores."""
     found: list[float] = []
     first, second = _own()
     for directory in _upwards(first.get("cpu")):

@@ -1,11 +1,11 @@
 """Control groups, version 1 as root and version 2 delegated: one group per task, its limits set before it starts.
 
-A task's group is in the engine's record of the task, because the server may be somewhere else in the tree when it is
-started again. A task of an earlier version has it only in task.json, which user code may change: what stands there is
-used only if it is the group of that very task.
+A task's group is in the engine's record of the task, because a restarted server may be elsewhere in the hierarchy. For a
+task of an earlier version it is only in task.json, which user code may change. Such a record is used only if it names
+that task's own group.
 
     v1   <mount of each controller>/<own path>/stoker-<home>/RUN.ATTEMPT.TASK
-    v2   <own path>/stoker-<home>/RUN.ATTEMPT.TASK, the server itself moved aside into <own path>/stoker-server
+    v2   <own path>/stoker-<home>/RUN.ATTEMPT.TASK, with the server itself moved into <own path>/stoker-server
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from stoker.task import formats
 
 V2_CONTROLLERS = ("cpu", "memory", "pids")
 PERIOD = 100_000
-"""Microseconds over which a CPU quota counts: the kernel's own default."""
+"""Microseconds over which a CPU quota is counted: the kernel's default."""
 SERVER_LEAF = "stoker-server"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a task may use. None: not limited."""
+    """Limits of a task. None: not limited."""
 
     cpu: float | None = None
     memory: int | None = None
     pids: int | None = None
     denied_devices: tuple[tuple[int, int], ...] = ()
-    """(major, minor) of character devices it must not open: GPUs of others."""
+    """(major, minor) of character devices that it must not open: GPUs of other tasks."""
 
 
 @dataclass(frozen=True)
 class CgroupTree:
-    """Where groups may be made: a directory per controller (v1), or one for all (v2)."""
+    """Where groups may be created: a directory per controller (v1), or one for all (v2)."""
 
     version: int
     roots: Mapping[str, str] = field(default_factory=dict)
     """controller -> directory of this home. Version 2 has the same directory for each."""
 
     def record(self, name: str) -> dict[str, Any]:
-        """What task.json says about a task's group. Pure: nothing is made."""
+        """The description of a task's group for task.json. Pure: nothing is created."""
         where = {controller: f"{root}/{name}" for controller, root in self.roots.items()}
         found: dict[str, Any] = {"version": self.version}
         found["procs"] = [f"{path}/cgroup.procs" for path in dict.fromkeys(where.values())]
@@ -61,12 +61,12 @@ class CgroupTree:
 
 
 def home_name(home: Path) -> str:
-    """The group of one home, so that two homes never meet."""
+    """The group of one home; two homes never share one."""
     return "stoker-" + hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:12]
 
 
 def mounts(mountinfo: str) -> list[str]:
-    """Every place where control groups are mounted. Pure."""
+    """Every directory on which control groups are mounted. Pure."""
     found = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -76,7 +76,7 @@ def mounts(mountinfo: str) -> list[str]:
 
 
 def unified(mountinfo: str) -> str | None:
-    """Where version 2 is mounted. Pure."""
+    """The directory on which version 2 is mounted. Pure."""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         if right.split(" ", 1)[0] == "cgroup2":
@@ -92,7 +92,7 @@ def settings(version: int, controllers: Iterable[str], limits: Limits) -> list[t
 
 
 def make(tree: CgroupTree, name: str, limits: Limits) -> None:
-    """Make a task's group and set its limits. May be repeated. Raises OSError when the kernel refuses."""
+    """Create a task's group and set its limits. May be repeated. Raises OSError when the kernel refuses."""
     for root in dict.fromkeys(tree.roots.values()):
         make_directory(Path(root, name))
         if tree.version == 2:
@@ -102,9 +102,9 @@ def make(tree: CgroupTree, name: str, limits: Limits) -> None:
 
 
 def changes(record: Mapping[str, Any], limits: Limits) -> list[tuple[str, str]]:
-    """(path, value) to write to give a group that exists other limits, in order.
+    """(path, value) to write, in order, to change the limits of an existing group.
 
-    Version 1 wants memory with swap never below memory: when there is to be more, swap goes first.
+    In version 1 the limit of memory with swap must never be below that of memory: to raise both, swap goes first.
     """
     version = int(record["version"])
     wanted = [
@@ -119,7 +119,7 @@ def changes(record: Mapping[str, Any], limits: Limits) -> list[tuple[str, str]]:
 
 
 def write(path: str, value: str) -> None:
-    """One limit. What this kernel does not have and the limit holds without is passed over."""
+    """Write one limit. A file that this kernel lacks is skipped if the limit holds without it."""
     try:
         Path(path).write_text(value)
     except OSError:
@@ -128,12 +128,12 @@ def write(path: str, value: str) -> None:
 
 
 def restore(path: str, value: str) -> None:
-    """Back to what it was, as far as the kernel lets us."""
+    """Restore the old value, as far as the kernel allows."""
     _try(path, value)
 
 
 def memory_in_use(version: int, directory: str) -> int | None:
-    """Bytes, without the file cache that the kernel would give up first. None: it does not say."""
+    """Bytes, without the file cache that the kernel reclaims first. None: not known."""
     name, cache = (
         ("memory.usage_in_bytes", "total_inactive_file")
         if version == 1
@@ -150,7 +150,7 @@ def memory_in_use(version: int, directory: str) -> int | None:
 
 
 def _pass_on(root: str, controllers: Iterable[str]) -> None:
-    """Version 2 limits only what its parent lets it. Said once per home, and again if somebody removed its group."""
+    """In version 2 a parent group must enable controllers. Done once per home, and again if the group was removed."""
     allowed = processes.read_text(f"{root}/cgroup.subtree_control").split()
     wanted = [f"+{controller}" for controller in controllers if controller not in allowed]
     if wanted:
@@ -158,7 +158,7 @@ def _pass_on(root: str, controllers: Iterable[str]) -> None:
 
 
 def procs(record: Mapping[str, Any]) -> list[int]:
-    """Processes in a task's group, those beneath it included."""
+    """Processes in a task's group and the groups below it."""
     found: set[int] = set()
     for path in directories(record)[:1]:
         for directory, _, _ in os.walk(path, onerror=_lacking):
@@ -168,13 +168,13 @@ def procs(record: Mapping[str, Any]) -> list[int]:
 
 
 def _lacking(exc: OSError) -> None:
-    """A group that is gone has no processes; one that cannot be read may have."""
+    """Raise when descriptors or memory are short: an unreadable group may have processes, a missing one has none."""
     if exc.errno in processes.LACKING:
         raise exc
 
 
 def kill(record: Mapping[str, Any]) -> None:
-    """One round of SIGKILL. Frozen meanwhile (v1), so that a fork bomb cannot outrun it. Called until `procs` is empty."""
+    """One round of SIGKILL, repeated until `procs` is empty. In v1 the group is frozen meanwhile, against fork bombs."""
     if int(record.get("version", 1)) == 2:
         for path in directories(record):
             _try(f"{path}/cgroup.freeze", "0")
@@ -194,7 +194,7 @@ def _kill_members(record: Mapping[str, Any]) -> None:
 
 
 def remove(record: Mapping[str, Any]) -> None:
-    """Remove a task's group and what the task made beneath it. What still has processes stays for the next time."""
+    """Remove a task's group and the groups below it. Groups with processes stay for the next time."""
     for path in directories(record):
         for directory, _, _ in os.walk(path, topdown=False):
             _rmdir(directory)
@@ -215,7 +215,7 @@ def directories(record: Mapping[str, Any]) -> list[str]:
 
 
 def trusted(record: Any, group: str, mounts: Iterable[str]) -> dict[str, Any] | None:
-    """A record from task.json, if it names the task's own `group` (HOME/NAME) and nothing else; None otherwise."""
+    """A record from task.json if it names only the task's own `group` (HOME/NAME); None otherwise."""
     if not isinstance(record, dict) or not isinstance(record.get("procs"), list):
         return None
     tops = tuple(f"{mount.rstrip('/')}/" for mount in mounts)
@@ -230,9 +230,9 @@ def trusted(record: Any, group: str, mounts: Iterable[str]) -> dict[str, Any] | 
 
 
 def remember(file: Path, tree: CgroupTree | None, keep: set[str]) -> None:
-    """Remove the groups of tasks that are no more, here and wherever earlier servers of this home made them.
+    """Remove the groups of tasks that do not exist any more, also where earlier servers of this home created them.
 
-    `file` holds those places: a server started from another session sits elsewhere in the tree.
+    `file` holds those directories: a server started from another login session is elsewhere in the hierarchy.
     """
     try:
         known = json.loads(file.read_text())
@@ -247,7 +247,7 @@ def remember(file: Path, tree: CgroupTree | None, keep: set[str]) -> None:
 
 
 def _leftovers(root: str, keep: set[str]) -> bool:
-    """Remove what is not to be kept and has no processes in it. Whether the place is still in use."""
+    """Remove groups that are not kept and have no processes. Whether the directory is still in use."""
     try:
         names = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
     except OSError:
@@ -262,7 +262,7 @@ _LIMITED = ("cpu", "memory", "pids")
 _OPTIONAL = frozenset(
     {"memory.memsw.limit_in_bytes", "memory.swap.max", "memory.oom.group", "cpu.shares", "cpu.weight"}
 )
-"""Not on every kernel; without them the limit still holds."""
+"""Missing on some kernels; the limit holds without them."""
 
 
 def _settings_v1(limits: Limits) -> list[tuple[str, str, str]]:

@@ -1,8 +1,8 @@
-"""GPUs by NVML: which there are, and which must not be handed out now.
+"""GPUs by NVML: which exist, and which must not be assigned now.
 
-The driver is asked through nvidia-ml-py, loaded on first use; a machine without a driver has no GPUs. A GPU that
-no living task owns but whose memory is still held (a process that would not die, somebody else's job) counts as
-unhealthy until it is free: a run started on it would fail for lack of memory.
+The driver is read through nvidia-ml-py, loaded on first use; a machine without a driver has no GPUs. A GPU that no
+living task owns may still have memory in use, by a process that does not die or another user's job. Such a GPU counts
+as unhealthy until its memory is free: a run on it would fail for lack of memory.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stoker.engine.local.host import processes
 log = logging.getLogger(__name__)
 
 HELD_BY_PROCESS = 64 << 20
-"""Bytes: a context alone takes more, a driver's own bookkeeping less."""
-HELD_BY_NOBODY = 1 << 30
-"""Bytes without a visible process before they count as held: drivers and desktops keep some."""
+"""Bytes: a context alone takes more, the driver's own use less."""
+HELD_WITHOUT_PROCESS = 1 << 30
+"""Bytes in use without a visible process from which a GPU counts as held: drivers and desktops keep some."""
 MAJOR = 195
-"""Of /dev/nvidiaN."""
+"""The major number of /dev/nvidiaN."""
 USER_XIDS = frozenset({13, 31, 43, 45, 68, 69, 94, 109})
-"""Faults that a program causes itself: the GPU is fine afterwards."""
+"""Xids that a program causes itself: the GPU is not faulty."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What NVML said about one GPU."""
+    """What NVML reports of one GPU."""
 
     id: str
     index: int
@@ -41,7 +41,7 @@ class Seen:
     holders: tuple[tuple[int, int], ...] = ()
     """(pid, bytes) of compute processes."""
     graphics: int = 0
-    """Bytes of the desktop."""
+    """Bytes used by the desktop."""
     uncorrected: int = 0
     remap: str = ""
     xid: int | None = None
@@ -58,10 +58,10 @@ class Gpus:
         self._xids: dict[str, int] = {}
         self._minors: dict[str, int] | None = None
         self.problem = ""
-        """Why there are none; empty when there are, or when there is simply no driver."""
+        """Why there are none; empty if there are some, or if there is no driver."""
 
     def look(self, owned: set[str]) -> list[Gpu]:
-        """Every GPU runs may use. `owned`: ids that living tasks hold; theirs may be in use."""
+        """Every GPU for runs. `owned`: ids assigned to living tasks; their memory may be in use."""
         return [gpu for seen, gpu in self.details(owned)]
 
     def details(self, owned: set[str]) -> list[tuple[Seen, Gpu]]:
@@ -69,7 +69,7 @@ class Gpus:
         return [(one, judge(one, owned)) for one in visible(seen, self._visible)]
 
     def denied(self, gpus: Iterable[str]) -> tuple[tuple[int, int], ...]:
-        """(major, minor) of the devices of all other GPUs, for the devices cgroup."""
+        """(major, minor) of all other GPUs' devices, for the devices cgroup."""
         if self._minors is None:
             self._minors = {one.id: one.minor for one in self.read() if one.minor is not None}
         kept = {self._minors[gpu] for gpu in gpus if gpu in self._minors}
@@ -85,14 +85,14 @@ class Gpus:
             return [one for index in range(count) for one in self._device(nvml, index)]
         except nvml.NVMLError as exc:
             self.problem = f"the NVIDIA driver does not answer: {exc}"
-            self._nvml = None  # the driver may have been reloaded: begin again next time
+            self._nvml = None  # the driver may have been reloaded: load it again next time
             return []
 
     def _load(self) -> Any:
         if self._nvml is not None:
             return self._nvml
         try:
-            import pynvml  # lazy: most laptops have no use for it
+            import pynvml  # lazy: most machines without GPUs never need it
         except ImportError:
             return None
         try:
@@ -118,12 +118,12 @@ class Gpus:
             yield Seen(f"GPU-{index}-lost", index, f"GPU {index} ({exc})", 0, lost=True)
 
     def _slices(self, nvml: Any, parent: Any, index: int) -> Iterator[Seen]:
-        """MIG: each slice is a GPU of its own; the whole one cannot be used meanwhile."""
+        """MIG: each slice is a GPU of its own; the whole GPU cannot be used meanwhile."""
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
             try:
                 handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, number)
             except nvml.NVMLError:
-                continue  # no slice in this place
+                continue  # no slice with this number
             yield self._seen(nvml, handle, parent, index)
 
     def _seen(self, nvml: Any, handle: Any, whole: Any, index: int) -> Seen:
@@ -152,7 +152,7 @@ class Gpus:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
         except nvml.NVMLError as exc:
-            log.info("GPU faults are not announced by this driver: %s", exc)
+            log.info("this driver does not report GPU faults: %s", exc)
             self._events = None
 
     def _collect_xids(self, nvml: Any) -> None:
@@ -167,13 +167,13 @@ class Gpus:
 
 
 def judge(seen: Seen, owned: set[str]) -> Gpu:
-    """May it be handed out? Pure."""
+    """Whether the GPU may be assigned. Pure."""
     reason = _fault(seen) or ("" if seen.id in owned else _held(seen))
     return Gpu(seen.id, seen.index, seen.model, seen.memory, healthy=not reason, reason=reason)
 
 
 def visible(seen: Sequence[Seen], setting: str | None) -> list[Seen]:
-    """Those the server itself may see (its CUDA_VISIBLE_DEVICES: indexes, or beginnings of UUIDs). Pure."""
+    """The GPUs that the server itself may see (its CUDA_VISIBLE_DEVICES: indexes, or prefixes of UUIDs). Pure."""
     if setting is None:
         return list(seen)
     found: list[Seen] = []
@@ -183,7 +183,7 @@ def visible(seen: Sequence[Seen], setting: str | None) -> list[Seen]:
         else:
             matching = [one for one in seen if word and one.id.startswith(word)]
         if not matching:
-            break  # as CUDA does: what follows an unknown one is not seen
+            break  # as CUDA does: entries after an unknown one are ignored
         found.extend(one for one in matching if one not in found)
     return found
 
@@ -206,8 +206,8 @@ def _held(seen: Seen) -> str:
         name = processes.read_text(f"/proc/{pid}/comm").strip()
         return f"{_size(size or seen.used)} still held by pid {pid}" + (f" ({name})" if name else "")
     free_of_desktop = seen.used - seen.graphics
-    if not seen.holders and free_of_desktop >= HELD_BY_NOBODY:
-        return f"{_size(free_of_desktop)} still held by no process that can be seen"
+    if not seen.holders and free_of_desktop >= HELD_WITHOUT_PROCESS:
+        return f"{_size(free_of_desktop)} still held by no visible process"
     return ""
 
 
@@ -220,7 +220,7 @@ def _text(value: Any) -> str:
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """None where this GPU or driver does not know."""
+    """None if this GPU or driver does not support it."""
     try:
         return getattr(nvml, name)(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -238,7 +238,7 @@ def _running(nvml: Any, name: str, handle: Any) -> list[tuple[int, int]]:
 
 
 def _used(nvml: Any, handle: Any, memory: Any) -> int:
-    """Without what the driver reserves for itself, where it tells them apart."""
+    """Without the memory that the driver reserves for itself, if it reports that separately."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     detailed = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, version) if version is not None else None
     return int((detailed or memory).used)

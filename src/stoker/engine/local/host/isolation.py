@@ -1,7 +1,7 @@
-"""What this machine lets us enforce, found out by trying, and said honestly.
+"""Probes what isolation this machine can enforce, and reports what is missing.
 
-Nothing here is fatal: where a kind of isolation is missing the launcher does what can be done without the kernel
-(affinity, a watchdog, a guardian), and the reason and the fix are shown by `doctor`, `nodes` and `show`.
+A missing kind is not an error: the launcher then does what is possible without the kernel (affinity, a watchdog, a
+guardian). `doctor`, `nodes` and `show` show the reason and the fix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VISIBLE_ONLY = "CUDA_VISIBLE_DEVICES only"
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that is not available here."""
+    """A kind of isolation that is not available."""
 
     reason: str
     fix: str = ""
@@ -35,7 +35,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Isolation:
-    """How each kind of thing is held apart. Found once per server; tasks keep what they were started with."""
+    """How each kind of resource is isolated. Probed once per server; tasks keep what they were started with."""
 
     processes: str = GUARDIAN
     memory: str = WATCHDOG
@@ -43,11 +43,11 @@ class Isolation:
     pids: str = WATCHDOG
     gpu: str = VISIBLE_ONLY
     tree: cgroups.CgroupTree | None = None
-    """Where groups are made; None: no cgroups."""
+    """Where groups are created; None: no cgroups."""
     wrap: tuple[str, ...] = ()
-    """Put before the fork server's command: a scope of the user's systemd, when that is where groups are made."""
+    """Put before the fork server's command: a scope of the user's systemd, if groups are created there."""
     missing: Mapping[str, Missing] = field(default_factory=dict)
-    """kind -> why the best way is not used."""
+    """kind -> why the best method is not used."""
 
     @property
     def pid_namespace(self) -> bool:
@@ -58,7 +58,7 @@ class Isolation:
         return self.processes == USER_NAMESPACE
 
     def summary(self) -> dict[str, str]:
-        """For Node.isolation."""
+        """The value of Node.isolation."""
         return {
             "processes": self.processes,
             "memory": self.memory,
@@ -69,8 +69,8 @@ class Isolation:
 
 
 def probe(home: Path, wanted: str = "auto") -> Isolation:
-    """Try each kind. `wanted` is LocalSettings.isolation. Takes some tens of milliseconds; leaves nothing behind
-    but the empty group of this home."""
+    """Try each kind. `wanted` is LocalSettings.isolation. Takes some tens of milliseconds; leaves only the empty group
+    of this home behind."""
     if not processes.LINUX:
         return Isolation(cpu="none", missing=_everywhere(f"{sys.platform} has no namespaces and no cgroups"))
     if wanted == "none":
@@ -105,7 +105,7 @@ def _assembled(
 
 
 def in_scope(found: Isolation, pid: int, name: str) -> Isolation:
-    """The same once the fork server runs in its scope: groups are made beneath it, where tasks are born."""
+    """The isolation once the fork server runs in its scope: groups are created below it, where tasks start."""
     _, own = cgroup_paths.find(
         processes.read_text("/proc/self/mountinfo"), processes.read_text(f"/proc/{pid}/cgroup")
     )
@@ -156,7 +156,7 @@ def _processes(missing: dict[str, Missing]) -> str:
 
 
 def _unshare(how: str) -> str | None:
-    """Why it does not work; None when it does."""
+    """Why it does not work; None if it does."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _UNSHARE, how],
@@ -184,7 +184,7 @@ def _namespace_fix() -> str:
         ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
     ):
         if processes.read_text(path).strip() == bad:
-            return f"An administrator may allow it with `sysctl {fix}`."
+            return f"An administrator can allow it with `sysctl {fix}`."
     return (
         "In a container, allow it with `--security-opt seccomp=unconfined` or run as root with CAP_SYS_ADMIN."
     )
@@ -222,7 +222,7 @@ def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.CgroupTree
 
 
 def _try_v1(controller: str, root: str) -> str | None:
-    """Make a group, set a limit, put a process into it. What went wrong; None: it works."""
+    """Create a group, set a limit, put a process into it. The error; None: it works."""
     trial = cgroups.CgroupTree(1, {controller: root})
     name = f"probe-{os.getpid()}"
     try:
@@ -235,7 +235,7 @@ def _try_v1(controller: str, root: str) -> str | None:
 
 
 def _try_v2(tree: cgroups.CgroupTree) -> str:
-    """The same for version 2; empty: it works."""
+    """As `_try_v1` for version 2; empty: it works."""
     name = f"probe-{os.getpid()}"
     try:
         cgroups.make(tree, name, cgroups.Limits(cpu=1.0, memory=64 << 20, pids=16))
@@ -257,7 +257,7 @@ def _try_joining(directory: str) -> str | None:
 
 
 def _second(own: str, name: str) -> tuple[cgroups.CgroupTree | None, tuple[str, ...], str]:
-    """Version 2: our own subtree if it was delegated, else a scope of systemd's, else, as root, the top."""
+    """Version 2: the own subtree if it was delegated, else a systemd scope, else, as root, the top of the hierarchy."""
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}")
     ours = {os.getpid(), *_descendants(os.getpid())}
     problem = delegate(own, name, ours)
@@ -265,7 +265,7 @@ def _second(own: str, name: str) -> tuple[cgroups.CgroupTree | None, tuple[str, 
         return _tree_at(f"{own}/{name}"), (), ""
     scope = _scope()
     if scope is not None:
-        # The fork server is born in the scope; the engine makes the groups beneath it once it is there.
+        # The fork server is started in the scope; the engine creates the groups below it afterwards.
         return cgroups.CgroupTree(2, {}), scope, ""
     top = cgroups.unified(processes.read_text("/proc/self/mountinfo"))
     if os.geteuid() == 0 and top is not None and top != own and delegate(top, name, ours) is None:
@@ -279,10 +279,10 @@ def _tree_at(root: str) -> cgroups.CgroupTree:
 
 
 def delegate(own: str, name: str, ours: set[int]) -> str | None:
-    """Make `own`/`name` a place for groups with limits. What went wrong; None: it is ready.
+    """Prepare `own`/`name` for groups with limits. The error; None: it is ready.
 
-    The kernel wants processes in leaves only, so our own are moved into one. Strangers in the same group are
-    not moved: then this is not ours to divide.
+    The kernel allows processes only in leaf groups, so the server's processes are moved into one. If the group has
+    processes of others, it does not belong to the server, and nothing is moved.
     """
     is_top = not Path(own, "cgroup.type").exists()
     try:
@@ -292,7 +292,7 @@ def delegate(own: str, name: str, ours: set[int]) -> str | None:
             return f"no controllers are delegated to {own}"
         inside = {int(word) for word in processes.read_text(f"{own}/cgroup.procs").split()}
         if not is_top and inside - ours:
-            return f"other processes ({sorted(inside - ours)[0]}, ...) live in {own}"
+            return f"other processes ({sorted(inside - ours)[0]}, ...) are in {own}"
         root = Path(own, name)
         root.mkdir(exist_ok=True)
         if not is_top:
@@ -312,8 +312,8 @@ def enable(directory: str, controllers: list[str]) -> None:
 
 
 def _scope() -> tuple[str, ...] | None:
-    """The command that starts something in a delegated scope of this user's systemd (root: the machine's); None:
-    none answers."""
+    """The command that starts a program in a delegated scope of this user's systemd (root: the machine's). None:
+    systemd does not respond."""
     program = shutil.which("systemd-run")
     if program is None or not Path("/run/systemd/system").is_dir():
         return None
@@ -338,10 +338,10 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-# -- words -------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------
 
 _INSTEAD = {
-    "memory": "a watchdog looks at memory every moment, so a fast allocation may outrun it",
+    "memory": "a watchdog checks memory at short intervals, so a fast allocation may exceed the limit",
     "cpu": "tasks are bound to whole cores",
     "pids": "a watchdog counts processes",
 }
@@ -353,7 +353,7 @@ def _explain(
     fix = (
         "Run the server as root, or have an administrator delegate a cgroup to this user."
         if version == 1
-        else "Start the server where systemd answers, or in a unit or container whose cgroup is delegated to it."
+        else "Start the server where systemd responds, or in a unit or container with a delegated cgroup."
     )
     for kind, instead in _INSTEAD.items():
         if kind not in have:

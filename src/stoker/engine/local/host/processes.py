@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart for good: a pid alone is reused, a pid with its boot and start time is not."""
+"""Processes of this machine and their identity: a pid alone is reused, a pid with boot id and start time is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 LINUX = sys.platform.startswith("linux")
 LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Why a file that is there may not be opened: descriptors or memory are short."""
+"""Errors of opening an existing file: descriptors or memory are short."""
 _BATCH = 256
 """Processes that are opened at a time."""
 _DEAD = ("Z", "X", "x")
@@ -25,7 +25,7 @@ _DEAD = ("Z", "X", "x")
 
 @dataclass(frozen=True)
 class Identity:
-    """One process, once."""
+    """The identity of one process."""
 
     boot_id: str
     pid: int
@@ -34,7 +34,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Identity | None:
-        """None when the record is not one: user code owns the directory it lies in."""
+        """None if the record is invalid: a record in a task directory belongs to user code."""
         try:
             pid, start = int(raw["pid"]), int(raw.get("start_time") or 0)
         except (KeyError, TypeError, ValueError):
@@ -43,7 +43,7 @@ class Identity:
 
 
 def identity_of(pid: int) -> Identity | None:
-    """Of a process that lives; None: there is none."""
+    """The identity of a living process; None: there is none."""
     fields = stat_fields(pid) if pid > 1 else []
     return Identity(boot_id(), pid, int(fields[19])) if fields and fields[0] not in _DEAD else None
 
@@ -55,7 +55,7 @@ def boot_id() -> str:
 
 
 def is_alive(identity: Identity, lock: str) -> bool:
-    """Whether exactly this process still runs. `lock` is the file it holds locked: all there is without /proc."""
+    """Whether exactly this process still runs. `lock`: the file that it holds locked, the only proof without /proc."""
     if not LINUX:
         return _is_locked(lock)
     if identity.boot_id != boot_id():
@@ -65,14 +65,14 @@ def is_alive(identity: Identity, lock: str) -> bool:
 
 
 def open_pidfd(identity: Identity) -> int | None:
-    """A descriptor that becomes readable when the process ends. None: it has ended, or there are no pidfds."""
+    """A descriptor that becomes readable when the process ends. None: it has ended, or pidfds are not supported."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
         fd = os.pidfd_open(identity.pid)
     except OSError:
         return None
-    # Looked at after opening: if this pid is the process we mean now, the descriptor is of that process.
+    # Checked after opening: if the pid has this start time now, the descriptor is of that process.
     fields = stat_fields(identity.pid)
     if not fields or int(fields[19]) != identity.start_time or identity.boot_id != boot_id():
         os.close(fd)
@@ -81,7 +81,7 @@ def open_pidfd(identity: Identity) -> int | None:
 
 
 def send(identity: Identity, number: int, pidfd: int | None = None) -> bool:
-    """Signal exactly this process. False: it is not there any more."""
+    """Signal exactly this process. False: it has ended."""
     try:
         if pidfd is not None and hasattr(signal, "pidfd_send_signal"):
             signal.pidfd_send_signal(pidfd, number)
@@ -102,8 +102,8 @@ def send(identity: Identity, number: int, pidfd: int | None = None) -> bool:
 
 
 def kill(pids: Sequence[int], members: Callable[[], Container[int]]) -> None:
-    """SIGKILL to those of them that are among `members`, which is asked after each process was opened: from then on its
-    number cannot become another process's."""
+    """SIGKILL to those of `pids` that `members` contains. `members` is called after the processes were opened: from
+    then on a number cannot become another process's."""
     for at in range(0, len(pids), _BATCH):
         opened = {pid: _opened(pid) for pid in pids[at : at + _BATCH]}
         try:
@@ -118,7 +118,7 @@ def kill(pids: Sequence[int], members: Callable[[], Container[int]]) -> None:
 
 
 def _opened(pid: int) -> int | None:
-    """None: it has ended. Negative: there are no pidfds here."""
+    """None: it has ended. Negative: pidfds are not supported."""
     try:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
     except OSError as exc:
@@ -132,13 +132,13 @@ def _kill_one(pid: int, fd: int) -> None:
         else:
             os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # Gone already, or a set-uid program: what is left shows in the next look.
+        # It has ended, or it is a set-uid program: the next look shows what is left.
         pass
 
 
 def holders(path: str) -> list[int]:
-    """Living processes that have this very file open. A file with a second name proves nothing: user code can give any
-    file of its owner's another name."""
+    """Living processes that have exactly this file open. A file with two names is no proof: user code can add a name to
+    any file of its owner."""
     try:
         wanted = Path(path).lstat()
     except OSError:
@@ -168,7 +168,7 @@ def _has_open(pid: str, wanted: os.stat_result) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children, of all its threads."""
+    """Direct children of all threads of the process."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -180,7 +180,7 @@ def children(pid: int) -> list[int]:
 
 
 def task_directory(pid: int) -> str | None:
-    """Which task a process belongs to, by the environment it was started with."""
+    """The task of a process, from the environment it was started with."""
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -192,7 +192,7 @@ def task_directory(pid: int) -> str | None:
 
 
 def of_tasks(directories: set[str]) -> dict[str, list[int]]:
-    """Living processes of these tasks, by the environment they were started with. One pass over /proc for all."""
+    """Living processes of these tasks, from the environment they were started with. One pass over /proc for all."""
     found: dict[str, list[int]] = {}
     if not directories or not LINUX:
         return found
@@ -209,8 +209,8 @@ def stat_fields(pid: int, *, strict: bool = False) -> list[str]:
 
 
 def read_text(path: str, *, strict: bool = False) -> str:
-    """A small file of the kernel's; empty when it cannot be read (a process or cgroup that is gone). `strict`: what this
-    process lacks to read it is raised, for those who conclude from what is not there."""
+    """A small file of the kernel; empty if it cannot be read (a process or cgroup that has ended). `strict`: raise when
+    descriptors or memory are short, for callers that conclude from an absence."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Giving a task more or less of the machine while it runs. Blocks a little: the kernel may have to find memory."""
+"""Changes the limits of a running task. Blocks for a moment: the kernel may have to reclaim memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stoker.engine.local.host.isolation import Isolation
 from stoker.linux import cgroup_paths
 
 ROOM = 0.95
-"""The largest share of its new limit that a task may already use: it goes on allocating meanwhile."""
+"""The largest share of its new limit that a task may already use: it continues to allocate meanwhile."""
 
 
 def resize(
     record: Mapping[str, Any] | None, isolation: Isolation, *, cpu: float | None, memory: int | None
 ) -> str | None:
-    """Change the limits of a task's group. None: done; else why not, and nothing was changed."""
+    """Change the limits of a task's group. None: done; otherwise why not, and nothing was changed."""
     wanted = {"cpu": cpu, "memory": memory}
     for kind, value in wanted.items():
         if value is not None and kind not in (record or {}):
@@ -24,7 +24,7 @@ def resize(
             why = f": {missing.reason}" if missing is not None else ""
             return f"its {kind} limit cannot be changed while it runs{why}"
     if record is None:
-        return "there is nothing to change"
+        return "the task has no cgroup, so it has no limits to change"
     version = int(record["version"])
     if memory is not None and (reason := _too_small(version, str(record["memory"]), memory)):
         return reason
@@ -37,12 +37,12 @@ def resize(
     except OSError as exc:
         for path, old in reversed(before):
             cgroups.restore(path, old)
-        return f"the kernel refuses the new size: {exc.strerror} ({exc.filename})"
+        return f"the kernel refused the new size: {exc.strerror} ({exc.filename})"
     return None
 
 
 def refuse_container(launcher: int, memory: int | None) -> str | None:
-    """Why the container of this process cannot have this much memory; None: the runtime may be asked."""
+    """Why the container of this process cannot get this memory limit; None: the runtime may be asked."""
     if memory is None:
         return None
     own = processes.read_text(f"/proc/{launcher}/cgroup")
@@ -53,7 +53,7 @@ def refuse_container(launcher: int, memory: int | None) -> str | None:
 
 
 def _too_small(version: int, directory: str, memory: int) -> str | None:
-    """Less than is in use would end the task (version 2 kills for it, version 1 refuses)."""
+    """A limit below current use would end the task: version 2 kills for it, version 1 refuses."""
     used = cgroups.memory_in_use(version, directory)
     if used is None or used <= memory * ROOM:
         return None

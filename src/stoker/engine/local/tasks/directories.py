@@ -1,11 +1,11 @@
-"""The task directories of a home: where they are, how they come to be and how they go.
+"""The task directories of a home: their paths, their creation and removal.
 
     tasks/RUN/ATTEMPT/TASK      the task of that name, at its newest incarnation
-    tasks/RUN/ATTEMPT/TASK.N    what is left of incarnation N, kept until the attempt is removed
-    tasks/RUN/ATTEMPT.kept      an attempt that has ended, set aside with its files for a while
+    tasks/RUN/ATTEMPT/TASK.N    the files of incarnation N, kept until the attempt is removed
+    tasks/RUN/ATTEMPT.kept      an ended attempt whose files are kept for a while
 
-User code owns everything inside a task directory, so deleting trusts nothing in it: links are unlinked, never
-followed, and directories that were made unreadable are made readable first.
+User code owns everything inside a task directory, so nothing in it is trusted: links are unlinked, never followed,
+and unreadable directories are made readable first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, order=True)
 class TaskPlace:
-    """Which task; the key everything about it is kept under."""
+    """Identifies a task."""
 
     run: str
     attempt: int
@@ -54,7 +54,7 @@ def path_of(tasks: Path, place: TaskPlace) -> Path:
 
 
 def create(directory: Path, info: formats.TaskInfo) -> None:
-    """Make the directory ready for a launcher. May be repeated after a crash at any point: task.json is last."""
+    """Prepare the directory for a launcher. May be repeated after a crash at any point: task.json is written last."""
     make_directory(directory, 0o700)
     directory.chmod(0o700)
     for name in layout.DIRECTORIES:
@@ -64,8 +64,8 @@ def create(directory: Path, info: formats.TaskInfo) -> None:
 
 
 def _take_turns(directory: Path) -> None:
-    """Let it have the lock that the other tasks of its attempt have. By a link, because a task sees nothing of the others'
-    directories. Where there can be none, it will have one of its own."""
+    """Share one lock file among the tasks of an attempt. By a hard link, because a task cannot see the other directories.
+    If the link is not possible, the task has its own lock."""
     own = directory / layout.TURNS
     others = [other / layout.TURNS for other in _directories(directory.parent) if other != directory]
     if not others or own.exists():
@@ -77,7 +77,7 @@ def _take_turns(directory: Path) -> None:
 
 
 def archive(directory: Path, incarnation: int) -> Path:
-    """Move a dead incarnation aside. The caller has proof that nothing of it lives. Its directory may be gone."""
+    """Move a dead incarnation aside. The caller has proof that none of its processes runs. Its directory may be gone."""
     target = directory.with_name(f"{directory.name}.{incarnation}")
     number = incarnation
     while target.exists():
@@ -89,8 +89,8 @@ def archive(directory: Path, incarnation: int) -> Path:
 
 
 def scan(tasks: Path, skip: Container[str] = ()) -> Iterator[tuple[TaskPlace, Path]]:
-    """Every task directory there is, archived ones not included. What is not ours by its name is passed over, and
-    so are the runs in `skip`."""
+    """All task directories except archived ones. Directories with other names are ignored, and so are the runs in
+    `skip`."""
     for run in _directories(tasks):
         if run.name in skip:
             continue
@@ -99,7 +99,7 @@ def scan(tasks: Path, skip: Container[str] = ()) -> Iterator[tuple[TaskPlace, Pa
 
 
 def scan_attempt(run: str, attempt: Path) -> Iterator[tuple[TaskPlace, Path]]:
-    """The same for one attempt."""
+    """The task directories of one attempt."""
     if attempt.name.isdecimal():
         for task in _directories(attempt):
             if _NAME.fullmatch(task.name):
@@ -107,7 +107,7 @@ def scan_attempt(run: str, attempt: Path) -> Iterator[tuple[TaskPlace, Path]]:
 
 
 def read_info(directory: Path) -> formats.TaskInfo | None:
-    """task.json, or None when it is missing or nonsense (a crash before it was written, a user who deleted it)."""
+    """task.json, or None if it is missing or invalid (a crash before it was written, or user code changed it)."""
     try:
         return LocalTaskDir(str(directory)).info()
     except (UnsafePath, OSError, TypeError):
@@ -115,7 +115,7 @@ def read_info(directory: Path) -> formats.TaskInfo | None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a directory whatever is in it, however deep. Absent is success.
+    """Delete a directory with any content and depth. An absent one is success.
 
     Raises OSError when something cannot be deleted even after its directory was made writable.
     """
@@ -130,7 +130,7 @@ def remove_tree(path: Path) -> None:
 
 
 def discard(attempt: Path) -> None:
-    """Remove a whole attempt. It vanishes in one step first, so that a crash underway leaves no half of a task."""
+    """Remove a whole attempt. It is renamed first, so that a crash leaves no half of a task."""
     aside = attempt.with_name(f"{attempt.name}{_DISCARDED}")
     try:
         if aside.exists():
@@ -147,24 +147,24 @@ def aside(attempt: Path) -> Path:
 
 
 def set_aside(attempt: Path) -> None:
-    """Keep a whole attempt where it is no task of this home any more. May be repeated. What was set aside long ago goes."""
+    """Keep the files of a whole attempt without its tasks. May be repeated. Also discards what was kept long enough."""
     kept = aside(attempt)
     for task in _directories(attempt):
-        remove_tree(task / layout.SECRETS)  # of earlier incarnations too, whatever it is by now
+        remove_tree(task / layout.SECRETS)  # also those of earlier incarnations, whatever the entry is
     try:
         attempt.rename(kept)
-        os.utime(kept)  # from now on
+        os.utime(kept)  # the time counts from now
     except FileNotFoundError:
         pass
     discard_old(attempt.parent.parent)
 
 
 def discard_old(tasks: Path) -> None:
-    """What was set aside long ago. A clock that jumped back keeps it longer."""
+    """Remove attempts that were kept long enough. If the clock jumped back they are kept longer."""
     for run in _directories(tasks):
         for attempt in _directories(run):
             if attempt.name.endswith(_ASIDE):
-                # What cannot be removed (a container left files of another user) stays, and is in nobody's way.
+                # A container may leave files of another user that cannot be removed; they stay.
                 with contextlib.suppress(OSError):
                     if time.time() - attempt.stat().st_mtime > ASIDE_FOR:
                         remove_tree(attempt)
@@ -172,7 +172,7 @@ def discard_old(tasks: Path) -> None:
 
 
 def discard_unfinished(tasks: Path) -> None:
-    """Go on with what a crash interrupted."""
+    """Complete removals that a crash interrupted."""
     for run in _directories(tasks):
         for attempt in _directories(run):
             if attempt.name.endswith(_DISCARDED):
@@ -181,7 +181,7 @@ def discard_unfinished(tasks: Path) -> None:
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:
-    """Also where somebody who leaves takes the empty parent with him at this moment (`remove_empty`)."""
+    """mkdir -p, also while another thread removes the empty parent (`remove_empty`)."""
     for _ in range(10):
         try:
             path.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
         return
     _open_up(parent, name, info)
     if top is not None and depth > _DEPTH:
-        # Deeper than descriptors and stack should go: brought up to the top, where the next round finds it.
+        # Too deep for descriptors and stack: moved to the top level, where the next round finds it.
         os.rename(name, f".deep-{info.st_ino}", src_dir_fd=parent, dst_dir_fd=top)
         return
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -231,8 +231,8 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
 
 
 def _open_up(parent: int, name: str, info: os.stat_result) -> None:
-    """Make a directory that its owner made unreadable or read-only ours to empty."""
+    """Make a directory readable and writable for its owner, so that it can be emptied."""
     if stat.S_IMODE(info.st_mode) & 0o700 != 0o700 and info.st_uid == os.geteuid():
-        # chmod follows links, but the name was a directory a moment ago and nothing of the task lives any more:
-        # nobody is there to swap it.
+        # chmod follows links, but the name was a directory a moment ago, and no process of the task is left that
+        # could replace it.
         os.chmod(name, 0o700, dir_fd=parent)

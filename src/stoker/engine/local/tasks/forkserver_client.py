@@ -1,8 +1,8 @@
-"""The server's side of the fork server: a small process, outside the server, that starts launchers.
+"""The server's client of the fork server, a small process outside the server that starts launchers.
 
-It is started once per server with one end of a socket pair and ends when the other end does; launchers live on.
-If it dies, the next request starts another one. Only its command line is known here, never its code: the server
-may be newer than the launchers it finds.
+It is started once per server with one end of a socket pair, and ends when the other end is closed; launchers go on.
+If it dies, the next request starts another one. The server uses only its command line, never its code: the server may
+be newer than the launchers it finds.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from stoker.engine.local.host.processes import Identity
 from stoker.errors import EngineError
 
 PATIENCE = 30.0
-"""Seconds to wait for an answer before the fork server counts as dead. A start takes milliseconds."""
+"""Seconds without an answer after which the fork server counts as dead. A start takes milliseconds."""
 BUNDLES = "bundle"
-"""The launcher's code is unpacked here, in one directory for each version of it."""
+"""The launcher's code is unpacked here, in one directory per version."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "PYTHONPATH")
-"""Of the server's environment; not even this reaches a task, whose environment stands in its order."""
+"""Variables of the server's environment for the fork server. A task does not get them: its environment is in its order."""
 
 
 class ForkServerDied(Exception):
-    """It went away before it answered: whether the launcher was started, only its directory can tell."""
+    """It died before it answered: only the directory shows whether the launcher was started."""
 
 
 class DirectoryTaken(Exception):
-    """A launcher that was asked for before has the directory: it is recorded there in a moment, or ends."""
+    """The launcher of an earlier request holds the directory: it will be recorded soon, or end."""
 
 
 class ForkServerClient:
-    """Made inside the event loop that uses it. `close` ends the process; launchers stay."""
+    """Created inside the event loop that uses it. `close` ends the process; launchers continue."""
 
     def __init__(
         self, directory: Path, *, open_files: tuple[int, int], cover: Mapping[str, Any] | None = None
     ) -> None:
-        """`cover`: what no task may see, where it has a mount namespace of its own (see `launcher/forkserver/home_cover.py`)."""
+        """`cover`: what is hidden from tasks with their own mount namespace (see `launcher/forkserver/home_cover.py`)."""
         self._directory = directory
         self._cover = cover
         self._open_files = open_files
         self.bundle: str | None = None
-        """The launcher's code, unpacked; made with the first fork server."""
+        """The directory of the unpacked launcher's code; created with the first fork server."""
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class ForkServerClient:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def ensure(self, wrap: Sequence[str] = ()) -> int:
-        """Have a fork server; its pid. `wrap` is put before its command."""
+        """Start a fork server if there is none; returns its pid. `wrap` is put before its command."""
         async with self._starting:
             if self._writer is None or self.pid is None or self._reading is None or self._reading.done():
                 await self._stop()
@@ -78,7 +78,8 @@ class ForkServerClient:
         pid_namespace: bool,
         user_namespace: bool,
     ) -> Identity:
-        """Start a launcher, recorded in the file `record` with what is said of its `task`. Raises ForkServerDied, DirectoryTaken, or EngineError with what the kernel said."""
+        """Start a launcher and record it, with its `task`, in the file `record`. Raises ForkServerDied,
+        DirectoryTaken, or EngineError with the kernel's reason."""
         if self._writer is None:
             raise ForkServerDied
         self._next += 1
@@ -109,14 +110,14 @@ class ForkServerClient:
             raise EngineError(f"the launcher could not be started: {raw['error']}")
         identity = Identity.from_json(raw)
         if identity is None:
-            raise EngineError(f"the fork server answered nonsense: {raw!r}")
+            raise EngineError(f"the fork server sent an invalid answer: {raw!r}")
         return identity
 
     async def close(self) -> None:
         async with self._starting:
             await self._stop()
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     async def _start(self, wrap: Sequence[str]) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,12 +157,12 @@ class ForkServerClient:
         finally:
             os.close(log)
         if hasattr(resource, "prlimit"):
-            # The server may have raised its own limit; tasks get what the person who started it has.
+            # The server may have raised its own limit; tasks get the original one.
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, self._open_files)
         return process
 
     def _make_bundle(self) -> str:
-        """Copy the launcher's code aside, for the Python of the tasks. Its path."""
+        """Unpack the launcher's code for the Python of the tasks; returns its path."""
         done = subprocess.run(
             [sys.executable, "-m", "stoker.launcher.bundle", str(self._directory / BUNDLES)],
             stdin=subprocess.DEVNULL,
@@ -187,7 +188,7 @@ class ForkServerClient:
                 if answer is not None and not answer.done():
                     answer.set_result(raw)
         except (ConnectionError, ValueError):
-            # Gone, or talking nonsense: either way of no more use; the next request starts another one.
+            # Dead, or its answer is invalid: the next request starts another one.
             pass
         finally:
             for answer in self._answers.values():

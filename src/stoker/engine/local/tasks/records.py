@@ -1,10 +1,10 @@
-"""What the engine knows of the tasks it started, kept where no run can write.
+"""The engine's records of started tasks, kept where no run can write.
 
     engine/tasks/RUN.ATTEMPT.TASK.json    {"boot_id", "pid", "start_time", "guardian"?, "container"?, "task": TaskInfo}
 
 The fork server writes a record before its launcher may do anything. A record therefore means that a launcher was started,
-and no record means that nothing has run. User code owns the task directory, so nothing in it says which process or which
-control group is to be signalled. Earlier versions kept the record in the task directory, as engine.json: such a one counts
+and no record means that nothing has run. User code owns the task directory, so no file in it decides which process or
+control group is signalled. Earlier versions kept the record in the task directory, as engine.json. Such a record counts
 only for a process that holds the lock of that directory.
 """
 
@@ -29,7 +29,7 @@ from stoker.task.local_directory import LocalTaskDir, UnsafePath
 
 _SUFFIX = ".json"
 _LAUNCHER = "stoker-launcher"
-"""What a launcher calls itself."""
+"""The process name of a launcher."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class TaskRecords:
         return self.directory / f"{place.run}.{place.attempt}.{place.task}{_SUFFIX}"
 
     def prepare(self) -> None:
-        """The fork server writes into the directory and does not make it."""
+        """Create the directory: the fork server writes into it but does not create it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def read(self, place: TaskPlace) -> TaskRecord | None:
-        """None: no launcher was started. A record that cannot be read has no identity: a launcher was started, and it is
-        not known which process it is."""
+        """None: no launcher was started. An unreadable record has no identity: a launcher was started, but its process
+        is unknown."""
         try:
             raw = json.loads(self.path(place).read_bytes())
         except FileNotFoundError:
@@ -66,8 +66,8 @@ class TaskRecords:
         return _parsed(raw) if isinstance(raw, dict) else TaskRecord(None)
 
     def write(self, place: TaskPlace, identity: Identity, info: TaskInfo | None, container: str) -> None:
-        """For a launcher that the fork server of this version did not start. `info`: None where the engine knows it only
-        from the task directory."""
+        """Record a launcher that was not started by this version's fork server. `info`: None if it is known only from
+        the task directory."""
         value = {"boot_id": identity.boot_id, "pid": identity.pid, "start_time": identity.start_time}
         more = {"container": container, **({} if info is None else {"task": info.to_json()})}
         self.prepare()
@@ -78,14 +78,14 @@ class TaskRecords:
             self.path(place).unlink()
 
     def changed(self) -> int:
-        """Another number after a record came or went."""
+        """A number that changes when a record is added or removed."""
         try:
             return self.directory.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def places(self) -> Iterator[TaskPlace]:
-        """Every task that has a record."""
+        """Every task with a record."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
@@ -99,16 +99,16 @@ class TaskRecords:
 
 @dataclass(frozen=True)
 class Living:
-    """A launcher that lives."""
+    """A living launcher."""
 
     run: str
     identity: Identity
     holds: bool
-    """Its training has ended. It is only there until its results are taken in."""
+    """Its training has ended; it only waits until its results are taken in."""
 
 
 def launchers(home: Home) -> list[Living]:
-    """Every launcher of this home that lives, for a command without an engine."""
+    """Every living launcher of this home, for a command without an engine."""
     records = TaskRecords(home.engine / "tasks")
     known = {
         home.tasks / place.run / str(place.attempt) / place.task: records.read(place)
@@ -127,7 +127,7 @@ def launchers(home: Home) -> list[Living]:
 
 
 def end_holding(home: Home) -> None:
-    """End the launchers whose training has ended. All that they know is in their directories."""
+    """End the launchers whose training has ended. Everything they know is in their directories."""
     for living in launchers(home):
         if living.holds:
             processes.send(living.identity, signal.SIGKILL)
@@ -142,9 +142,9 @@ def _has_ended(directory: Path) -> bool:
 
 
 def of_earlier_version(directory: Path) -> TaskRecord | None:
-    """engine.json in the task directory, where versions before this one kept the record. User code may have written it:
-    a process that lives counts only if it holds the lock of the directory. A launcher whose record is lost is found by
-    that lock too."""
+    """engine.json in the task directory, where earlier versions kept the record. User code may have written it, so a
+    living process counts only if it holds the lock of the directory. A launcher whose record is lost is also found by
+    that lock."""
     raw = _engine_json(directory)
     record = _parsed(raw) if raw is not None else None
     identity = record.identity if record is not None else None
@@ -155,7 +155,7 @@ def of_earlier_version(directory: Path) -> TaskRecord | None:
         return record
     container = record.container if record is not None else ""
     for pid in holders:
-        # Its guardian holds the lock too.
+        # The guardian holds the lock too.
         if processes.read_text(f"/proc/{pid}/comm").strip() == _LAUNCHER:
             return TaskRecord(processes.identity_of(pid), container=container)
     return TaskRecord(None, container=container) if holders or raw is not None else None

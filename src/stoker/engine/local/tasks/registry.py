@@ -1,11 +1,11 @@
-"""The tasks of this machine as the engine knows them, and the proof that one is gone.
+"""The tasks of this machine as the engine knows them, and the proof that a task is gone.
 
-A task counts as gone only when its launcher and everything beneath it are: a PID namespace ends with its init, a
-cgroup is empty or not, and without both every process says in its environment which task it belongs to. What is
-left of a dead launcher is killed before the task may be started anew.
+A task counts as gone only when its launcher and all processes below it are. A PID namespace ends with its init; a cgroup
+can be read for processes. Without both, each process names its task in its environment. What is left of a dead launcher
+is killed before the task may be started again.
 
-Which process and which group a task has is in the engine's own records, where no run can write. A launcher whose record
-is lost is found by the lock that it holds in its directory.
+The process and the group of a task are in the engine's own records, where no run can write. A launcher whose record is
+lost is found by the lock that it holds in its directory.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ DIRECTORY_LOST = "its task directory was lost, and nothing of it runs"
 RECORD_LOST = "its launcher is gone, and so is the engine's record of it"
 _ROUNDS = 40
 _PAUSE = 0.025
-"""A killed process is gone within this many looks, unless the kernel holds it (a dead network disk, a GPU)."""
+"""A killed process is gone within this many checks, unless it waits in the kernel (a dead network disk, a GPU)."""
 
 
 @dataclass
 class Known:
-    """One task. Belongs to the event loop; `settle` may work on it in a thread while nothing else does."""
+    """One task. Belongs to the event loop; `settle` may use it in a thread while no other code does."""
 
     place: TaskPlace
     path: str
     info: TaskInfo
     group: dict[str, Any] | None = None
     recorded: bool = True
-    """`info` is what the engine wrote. Otherwise it is from task.json, which user code may have changed."""
+    """`info` was written by the engine. Otherwise it is from task.json, which user code may have changed."""
     identity: Identity | None = None
     """None: no launcher was started yet, or it is `unidentified`."""
     unidentified: bool = False
-    """A launcher was started, and its record is lost or cannot be read."""
+    """A launcher was started, but its record is lost or unreadable."""
     pidfd: int | None = None
     starting: bool = False
     ended: bool = False
     """Its launcher was seen to end."""
     proof: str = ""
-    """Final: launcher and tree are gone."""
+    """Final: the launcher and all its processes are gone."""
     settling: asyncio.Task[None] | None = None
-    """Who proves that just now."""
+    """The work that is proving it at the moment."""
     stuck: tuple[int, ...] = ()
-    """Processes that did not die when killed."""
+    """Processes that did not die after SIGKILL."""
     container: str = ""
-    """Its name, for a task that is in one."""
+    """The name of its container, if it has one."""
     waiting: str = ""
     """What a task that is `starting` waits for."""
     cause: str = ""
-    """With `proof`: the word for how it went, where more is known than that it is gone."""
+    """With `proof`: the cause, if more is known than that it is gone."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -79,10 +79,10 @@ class Known:
 
 
 class TaskRegistry:
-    """Every task directory beneath `tasks`, with its launcher. Scans once, then follows.
+    """Every task directory below `tasks`, with its launcher. Scans once, then only what changed.
 
-    Only the engine makes task directories in a home, so a look at the top directory's time tells whether
-    somebody else did.
+    Only engines create task directories in a home, so the modification time of the top directory shows whether
+    another one did.
     """
 
     def __init__(self, tasks: Path, home_group: str, records: TaskRecords) -> None:
@@ -108,7 +108,7 @@ class TaskRegistry:
         ]
 
     def refresh(self) -> list[Known]:
-        """Find runs that were not known; their tasks. Raises OSError when the home cannot be read."""
+        """Adopt the tasks of unknown runs and return them. Raises OSError when the home cannot be read."""
         try:
             changed = self.tasks.stat().st_mtime_ns
         except FileNotFoundError:
@@ -118,20 +118,20 @@ class TaskRegistry:
         runs = {place.run for place in self._known}
         found = [self.adopt(place, path) for place, path in directories.scan(self.tasks, skip=runs)]
         if self._scanned == -1:
-            # Only this engine writes records: those without a directory are of tasks whose directory was deleted.
+            # Only the engine writes records: a record without a directory means that the directory was deleted.
             lost = [place for place in self.records.places() if place not in self._known]
             found += [self.adopt(place, directories.path_of(self.tasks, place)) for place in lost]
         self._scanned = changed
         return found
 
     def refresh_attempt(self, run: str, attempt: int) -> list[Known]:
-        """The same for one attempt: what an earlier server left of it."""
+        """Adopt the unknown tasks of one attempt, from an earlier server, and return them."""
         parent = directories.path_of(self.tasks, TaskPlace(run, attempt, "any")).parent
         places = directories.scan_attempt(run, parent)
         return [self.adopt(place, path) for place, path in places if place not in self._known]
 
     def adopt(self, place: TaskPlace, path: Path) -> Known:
-        """Take up a task that an earlier server started."""
+        """Take over a task that an earlier server started."""
         record = self.records.read(place)
         if record is None or record.identity is None:
             record = self._without_record(place, path) or record
@@ -146,7 +146,7 @@ class TaskRegistry:
             known.container = commands.name_of(self._home_group, place, info.incarnation)
         self.add(known)
         if record is not None and not known.container:
-            # Whoever removed task.json, the container is this task's.
+            # The record may name a container although task.json is gone: it counts if the name is this task's.
             mine = commands.name_of(self._home_group, place, 0).removesuffix("0")
             known.container = record.container if record.container.startswith(mine) else ""
         if record is not None and record.identity is not None:
@@ -155,13 +155,12 @@ class TaskRegistry:
         return known
 
     def _without_record(self, place: TaskPlace, path: Path) -> TaskRecord | None:
-        """What an earlier version started, or a launcher whose record is lost. One that lives is recorded now: what user code
-        writes later is not looked at again."""
+        """The launcher of an earlier version, or one whose record is lost. A living one is recorded now, so that later
+        changes by user code have no effect."""
         found = of_earlier_version(path)
         if found is not None and found.identity is not None and processes.is_alive(found.identity, ""):
-            with contextlib.suppress(
-                OSError
-            ):  # no room, or read-only: the next server finds it in the same way
+            # Without room, or read-only: the next server finds it in the same way.
+            with contextlib.suppress(OSError):
                 self.records.write(place, found.identity, None, found.container)
         return found
 
@@ -171,7 +170,7 @@ class TaskRegistry:
         self._attempts.setdefault((place.run, place.attempt), {})[place.task] = known
 
     def started(self, known: Known, identity: Identity) -> None:
-        """Its launcher is this process; from here on its death is noticed."""
+        """Record its launcher's process; from now on its end is noticed."""
         known.identity = identity
         known.starting = False
         known.pidfd = processes.open_pidfd(identity)
@@ -180,7 +179,7 @@ class TaskRegistry:
             self._epoll.register(known.pidfd, select.EPOLLIN)
 
     def look(self) -> None:
-        """Mark those whose launcher has ended since the last look: one system call for all."""
+        """Mark tasks whose launcher has ended since the last call: one system call for all."""
         if self._epoll is not None and self._by_pidfd:
             for fd, _ in self._epoll.poll(0, len(self._by_pidfd)):
                 self._by_pidfd[fd].ended = True
@@ -196,7 +195,7 @@ class TaskRegistry:
         return not known.ended
 
     def forget(self, known: Known) -> None:
-        """The caller has proof that nothing of it lives."""
+        """Forget a task. The caller has proof that none of its processes runs."""
         place = known.place
         self.records.remove(place)
         self._known.pop(place, None)
@@ -207,7 +206,7 @@ class TaskRegistry:
         self.release(known)
 
     def release(self, known: Known) -> None:
-        """Close what is open for a task."""
+        """Close the descriptors of a task."""
         if known.pidfd is None:
             return
         if self._by_pidfd.pop(known.pidfd, None) is not None and self._epoll is not None:
@@ -223,11 +222,11 @@ class TaskRegistry:
 
 
 def settle(dead: list[Known]) -> None:
-    """Prove that tasks whose launchers have ended are gone, killing what they left. Blocks; run it in a thread.
+    """Prove that tasks whose launchers have ended are gone, and kill what they left. Blocks; run it in a thread.
 
-    Removes the cgroups of those proven gone and then sets their `proof`: once that is there, the task may be started
-    anew in a group of the same name. One that never started leaves its group to the start that is still to come, which
-    may be under way. Sets `stuck` on those with processes that would not die.
+    Removes the cgroups of those proven gone and then sets their `proof`: from then on the task may be started again in
+    a group of the same name. A task that never started keeps its group, because its start may be under way. Sets
+    `stuck` on tasks with processes that do not die.
     """
     for known in dead:
         if known.identity is None:
@@ -254,7 +253,7 @@ def _kill_leftovers(waiting: list[Known]) -> None:
                 and known.identity is not None
                 and processes.is_alive(known.identity, known.lock)
             ):
-                processes.send(known.identity, signal.SIGKILL)  # it was killed and has not died yet
+                processes.send(known.identity, signal.SIGKILL)  # it was killed but has not died yet
                 pids = [known.identity.pid, *pids]
             known.stuck = tuple(pids)
             if pids:

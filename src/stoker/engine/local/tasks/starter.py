@@ -1,4 +1,4 @@
-"""Getting a launcher going: the directory, the limits, then the process, in this order and each only once."""
+"""Starts a launcher: the directory, the limits, then the process, in this order and each only once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stoker.settings import Home, Settings
 from stoker.task.formats import TaskInfo
 
 TRIES = 3
-"""How often a fork server may die over one launcher."""
+"""How often a fork server may die during one start."""
 TAKEN = 10.0
-"""Seconds in which a launcher that has a directory is recorded, or ends: the fork server of a server that was killed ends
-by itself, and with it those it has not told to go."""
+"""Seconds in which the launcher that holds a directory must be recorded, or end. The fork server of a killed server ends
+by itself, together with the launchers that it has not released."""
 
 
 class Starter:
-    """Belongs to one event loop. `probe` comes first."""
+    """Belongs to one event loop. `probe` is called first."""
 
     def __init__(
         self, settings: Settings, gpus: Gpus, open_files: tuple[int, int], records: TaskRecords
@@ -48,29 +48,29 @@ class Starter:
         self.isolation = Isolation()
 
     async def probe(self) -> None:
-        """Find out what the machine lets us enforce."""
+        """Find out what the machine can enforce."""
         wanted = self._settings.local.isolation
         self.isolation = await asyncio.to_thread(isolation.probe, self._home.root, wanted)
         if self.isolation.wrap:
             await self.ensure()
 
     async def ensure(self) -> None:
-        """Have a fork server."""
+        """Start a fork server if there is none."""
         pid = await self._forks.ensure(self.isolation.wrap)
         if self.isolation.wrap and pid != self._scoped:
-            # Each fork server has a scope of its own, and tasks are limited in the scope they are born in.
+            # Each fork server has its own scope, and tasks are limited in the scope they start in.
             name = cgroups.home_name(self._home.root)
             self.isolation = await asyncio.to_thread(isolation.in_scope, self.isolation, pid, name)
             self._scoped = pid
 
     async def start(self, known: Known) -> Identity:
-        """The launcher of a task that has none."""
+        """Start the launcher of a task that has none."""
         self._prepare(known)
         return await self._launch(known)
 
     @property
     def bundle(self) -> str:
-        """Where the launcher's code lies, for processes whose Python has no Stoker. After `ensure`."""
+        """The directory of the launcher's code, for processes whose Python lacks Stoker. After `ensure`."""
         assert self._forks.bundle is not None
         return self._forks.bundle
 
@@ -80,7 +80,7 @@ class Starter:
     def _prepare(self, known: Known) -> None:
         try:
             self._records.prepare()
-            self._home.setups.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is shown to the task
+            self._home.setups.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is visible to the task
             directories.create(Path(known.path), known.info)
             if self.isolation.tree is not None and known.info.cgroup is not None:
                 cgroups.make(self.isolation.tree, group_name(*known.place.key()), self._limits(known.info))
@@ -107,7 +107,7 @@ class Starter:
                     user_namespace=known.info.pid_namespace and self.isolation.user_namespace,
                 )
             except (DirectoryTaken, ForkServerDied, EngineError) as exc:
-                # Its answer may be lost although the launcher runs, or an earlier server's does: the record tells.
+                # The answer may be lost while the launcher runs, or an earlier server's launcher runs: see the record.
                 record = self._records.read(known.place)
                 if record is not None and record.identity is not None:
                     return record.identity
@@ -117,18 +117,18 @@ class Starter:
                 if isinstance(exc, DirectoryTaken):
                     if time.monotonic() > until:
                         raise EngineUnavailable(
-                            f"somebody holds {known.lock}, and no launcher says it does"
+                            f"a process holds {known.lock}, but no launcher is recorded for it"
                         ) from exc
                     await asyncio.sleep(0.02)
         raise EngineError(
-            f"the fork server died {TRIES} times over one launcher",
-            hint=f"Its last words are in {self._home.engine / 'forkserver.log'}.",
+            f"the fork server died {TRIES} times during one start",
+            hint=f"Its last messages are in {self._home.engine / 'forkserver.log'}.",
         )
 
 
 def cover_of(home: Home) -> dict[str, Any]:
-    """The home is out of a task's sight, with all that is in it or will be: keys, secrets, the database, what other tasks
-    hold, the records of launchers. A task needs environments made by `setup`, and the launcher's code in its PYTHONPATH."""
+    """The home is hidden from tasks, with all that is or will be in it: keys, secrets, the database, other tasks' files,
+    the records of launchers. A task needs the environments made by `setup`, and the launcher's code for PYTHONPATH."""
     return {
         "home": str(home.root),
         "names": list(home.names),

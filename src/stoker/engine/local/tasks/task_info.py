@@ -1,4 +1,4 @@
-"""What will be written for each task of an attempt: the whole of it, and nothing is done. `--dry-run` prints it."""
+"""task.json of each task of an attempt. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.engine.local.host.isolation import Isolation
 from stoker.task.formats import TaskInfo
 
 DEFAULT_PIDS = 4096
-"""Processes and threads a task may have when it does not say: enough for data loaders, too few to hurt a machine."""
+"""The default number of processes and threads of a task: enough for data loaders, too few to harm a machine."""
 
 
 def render(attempt: Attempt, isolation: Isolation) -> list[TaskInfo]:

@@ -1,4 +1,4 @@
-"""Following tasks from their start to the proof that they are gone, and ending them."""
+"""Follows tasks from their start to the proof that they are gone, and ends them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from stoker.task.local_directory import LocalTaskDir
 log = logging.getLogger(__name__)
 
 MARGIN = 5.0
-"""Seconds beyond the grace period that a launcher has to carry out its ladder before it is killed."""
+"""Seconds beyond the grace period that a launcher has to end its processes before it is killed."""
 DEATH = 10.0
-"""Seconds that a SIGKILL may take to show."""
+"""Seconds until the effect of a SIGKILL must be visible."""
 
 
 class Terminator:
-    """Belongs to one event loop; `begin` inside it."""
+    """Belongs to one event loop; `begin` is called inside it."""
 
     def __init__(self, tasks: TaskRegistry, boxes: ContainerTasks) -> None:
         self._registry = tasks
@@ -48,7 +48,7 @@ class Terminator:
             self._watcher.close()
 
     def watch(self, known: Known) -> None:
-        """Its launcher was started, or found."""
+        """Watch a task whose launcher was started or found."""
         self._registry.look()
         if self._registry.is_alive(known):
             self.watcher.add(known.place.key(), known.path, known.pidfd)
@@ -62,9 +62,9 @@ class Terminator:
             self._ends[key].set()
 
     async def end(self, known: Known, grace: float) -> None:
-        """Whatever state it is in. Raises EngineError when that cannot be."""
+        """End a task in any state. Raises EngineError when that is not possible."""
         if known.container and known.identity is None:
-            await self.settle([known])  # it may turn out to run
+            await self.settle([known])  # its container may still run
         if known.proof:
             return
         identity = known.identity
@@ -75,19 +75,19 @@ class Terminator:
             await self._dead(known, DEATH)
         await self.settle([known])
         if not known.proof and known.identity is None:
-            raise EngineUnavailable(f"it is not known whether the container {known.container} is there")
+            raise EngineUnavailable(f"it is not known whether the container {known.container} exists")
         if not known.proof:
             pid = known.stuck[0] if known.stuck else identity.pid if identity is not None else 0
             raise EngineError(
                 f"process {pid} of {known.place.run} does not end",
-                hint="It waits inside the kernel: a network disk or a GPU that does not answer.",
+                hint="It waits in the kernel for a network disk or a GPU that does not respond.",
             )
 
     async def _ladder(self, known: Known, identity: processes.Identity, seconds: float) -> bool:
-        """Have the launcher end its body; it then holds, so that nothing is lost, and the rest is ours.
+        """Have the launcher end its body; the launcher then waits, so that nothing is lost, and is killed here.
 
-        A launcher that was just started may not listen yet, and init of a namespace does not even die of a signal
-        it does not listen to: until it has said something it is told again.
+        A launcher that was just started may not handle signals yet, and init of a PID namespace ignores signals that
+        it does not handle. So SIGTERM is repeated until the launcher writes a status.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -97,7 +97,7 @@ class Terminator:
             try:
                 status, order = directory.status(), directory.order()
             except (OSError, TypeError):
-                return True  # the directory is gone or not what it was: nothing to wait for
+                return True  # the directory is gone or damaged: there is nothing to wait for
             if order is None or (status is not None and status.phase == "ended"):
                 return True
             if not told or ((status is None or status.phase == "ready") and loop.time() - told > 0.2):
@@ -108,7 +108,7 @@ class Terminator:
         return False
 
     async def _dead(self, known: Known, seconds: float) -> bool:
-        """Wait for the launcher's death."""
+        """Wait for the launcher's end. False: it still lives after `seconds`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         event = self._ends.setdefault(known.place.key(), asyncio.Event())
@@ -128,7 +128,7 @@ class Terminator:
             self._ends.pop(known.place.key(), None)
 
     async def settle(self, dead: list[Known]) -> None:
-        """Prove that these are gone, whose launchers have ended or were never seen."""
+        """Prove that these tasks are gone, whose launchers have ended or were never seen."""
         new = [known for known in dead if not known.proof and known.settling is None]
         for batch in [
             [known for known in new if not known.container],
@@ -141,7 +141,7 @@ class Terminator:
         await _done({known.settling for known in dead if known.settling is not None})
 
     async def settled(self, known: Known) -> None:
-        """If somebody is at that just now, wait until he has done."""
+        """If the task is being settled, wait until that has finished."""
         await _done({known.settling} if known.settling is not None else set())
 
     async def _settle(self, dead: list[Known]) -> None:
@@ -149,12 +149,12 @@ class Terminator:
             sure = [known for known in dead if not known.container or await self._boxes.settle(known)]
             await asyncio.to_thread(registry.settle, [known for known in sure if not self._revived(known)])
         except OSError as exc:
-            raise EngineUnavailable(f"this machine cannot be looked at: {exc.strerror}") from exc
+            raise EngineUnavailable(f"the processes of this machine cannot be read: {exc.strerror}") from exc
         finally:
             for known in dead:
                 known.settling = None
         for known in sure:
-            current = self._registry.get(known.place) is known  # or it was forgotten, or started anew
+            current = self._registry.get(known.place) is known  # else it was forgotten or started again
             if known.proof:
                 if current:
                     self.watcher.drop(known.place.key())
@@ -164,7 +164,7 @@ class Terminator:
                 self.watch(known)
 
     def _revived(self, known: Known) -> bool:
-        """Its container was found to run: an earlier server had no time to write that down."""
+        """Its container still runs: an earlier server died before it recorded it."""
         return known.identity is not None and not known.ended and known.pidfd is None
 
     def forget(self, known: Known) -> None:
@@ -174,7 +174,7 @@ class Terminator:
 
 
 async def _done(works: set[asyncio.Task[None]]) -> None:
-    """They go on when the one who waits is cancelled: others wait for them too."""
+    """Wait without cancelling the works: other callers wait for them too."""
     if works:
         done, _ = await asyncio.wait(works)
         for work in done:

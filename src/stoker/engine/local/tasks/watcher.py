@@ -1,6 +1,6 @@
-"""Noticing what happens in task directories: inotify for their files, a pidfd for each launcher.
+"""Watches task directories: inotify for their files, a pidfd for each launcher.
 
-Hints only. What is missed (no inotify here, a queue that ran over) the control loop finds at its next look.
+It gives notices only. The control loop finds what is missed (no inotify, an overflow of its queue) at its next check.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from stoker.task import layout
 log = logging.getLogger(__name__)
 
 POLL = 0.5
-"""Seconds between looks at the files of each task where they cannot be watched."""
+"""Seconds between checks of the files of each task where they cannot be watched."""
 INTERVAL = 0.05
-"""Seconds between two hints for one task; the first comes at once."""
+"""Seconds between two notices for one task; the first is given at once."""
 _FILES = frozenset({layout.STATUS, layout.JOURNAL})
 
 
@@ -38,16 +38,16 @@ class _Watched:
     numbers: list[int] = field(default_factory=list)
     pidfd: int | None = None
     directory: str = ""
-    """Set where its files are looked at instead of watched."""
+    """Set if its files are polled instead of watched."""
     seen: tuple[int, ...] = ()
     last: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
 
 class Watcher:
-    """Belongs to one event loop, made inside it. `died` is called at once when a launcher's pidfd says so.
+    """Belongs to one event loop and is created inside it. `died` is called at once when a launcher's pidfd reports its end.
 
-    The pidfds stay the caller's; they are only listened to.
+    The pidfds belong to the caller; the watcher does not close them.
     """
 
     def __init__(self, died: Callable[[Key], None]) -> None:
@@ -75,7 +75,7 @@ class Watcher:
         self._readers.discard(hints)
 
     def add(self, key: Key, directory: str, pidfd: int | None) -> None:
-        """Watch a live task. Again for the same one: nothing happens."""
+        """Watch a live task. A second call for the same task has no effect."""
         if key in self._watched:
             return
         watched = self._watched[key] = _Watched(pidfd=pidfd)
@@ -84,7 +84,7 @@ class Watcher:
         if self._inotify is None:
             self._poll(watched, directory)
             return
-        # Not IN_CREATE: what is new in an empty file comes with its first byte.
+        # Not IN_CREATE: the first write to a new file is reported anyway.
         flags = IN_MODIFY | IN_MOVED_TO | IN_ONLYDIR | IN_DONT_FOLLOW
         try:
             for name in ("", layout.LOG, layout.METRICS):
@@ -127,7 +127,7 @@ class Watcher:
         for reader in self._readers:
             reader.close()
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     def _files_changed(self) -> None:
         assert self._inotify is not None
@@ -187,11 +187,11 @@ class Watcher:
     def _complain(self, exc: OSError) -> None:
         if not self.problem:
             self.problem = str(exc)
-            log.warning("task directories are looked at instead of watched: %s", exc)
+            log.warning("task directories are polled instead of watched: %s", exc)
 
 
 def _times(directory: str) -> tuple[int, ...]:
-    """What changes when the files of interest do."""
+    """Modification times of the files that are watched."""
     found = []
     for name in (layout.STATUS, layout.JOURNAL, layout.METRICS):
         try:
