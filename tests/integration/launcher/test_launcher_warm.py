@@ -261,6 +261,36 @@ def test_a_copy_that_is_gone_is_not_missed(program: Program) -> None:
     assert program.imports() == 2
 
 
+def test_an_abort_in_the_teardown_of_the_interpreter_is_not_the_end_of_the_program(program: Program) -> None:
+    """Threads of gloo abort like this now and then, after the work is done."""
+    program.write(
+        """
+        import atexit, heavy, os, sys, threading
+        class Native:
+            def __del__(self, abort=os.abort, in_teardown=sys.is_finalizing):
+                if in_teardown():
+                    abort()
+        kept = Native()
+        atexit.register(print, "saved by its exit handler")
+        threading.Thread(target=print, args=("saved by its thread",)).start()
+        if os.path.exists("generation-2"):
+            sys.exit(int(os.environ["RANK"]))
+        open("generation-2", "w").close()
+        print("running", os.environ["RANK"], flush=True)
+        threading.Event().wait()
+        """
+    )
+    program.run(generation=1)
+    program.kill(1)
+    program.run(generation=2)
+    ending = program.it.ending()
+    assert (ending.kind, ending.code) == ("exit", 2)
+    assert program.imports() == 1, "it was the copy"
+    assert program.it.text().count("saved by its thread") == 2
+    assert program.it.text().count("saved by its exit handler") == 1
+    assert not program.it.text("e")
+
+
 @everywhere
 def test_what_a_body_leaves_behind_ends_and_the_copy_does_not(program: Program, mode: Any) -> None:
     left = 'import subprocess\nsubprocess.Popen(["sleep", "600"], start_new_session=True)\n'

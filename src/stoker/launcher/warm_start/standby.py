@@ -24,6 +24,7 @@ import time
 import warnings
 from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
+from stoker.launcher.warm_start import program_exit
 from stoker.launcher.warm_start.env_check import sets_environment
 
 LENGTH = 8
@@ -36,7 +37,7 @@ ADOPTED = 5.0
 """Seconds within which the kernel has given an orphan to the launcher."""
 
 
-def main(argv: List[str]) -> int:
+def main(argv: List[str]) -> NoReturn:
     descriptor, launcher, modules, program = int(argv[0]), int(argv[1]), argv[2].split(","), argv[3:]
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
@@ -44,7 +45,6 @@ def main(argv: List[str]) -> int:
         _leave_successor(link, launcher)
     link.close()
     _become(program)
-    return 0
 
 
 def _imported(modules: List[str]) -> bool:
@@ -179,7 +179,7 @@ def _receive(link: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
 # -- the program -------------------------------------------------------------------------------------------------
 
 
-def _become(program: List[str]) -> None:
+def _become(program: List[str]) -> NoReturn:
     """Run it as Python would have: what it sees of us is gone, and what it fails with is its own."""
     for name in [name for name in sys.modules if name == "stoker" or name.startswith("stoker.")]:
         del sys.modules[name]
@@ -191,10 +191,14 @@ def _become(program: List[str]) -> None:
             _run_module(program[1:])
         else:
             _run_script(program)
-    except SystemExit:
-        raise
-    except BaseException as exc:  # noqa: BLE001 - whatever ends it is told as Python tells it
-        _fail(exc)
+    except BaseException as exc:  # noqa: BLE001 - whatever ends it is reported as Python reports it
+        failure: Optional[BaseException] = exc
+    else:
+        failure = None
+    # Not in the handler: a hook of the program would find the exception there, and its own would refer to it.
+    status = 0 if failure is None else program_exit.status_of(failure, OURS)
+    del failure  # it refers to what the program's module holds
+    program_exit.leave(status)
 
 
 def _run_script(program: List[str]) -> None:
@@ -237,16 +241,3 @@ def _first_on_path(place: str) -> None:
         del sys.path[0]
     else:
         sys.path[0] = place
-
-
-def _fail(exc: BaseException) -> NoReturn:
-    trace: Optional[Any] = exc.__traceback__
-    for _ in range(OURS):
-        trace = None if trace is None else trace.tb_next
-    exc = exc.with_traceback(trace)
-    sys.excepthook(type(exc), exc, trace)
-    if isinstance(exc, KeyboardInterrupt):
-        sys.stdout.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    sys.exit(1)
