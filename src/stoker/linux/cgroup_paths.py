@@ -1,7 +1,7 @@
-"""Which control groups a process is in, and where they lie in its file system. Pure: the caller reads /proc.
+"""Which control groups a process is in, and where they are mounted. Pure: the caller reads /proc.
 
-In a container the mount may show only a part of the hierarchy (version 1: its own group; a cgroup namespace: its
-own group as if it were the top), while /proc/self/cgroup still has the whole path.
+In a container the mount may show only a part of the hierarchy: the container's own group (version 1), or that group as if
+it were the root (a cgroup namespace). /proc/self/cgroup still has the whole path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def find(mountinfo: str, own: str) -> Tuple[Dict[str, str], Optional[str]]:
 
 
 def unescape(word: str) -> str:
-    """mountinfo writes blanks and the like as octal."""
+    """mountinfo writes spaces, tabs, newlines and backslashes as octal escapes."""
     for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         word = word.replace(code, char)
     return word

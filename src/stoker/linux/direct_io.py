@@ -1,8 +1,8 @@
 """Reading and writing large files past the page cache.
 
-A checkpoint of gigabytes that goes through the cache costs the kernel more CPU than all else that is done with it, on
-behalf of nobody in particular, and puts out of the cache what the training reads. Where the file system has no such way
-(or the system: it is Linux's), and for what is small, the usual one is taken; callers see no difference.
+Copying a checkpoint of gigabytes through the page cache costs more kernel CPU time than all other work on it. That time is
+charged to no process, and the copy evicts from the cache what the training reads. Direct I/O avoids both. Small files, and
+file systems or kernels without direct I/O, use buffered I/O; callers see no difference.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Iterator, Optional, Union
 from stoker.linux import idle_throttle
 
 LARGE = 64 << 20
-"""Bytes from which it is worth it: a small file is soon read again, and then from the cache."""
+"""Files of this size and more use direct I/O. Small files are soon read again, and should stay in the cache."""
 PIECE = 4 << 20
 _WINDOW = 1 << 20
 _BLOCK = 4096
-"""What addresses, offsets and lengths are multiples of. No disk asks for more."""
+"""Alignment of addresses, offsets and lengths. No disk requires a larger one."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _CACHED = getattr(os, "RWF_NOWAIT", 0)
 
@@ -28,18 +28,16 @@ Bytes = Union[bytes, bytearray, memoryview]
 
 
 class Writer:
-    """Writes a new file from its start to its end. The descriptor stays the caller's; `finish` comes before it is synced
-    or closed."""
+    """Writes a new file sequentially. The caller keeps the descriptor, and calls `finish` before it syncs or closes it."""
 
     def __init__(self, fd: int, size: int) -> None:
-        """`size`: bytes that will come, as far as is known."""
+        """`size`: the expected number of bytes."""
         self._fd = fd
         self._direct = size >= LARGE and _switch(fd, True)
         self._buffer: Optional[memoryview] = memoryview(mmap.mmap(-1, PIECE)) if self._direct else None
         self._used = 0
 
     def write(self, data: Bytes) -> int:
-        """All of it."""
         view = memoryview(data)
         if self._buffer is None:
             self._put(view)
@@ -56,14 +54,14 @@ class Writer:
         return done
 
     def write_piece(self, piece: memoryview) -> None:
-        """One of `pieces`: it lies as it has to, and is not copied first."""
+        """Write one of `pieces`. Its buffer is aligned, so it is not copied first."""
         if self._used or len(piece) % _BLOCK:
             self.write(piece)
         else:
             self._put(piece)
 
     def finish(self) -> None:
-        """What is left. A last block that is not full goes the usual way."""
+        """Write what is still buffered. An incomplete last block is written with buffered I/O."""
         if self._buffer is None:
             return
         whole = self._used // _BLOCK * _BLOCK
@@ -78,15 +76,17 @@ class Writer:
             try:
                 view = view[os.write(self._fd, view) :]
             except OSError as exc:
-                # Some file systems agree to it and then cannot; and after half a block nobody can.
+                # Some file systems accept O_DIRECT and then refuse to write. After a partial block all of them do.
                 if not self._direct or exc.errno != errno.EINVAL or not _switch(self._fd, False):
                     raise
                 self._direct = False
 
 
 def pieces(fd: int, size: int) -> Iterator[memoryview]:
-    """All of a file, from its start; each piece is good until the next is asked for. The descriptor should be nobody
-    else's, and is left as it was. `size`: as far as is known. What is in the cache is taken from there."""
+    """Read a whole file. Each piece is valid until the next one is requested. `size`: the expected number of bytes.
+
+    No other thread may use the descriptor meanwhile; its flags are restored. Cached data is read from the cache.
+    """
     buffer = memoryview(mmap.mmap(-1, min(PIECE, (size // _BLOCK + 1) * _BLOCK)))
     offset = 0
     direct = False
@@ -101,7 +101,7 @@ def pieces(fd: int, size: int) -> Iterator[memoryview]:
             yield buffer[:count]
             offset += count
             if direct and count % _BLOCK:
-                # The end as it was when we read it; whether it still is, is asked the usual way.
+                # A partial block is the end of the file. Buffered I/O finds out whether the file has grown since.
                 _switch(fd, False)
                 direct = possible = False
     finally:
@@ -110,12 +110,12 @@ def pieces(fd: int, size: int) -> Iterator[memoryview]:
 
 
 def open_file(fd: int, size: int, pause: idle_throttle.Pause = idle_throttle.none) -> io.BufferedReader:
-    """A file for whoever reads here and there in it. It owns the descriptor. `pause`: called now and then, where it is large."""
+    """A file object for random access. It owns the descriptor. `pause` is called at intervals while a large file is read."""
     return io.BufferedReader(_File(fd, size, pause) if size >= LARGE and _CACHED else io.FileIO(fd, "rb"))
 
 
 class _File(io.RawIOBase):
-    """Through a window onto it."""
+    """Reads the file through a buffer of one window, with direct I/O where possible."""
 
     def __init__(self, fd: int, size: int, pause: idle_throttle.Pause) -> None:
         self._fd = fd
@@ -175,8 +175,10 @@ def _read(fd: int, buffer: memoryview, offset: int, direct: bool) -> int:
 
 
 def _is_cached(fd: int, end: int) -> bool:
-    """Whether the cache has the block before there; also where nobody can say. A single one, and not the first of many:
-    to ask for more makes the kernel read ahead, and that would be the answer to the next question."""
+    """Whether the cache holds the block before `end`; True where the kernel cannot tell.
+
+    Only the last block is tested. A test of earlier blocks starts the kernel's read-ahead, which would falsify the next test.
+    """
     try:
         return os.preadv(fd, [bytearray(1)], max(0, end - 1), _CACHED) == 1
     except BlockingIOError:
@@ -186,7 +188,7 @@ def _is_cached(fd: int, end: int) -> bool:
 
 
 def _switch(fd: int, on: bool) -> bool:
-    """Whether it is as asked for now."""
+    """Set or clear O_DIRECT; whether that succeeded."""
     if not _DIRECT:
         return False
     import fcntl

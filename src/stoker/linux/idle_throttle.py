@@ -1,10 +1,10 @@
-"""Work that can wait, done beside a training that should not notice it.
+"""Background work that does not slow down the training beside it.
 
-Priorities are not enough for that. Kernels weigh a process only against those of its own session or control group, and
-where threads of a training wait for each other, every CPU second that is taken from one is lost by all. So whoever
-hashes gigabytes asks every few seconds what the machine has to spare while it does nothing itself: where that is a CPU,
-it goes as fast as it can; where not, it contents itself with a small share of one. Those who work for one training on one
-machine take turns with that share: what holds up one of its ranks holds up all.
+Process priorities are not enough. The kernel compares a process only with others of its session or control group, and
+threads of a training wait for each other: a CPU second taken from one is lost by all. So a thread that hashes gigabytes
+stops every few seconds and measures whether a CPU is idle. If one is, the thread runs at full speed. If none is, it uses a
+small share of one CPU. All background work for one training on one machine takes turns with that share, because a delay
+of one rank delays all ranks.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from stoker.linux import cgroup_paths
 
 SHARE = 0.015
-"""Of one CPU, where none is free. A gigabyte and a half is hashed in a minute then."""
+"""Part of one CPU to use where none is idle. It hashes a gigabyte and a half in a minute."""
 PERIOD = 5.0
-"""Seconds between two looks, and of a turn."""
+"""Seconds between two measurements, and the length of a turn."""
 PATIENCE = 60.0
-"""Seconds for which one may have the turn before it is not waited for any more: it may be frozen, or no friend."""
+"""Seconds after which the holder of the turn is no longer waited for. It may be frozen, or the file may be locked by user
+code."""
 LOOK = 0.3
-"""Seconds a look takes, in which nothing is done. The kernel counts in hundredths."""
+"""Seconds that a measurement takes; no work is done meanwhile. The kernel counts in hundredths of a second."""
 ENOUGH = 0.7
-"""CPUs that were idle meanwhile, for one to be called free: others do a little now and then."""
+"""Idle CPUs needed for one to count as free. Less than one, because other processes always run a little."""
 _NAP = 0.1
 
 Pause = Callable[[], None]
-"""Called between two pieces of such work, by the thread that does it."""
+"""Called between two pieces of background work, by the thread that does it."""
 
 
 def none() -> None:
-    """Nobody has to be given way to."""
+    """A Pause for work that runs at full speed."""
 
 
 class IdleThrottle:
-    """`pause` is a Pause. `hurried`: whether somebody waits for the work now, asked each time. `turns`: a file that all
-    name who take turns; empty: there is nobody else."""
+    """Its method `pause` is a Pause. `hurried`: called each time; True while something waits for the work. `turns`: the
+    file whose lock is the turn; empty: no other work takes turns with this one."""
 
     def __init__(self, hurried: Callable[[], bool] = bool, turns: str = "") -> None:
         self._hurried = hurried
         self._turn = _Turn(turns)
         self.rested = 0.0
-        """Seconds in which nothing was done."""
+        """Seconds spent waiting."""
         self._free = False
         self._began = self._used = 0.0
         self._until = 0.0
@@ -76,14 +77,14 @@ class IdleThrottle:
         self._turn.give_back()
 
     def _soon(self) -> float:
-        # Workers of one run save at the same time, and should not all find the same idle CPU.
+        # Workers of one run save at the same time. At different moments they do not all count on the same idle CPU.
         return time.monotonic() + PERIOD * random.uniform(0.6, 1.4)
 
     def _look(self) -> bool:
-        """Whether a CPU is free; also where nobody can say."""
-        before, began = _Seen(), time.monotonic()
+        """Whether a CPU is free; True where that cannot be measured."""
+        before, began = _CpuCounters(), time.monotonic()
         self._rest(began + LOOK)
-        return before.spare(_Seen(), time.monotonic() - began) >= ENOUGH
+        return before.spare(_CpuCounters(), time.monotonic() - began) >= ENOUGH
 
     def _rest(self, until: float) -> None:
         began = time.monotonic()
@@ -93,21 +94,21 @@ class IdleThrottle:
 
 
 def open_turns(path: str) -> int:
-    """The file whose lock it is, made where it is missing. It lies where a training may put something else."""
+    """Open, or create, the file whose lock is the turn. User code can replace it, so links and pipes are refused."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 class _Turn:
-    """Whose turn it is: his who has the lock of a file. He gives it back by dying, too."""
+    """The holder of the file lock has the share. The kernel releases the lock when the holder dies."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: Optional[int] = None
         self.held = False
         self._taken: Optional[int] = None
-        """When whoever has it took it, as the file says."""
+        """When the present holder took the lock: the modification time of the file."""
         self._since = 0.0
-        """When that was first seen."""
+        """When this process first saw that time, by its monotonic clock."""
 
     def take(self, now: float) -> bool:
         self.held = not self._path or self._lock(now)
@@ -117,13 +118,13 @@ class _Turn:
         self.held = False
         fd, self._fd = self._fd, None
         if fd is not None:
-            # Closing is not enough: a process that was started meanwhile may have it open for a moment too.
+            # Closing is not enough: a process that was just forked may still have a copy of the descriptor.
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def _lock(self, now: float) -> bool:
-        """Also where there can be no lock: then everybody takes his own share."""
+        """Take the lock; True also where the file cannot be locked: then each process has a share of its own."""
         try:
             fd = open_turns(self._path)
         except OSError:
@@ -144,15 +145,15 @@ class _Turn:
         return True
 
 
-class _Seen:
-    """What the kernel had counted by now: of the CPUs this process may run on, and where there is a limit, of its group."""
+class _CpuCounters:
+    """The kernel's counters now: of the CPUs this process may run on, and of its control group where that has a limit."""
 
     def __init__(self) -> None:
         self.idle = _idle()
         self.limit, self.used = _group()
 
-    def spare(self, later: "_Seen", seconds: float) -> float:
-        """CPUs that were free between these two."""
+    def spare(self, later: "_CpuCounters", seconds: float) -> float:
+        """CPUs that were idle between these two readings."""
         found = float("inf")
         if self.idle is not None and later.idle is not None:
             found = (later.idle - self.idle) / seconds
@@ -162,7 +163,7 @@ class _Seen:
 
 
 def _idle() -> Optional[float]:
-    """Seconds that these CPUs had nothing to do, or only waited for a disk. None: nobody counts them here."""
+    """Seconds that these CPUs were idle or waited for a disk. None: the kernel does not count them."""
     try:
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         lines = [line.split() for line in _read("/proc/stat").splitlines() if line.startswith("cpu")]
@@ -175,7 +176,7 @@ def _idle() -> Optional[float]:
 
 
 def _group() -> Tuple[Optional[float], Optional[float]]:
-    """CPUs that the control group may use, and CPU seconds it has used. None: no limit, or nobody can say."""
+    """CPUs that the control group may use, and CPU seconds it has used. None: no limit, or not known."""
     first, second = cgroup_paths.find(_read("/proc/self/mountinfo"), _read("/proc/self/cgroup"))
     if second is not None:
         quota, _, period = _read(f"{second}/cpu.max").partition(" ")
@@ -192,7 +193,7 @@ def _group() -> Tuple[Optional[float], Optional[float]]:
 
 
 def _numbers(text: str) -> Dict[str, int]:
-    """Of a file whose lines are a name and a number."""
+    """The content of a file whose lines are a name and a number."""
     words = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 

@@ -1,7 +1,7 @@
 """Linux inotify through libc: the standard library does not have it, and launchers may use nothing else.
 
-Where the kernel refuses (no such call, the user's limit on instances or watches reached) an `OSError` is
-raised, and callers fall back to looking once in a while.
+Where the kernel has no inotify, or the user's limit on instances or watches is reached, an `OSError` is raised. Callers
+then fall back to polling.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _BUFFER = 64 * 1024
 
 class Event(NamedTuple):
     wd: int
-    """Which watch; -1 for IN_Q_OVERFLOW: events were lost, look at everything."""
+    """The watch; -1 for IN_Q_OVERFLOW: events were lost, and everything has to be read again."""
     mask: int
     cookie: int
     """Pairs IN_MOVED_FROM with IN_MOVED_TO."""
     name: str
-    """The entry inside the watched directory; empty for the watched thing itself."""
+    """The entry inside the watched directory; empty for the watched file or directory itself."""
 
 
 class Inotify:
@@ -80,7 +80,7 @@ class Inotify:
         self._remove(self._fd, wd)
 
     def read(self) -> List[Event]:
-        """Everything that is waiting, oldest first; empty when nothing is. Never blocks."""
+        """All pending events, oldest first. Never blocks."""
         events: List[Event] = []
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Telling one process from another that later got the same number."""
+"""Identity of a process: tells it from a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None when it is gone or a zombie, 0 where nobody knows."""
+    """When a process started, in ticks since boot; None when it is gone or a zombie, 0 where the system cannot tell."""
     try:
         raw = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:

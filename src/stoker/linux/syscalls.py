@@ -1,7 +1,7 @@
 """The few kernel calls that Python does not offer: prctl, unshare, setns, mount, and small reads of /proc.
 
-Loaded through ctypes on first use, so that importing this module is safe anywhere. On a system that lacks a
-call the helpers either say so (`OSError`) or, where the launcher can do without, answer None or False.
+libc is loaded on first use, so this module can be imported anywhere. Where a call is missing, the helpers raise `OSError`,
+or return None or False if the launcher can do without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def libc() -> Any:
 
 
 def subreaper() -> bool:
-    """Orphans among our descendants become our children, so that none gets away unseen."""
+    """Orphaned descendants become children of this process, so that none of them is missed."""
     return LINUX and libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
@@ -42,7 +42,7 @@ def die_with_parent(signal_number: int) -> bool:
 
 
 def set_name(name: str) -> None:
-    """What `ps` and `top` call this process."""
+    """Set the name that `ps` and `top` show."""
     if LINUX:
         libc().prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
@@ -68,7 +68,7 @@ def mount(
 
 
 def unmount(target: str) -> None:
-    """At once, with what is mounted beneath it."""
+    """Detach a mount and everything mounted beneath it, without waiting for its users."""
     if libc().umount2(os.fsencode(target), MNT_DETACH) != 0:
         raise _error(f"unmount {target}")
 
@@ -78,8 +78,10 @@ _SHARED, _UNIT = 6, 13
 
 
 def shared_memory() -> int:
-    """Bytes that the whole machine has in tmpfs, memfds and shared mappings; 0 where the kernel does not say. A single
-    call, because it is asked often."""
+    """Bytes that the whole machine has in tmpfs, memfds and shared mappings; 0 where the kernel does not tell.
+
+    A single system call, because it is read often.
+    """
     if not LINUX or ctypes.sizeof(ctypes.c_ulong) != 8:
         return 0
     words = (ctypes.c_ulong * (2 * _SYSINFO_WORDS))()
@@ -98,7 +100,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Field 22 of /proc/PID/stat: with the boot id and the pid it names a process for good."""
+    """Field 22 of /proc/PID/stat. Boot id, pid and start time together identify a process."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields else None
 

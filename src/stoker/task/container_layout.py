@@ -1,4 +1,4 @@
-"""Stoker's code inside somebody else's container: where things lie, and how our Python is found there.
+"""Stoker's code inside the container of a user's image: the paths, and how a Python is found there.
 
 The code comes as a bundle (stoker/launcher/bundle.py): a zip that Python runs as it is,
 
@@ -8,10 +8,10 @@ The code comes as a bundle (stoker/launcher/bundle.py): a zip that Python runs a
          [PART]                    make the task's part of a shared volume too
     courier ...                    the sidecar
     launch DIRECTORY               the launcher; ends, with 0, when it is released or its lease has run out
-    collect DIRECTORY GENERATION   settle what a dead launcher left
-    shell DIRECTORY [COMMAND ...]  a shell (or a command) as the body would be started
+    collect DIRECTORY GENERATION   settle the directory of a dead launcher
+    shell DIRECTORY [COMMAND ...]  a shell (or a command), started like the body
 
-Only `init`, `courier` and `collect` may run from the zip itself; `launch` and `shell` want it unpacked.
+`init`, `courier` and `collect` can run from the zip itself; `launch` and `shell` need it unpacked.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TASK = "/stoker/task"
 BIN = "/stoker/bin"
 """Where `init` unpacks the bundle; read-only for the body."""
 CURRENT = f"{BIN}/current"
-"""The unpacked bundle, whatever its digest: with an image of Stoker's it is that image's, not the server's."""
+"""The unpacked bundle, whatever its digest. With Stoker's own image it is the bundle of that image, not of the server."""
 BUNDLE = "/stoker/bundle/bundle.zip"
-"""The zip, where it comes from a ConfigMap."""
+"""The zip, when it comes from a ConfigMap."""
 IMAGE_BUNDLE = "/opt/stoker/bundle.zip"
 """The zip in Stoker's own image."""
 SETUPS = "/stoker/setup"
@@ -36,7 +36,7 @@ SHARED = "/stoker/shared"
 """The volume for checkpoints that the tasks of one server share. For `init` and the courier only."""
 
 NO_PYTHON = 127
-"""How the container exits when it has no Python that could run the launcher."""
+"""Exit code of a container that has no Python for the launcher."""
 
 _OLDEST = "import sys; sys.exit(sys.version_info < (3, 9))"
 _PLACES = (
@@ -55,9 +55,9 @@ exit {NO_PYTHON}
 
 
 def command(program: str, verb: str, *arguments: str, python: Optional[str] = None) -> List[str]:
-    """The command line for a container: the bundle `program` with this verb, by the first Python that will do.
+    """The command line for a container: the bundle `program` with this verb, run by the first suitable Python.
 
-    `python`: the one to use, for images that have no shell or hide theirs.
+    `python`: the one to use, for images without a shell or with a Python at an unusual path.
     """
     if python:
         return [python, "-I", "-S", program, verb, *arguments]

@@ -1,15 +1,15 @@
-"""What goes between the server and a courier: who may speak, and how a message is framed.
+"""The protocol between the server and a courier: authentication and framing of messages.
 
-Whoever is in the middle (an API server's proxy ends TLS and verifies nothing) must not be able to read more than
-it is shown, change, repeat or exchange anything. So every request and every answer carries a MAC of its own,
-keyed with the 32 bytes that only the server and this courier have:
+A proxy between them (the API server's ends TLS and verifies nothing) must not be able to change, repeat or exchange a
+message. So every request and every answer carries a MAC of its own. Its key is 32 bytes that only the server and this
+courier have:
 
     request   Stoker-Session: 1 NONCE BOOT SHA256(body) MAC     MAC over method, path and the fields before it
     answer    Stoker-Session: 1 SHA256(body) MAC                MAC over the request's nonce and the status too
 
-A courier knows who speaks before it reads a body. It remembers the nonces of its boot; a boot id that is not its
-own is answered with the right one (409), so nothing that was recorded before a restart is ever obeyed. When the
-memory is full a new boot begins. No clocks.
+A courier authenticates a request before it reads the body. It remembers the nonces of its boot. A request with another
+boot id is answered with the right one (409), so a request recorded before a restart is never obeyed. When too many nonces
+are remembered, a new boot id is made. No clocks are compared.
 
 A body is a length, a JSON object and bytes (`pack`, `unpack`).
 """
@@ -32,9 +32,9 @@ KEY_BYTES = 32
 MAX_BODY = 8 << 20
 """Bytes of one request or answer."""
 MAX_JSON = 1 << 20
-"""Bytes of its JSON part: as objects that is many times as much."""
+"""Bytes of its JSON part. Parsed, it takes many times as much memory."""
 RANGE = 4 << 20
-"""Bytes of a file that go in one message; the rest of a body is for its JSON."""
+"""Bytes of a file in one message; the rest of the body is for the JSON part."""
 SESSION = "Stoker-Session"
 
 SYNC = "/v1/sync"
@@ -58,24 +58,24 @@ _LENGTH = struct.Struct("!I")
 
 
 class Forged(Exception):
-    """Not from whom it should be, or not what was sent."""
+    """The message was not signed with this key, or was changed on the way."""
 
 
 class Malformed(ValueError):
-    """Authentic, but not a message."""
+    """The message is authentic, but not well-formed."""
 
 
 class WrongBoot(Exception):
-    """For another life of this courier, or already obeyed. Sign anew with the right boot id."""
+    """The request names another boot of this courier, or repeats a nonce. Sign it again with the right boot id."""
 
 
 class Claim(NamedTuple):
-    """What an authentic request says of itself."""
+    """The fields of an authentic request."""
 
     nonce: str
     boot: str
     digest: str
-    """Of the body that must follow."""
+    """SHA-256 of the body that must follow."""
 
 
 # -- authenticity --------------------------------------------------------------------------------------------
@@ -86,13 +86,13 @@ def new_nonce() -> str:
 
 
 def sign_request(key: bytes, method: str, path: str, nonce: str, boot: str, body: Bytes) -> str:
-    """The value of the Stoker-Session header. `boot`: the courier's; what one knows of none is `unknown`."""
+    """The value of the Stoker-Session header. `boot`: the courier's boot id, or UNKNOWN_BOOT."""
     digest = hashlib.sha256(body).hexdigest()
     return " ".join((_VERSION, nonce, boot, digest, _mac(key, "request", method, path, nonce, boot, digest)))
 
 
 def check_request(key: bytes, method: str, path: str, header: str) -> Claim:
-    """Raises Forged. The body is checked by itself, once it is there: `check_body`."""
+    """Raises Forged. `check_body` checks the body once it has been read."""
     fields = header.split(" ")
     if len(fields) != 5 or fields[0] != _VERSION:
         raise Forged("no session header of this version")
@@ -132,10 +132,10 @@ UNKNOWN_BOOT = "0" * 32
 
 
 class Guard:
-    """The courier's memory of what it has obeyed. May be used from any thread."""
+    """The courier's record of the requests it has accepted. May be used from any thread."""
 
     def __init__(self, most: int = 1 << 14) -> None:
-        """`most`: nonces remembered; beyond them a new boot begins."""
+        """`most`: nonces to remember before a new boot id is made."""
         self._most = most
         self._lock = threading.Lock()
         self._seen: Set[bytes] = set()
@@ -146,7 +146,7 @@ class Guard:
         return self._boot
 
     def admit(self, claim: Claim) -> None:
-        """Raises WrongBoot unless this is the first time, in this boot."""
+        """Raises WrongBoot unless the request is for this boot and its nonce is new."""
         nonce = bytes.fromhex(claim.nonce) if len(claim.nonce) % 2 == 0 else claim.nonce.encode()
         with self._lock:
             if claim.boot != self._boot or nonce in self._seen:
@@ -158,7 +158,7 @@ class Guard:
 
 
 def _mac(key: bytes, kind: str, *fields: str) -> str:
-    """Fields cannot contain what separates them: they are hex, digits, a method and a path from a header."""
+    """No field can contain the separator: they are hex, digits, a method and a path."""
     message = "\n".join((f"stoker {kind} {_VERSION}", *fields)).encode()
     return hmac.new(key, message, hashlib.sha256).hexdigest()
 
@@ -174,7 +174,7 @@ def _digest(body: Iterable[Bytes]) -> str:
 
 
 def head(header: Mapping[str, Any]) -> bytes:
-    """The beginning of a body; its bytes follow. Malformed when it is too big to be understood there."""
+    """The start of a body: length and JSON. The bytes follow. Raises Malformed when the JSON is too large."""
     raw = json.dumps(header, separators=(",", ":")).encode()
     if len(raw) > MAX_JSON:
         raise Malformed(f"{len(raw)} bytes of JSON, over the {MAX_JSON} of a message")
@@ -186,38 +186,39 @@ def pack(header: Mapping[str, Any], data: Bytes = b"") -> bytes:
 
 
 def unpack(body: Bytes) -> Tuple[Dict[str, Any], memoryview]:
-    """The JSON object and the bytes. Raises Malformed; the size of both has been limited before."""
+    """The JSON object and the bytes. Raises Malformed. The caller has limited the size of the body."""
     view = memoryview(body)
     if len(view) < _LENGTH.size:
-        raise Malformed("a message without a beginning")
+        raise Malformed("the message is shorter than its length field")
     (length,) = _LENGTH.unpack_from(view)
     end = _LENGTH.size + length
     if length > MAX_JSON or end > len(view):
-        raise Malformed("a message with more JSON than it has bytes, or may have")
+        raise Malformed("the JSON part is longer than the message, or too long")
     try:
         header = json.loads(bytes(view[_LENGTH.size : end]))
     except (ValueError, RecursionError) as exc:
-        raise Malformed("a message that is not JSON") from exc
+        raise Malformed("the message is not JSON") from exc
     if not isinstance(header, dict):
-        raise Malformed("a message that is not an object")
+        raise Malformed("the JSON part of the message is not an object")
     return header, view[end:]
 
 
-# -- what is mirrored ----------------------------------------------------------------------------------------
+# -- mirrored files ------------------------------------------------------------------------------------------
 
 RECORDS = (layout.STATUS, layout.ORDER, layout.TASK)
 """Small files that are replaced as a whole."""
 LARGEST_RECORD = 1 << 20
 GROWING = (layout.JOURNAL, layout.SAMPLES)
 TAIL = 256
-"""Bytes at the end of what has arrived by which the courier sees that it is still the beginning of its file."""
+"""The server sends a tag of the last TAIL bytes it has of a file. The courier compares it with its own file, which may have been
+replaced."""
 
 _LOG = re.compile(r"[0-9]{6,12}\.log")
 _METRICS = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}\.jsonl")
 
 
 def grows(path: str) -> bool:
-    """Whether a path is that of a file which is mirrored by appending. Anything else is refused on both sides."""
+    """Whether the file at this path is mirrored by appending. Both sides refuse any other path."""
     folder, _, name = path.rpartition("/")
     if folder == layout.LOG:
         return _LOG.fullmatch(name) is not None
@@ -227,14 +228,14 @@ def grows(path: str) -> bool:
 
 
 def tag(data: Bytes) -> str:
-    """Tells two versions of a record apart, or two tails."""
+    """A short hash that identifies a version of a record, or a tail."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def strings(value: Any, most: int) -> List[str]:
     """A list of at most so many strings, or Malformed."""
     if not isinstance(value, list) or len(value) > most or not all(isinstance(item, str) for item in value):
-        raise Malformed("not a list of strings, or too long a one")
+        raise Malformed("not a list of strings, or too long")
     return value
 
 
@@ -247,5 +248,5 @@ def number(value: Any, most: int = (1 << 63) - 1) -> int:
 
 def text(value: Any, most: int = 8192) -> str:
     if not isinstance(value, str) or len(value) > most:
-        raise Malformed("not a text, or too long a one")
+        raise Malformed("not a string, or too long")
     return value

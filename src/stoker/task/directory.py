@@ -1,8 +1,8 @@
 """Access to a task directory: on this machine (`LocalTaskDir`), or in a pod through its courier (`RemoteTaskDir`).
 
-Reading is the same for both and always cheap: the small growing files of a remote directory (journal, status, log,
-metrics) are mirrored on this machine, as far as they have arrived. Writing, `settle`, `catch_up` and everything in
-`RemoteAccess` may go over the network: it blocks and may raise OSError. Call it from a thread, never from an event loop's.
+Reading is the same for both and always cheap: journal, status, log and metrics of a remote directory are mirrored on this
+machine. Writing, `settle`, `catch_up` and everything in `RemoteAccess` may go over the network: they block and may raise
+OSError. Never call them from the thread of an event loop.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class StillHeld(RuntimeError):
 
 
 class Unreachable(OSError):
-    """The task directory does not answer: its pod, its node or the way there is gone, for now or for good."""
+    """The task directory does not answer: its pod, its node or the network is gone, temporarily or permanently."""
 
 
 class TaskDir(Protocol):
-    """What the control loop needs of a task directory, wherever it is. May be used from any thread."""
+    """A task directory as the control loop uses it, local or remote. May be used from any thread."""
 
     @property
     def root(self) -> str:
@@ -42,13 +42,13 @@ class TaskDir(Protocol):
 
     @property
     def turns(self) -> Optional[str]:
-        """The file by which those who move its bytes share what the training leaves of a CPU (see
-        `stoker.linux.idle_throttle`). None: the training is on another machine."""
+        """The file whose lock limits background work beside the training (see `stoker.linux.idle_throttle`).
+        None: the training is on another machine."""
         ...
 
     @property
     def shares(self) -> bool:
-        """Whether its checkpoints are on a volume with those of other tasks: then it is a `SharingTaskDir`."""
+        """Whether its checkpoints are on a volume shared with other tasks. Then it is a `SharingTaskDir`."""
         ...
 
     def write_order(self, order: formats.Order) -> None: ...
@@ -65,32 +65,32 @@ class TaskDir(Protocol):
     def list(self, path: str = "") -> List[str]: ...
 
     def settle(self, generation: int) -> None:
-        """The launcher is proven dead and will not come back: journal what was complete, and `lost` (see
-        stoker.launcher.recovery). Afterwards everything it left can be read. Raises StillHeld, and
-        Unreachable: then what has arrived counts."""
+        """The launcher is proven dead: write the complete checkpoints and `lost` into the journal (see
+        stoker.launcher.recovery). Afterwards everything it left can be read. Raises StillHeld, or Unreachable: then
+        only what has been mirrored can be read."""
         ...
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until everything written there by now can be read. False: not within the time."""
+        """Wait until everything written so far can be read. False: not within the time."""
         ...
 
     def abandon(self, reason: str) -> None:
-        """The task is given up: from now on everything that goes over the network fails at once, also what was being
-        tried again. What has arrived can be read. Never blocks."""
+        """Give up the task: from now on every network call fails at once, also one that is being retried. What has been
+        mirrored can still be read. Never blocks."""
         ...
 
 
 @runtime_checkable
 class RemoteAccess(TaskDir, Protocol):
-    """A task directory behind a courier: how its bytes are moved. Used by `stoker.transfer` alone. Everything may be
-    repeated; what was cut short goes on where it was."""
+    """A task directory behind a courier, with the calls that move files. Only `stoker.transfer` uses them. Every call may
+    be repeated; an interrupted transfer continues where it stopped."""
 
     def place(
         self, manifest: bytes, path: str, blob: Callable[[str], BinaryIO], *, replace: bool = False
     ) -> None:
-        """Make the directory `path` hold exactly the tree of `manifest` (a Tree's canonical JSON), complete or
-        not at all. `blob` opens the content with this SHA-256; only what the other side lacks is sent, and
-        it verifies every byte. Without `replace` a directory that is not empty is left alone."""
+        """Make the directory `path` hold exactly the tree of `manifest` (a Tree's canonical JSON), atomically. `blob` opens
+        the content with a given SHA-256. Only content that the courier lacks is sent, and the courier verifies it.
+        Without `replace` a directory that is not empty is left unchanged."""
         ...
 
     def walk(self, path: str, *, max_entries: int) -> List[Dict[str, Any]]:
@@ -103,23 +103,25 @@ class RemoteAccess(TaskDir, Protocol):
         ...
 
     def discard(self, path: str) -> None:
-        """Remove a file or tree there. Absent is success."""
+        """Remove a file or tree there. One that does not exist is no error."""
         ...
 
 
 class SharingTaskDir(RemoteAccess, Protocol):
-    """One whose checkpoints are on a volume with those of other tasks of this server. `fetch` and `discard` also take
-    paths there (`layout.SharedPart.path`)."""
+    """A task directory whose checkpoints are on a volume shared with other tasks of this server. `fetch` and `discard` also
+    accept paths on that volume (`layout.SharedPart.path`)."""
 
     def parts(self) -> Tuple[List[layout.SharedPart], List[str]]:
-        """Whose parts are there, as far as this one may see them, its own too; and the runs whose directories there are
+        """The parts on the volume that this task may see, its own among them; and the runs whose directories there are
         empty (`discard` of `shared/RUN` removes one)."""
         ...
 
     def salvage(
         self, part: layout.SharedPart, generation: int, carried: Sequence[int]
     ) -> List[Dict[str, Any]]:
-        """The task of this part is given up, or proven gone: as a journal would say it, which checkpoints were complete in
-        it, oldest first, but for those with these numbers, and which are damaged. Copies are in the part, to be
-        verified by their hashes. FileNotFoundError where there is no such part."""
+        """Find the checkpoints in the part of a task that is given up or proven gone.
+
+        Returns journal entries of the complete ones, oldest first and without the numbers in `carried`, and of the damaged
+        ones. Their copies stay in the part, to be verified by their hashes. FileNotFoundError where there is no such part.
+        """
         ...

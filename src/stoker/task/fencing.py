@@ -1,13 +1,13 @@
-"""Never two at once: the rules by which a body starts, a record is believed and a lost task is replaced.
+"""Never two at once: the rules by which a body starts, a record is accepted and a lost task is replaced.
 
-Three parties keep them, and each can be alone, late or asleep for hours:
+Launcher and server apply them, and each can be cut off, late or suspended for hours:
 
     launcher   `may_start`   a body starts at most once per (attempt, generation, task)
     server     `accept`      only the newest generation of an attempt that has not ended may add anything
-    server     `Vigil`       a task is replaced on proof of death, or after silence that was really watched
+    server     `Vigil`       a task is replaced on proof of death, or after silence that this server observed
 
-The rules are pure. Time is whatever monotonic clock the caller reads, and only differences observed by one
-process count, so that a clock that jumps and a server that slept prove nothing about a task.
+The rules are pure. Times are of a monotonic clock, and only differences observed by one process count. So a clock that
+jumps, or a server that was suspended, proves nothing about a task.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 from stoker.task import formats
 
 KEEP = "keep"
-"""Leave it: it is there, or nothing is known."""
+"""Leave the task as it is: it is alive, or nothing is known."""
 REPLACE = "replace"
-"""Give its place to a new incarnation in a new generation."""
+"""Replace the task by a new incarnation in a new generation."""
 END = "end"
-"""Its node is ready and it does not answer: end it through the engine and wait for the proof."""
+"""The node is ready and the task does not answer: end it through the engine and wait for proof that it has ended."""
 
 GAP = 0.25
-"""The largest share of `lost_after` that one pause between two looks can add to a silence. A server that was
-itself frozen or swamped sees one long pause, and must look again before it concludes anything."""
+"""The largest part of `lost_after` that one interval between two looks adds to a silence. A server that was itself frozen
+or overloaded sees one long interval, and has to look again before it decides."""
 
 LEASE_MARGIN = 1.1
-"""How much longer than its lease a task must be silent before it counts as having given up: clocks of two
-machines do not run at the same speed, and ending takes a moment."""
+"""A task counts as ended after this many times its lease: clocks of two machines run at different speeds, and ending
+takes a moment."""
 
 
 # -- the launcher's rule ---------------------------------------------------------------------------------------
 
 
 def may_start(journal: Iterable[Mapping[str, Any]], order: formats.Order) -> bool:
-    """Whether this order may fork a body, by all that the journal of this task directory says.
+    """Whether this order may fork a body, by the journal of this task directory.
 
-    Only a `run` that is newer than every order acted on, for a generation newer than every one started here.
-    Newer by number, not merely other: an order that was delayed and arrives after its successor is dead, and
-    a server that numbers its order anew after a crash does not start the same generation again. The caller
-    has `starting` on the disk before it forks; a journal that cannot be written starts nothing.
+    Only a `run` order may, with a larger number than every order acted on, for a larger generation than every one started
+    here. So an order that arrives after its successor starts nothing, and a server that numbers an order again after a
+    crash does not start the same generation twice. The caller syncs `starting` to the disk before it forks; where the
+    journal cannot be written, nothing is started.
     """
     if order.verb != "run":
         return False
@@ -63,8 +63,8 @@ def may_start(journal: Iterable[Mapping[str, Any]], order: formats.Order) -> boo
 def accept(record_generation: int, current_generation: int, ended: bool) -> bool:
     """Whether a checkpoint, metric, log line, output or ending of an attempt may still count.
 
-    To be asked in the transaction that records it, against the attempt's row read in that transaction: then
-    what is fenced is fenced however late it arrives.
+    Call it in the transaction that adds the record, with the attempt's row read in that transaction. Then a record of an
+    old generation is refused however late it arrives.
     """
     return not ended and record_generation == current_generation
 
@@ -74,25 +74,25 @@ class TaskSight:
     """One task as the engine shows it at one look."""
 
     task: str
-    """Names one incarnation: a successor is another task to be watched from the start."""
+    """Names one incarnation: the silence of its successor is counted from zero."""
     presence: str
     """alive | gone (proof of death) | silent"""
     node: str = ""
     node_ready: Optional[bool] = None
-    """What the engine says of its node; None: the engine does not say."""
+    """Whether its node is ready; None: the engine does not tell."""
     lost_after: float = 120.0
     lease: Optional[float] = None
     """Seconds without a request after which the task ends itself; None: it never does."""
     exclusive: bool = False
-    """Do not replace on silence; wait for proof, or for the lease to have run out."""
+    """Do not replace it on silence; wait for proof of death, or for the end of the lease."""
 
 
 class Vigil:
-    """Watches for tasks that are lost. Belongs to one server process and lives as long as it: silence that
-    nobody watched, before a restart or while the engine did not answer, does not count.
+    """Detects lost tasks by their silence. One per server process: silence before a restart, or while the engine did not
+    answer, was not observed and does not count.
 
-    `look` is called with everything the engine shows, at the pace of the control loop; any thread, one at a
-    time. It remembers only how long each task has been silent.
+    The control loop calls `look` with everything the engine shows; from any thread, one at a time. Only the length of each
+    task's silence is remembered.
     """
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class Vigil:
         self._last: Optional[float] = None
 
     def look(self, now: float, sights: Optional[Sequence[TaskSight]]) -> Dict[str, str]:
-        """What to do about each task. `now`: this process's monotonic clock. `sights` None: the engine did
-        not answer, which says nothing about its tasks."""
+        """What to do about each task. `now`: this process's monotonic clock. `sights` None: the engine did not answer,
+        so nothing is known about its tasks."""
         if sights is None:
             self._last = None
             return {}
@@ -114,7 +114,7 @@ class Vigil:
         return {sight.task: self._decide(sight, ours) for sight in sights}
 
     def _longer(self, before: Dict[str, float], sights: List[TaskSight], passed: float) -> Dict[str, float]:
-        """A first silent look is zero seconds of silence; each later one adds what passed, within bounds."""
+        """The first silent look counts as zero seconds; each later one adds the time since the last, up to a limit."""
         return {
             sight.task: before[sight.task] + min(passed, GAP * sight.lost_after)
             if sight.task in before
@@ -140,8 +140,8 @@ class Vigil:
 
 
 def mass_silence(sights: Sequence[TaskSight]) -> bool:
-    """Most tasks are silent, on more than one node: more likely we are cut off than they. One node that is
-    lost with everything on it is not that."""
+    """Whether most tasks are silent, on more than one node: then the server is more likely cut off than they are. One lost
+    node with all its tasks does not count as such."""
     silent = [sight for sight in sights if sight.presence == "silent"]
     return 2 * len(silent) > len(sights) and len({sight.node for sight in silent}) > 1
 

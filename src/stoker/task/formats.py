@@ -1,8 +1,7 @@
-"""What is inside the files of a task directory, and how they are written.
+"""The formats of the files in a task directory, and how the files are written.
 
-Readers ignore keys they do not know, so that an older launcher and a newer server understand each other;
-a missing optional key means its default. Times are wall-clock seconds since the epoch and only for people;
-nothing is decided by comparing them.
+Readers ignore unknown keys, and a missing optional key has its default, so an older launcher and a newer server understand
+each other. Times are wall-clock seconds since the epoch and only for display; nothing is decided by comparing them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, Union
 
 FORMAT = 1
-"""Raised when an older reader could no longer do the right thing."""
+"""Increased when an older reader could misread the files."""
 SHORTEST_SECRET = 6
 """Shorter values are not looked for in logs, names and events: blanking out every `1` would leave nothing to read."""
 
@@ -28,7 +27,7 @@ class Record:
 
     @classmethod
     def from_json(cls: Type[T], raw: Mapping[str, Any]) -> T:
-        """TypeError when a key is missing or a value is not of its kind: user code can write these files."""
+        """TypeError when a key is missing or a value has the wrong type: user code can write these files."""
         kinds = _kinds(cls)
         known = {key: value for key, value in raw.items() if key in kinds}
         for key, value in known.items():
@@ -42,7 +41,7 @@ class Record:
 
 @dataclass
 class TaskInfo(Record):
-    """task.json: who this task is and what it may use. Never changes."""
+    """task.json: identity, limits and isolation of a task. Never changes."""
 
     run: str
     attempt: int
@@ -51,78 +50,79 @@ class TaskInfo(Record):
     role: str = "worker"
     index: int = 0
     incarnation: int = 1
-    """Which body in this task's place: raised when a lost task is replaced."""
+    """Increased when a lost task is replaced."""
     cpu: Optional[float] = None
     memory: Optional[int] = None
     """Bytes; None: no limit."""
     pids: Optional[int] = None
     gpus: Optional[List[str]] = field(default_factory=list)
-    """UUIDs (or indexes) of the GPUs this task owns. None: not ours to say, the container's runtime gives them
-    and CUDA_VISIBLE_DEVICES is left as it is."""
+    """UUIDs (or indexes) of the GPUs of this task. None: the container runtime assigns them, and CUDA_VISIBLE_DEVICES is
+    left unchanged."""
     cgroup: Optional[Dict[str, Any]] = None
     """{"version": 1|2, "procs": [files the body writes its pid to], "memory": dir, "cpu": dir, "pids": dir,
     "freezer": dir}; None: the launcher limits by affinity, rlimits and a watchdog."""
     pid_namespace: bool = False
-    """The launcher is init of its own PID namespace: the kernel ends everything with it."""
+    """The launcher is init of its own PID namespace: when it dies, the kernel ends all processes in it."""
     log_budget: int = 1 << 30
     log_segment: int = 8 << 20
     sample_every: float = 5.0
     secrets_dir: Optional[str] = None
-    """A directory with one file per secret, named by it; None: they are in secrets.json."""
+    """A directory with one file per secret, named after it; None: the secrets are in secrets.json."""
     setups: Optional[str] = None
-    """The directory in which setups are made, whatever the order says: KEY beneath it."""
+    """The directory for setups, each in a subdirectory KEY. It takes precedence over the directory in the order."""
     workdir: Optional[str] = None
-    """Where the body runs when no code was brought; a relative path counts from where the launcher was started
-    (`.`: the image's own WORKDIR). None: always in `code/`."""
+    """Working directory of the body when no code was shipped. A relative path is relative to the launcher's working
+    directory (`.`: the image's WORKDIR). None: always `code/`."""
     home: Optional[str] = None
     """HOME for a body whose environment has none, or one that cannot be written."""
     command: List[str] = field(default_factory=list)
-    """What runs when an order names no command: the image's own."""
+    """The image's own command: it runs when an order has none."""
     container: Optional[Dict[str, Any]] = None
-    """Of the local engine: the container the task is in, {"runtime": podman|docker, "image": ...}. With
-    `launcher: none` the launcher is outside and starts it: "name", "run" (the command up to the image) and "client"
-    (the environment of that command) beside these."""
+    """The container of a task of the local engine: {"runtime": podman|docker, "image": ...}. With `launcher: none` the
+    launcher runs outside and starts the container. Then it also has "name", "run" (the command up to the image) and
+    "client" (the environment of that command)."""
     lease: Optional[float] = None
-    """Seconds without contact (see launcher/lease.py) after which the launcher ends the body and itself; None:
-    it never does."""
+    """Seconds without contact (see launcher/lease.py) after which the launcher ends the body and itself; None: never."""
     near: bool = False
-    """The server takes checkpoints out of this very directory, and hashes them then: what is large is not hashed before."""
+    """The server reads checkpoints directly from this directory and hashes them: the launcher does not hash large files."""
     exclusive: bool = False
-    """Whoever is silent longer than its lease may have been replaced: no moment beyond it."""
+    """The task may be replaced once its lease is over, so the launcher must end by then without any delay."""
     format: int = FORMAT
 
 
 @dataclass
 class Order(Record):
-    """order.json: what the launcher shall do now. Only the newest counts; `seq` only grows."""
+    """order.json: what the launcher has to do now. Only the newest order counts; `seq` only grows."""
 
     seq: int
     generation: int
     verb: str
-    """run | stop | release | die (a drill: the launcher ends as if killed). `run` starts the body at most once per seq. `stop` ends the body: SIGTERM, grace,
-    SIGKILL of the whole tree. `release` lets the launcher exit; what is in the directory has been carried."""
+    """run | stop | release | die (a drill: the launcher ends as if killed). `run` starts the body at most once per seq.
+    `stop` ends the body: SIGTERM, grace, SIGKILL of the whole tree. `release` lets the launcher exit: the server has taken
+    everything it needs out of the directory."""
     argv: List[str] = field(default_factory=list)
     env: Dict[str, str] = field(default_factory=dict)
-    """The whole environment of the body but for secrets and what only the launcher knows."""
+    """The environment of the body, without secrets and without the variables that the launcher sets."""
     inherit: bool = False
-    """The environment begins with the launcher's own (in a container: the image's), and `env` goes on top."""
+    """`env` is added to the launcher's own environment (in a container: the image's)."""
     grace: float = 60.0
     timeout: Optional[float] = None
     """Seconds the body may run; the launcher counts them, so the limit holds while the server is away."""
     setup: Optional[Dict[str, Any]] = None
-    """{"command": str, "directory": absolute path, "key": str}: run once under a lock, then use the directory."""
+    """{"command": str, "directory": absolute path, "key": str}: the command runs once, under a lock; the directory is used
+    afterwards."""
     processes: List[Dict[str, str]] = field(default_factory=list)
-    """Several processes in this task: what each has in its environment on top of `env`. The task ends when all have
-    ended; when one fails the others are stopped. Empty: one process."""
+    """For several processes in this task: the variables that each has in addition to `env`. The task ends when all of them
+    have ended; when one fails the others are stopped. Empty: one process."""
     warm: Optional[Dict[str, Any]] = None
-    """{"python": words, "program": words, "modules": names}: `argv` is Python, and each main process leaves a copy of itself
-    right after it has imported these, to be the next generation's. None: every generation is started from nothing."""
+    """{"python": words, "program": words, "modules": names}: `argv` is a Python command. Each main process imports the
+    modules and then forks a standby process for the next generation. None: every generation starts new processes."""
     hang_after: Optional[float] = None
-    """Seconds without output, reports and GPU use after which the launcher keeps the stacks of all processes and
+    """Seconds without output, reports and GPU use after which the launcher saves the stacks of all processes and
     journals `hang`, once."""
     scan_every: Optional[float] = None
-    """Others write checkpoints together with this task: in the first minute of a body the status is written this often,
-    in seconds, and then with every sample, so that it is known how many looks have been finished. None: it is not."""
+    """Set when other tasks write checkpoints together with this one. The status, with the number of finished scans, is then
+    written this often (seconds) in the first minute of a body, and with every sample later. None: not more often than usual."""
     resume_from: Optional[str] = None
     """Name inside this generation's checkpoint directory."""
     kill: bool = False
@@ -138,7 +138,7 @@ class Ending(Record):
     kind: str
     """exit | signal | oom | setup | timeout | stopped | start-failed | lost | disk"""
     process: Optional[int] = None
-    """Which of several processes it was that failed first, by its local rank."""
+    """Local rank of the process that failed first, where there are several."""
     code: Optional[int] = None
     signal: Optional[int] = None
     message: str = ""
@@ -149,17 +149,17 @@ class Ending(Record):
     """How long the body ran, monotonic."""
     last_lines: List[str] = field(default_factory=list)
     usage: Dict[str, float] = field(default_factory=dict)
-    """What it used in all, as in the status: that is replaced after the journal and may be read before."""
+    """Total usage, as in the status. It is here too because the status is replaced after the journal is written."""
     log_dropped: int = 0
     log_dropped_lines: int = 0
     """As in the status, for the same reason."""
     final: bool = False
-    """Its launcher starts nothing any more: somebody told it to end, or its lease is over."""
+    """The launcher starts nothing any more: it was told to end, or its lease is over."""
 
 
 @dataclass
 class Status(Record):
-    """status.json: how things stand. Small, replaced on every change of phase and every sample."""
+    """status.json: the present state. Small; replaced on every change of phase and with every sample."""
 
     phase: str
     """ready (holding, no body) | setup | running | stopping | ended (holding until released)"""
@@ -167,24 +167,24 @@ class Status(Record):
     """The newest order acted on."""
     generation: int = 0
     pid: Optional[int] = None
-    """The body, as the launcher sees it."""
+    """The body's pid in the launcher's PID namespace."""
     started_at: Optional[float] = None
     ending: Optional[Dict[str, Any]] = None
     usage: Dict[str, float] = field(default_factory=dict)
-    """cpu_seconds, cpu (cores, lately), cpu_peak, memory, memory_peak, pids_peak, gpu (percent, lately, the mean of its
-    GPUs), gpu_peak, gpu_memory_peak"""
+    """cpu_seconds, cpu (cores, in the last interval), cpu_peak, memory, memory_peak, pids_peak, gpu (percent, in the last
+    interval, the mean of its GPUs), gpu_peak, gpu_memory_peak"""
     scans: int = 0
-    """How many looks at the checkpoint directory have been finished."""
+    """Number of finished scans of the checkpoint directory."""
     pending: List[str] = field(default_factory=list)
-    """Names of checkpoints that are being written: seen by the last look, not committed yet. At most 64."""
+    """Names of checkpoints that are being written: found by the last scan, not committed yet. At most 64."""
     log_segment: int = 0
     """Number of the newest log segment."""
     log_bytes: int = 0
-    """Framed bytes written in all, dropped ones included."""
+    """All framed bytes, dropped ones included."""
     log_dropped: int = 0
-    """Framed bytes dropped to stay within the budget, or for want of room."""
+    """Framed bytes dropped to stay within the budget, or because the disk was full."""
     log_dropped_lines: int = 0
-    """How many lines they were: each has FRAME bytes that nobody printed."""
+    """Number of dropped lines: each has FRAME bytes that the training did not print."""
     launcher_pid: int = 0
     boot_id: str = ""
     version: str = ""
@@ -197,7 +197,7 @@ class CheckpointFile(Record):
     """Relative to the checkpoint directory; the first component belongs to the checkpoint's stem."""
     size: int
     sha256: str
-    """Empty: it has not been read through yet (see `TaskInfo.near`)."""
+    """Empty: the file has not been hashed yet (see `TaskInfo.near`)."""
     mode: int = 0o644
 
 
@@ -209,7 +209,7 @@ class StagedCheckpoint(Record):
     """Names the directory under staged/; unique in this task directory, only grows."""
     generation: int
     name: str
-    """The file, directory or stem it is known by: `last.pt`, `step-100`, `ckpt-3`."""
+    """Name of the file or directory, or stem of several files: `last.pt`, `step-100`, `ckpt-3`."""
     how: str
     """sdk | rename | quiet | verified"""
     files: List[Dict[str, Any]] = field(default_factory=list)
@@ -217,17 +217,17 @@ class StagedCheckpoint(Record):
     metrics: Dict[str, float] = field(default_factory=dict)
     at: float = 0.0
     written_at: float = 0.0
-    """Newest modification time of its files: orders checkpoints of one generation."""
+    """Newest modification time of its files: orders the checkpoints of one generation."""
 
 
 FRAME = len(b"o 1700000000000 ")
-"""Bytes that frame a log line: stream, milliseconds."""
+"""Bytes of a log line that are its frame: stream, milliseconds."""
 
 
 @dataclass
 class LogLine:
-    """One framed line: `o 1731650000123 text`. `o` stdout, `e` stderr, `s` Stoker itself; the capital letter
-    says that the line goes on in the next record of the same stream (a prompt, a very long line)."""
+    """One framed line: `o 1731650000123 text`. `o` is stdout, `e` stderr, `s` Stoker itself. A capital letter means that
+    the line continues in the next record of the same stream (a prompt, a very long line)."""
 
     stream: str
     ms: int
@@ -240,7 +240,7 @@ class LogLine:
 
     @classmethod
     def decode(cls, raw: bytes) -> "LogLine":
-        """Never fails: what is not framed (a torn line after a power cut) is shown as it is, from Stoker."""
+        """Never fails: a line without a frame (torn by a power cut) is returned unchanged, as of Stoker."""
         parts = raw.rstrip(b"\n").split(b" ", 2)
         if len(parts) == 3 and parts[0] in (b"o", b"e", b"s", b"O", b"E", b"S") and parts[1].isdigit():
             letter = parts[0].decode()
@@ -258,7 +258,7 @@ def _kinds(cls: type) -> Dict[str, Any]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of the kind a field declares. Numbers must be such that a database can hold them."""
+    """Whether a JSON value has the type that a field declares. Numbers must fit into the database."""
     if kind is Any:
         return True
     if kind is int:
@@ -271,7 +271,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is list:
         return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
     if origin is dict:
-        # Not a number is a number here: a loss may well be one.
+        # NaN and infinity are allowed: a loss can have them.
         return isinstance(value, dict) and all(
             _fits(item, arguments[1])
             or (arguments[1] is float and type(item) is float and not math.isfinite(item))
@@ -296,7 +296,7 @@ def write_json(path: str, value: Mapping[str, Any], *, mode: int = 0o644, durabl
 
 
 def create(path: str, mode: int, dir_fd: Optional[int] = None) -> int:
-    """A new file in place of whatever has that name: a link is not followed, a pipe not waited for."""
+    """Create a file in place of anything of that name. Links are not followed and pipes are not opened."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, mode, dir_fd=dir_fd)
@@ -306,21 +306,21 @@ def create(path: str, mode: int, dir_fd: Optional[int] = None) -> int:
 
 
 def append_line(fd: int, value: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Append one JSON line to a file opened with O_APPEND. One write: lines of several writers do not mix."""
+    """Append one JSON line to a file opened with O_APPEND, in one write, so that lines of several writers do not mix."""
     write_all(fd, json.dumps(value, separators=(",", ":")).encode() + b"\n")
     if durable:
         os.fsync(fd)
 
 
 def split_lines(data: bytes, keep: bool = False) -> Tuple[List[bytes], int]:
-    """Complete lines in `data` (`keep`: with their ends) and how many bytes they take; an unfinished last line is left
-    for next time."""
+    """Complete lines in `data` (`keep`: with their line ends) and the number of their bytes. An unfinished last line is
+    left for the next call."""
     end = data.rfind(b"\n") + 1
     return data[:end].splitlines(keep), end
 
 
 def parse_lines(lines: List[bytes]) -> Iterator[Dict[str, Any]]:
-    """JSON objects among `lines`; anything else (a line torn by a power cut) is passed over."""
+    """The JSON objects among `lines`; anything else (a line torn by a power cut) is skipped."""
     for line in lines:
         try:
             value = json.loads(line)

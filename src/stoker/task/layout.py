@@ -1,32 +1,32 @@
-"""Names in a task directory. Who writes each file stands beside it.
+"""File names in a task directory, and the component that writes each file.
 
 task.json         engine      once, before the launcher starts: identity, limits, isolation (TaskInfo)
 order.json        server      atomically replaced: what to do now (Order)
 secrets.json      server      0600; name -> value; deleted when the run is terminal
 journal.jsonl     launcher    append-only: starts, ends, checkpoints. fsync'ed where it must survive power loss
-contact           courier     replaced on authenticated requests, at most every 10 s: keeps the lease (a counter)
+contact           courier     replaced on authenticated requests, at most every 10 s: extends the lease (a counter)
 status.json       launcher    atomically replaced: phase, usage, log counters (Status)
-launcher.lock     launcher    flock'ed for as long as a launcher works on this directory
+launcher.lock     launcher    flock'ed while a launcher works on this directory
 engine.json       engine      where earlier versions kept the local engine's record of the launcher process
 log/NNNNNN.log    launcher    framed lines of all streams, in segments (formats.LogLine)
 metrics/*.jsonl   training    one file per reporting process; one line per report
 samples.jsonl     launcher    CPU, memory, GPU use over time
-sdk/commits.jsonl training    the SDK says: this checkpoint is complete
+sdk/commits.jsonl training    checkpoints that the SDK has completed
 sdk/stop          launcher    exists once the task was asked to stop (SDK should_stop)
 code/             courier     the working directory, placed before the first order
 checkpoints/G/    training    STOKER_CHECKPOINT_DIR of generation G
-staged/NNNNNN/    launcher    a committed checkpoint, copied and verified, waiting to be carried away
-staged/scan.jsonl launcher    what its scanner has seen, for the scanner after it
-staged/.sums.jsonl server     hashes of what it took out of here and the launcher had not hashed
+staged/NNNNNN/    launcher    a committed checkpoint, copied and verified, ready for the server
+staged/scan.jsonl launcher    the scanner's state, for the scanner of the next launcher
+staged/.sums.jsonl server     hashes of files that the server took and the launcher had not hashed
 output/           training    STOKER_OUTPUT_DIR
-stacks/G-N.txt    launcher    what the processes of a silent body of generation G were doing, the Nth time
-.turns            engine      its lock has whoever may take CPU time from the training now (stoker.linux.idle_throttle): launcher or
-                              server; one file with a name in each task of an attempt, where they are on one machine
-.courier/         courier     content that is arriving, and what is about to be removed; where checkpoints/ and staged/
-                              are volumes of their own, also in these
+stacks/G-N.txt    launcher    stacks of the processes of a silent body of generation G, the Nth time
+.turns            engine      the holder of its lock may take CPU time from the training (stoker.linux.idle_throttle): launcher or
+                              server; tasks of one attempt on one machine have hard links to one file
+.courier/         courier     content that is arriving, and files that are being removed; also in checkpoints/ and
+                              staged/ where these are volumes of their own
 
-Where tasks share a volume for checkpoints, `checkpoints/` and `staged/` of each are in a part of it (`SharedPart`), beside
-those of the same run. It outlives the task's machine.
+Where tasks share a volume for checkpoints, each task has its `checkpoints/` and `staged/` in a part of that volume
+(`SharedPart`). The volume outlives the task's machine.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ TURNS = ".turns"
 
 DIRECTORIES = (LOG, METRICS, SDK, CODE, CHECKPOINTS, STAGED, OUTPUT)
 LASTING = (CHECKPOINTS, STAGED)
-"""What is in a task's part of a shared volume."""
+"""The directories in a task's part of a shared volume."""
 SHARED = "shared"
-"""By this name a courier is asked for what is on the shared volume: `shared/RUN/PART/staged/000001/last.pt`."""
+"""First component of paths on the shared volume in requests to a courier: `shared/RUN/PART/staged/000001/last.pt`."""
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _PART = re.compile(r"([0-9]{1,9})\.([A-Za-z0-9_-]{1,63})\.([0-9]{1,9})")
 
 
 class SharedPart(NamedTuple):
-    """Whose part of a shared volume it is."""
+    """The part of a shared volume that belongs to one incarnation of a task."""
 
     run: str
     attempt: int
@@ -81,7 +81,7 @@ class SharedPart(NamedTuple):
 
     @property
     def path(self) -> str:
-        """As a courier is asked for it."""
+        """Its path in requests to a courier."""
         return f"{SHARED}/{self.name}"
 
 
@@ -95,7 +95,7 @@ def part_of(name: str) -> Optional[SharedPart]:
 
 
 def is_run(name: str) -> bool:
-    """Whether the parts of a run may be in a directory of this name."""
+    """Whether this can be the name of a run's directory on a shared volume."""
     return _RUN.fullmatch(name) is not None
 
 
@@ -105,7 +105,7 @@ def segment(number: int) -> str:
 
 
 def checkpoints(generation: int) -> str:
-    """Each generation writes into a fresh directory, so a late writer writes into a dead one."""
+    """Each generation has a new directory, so a late writer of an old generation cannot change a new one's files."""
     return f"{CHECKPOINTS}/{generation}"
 
 
@@ -118,5 +118,5 @@ def stacks(generation: int, number: int) -> str:
 
 
 def stacks_of(pid: int) -> str:
-    """Within STACKS: where a process writes its own."""
+    """Within STACKS: the file into which a process writes its own."""
     return f"pid-{pid}.txt"

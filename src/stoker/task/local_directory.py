@@ -1,8 +1,7 @@
 """A task directory on this machine, read and written by the server.
 
-User code owns the directory and everything in it, so nothing in it is believed: every path is opened
-component by component beneath the root, links are never followed, and only regular files are read. A file
-that is not what it should be reads as absent or raises `UnsafePath`, and never leads outside.
+User code owns the directory, so nothing in it is trusted: every path is opened component by component beneath the root,
+links are never followed, and only regular files are read. Anything else reads as absent or raises `UnsafePath`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class UnsafePath(OSError):
 
 
 class LocalTaskDir:
-    """Cheap to make; holds no descriptors between calls; may be used from any thread."""
+    """Cheap to create; keeps no descriptors open between calls; may be used from any thread."""
 
     shares = False
 
     def __init__(self, root: str, collect: Optional[Callable[[str, int], None]] = None) -> None:
-        """`collect`: how a directory is settled after its launcher's death (`stoker.launcher.recovery.collect`)."""
+        """`collect`: settles a directory after its launcher's death (`stoker.launcher.recovery.collect`)."""
         self.root = root
         self._collect = collect
 
@@ -43,12 +42,12 @@ class LocalTaskDir:
         return True
 
     def abandon(self, reason: str) -> None:
-        """Nothing goes over the network here."""
+        """Nothing to do: a local directory needs no network."""
 
-    # -- what the server writes ------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def write_order(self, order: formats.Order) -> None:
-        """Not synced to the disk: after a power cut there is no launcher left to obey it, and the task is lost."""
+        """Not synced to the disk: after a power cut the launcher is gone too, and the task is lost."""
         self._write(layout.ORDER, order.to_json())
 
     def write_secrets(self, values: Mapping[str, str]) -> None:
@@ -64,7 +63,7 @@ class LocalTaskDir:
             os.close(root)
 
     def append(self, path: str, value: Mapping[str, Any]) -> None:
-        """Add a JSON line to a file beneath the root, and have it on the disk."""
+        """Append a JSON line to a file beneath the root and sync it."""
         parent, name = self._parent(path)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -72,13 +71,13 @@ class LocalTaskDir:
         finally:
             os.close(parent)
         try:
-            # One that was cut short by a full disk or a power cut is closed off.
+            # Ends a line that a full disk or a power cut left incomplete.
             formats.write_all(fd, b"\n")
             formats.append_line(fd, value, durable=True)
         finally:
             os.close(fd)
 
-    # -- what the server reads -------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
         return os.path.isdir(self.root)
@@ -93,12 +92,12 @@ class LocalTaskDir:
         return self._record(layout.STATUS, formats.Status)
 
     def journal(self, offset: int = 0) -> Tuple[List[Dict[str, Any]], int]:
-        """Complete entries after `offset`, and the offset to come back with."""
+        """Complete entries after `offset`, and the offset for the next call."""
         return self.lines(layout.JOURNAL, offset)
 
     def lines(self, path: str, offset: int, limit: int = 4 << 20) -> Tuple[List[Dict[str, Any]], int]:
-        """JSON lines of a file after `offset`, and the offset to come back with. A line longer than `limit` is
-        passed over: nobody could ever read past it otherwise."""
+        """JSON lines of a file after `offset`, and the offset for the next call. A line longer than `limit` is skipped,
+        since the reader could never get past it."""
         data = self.read(path, offset, limit)
         lines, used = formats.split_lines(data)
         if not used and len(data) >= limit:
@@ -145,10 +144,10 @@ class LocalTaskDir:
         finally:
             os.close(fd)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     def _record(self, path: str, kind: Type[formats.T]) -> Optional[formats.T]:
-        """None when there is no such file, or user code made something else of it."""
+        """None when there is no such file, or it is not valid."""
         try:
             raw = self.read(path)
             value = json.loads(raw) if raw else None
@@ -157,7 +156,7 @@ class LocalTaskDir:
             return None
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replace a file of the root directory in one step, 0600, whatever user code put in the way."""
+        """Replace a file of the root directory in one step, mode 0600, whatever user code has put there."""
         temporary = f"{name}.{os.getpid()}.tmp"
         root = self._directory("")
         try:
@@ -199,7 +198,7 @@ class LocalTaskDir:
 
 
 def _regular(name: str, flags: int, parent: int, path: str) -> int:
-    """A descriptor of a regular file in an open directory. `path`: what to call it."""
+    """A descriptor of a regular file in an open directory. `path`: its name in errors."""
     try:
         fd = os.open(name, flags, 0o600, dir_fd=parent)
     except OSError as exc:

@@ -1,7 +1,7 @@
-"""Looking into a directory that belongs to somebody else.
+"""Opens and lists a directory that user code controls.
 
-It may hold links, devices, a million entries, or directories nested until the stack ends. So everything is opened
-component by component from a descriptor, and links are reported but never followed.
+It may contain links, devices, a million entries, or directories nested without end. So everything is opened component by
+component from a descriptor, and links are reported but never followed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooMany(ValueError):
-    """More entries, or deeper ones, than anybody wants to hear of."""
+    """The tree has more entries, or is deeper, than the limit."""
 
 
 class Found(NamedTuple):
@@ -52,7 +52,7 @@ def check_depth(path: str) -> None:
 
 
 def reopen(root: int, prefix: str) -> Optional[int]:
-    """A directory seen before, opened anew; None when it vanished or was swapped for a link meanwhile."""
+    """Open a directory again; None when it was removed or replaced by a link meanwhile."""
     fd = os.dup(root)
     for part in prefix.split("/") if prefix else ():
         try:
@@ -68,7 +68,7 @@ def reopen(root: int, prefix: str) -> Optional[int]:
 
 
 def look(fd: int, name: str, path: str) -> Optional[Found]:
-    """What an entry is, if it is a regular file or a link."""
+    """The entry, if it is a regular file or a link."""
     try:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISREG(info.st_mode):
@@ -76,7 +76,7 @@ def look(fd: int, name: str, path: str) -> Optional[Found]:
         if stat.S_ISLNK(info.st_mode):
             return Found(path, 0, 0, os.readlink(name, dir_fd=fd))
     except OSError as exc:
-        # Gone, or not a link any more.
+        # Removed, or no longer a link.
         if exc.errno not in (errno.ENOENT, errno.EINVAL):
             raise
     return None

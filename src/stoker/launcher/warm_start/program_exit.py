@@ -37,7 +37,7 @@ def status_of(exc: BaseException, frames: int) -> int:
     exc = exc.with_traceback(trace)
     sys.last_type, sys.last_value, sys.last_traceback = type(exc), exc, trace
     if sys.version_info >= (3, 12):
-        sys.last_exc = exc
+        setattr(sys, "last_exc", exc)  # noqa: B010 - not in Python 3.9
     hook = getattr(sys, "excepthook", sys.__excepthook__)
     try:
         hook(type(exc), exc, trace)
