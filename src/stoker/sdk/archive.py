@@ -1,7 +1,7 @@
-"""The archives of torch: zip files in which nothing is compressed, laid out before their bytes are at hand.
+"""The archive format of torch: zip files without compression. Their layout is known before their content.
 
-`torch.save` writes one with a record per storage. Where every record goes depends on the sizes alone, so a
-layout can be agreed on first, and the bytes written by somebody who does not know torch.
+`torch.save` writes one with a record per storage. The position of each record depends only on the sizes. So the layout can
+be decided first, and the bytes can be written by a process that does not import torch.
 
 >>> import io
 >>> file = io.BytesIO()
@@ -24,13 +24,13 @@ Record = Tuple[str, int, int]
 
 
 class Sink(Protocol):
-    """Takes all of what it is given."""
+    """A file whose `write` always writes everything."""
 
     def write(self, data: Any, /) -> int: ...
 
 
 ALIGNMENT = 64
-"""Bytes of a record begin at multiples of this, as torch's own do, so that they can be mapped."""
+"""Alignment of the bytes of a record, as in torch's own archives, so that they can be mapped."""
 _CHUNK = 4 << 20
 _LARGE = 0xFFFFFFFF
 _LOCAL = struct.Struct("<4sHHHHHLLLHH")
@@ -39,11 +39,11 @@ _END = struct.Struct("<4sHHHHLLH")
 _END64 = struct.Struct("<4sQHHLLQQQQ")
 _LOCATOR = struct.Struct("<4sLQL")
 _DATE = 0x21
-"""The first day there is in such an archive: the same state gives the same bytes."""
+"""1980-01-01, the earliest date in a zip: the same state gives the same bytes."""
 
 
 def size(records: Sequence[Record]) -> int:
-    """Bytes of the archive that `write` makes of these."""
+    """Size of the archive that `write` makes of these records."""
     at = 0
     central = 0
     for name, _, length in records:
@@ -53,11 +53,11 @@ def size(records: Sequence[Record]) -> int:
 
 
 def write(file: Sink, records: Sequence[Record], memory: memoryview) -> int:
-    """Write an archive, from its first byte to its last; the number of its bytes."""
+    """Write an archive sequentially; returns its size."""
     at = 0
     central: List[bytes] = []
     for name, offset, length in records:
-        # It stands before the bytes, so they go through our hands twice: that is cheaper than to come back for it.
+        # The checksum stands before the bytes. Reading them twice is cheaper than seeking back to write it.
         crc = checksum(memory, offset, length)
         header = _header(name, length, crc, at)
         file.write(header)
@@ -71,7 +71,7 @@ def write(file: Sink, records: Sequence[Record], memory: memoryview) -> int:
 
 
 def checksum(memory: memoryview, offset: int, length: int) -> int:
-    """The CRC-32 of a stretch of the memory."""
+    """The CRC-32 of a range of the memory."""
     crc = 0
     for begin in range(offset, offset + length, _CHUNK):
         crc = zlib.crc32(memory[begin : min(begin + _CHUNK, offset + length)], crc)
@@ -79,7 +79,7 @@ def checksum(memory: memoryview, offset: int, length: int) -> int:
 
 
 def copy(file: Sink, memory: memoryview, offset: int, length: int) -> None:
-    """Write a stretch of the memory."""
+    """Write a range of the memory."""
     for begin in range(offset, offset + length, _CHUNK):
         file.write(memory[begin : min(begin + _CHUNK, offset + length)])
 

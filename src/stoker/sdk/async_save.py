@@ -1,8 +1,8 @@
-"""Saving while the training goes on: the state is copied aside, and another process writes it.
+"""Asynchronous saving: the state is copied into memory, and another process writes it while the training goes on.
 
-The call lasts as long as the copy into memory that is kept from save to save: touched before, and pinned where
-there is a GPU. What the training does to its state afterwards does not reach the copy. One save is under way at a
-time; the next one waits for it. What went wrong is raised by the next call.
+The call lasts only as long as the copy. The memory is kept from save to save, is allocated in advance and is pinned where
+there is a GPU. Later changes of the state do not change the copy. One save is in progress at a time; the next one waits for
+it. An error is raised by the next call.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _ROUND = 2 << 20
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from stoker.sdk.writer_process import main; main()"
 SLOW = 1.0
-"""Seconds of waiting for the save before that are worth a word."""
+"""Waiting longer than this (seconds) for the save before is reported."""
 
 
 class Snapshot(Protocol):
-    """A state that is about to be copied."""
+    """A state to be copied."""
 
     size: int
 
     def fill(self, memory: "Memory") -> None:
-        """Copy everything into the memory; it is complete when this returns."""
+        """Copy everything into the memory, synchronously."""
 
 
 class Memory:
-    """Memory that both processes see. It only grows. Without memfd (macOS) it belongs to this process alone."""
+    """Memory that the training and the writer process share. It only grows. Without memfd (macOS) it is not shared."""
 
     def __init__(self) -> None:
         self.fd: Optional[int] = None
@@ -46,10 +46,10 @@ class Memory:
         self.map: Optional[mmap.mmap] = None
         self.size = 0
         self.pinned: Any = None
-        """For whoever pins it: what has to be undone before it moves."""
+        """Set by the code that pins the memory: unpins it, before it is mapped at another address."""
 
     def reserve(self, size: int) -> mmap.mmap:
-        """At least so many bytes, every page of them touched: the first touch costs many times the copy."""
+        """Map at least so many bytes and touch every page: the first access to a page costs many times its copy."""
         if self.map is None or self.size < size:
             if self.pinned is not None:
                 self.pinned()
@@ -71,8 +71,8 @@ class Memory:
 
 
 class Saver:
-    """One per process. Calls may come from any thread, one at a time; a signal handler that saves while the code
-    it interrupted does finds `busy` and has to save by itself."""
+    """One per process. Calls may come from any thread, one at a time. A signal handler that interrupts a save finds `busy`
+    and has to save synchronously."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,20 +82,20 @@ class Saver:
         self._pending: Optional[str] = None
         self._error: Optional[Exception] = None
         self.last: Optional[str] = None
-        """The newest checkpoint that was put in its place."""
+        """Path of the newest checkpoint that was completed."""
 
     @property
     def busy(self) -> bool:
-        """Whether this very thread is in the middle of a save."""
+        """Whether the calling thread is in the middle of a save."""
         return self._owner == threading.get_ident()
 
     @property
     def pending(self) -> Optional[str]:
-        """The name of what is being written."""
+        """Name of the checkpoint that is being written."""
         return self._pending
 
     def save(self, snapshot: Snapshot, request: Dict[str, Any]) -> None:
-        """Copy the state, hand it over and return. Raises what went wrong with the save before."""
+        """Copy the state, send the request and return. Raises the error of the save before."""
         with self._lock:
             self._owner = threading.get_ident()
             try:
@@ -104,25 +104,25 @@ class Saver:
                     self._memory = Memory()
                 self._memory.reserve(snapshot.size)
                 snapshot.fill(self._memory)
-                self._hand_over({**request, "memory": self._memory.size, "env": run_info.identity()})
+                self._send({**request, "memory": self._memory.size, "env": run_info.identity()})
             finally:
                 self._owner = 0
 
     def wait(self) -> None:
-        """Until nothing is under way. Raises what went wrong with it, once."""
+        """Wait for the save in progress. Raises its error, once."""
         self.settle()
         error = self.take_error()
         if error is not None:
             raise error
 
     def settle(self) -> None:
-        """The same, and what went wrong is kept for the next call."""
+        """Wait for the save in progress, and keep its error for the next call."""
         began = time.monotonic()
         while self._pending is not None and self._writer is not None:
-            # A signal handler may have taken the answer meanwhile: so never for long without looking.
-            said = self._writer.answer(0.5)
-            if said is not None:
-                self._take_in(said)
+            # A signal handler may have read the answer meanwhile, so each wait is short.
+            answer = self._writer.answer(0.5)
+            if answer is not None:
+                self._receive(answer)
         if self.busy and time.monotonic() - began > SLOW:
             run_info.warn(
                 "slow",
@@ -134,7 +134,7 @@ class Saver:
         return error
 
     def finish(self) -> None:
-        """At the end of the process: what is under way is written first."""
+        """Complete the save in progress and end the writer, at the end of the process."""
         self.settle()
         error = self.take_error()
         if error is not None:
@@ -146,14 +146,14 @@ class Saver:
         self._writer = self._memory = None
 
     def forked(self) -> "Saver":
-        """The saver of a child: what the parent has under way is none of its business."""
+        """The saver of a forked child: it does not take over the parent's save."""
         if self._writer is not None:
             self._writer.abandon()
         if self._memory is not None:
             self._memory.close()
         return Saver()
 
-    def _hand_over(self, request: Mapping[str, Any]) -> None:
+    def _send(self, request: Mapping[str, Any]) -> None:
         assert self._memory is not None
         if self._writer is None:
             self._writer = _start(self._memory)
@@ -161,33 +161,33 @@ class Saver:
         try:
             self._writer.ask(request, self._memory)
         except OSError:
-            # It died since the last save (out of memory, killed by hand): another one is started.
+            # The writer died since the last save (out of memory, killed by hand).
             self._writer.close()
             self._writer = _start(self._memory)
             self._writer.ask(request, self._memory)
 
-    def _take_in(self, said: Mapping[str, Any]) -> None:
+    def _receive(self, answer: Mapping[str, Any]) -> None:
         name, self._pending = self._pending, None
-        if said.get("error") is not None:
-            message = f"checkpoint {name} could not be written: {said['error']}"
-            number = said.get("errno")
+        if answer.get("error") is not None:
+            message = f"checkpoint {name} could not be written: {answer['error']}"
+            number = answer.get("errno")
             self._error = RuntimeError(message) if number is None else OSError(number, message)
-        elif said.get("path"):
-            self.last = said["path"]
-        if said.get("ended") and self._writer is not None:
+        elif answer.get("path"):
+            self.last = answer["path"]
+        if answer.get("ended") and self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 class _Writer:
-    """The process that writes."""
+    """The writer process, as the training sees it."""
 
     def __init__(self, memory: Memory) -> None:
-        import subprocess  # it loads a good deal, and most scripts do not need it
+        import subprocess  # lazy: it imports much, and most scripts do not need it
 
         assert memory.fd is not None
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        # It inherits what is blocked: not even while it starts does a signal meant for the training end it.
+        # The child inherits the mask, so a signal to the process group cannot end it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         try:
             self._process = subprocess.Popen(
@@ -200,46 +200,47 @@ class _Writer:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout.fileno()
-        self._said = b""
+        self._received = b""
 
     def ask(self, request: Mapping[str, Any], memory: Memory) -> None:
         self._in.write(json.dumps(request).encode() + b"\n")
         self._in.flush()
 
     def answer(self, timeout: float) -> Optional[Dict[str, Any]]:
-        """What it said, None if nothing within the time."""
+        """The answer of the writer; None if there is none within the time."""
         if not select.select([self._out], [], [], timeout)[0]:
             return None
         data = os.read(self._out, 65536)
         if not data:
-            return {"error": f"the process that writes it ended with {self._process.wait()}", "ended": True}
-        self._said += data
-        if not self._said.endswith(b"\n"):
+            return {"error": f"the writer process ended with {self._process.wait()}", "ended": True}
+        self._received += data
+        if not self._received.endswith(b"\n"):
             return None
-        said, self._said = self._said, b""
-        found: Dict[str, Any] = json.loads(said)
+        answer, self._received = self._received, b""
+        found: Dict[str, Any] = json.loads(answer)
         return found
 
     def close(self) -> None:
-        """It ends by itself when there is nothing more to come."""
+        """Close its input, after which it ends by itself, and wait for it."""
         try:
             self._in.close()
         except OSError:
-            pass  # It is gone, and with it what was not read.
+            pass  # The writer is dead; the unread data is lost with it.
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the pipe, or the process would not see its parent's end."""
+        """In a forked child: close the pipe, or the writer would not notice the end of the parent."""
         self._in.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process.returncode = 0
 
 
-class _Thread(_Writer):
-    """Where memory cannot be shared, or no process be started: a thread. Python code then waits for it now and then."""
+class _WriterThread(_Writer):
+    """A writer for systems where memory cannot be shared or no process can be started. It takes the interpreter's lock
+    at times, which delays the training."""
 
     def __init__(self) -> None:
         self._thread: Optional[threading.Thread] = None
@@ -253,7 +254,9 @@ class _Thread(_Writer):
         self._thread.start()
 
     def _work(self, request: Mapping[str, Any], memory: mmap.mmap) -> None:
-        from stoker.sdk.writer_process import answer  # it needs the package that needs this module
+        from stoker.sdk.writer_process import (
+            answer,
+        )  # lazy: it imports the package, which imports this module
 
         self._result = json.loads(answer(request, memory))
 
@@ -272,19 +275,19 @@ class _Thread(_Writer):
 
 def _start(memory: Memory) -> _Writer:
     if memory.fd is None or not sys.executable:
-        return _Thread()
+        return _WriterThread()
     try:
         return _Writer(memory)
     except OSError as exc:
-        run_info.warn("writer", f"checkpoint: written by a thread, no process can be started for it ({exc})")
-        return _Thread()
+        run_info.warn("writer", f"checkpoint: written by a thread, because no process can be started ({exc})")
+        return _WriterThread()
 
 
 _saver = Saver()
 
 
 def saver() -> Saver:
-    """This process's."""
+    """The saver of this process."""
     return _saver
 
 

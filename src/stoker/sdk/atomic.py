@@ -1,4 +1,4 @@
-"""Putting a file or a directory in its place in one step, so that it is there whole or not at all."""
+"""Atomic writes: a file or a directory appears under its name complete or not at all."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Data = Union[
     "os.PathLike[str]",
     Callable[[str], Any],
 ]
-"""Bytes, text, the files of a directory, a path to copy, or a function that writes to the path it is given."""
+"""Bytes, text, the files of a directory, a path to copy, or a function that writes to a given path."""
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
 def place(directory: str, name: str, data: Data, announce: Callable[[], None]) -> str:
-    """Write `data` to `directory/name`: beside it first, then on to the disk, then renamed.
+    """Write `data` to `directory/name`: into a temporary directory first, then synced, then renamed.
 
-    `announce` is called just after the rename. The temporary place is a hidden directory, so that a function that
-    goes by the extension of its path finds the right one.
+    `announce` is called just after the rename. In the temporary directory the file has its final name, for functions that
+    choose the format by the extension.
     """
     os.makedirs(directory, exist_ok=True)
     target = os.path.join(directory, name)
-    workshop = os.path.join(directory, f".{name[:100]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    os.mkdir(workshop)
+    temporary = os.path.join(directory, f".{name[:100]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    os.mkdir(temporary)
     try:
-        fresh = os.path.join(workshop, name)
+        fresh = os.path.join(temporary, name)
         _write(fresh, data)
         if not os.path.exists(fresh):
             raise ValueError(
@@ -47,7 +47,7 @@ def place(directory: str, name: str, data: Data, announce: Callable[[], None]) -
         announce()
         formats.sync_directory(directory)
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
@@ -85,7 +85,7 @@ def _inner(name: str) -> str:
 
 
 def sync(path: str) -> None:
-    """A file, or everything in a directory."""
+    """Sync a file, or everything in a directory, to the disk."""
     if not os.path.isdir(path):
         _sync_file(path)
         return
@@ -106,12 +106,12 @@ def _sync_file(path: str) -> None:
 
 
 def swap(fresh: str, target: str) -> None:
-    """The new one takes the old one's place; the old one is left in the workshop, if anywhere."""
+    """Put `fresh` in the place of `target`. What was there is left in the temporary directory, or removed."""
     try:
         os.replace(fresh, target)
         return
     except OSError:
-        # A directory is not replaced by a rename while there is something in it, nor a file by a directory.
+        # A rename replaces neither a directory that is not empty, nor a file by a directory.
         if not os.path.lexists(target):
             raise
     if not _exchange(fresh, target):

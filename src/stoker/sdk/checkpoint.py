@@ -1,8 +1,8 @@
 """Saving and finding checkpoints: `stoker.checkpoint.save(...)`, `stoker.checkpoint.load()`.
 
-Saving is atomic: a checkpoint is there whole, on the disk, or not at all, whatever is killed. Stoker keeps what
-was saved from the moment `save` returns, and brings it back when the run goes on elsewhere. Outside Stoker the
-same calls work in `./checkpoints`.
+Saving is atomic: a checkpoint is complete and on the disk, or not there at all, whatever is killed. Stoker keeps it from the
+moment `save` returns, and restores it when the run continues elsewhere. Outside Stoker the same calls work in
+`./checkpoints`.
 
 >>> save("step-1.json", '{"weights": [1, 2]}', step=1)
 'checkpoints/step-1.json'
@@ -40,11 +40,11 @@ _UNFINISHED = re.compile(r"^\.|\.(tmp|part|partial|incomplete|lock)$|\.orbax-che
 _TF_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _POINTERS = ("checkpoint", "latest")
 _saved: List[str] = []
-"""What this process saved last; it is newer than what the run was resumed from."""
+"""The last checkpoint of this process; it is newer than the one that the run was resumed from."""
 
 
 def directory() -> Path:
-    """Where checkpoints belong: `STOKER_CHECKPOINT_DIR`, or `./checkpoints` outside Stoker.
+    """The directory for checkpoints: `STOKER_CHECKPOINT_DIR`, or `./checkpoints` outside Stoker.
 
     >>> directory().name
     'checkpoints'
@@ -62,11 +62,11 @@ def save(
 ) -> str:
     """Save a checkpoint under a name in the checkpoint directory, and return its path.
 
-    `data` is bytes, text, a dict of files (a directory is made of it), a `Path` to copy, or a function that is
-    called with a path and writes a file or a directory there: `save("model.keras", model.save)`.
-    `step` and `metrics` are kept with it (`checkpoint: {best: ...}` in the job file goes by the metrics).
-    With `keep`, only so many of the newest local ones whose names differ from this one in their numbers stay;
-    what Stoker keeps is set in the job file. Raises OSError when it cannot be written; what was there stays.
+    `data` is bytes, text, a dict of files (for a directory), a `Path` to copy, or a function that is called with a path and
+    writes a file or a directory there: `save("model.keras", model.save)`.
+    `step` and `metrics` are kept with it (`checkpoint: {best: ...}` in the job file selects by a metric).
+    With `keep`, only that many local checkpoints stay, the newest, of those whose names differ only in their numbers. What
+    Stoker keeps is set in the job file. Raises OSError when it cannot be written; an older one of that name stays then.
 
     >>> save("last.bin", b"weights")
     'checkpoints/last.bin'
@@ -75,12 +75,12 @@ def save(
     """
     check(name, keep)
     if not async_save.saver().busy:
-        wait()  # An older one that is written later must not take this one's place.
+        wait()  # A save that is still in progress must not replace this newer one.
     return put(name, data, step=step, metrics=metrics, keep=keep)
 
 
 def wait() -> None:
-    """Until what is being saved asynchronously is on the disk. Raises what went wrong with it.
+    """Wait until the asynchronous save in progress is on the disk. Raises its error.
 
     >>> wait()
     """
@@ -88,7 +88,7 @@ def wait() -> None:
 
 
 def load(name: Optional[str] = None) -> Union[bytes, Path, None]:
-    """The named checkpoint, else the one to go on from: bytes of a file, the path of a directory; None if there is none.
+    """The named checkpoint, or the one to resume from: bytes of a file, the path of a directory; None if there is none.
 
     >>> load("no-such-checkpoint") is None
     True
@@ -100,7 +100,7 @@ def load(name: Optional[str] = None) -> Union[bytes, Path, None]:
 
 
 def latest() -> Optional[Path]:
-    """The checkpoint to go on from: what Stoker resumed this run from, or what was saved since; None at a first start.
+    """The checkpoint to resume from: the one that Stoker restored, or a newer one; None at a first start.
 
     >>> latest() is None or latest().parent == directory()
     True
@@ -129,22 +129,22 @@ def save_torch(
 
     stoker.checkpoint.save_torch({"model": model.state_dict(), "epoch": epoch}, step=epoch, keep=3)
 
-    With `asynchronous` it returns when the state has been copied, and is written by another process; the file is the
-    same. A save that comes while one is being written waits for it, and what went wrong is raised by the next save
-    or by `wait()`. At its end the training waits for the last one. It needs memory for one copy of the state.
+    With `asynchronous` the call returns when the state has been copied, and another process writes the same file. The next
+    save waits for one that is being written. An error is raised by the next save or by `wait()`. At its end the training
+    waits for the last save. It needs memory for one copy of the state.
     """
-    import torch  # imported only by those who use it
+    import torch  # not every environment has it
 
     if name is None:
         name = "last.pt" if step is None else f"step-{step}.pt"
-    # A signal handler that interrupted a save cannot use the memory that this one is being copied to.
+    # A signal handler that interrupted a save cannot use the memory of that save.
     if not asynchronous or async_save.saver().busy:
         return save(name, lambda path: torch.save(state, path), step=step, metrics=metrics, keep=keep)
     from stoker.sdk.torch_state import Archive  # imports torch
 
     check(name, keep)
     snapshot = Archive(state)
-    request = {**_about(name, step, metrics, keep), "files": {"": [["zip", snapshot.records]]}}
+    request = {**_request(name, step, metrics, keep), "files": {"": [["zip", snapshot.records]]}}
     async_save.saver().save(snapshot, request)
     return str(directory() / name)
 
@@ -158,14 +158,14 @@ def save_sharded(
     keep: Optional[int] = None,
     asynchronous: bool = True,
 ) -> str:
-    """Save a state of which every rank has a part (FSDP, tensor parallel: DTensors). Every rank calls it, with the same
-    name. The name is `step-N`, or `last` without a step: a directory as torch.distributed.checkpoint makes it.
+    """Save a state of which every rank has a part (FSDP, tensor parallel: DTensors). Every rank calls it with the same name.
+    The name is `step-N`, or `last` without a step: a directory in the format of torch.distributed.checkpoint.
 
     model_state, optimizer_state = get_state_dict(model, optimizer)  # of torch.distributed.checkpoint.state_dict
     stoker.checkpoint.save_sharded({"model": model_state, "optimizer": optimizer_state, "step": step}, step=step)
 
-    What several ranks have in common one of them writes. It is asynchronous as `save_torch` can be; what went wrong on
-    one rank is raised on all of them by the next save.
+    One rank writes what several have in common. `asynchronous` is as for `save_torch`; an error on one rank is raised on
+    all ranks by the next save.
     """
     from stoker.sdk.torch_shards import Shard  # imports torch
 
@@ -177,14 +177,14 @@ def save_sharded(
         raise RuntimeError("save_sharded was called by a signal handler while this process was saving")
     saver.settle()
     shard = Shard(state, str(directory().absolute()), saver.take_error())
-    saver.save(shard, {**_about(name, step, metrics, keep), "files": shard.files, "part_of": shard.part_of})
+    saver.save(shard, {**_request(name, step, metrics, keep), "files": shard.files, "part_of": shard.part_of})
     if not asynchronous:
         wait()
     return str(directory() / name)
 
 
 def load_torch(name: Optional[str] = None, *, map_location: Any = "cpu", weights_only: bool = True) -> Any:
-    """What `save_torch` saved, on the CPU unless told otherwise; None if there is none.
+    """Load what `save_torch` saved, to the CPU unless `map_location` says otherwise; None if there is none.
 
     state = stoker.checkpoint.load_torch()
     if state is not None:
@@ -193,7 +193,7 @@ def load_torch(name: Optional[str] = None, *, map_location: Any = "cpu", weights
     data = load(name)
     if data is None:
         return None
-    import torch  # imported only by those who use it
+    import torch  # not every environment has it
 
     if isinstance(data, Path):
         raise IsADirectoryError(f"{data} is a directory; torch.load reads files")
@@ -201,7 +201,7 @@ def load_torch(name: Optional[str] = None, *, map_location: Any = "cpu", weights
 
 
 def load_sharded(state: Dict[str, Any], name: Optional[str] = None) -> bool:
-    """Fill a state with what `save_sharded` saved, at any number of ranks; False if there is none. Every rank calls it.
+    """Fill a state with what `save_sharded` saved, with any number of ranks; False if there is none. Every rank calls it.
 
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
@@ -236,7 +236,7 @@ def put(
     metrics: Optional[Mapping[str, Any]],
     keep: Optional[int],
 ) -> str:
-    """What `save` does, whoever does it."""
+    """Save as `save` does, without its checks; also called by the writer process."""
     path = place(str(directory()), name, data, lambda: announce(name, step, metrics))
     _saved[:] = [path]
     if keep is not None:
@@ -244,15 +244,15 @@ def put(
     return path
 
 
-def _about(
+def _request(
     name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]], keep: Optional[int]
 ) -> Dict[str, Any]:
-    """For whoever writes it: plain values, as they are now."""
+    """The request to the writer: plain values, as they are now."""
     return {"name": name, "step": _step(step), "metrics": _numbers(metrics or {}), "keep": keep}
 
 
 def announce(name: str, step: Optional[int], metrics: Optional[Mapping[str, Any]]) -> None:
-    """Tell Stoker that it is complete. If that fails it still counts, as something renamed into place."""
+    """Tell Stoker that a checkpoint is complete. If that fails it still counts, because it was renamed into place."""
     task = run_info.task_directory()
     if task is None:
         return
@@ -302,7 +302,7 @@ def _entries() -> List[Path]:
 
 
 def prune(name: str, keep: int) -> None:
-    """Of those whose names differ in their numbers only, the newest stay. What cannot be deleted stays too."""
+    """Delete older checkpoints whose names differ from this one only in their numbers. The newest `keep` stay."""
     family = re.sub(r"\d+", "#", name)
     alike = [path for path in _entries() if re.sub(r"\d+", "#", path.name) == family]
     alike.sort(key=lambda path: (path.name == name, path.stat().st_mtime_ns), reverse=True)

@@ -1,4 +1,4 @@
-"""Joining the world that this process was started in, where a framework does not do so by itself."""
+"""Joins a process to its world, for frameworks that do not do so by themselves."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Dict
 
 
 def jax_initialize(**options: Any) -> None:
-    """`jax.distributed.initialize`, with the coordinator, the number of processes and this one's number filled in.
+    """Call `jax.distributed.initialize` with the coordinator, the number of processes and the id of this process.
 
-    JAX finds these by itself only on some clusters. `options` are passed on and go over what is found. With one process,
-    and outside Stoker, it does nothing, so that the script runs there unchanged.
+    JAX finds these by itself only on some clusters. `options` are passed on and take precedence. With one process, and
+    outside Stoker, nothing is done, so the script runs there unchanged.
 
     >>> jax_initialize()
     """
     count = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
     if count == 1 and not options:
         return
-    import jax  # only when training code asks for it by name
+    import jax  # not every environment has it
 
     found: Dict[str, Any] = {
         "coordinator_address": os.environ.get("JAX_COORDINATOR_ADDRESS"),

@@ -1,7 +1,7 @@
-"""Metrics: one line per report, appended with one write to a file of this process alone.
+"""Metrics: one line per report, appended with one write to a file that only this process writes.
 
-No connection, no thread, no buffer: a report is on its way when the call returns, also if the process is killed
-right after. Whoever reads the file joins the processes of a task.
+No connection, no thread, no buffer: a report is in the file when the call returns, even if the process is killed right
+after. The reader merges the files of all processes of a task.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FLOAT_MAX = 1.7976931348623157e308
 
 
 class Reporter:
-    """One per process, made at the first report and again after a fork. May be called from any thread."""
+    """One per process; a forked child has a new one. May be called from any thread."""
 
     def __init__(self) -> None:
-        # Re-entrant: a signal handler may report while the code it interrupted does.
+        # Re-entrant: a signal handler may report in the middle of a report.
         self._lock = threading.RLock()
         self._fd: Optional[int] = None
         self._ready = False
@@ -69,7 +69,8 @@ class Reporter:
             return int(step)
         except Exception as exc:  # noqa: BLE001 - as above
             run_info.warn(
-                "step", f"report: step={step!r} is not a whole number ({exc}); counting on from {self._step}"
+                "step",
+                f"report: step={step!r} is not a whole number ({exc}); counting continues from {self._step}",
             )
             return self._step + 1
 
@@ -93,7 +94,7 @@ class Reporter:
             if self._ready or directory is None:
                 self._ready = True
                 return
-            # Several processes of one task: who it is, so that what they report of one thing is told apart.
+            # The rank is in the name of the file, so that values of several processes of a task stay apart.
             rank = os.environ.get("LOCAL_RANK", "0")
             tail = f"-{int(rank)}" if rank.isascii() and rank.isdigit() and 0 < int(rank) < 10000 else ""
             name = f"{run_info.generation()}-{os.getpid()}-{os.urandom(4).hex()}{tail}.jsonl"
@@ -108,7 +109,7 @@ class Reporter:
             self._ready = True
 
     def forked(self) -> "Reporter":
-        """The reporter of a child: it counts on, into a file of its own."""
+        """The reporter of a forked child: it continues to count steps and writes its own file."""
         child = Reporter()
         child._step = self._step
         if self._fd is not None:
@@ -124,7 +125,7 @@ def report(step: Optional[int] = None, **values: Any) -> None:
 
     Values are numbers, or anything that `float()` takes: scalars of NumPy, torch, JAX, TensorFlow. NaN and
     infinities are kept. Without `step`, steps are counted from 0. A call costs some microseconds, never waits for
-    a network and never raises: what cannot be reported is said once on stderr. Outside Stoker it does nothing.
+    a network and never raises: a value that cannot be reported is named once on stderr. Outside Stoker it does nothing.
 
     >>> for epoch in range(3):
     ...     report(step=epoch, loss=1.0 / (epoch + 1))

@@ -1,4 +1,4 @@
-"""What a script may ask about the run it is part of."""
+"""Information for a script about its run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional, Set
 from stoker.task import layout
 
 IDENTITY = ("STOKER_TASK_DIR", "STOKER_GENERATION", "STOKER_CHECKPOINT_DIR")
-"""What says where this process's checkpoints belong."""
+"""Variables that say where the checkpoints of this process go."""
 _LOOK_EVERY = 0.05
 _warned: Set[str] = set()
 _stop: Dict[str, Any] = {"seen": False, "next": 0.0}
@@ -30,16 +30,16 @@ def generation() -> int:
 
 
 def identity() -> Dict[str, str]:
-    """For another process that works for this one, wherever that one stands."""
+    """These variables for another process, which may have another working directory."""
     known = {name: os.environ[name] for name in IDENTITY if os.environ.get(name)}
     known["STOKER_CHECKPOINT_DIR"] = os.path.abspath(known.get("STOKER_CHECKPOINT_DIR", "checkpoints"))
     return known
 
 
 def should_stop() -> bool:
-    """Whether this run was asked to stop (`stoker stop`, a preemption): save and return, the grace period runs.
+    """Whether this run was asked to stop (`stoker stop`, a preemption). Then save and return within the grace period.
 
-    Cheap enough for every step: the file is looked at 20 times a second at most. Always False outside Stoker.
+    Cheap enough for every step: the file is checked at most 20 times a second. Always False outside Stoker.
 
     >>> for step in range(3):
     ...     if should_stop():
@@ -81,11 +81,11 @@ def params() -> Dict[str, Any]:
 
 
 def warn(about: str, message: str) -> None:
-    """Once about each thing, on stderr: training is never ended because of a report."""
+    """Print a warning on stderr, once for each `about`. It never raises: a report must not end the training."""
     if about in _warned:
         return
     _warned.add(about)
     try:
         sys.stderr.write(f"stoker: {message}\n")
     except (OSError, ValueError, AttributeError):
-        pass  # No stderr (closed, detached): then nobody is told.
+        pass  # stderr is closed or detached: there is no place for a warning.

@@ -1,4 +1,4 @@
-"""So that a process that hangs can be asked what it is doing, without a debugger and without ending it."""
+"""Lets the launcher read the stacks of a process that hangs, without a debugger and without ending it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _file = None
 
 
 def arm() -> None:
-    """Write the stacks of all threads on SIGUSR2, where the launcher has said where to. A handler of the script's own
-    is left alone."""
+    """Write the stacks of all threads on SIGUSR2, into the folder that the launcher has named. A handler of the script
+    itself is not replaced."""
     global _file
     folder = os.environ.get("STOKER_STACKS")
     if not folder or _file is not None or not hasattr(faulthandler, "register"):
@@ -26,5 +26,5 @@ def arm() -> None:
         )
         faulthandler.register(signal.SIGUSR2, file=_file, all_threads=True)
     except (OSError, ValueError, RuntimeError):
-        # No room, or a thread that may not: then nobody is asked.
+        # The disk is full, or this is not the main thread: then the stacks of this process are not available.
         pass

@@ -1,9 +1,9 @@
-"""One rank's part of a state that is spread over many: the files of torch.distributed.checkpoint (DCP).
+"""One rank's part of a sharded state, in the format of torch.distributed.checkpoint (DCP).
 
-DCP's own planner says who writes what; the bytes are laid out here, so that another process can write them. The
-ranks talk to each other once per save, and only about names and sizes; in full only when the state has another
-shape than at the save before. What one rank failed at is told to all of them in that same talk, so either every
-rank raises or none does, and none is left waiting for the others.
+DCP's planner decides which rank writes what. The layout of the files is computed here, so that another process can write
+them. There is one collective call per save, with names and sizes only; the whole plan is exchanged only when the state has
+changed its structure. Errors are exchanged in the same call. So either every rank raises or none does, and no rank waits
+for the others without end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import pickle
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import torch  # this module is imported only by those who use it
+import torch  # this module is imported only where torch is used
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import default_planner, filesystem
@@ -28,62 +28,62 @@ from stoker.sdk.torch_state import Archive, copy
 METADATA = ".metadata"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PLANS_ITSELF = ("__create_write_items__", "global_shape")
-"""By which DCP knows a value that says itself how it is to be written."""
+"""Attributes of values for which DCP has no plan of its own: these values describe how they are written."""
 
 
 class Shard:
-    """What this rank will write. Making one is collective: every rank does so, in the same order."""
+    """The files that this rank will write. The constructor is collective: every rank calls it, in the same order."""
 
     def __init__(self, state: Dict[str, Any], directory: str, error: Optional[Exception]) -> None:
-        """`error`: what went wrong on this rank at the save before; all ranks raise it."""
-        global _agreed, _planned
+        """`error`: the error of this rank's save before; all ranks raise it."""
+        global _global_plan, _local_plan
         self._sources: List[Tuple[int, Any]] = []
         self.size = 0
         self.files: Dict[str, List[Any]] = {}
         rank = dist.get_rank() if _distributed() else 0
-        planner, local, mark = None, None, ""
+        planner, local, fingerprint = None, None, ""
         items: List[Any] = []
         sizes: List[int] = []
         if error is None:
             try:
-                planner, local, mark = _plan(state, rank)
-                if _agreed is not None and [mark] == _agreed.marks[rank : rank + 1]:
-                    items, sizes = self._lay_out(planner, _agreed.items(rank))
-            except Exception as exc:  # noqa: BLE001 - raised below, once the others know
-                error, _planned = exc, None
-        told = _tell((_text(error), mark, sizes, os.urandom(4).hex(), _place(directory)))
-        _raise_for(error, [said[0] for said in told])
-        marks, places = [said[1] for said in told], [said[4] for said in told]
-        agreed, everyones = _agreed, [said[2] for said in told]
-        if agreed is None or marks != agreed.marks:
-            plans = _tell(local)
+                planner, local, fingerprint = _plan(state, rank)
+                if _global_plan is not None and [fingerprint] == _global_plan.fingerprints[rank : rank + 1]:
+                    items, sizes = self._layout(planner, _global_plan.items(rank))
+            except Exception as exc:  # noqa: BLE001 - raised below, when all ranks have it
+                error, _local_plan = exc, None
+        gathered = _all_gather((_text(error), fingerprint, sizes, os.urandom(4).hex(), _place(directory)))
+        _raise_for(error, [values[0] for values in gathered])
+        fingerprints, places = [values[1] for values in gathered], [values[4] for values in gathered]
+        plan, all_sizes = _global_plan, [values[2] for values in gathered]
+        if plan is None or fingerprints != plan.fingerprints:
+            plans = _all_gather(local)
             try:
-                agreed = _Agreement(planner, plans, marks)
-                items, sizes = self._lay_out(planner, agreed.items(rank))
+                plan = _GlobalPlan(planner, plans, fingerprints)
+                items, sizes = self._layout(planner, plan.items(rank))
             except Exception as exc:  # noqa: BLE001 - as above
-                error, _planned = exc, None
-            later = _tell((_text(error), sizes))
-            _raise_for(error, [said[0] for said in later])
-            everyones = [said[1] for said in later]
-        assert agreed is not None
-        _agreed = agreed
+                error, _local_plan = exc, None
+            sized = _all_gather((_text(error), sizes))
+            _raise_for(error, [values[0] for values in sized])
+            all_sizes = [values[1] for values in sized]
+        assert plan is not None
+        _global_plan = plan
         if items:
             self.files[_file(rank)] = items
         if rank == 0:
-            data = agreed.metadata(everyones)
+            data = plan.metadata(all_sizes)
             self.files[METADATA] = [["raw", [self.size, len(data)]]]
             self._add(data)
         expected = [
-            _file(other) for other, found in enumerate(everyones) if found and places[other] == places[rank]
+            _file(other) for other, found in enumerate(all_sizes) if found and places[other] == places[rank]
         ]
         expected += [METADATA] if places[0] == places[rank] else []
-        self.part_of = {"token": told[0][3], "files": expected}
+        self.part_of = {"token": gathered[0][3], "files": expected}
 
     def fill(self, memory: Memory) -> None:
         copy(self._sources, memory)
 
-    def _lay_out(self, planner: Any, items: Sequence[Any]) -> Tuple[List[Any], List[int]]:
-        """Archives, one per item, and their sizes. DCP reads each with `torch.load`."""
+    def _layout(self, planner: Any, items: Sequence[Any]) -> Tuple[List[Any], List[int]]:
+        """The archives, one per item, and their sizes. DCP reads each with `torch.load`."""
         self._sources, self.size = [], 0
         found: List[Any] = []
         sizes: List[int] = []
@@ -105,7 +105,7 @@ class Shard:
         return whole.records, archive.size(whole.records)
 
     def _tensor(self, value: Any) -> Tuple[List[archive.Record], int]:
-        """Only the values it shows of its storage, and for the CPU wherever it is now."""
+        """The archive of a tensor: only the part of its storage that it shows, stored as a CPU tensor."""
         frame, start = _frame(value.shape, value.dtype), self.size
         self._sources += [(start + at, data) for at, data in frame.small]
         self._sources.append((start + frame.at, value))
@@ -117,11 +117,11 @@ class Shard:
         self.size += -(-len(data) // archive.ALIGNMENT) * archive.ALIGNMENT
 
 
-class _Agreement:
-    """Who writes what: the same on every rank, because each works it out from the same plans."""
+class _GlobalPlan:
+    """What each rank writes. It is the same on every rank, because each computes it from the same local plans."""
 
-    def __init__(self, planner: Any, plans: List[Any], marks: List[str]) -> None:
-        self.marks = marks
+    def __init__(self, planner: Any, plans: List[Any], fingerprints: List[str]) -> None:
+        self.fingerprints = fingerprints
         self._plans, self._metadata = planner.create_global_plan(plans)
         self._written: Tuple[List[List[int]], bytes] = ([], b"")
 
@@ -130,7 +130,7 @@ class _Agreement:
         return found
 
     def metadata(self, sizes: List[List[int]]) -> bytes:
-        """By which DCP finds everything again. Made anew when something has another size than last time."""
+        """DCP's index of the checkpoint. Computed again only when a size has changed."""
         if self._written[0] != sizes:
             storage = {}
             for rank, lengths in enumerate(sizes):
@@ -146,36 +146,36 @@ class _Agreement:
 
 
 class _Frame(NamedTuple):
-    """All of a tensor's archive but its values."""
+    """A tensor's archive without the values."""
 
     records: List[archive.Record]
     small: List[Tuple[int, Any]]
     at: int
-    """Where in the memory the values go."""
+    """Offset of the values in the memory."""
     room: int
-    """Bytes of the memory that all of it takes."""
+    """Bytes that it takes in the memory."""
     size: int
     """Bytes of the archive."""
 
 
 @functools.lru_cache(maxsize=4096)
 def _frame(shape: Any, dtype: Any) -> _Frame:
-    """The one that is pickled is never touched: it is there for its shape."""
+    """Computed from an empty tensor of the same shape and type."""
     made = Archive(torch.empty(shape, dtype=dtype, device="cpu"))
     *small, (at, _) = made.sources
     return _Frame(made.records, small, at, made.size, archive.size(made.records))
 
 
-class _Planned(NamedTuple):
-    """What this rank planned to write at its last save."""
+class _LocalPlan(NamedTuple):
+    """What this rank planned to write at its last save, and what that plan depended on."""
 
-    facts: Any
+    dependencies: Any
     local: Any
-    mark: str
+    fingerprint: str
 
 
-_agreed: Optional[_Agreement] = None
-_planned: Optional[_Planned] = None
+_global_plan: Optional[_GlobalPlan] = None
+_local_plan: Optional[_LocalPlan] = None
 _group: Tuple[Any, Any] = (None, None)
 
 
@@ -189,28 +189,31 @@ def fill(state: Dict[str, Any], path: str) -> None:
 
 
 def _plan(state: Dict[str, Any], rank: int) -> Tuple[Any, Any, str]:
-    """DCP's planner, what this rank wants to write, and a mark by which two such plans can be compared. DCP takes longer to
-    plan a state of DTensors than we do to copy it, so as long as there is nothing new in it the plan is the one before."""
-    global _planned
+    """DCP's planner, this rank's plan, and a fingerprint of the plan.
+
+    DCP takes longer to plan a state of DTensors than the copy takes. So the last plan is used again while nothing that it
+    depends on has changed.
+    """
+    global _local_plan
     planner = default_planner.DefaultSavePlanner()
     planner.set_up_planner(state, is_coordinator=rank == 0)
-    facts = _facts(planner)
-    if facts is None or _planned is None or _planned.facts != facts:
+    dependencies = _dependencies(planner)
+    if dependencies is None or _local_plan is None or _local_plan.dependencies != dependencies:
         local = planner.create_local_plan()
-        _planned = _Planned(facts, local, hashlib.sha256(pickle.dumps(local)).hexdigest())
-    return planner, _planned.local, _planned.mark
+        _local_plan = _LocalPlan(dependencies, local, hashlib.sha256(pickle.dumps(local)).hexdigest())
+    return planner, _local_plan.local, _local_plan.fingerprint
 
 
-def _facts(planner: Any) -> Optional[List[Any]]:
-    """All that a plan depends on. None: something is in it of which we do not know that."""
+def _dependencies(planner: Any) -> Optional[List[Any]]:
+    """Everything that a plan depends on. None: the state has a value for which that is not known."""
     world = (dist.get_rank(), dist.get_world_size()) if _distributed() else None
-    facts: List[Any] = [world, planner.is_coordinator, torch.is_grad_enabled(), planner.mappings]
+    dependencies: List[Any] = [world, planner.is_coordinator, torch.is_grad_enabled(), planner.mappings]
     with torch.no_grad():
         for name, value in planner.state_dict.items():
             if type(value) is default_planner.DTensor:
                 mesh = value.device_mesh
                 place = (mesh, mesh.get_coordinate(), value.placements)
-                facts.append((name, value.shape, *place, value.requires_grad))
+                dependencies.append((name, value.shape, *place, value.requires_grad))
                 value = value.to_local()
             if isinstance(value, (torch.Tensor, io.BytesIO)) and type(value) not in _TENSORS:
                 return None
@@ -218,10 +221,10 @@ def _facts(planner: Any) -> Optional[List[Any]]:
                 return None
             if isinstance(value, torch.Tensor):
                 own = (value.shape, value.stride(), value.dtype, value.layout)
-                facts.append((name, *own, value.requires_grad, value.is_pinned()))
+                dependencies.append((name, *own, value.requires_grad, value.is_pinned()))
             else:
-                facts.append((name,))
-    return facts
+                dependencies.append((name,))
+    return dependencies
 
 
 def _file(rank: int) -> str:
@@ -229,7 +232,7 @@ def _file(rank: int) -> str:
 
 
 def _place(directory: str) -> Tuple[str, ...]:
-    """Ranks of one place write into one directory. Outside Stoker that is the same directory for all, as for DCP."""
+    """Identifies the directory that a rank writes into. Outside Stoker all ranks have the same one, as with DCP."""
     known = ("STOKER_TASK_DIR", "STOKER_ROLE", "STOKER_TASK_INDEX")
     return (directory, *(os.environ.get(name, "") for name in known))
 
@@ -238,17 +241,17 @@ def _distributed() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
-def _tell(what: Any) -> List[Any]:
-    """What every rank says, by rank."""
+def _all_gather(what: Any) -> List[Any]:
+    """The values of all ranks, by rank. Collective."""
     if not _distributed():
         return [what]
-    said: List[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, what, group=_cpu_group())
-    return said
+    values: List[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, what, group=_cpu_group())
+    return values
 
 
 def _cpu_group() -> Any:
-    """The world, by way of the CPUs: a GPU's queue of work is no place to talk about names."""
+    """A process group of the whole world on the CPU: objects sent through NCCL would wait for the work queued on the GPU."""
     global _group
     world = dist.group.WORLD
     if _group[0] is not world:

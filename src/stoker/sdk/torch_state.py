@@ -1,7 +1,7 @@
-"""A torch state as the records of one archive: the same that `torch.save` would write.
+"""A torch state as the records of one archive, the same as `torch.save` writes.
 
-Everything but the numbers of the tensors is pickled at once; of the tensors the storages are noted, each once however
-many tensors share it. Copying them is all that is left to do.
+Everything but the values of the tensors is pickled at once. Each storage is recorded once, however many tensors share it.
+Copying the storages is all that remains to be done.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import sys
 import threading
 from typing import Any, Deque, Dict, List, Tuple
 
-import torch  # this module is imported only by those who use it
+import torch  # this module is imported only where torch is used
 
 from stoker.sdk import archive
 from stoker.sdk.async_save import Memory
 
 _PREFIX = "archive"
 _PIECE = 8 << 20
-"""Bytes that a thread copies at once."""
+"""Bytes that a thread copies at a time."""
 _THREADS = 8
-"""More do not make memory faster."""
+"""More threads do not increase the bandwidth of the memory."""
 _PROTOCOL = 2
 
 
 class Archive:
-    """One state, about to be copied. Raises what pickling raises, as `torch.save` does."""
+    """A state to be copied. The constructor raises what pickling raises, as `torch.save` does."""
 
     def __init__(self, state: Any, start: int = 0) -> None:
         file = io.BytesIO()
@@ -43,7 +43,7 @@ class Archive:
         ]
         self.records: List[archive.Record] = []
         self.sources: List[Tuple[int, Any]] = []
-        """Where in the memory what goes: bytes and tensors."""
+        """Offset in the memory and source (bytes or a tensor) of each record."""
         at = start
         for name, source in parts:
             length = len(source) if isinstance(source, bytes) else source.nbytes()
@@ -51,14 +51,14 @@ class Archive:
             self.sources.append((at, source if isinstance(source, bytes) else _bytes(source)))
             at += -(-length // archive.ALIGNMENT) * archive.ALIGNMENT
         self.size = at
-        """Where the next one may begin."""
+        """Offset after the last record."""
 
     def fill(self, memory: Memory) -> None:
         copy(self.sources, memory)
 
 
 def copy(sources: List[Tuple[int, Any]], memory: Memory) -> None:
-    """Copy tensors and bytes to their places; it is done when this returns."""
+    """Copy tensors and bytes to their offsets, synchronously."""
     room = memory.map
     assert room is not None
     devices = {source.device for _, source in sources if isinstance(source, torch.Tensor)}
@@ -86,8 +86,10 @@ def copy(sources: List[Tuple[int, Any]], memory: Memory) -> None:
 
 
 def _move(moves: Deque[Tuple[int, int, int]]) -> None:
-    """Each thread takes the next piece until there is none: one that is held up by others on its CPU holds up only
-    its piece. torch's own threads share the work beforehand and then wait for the slowest of them."""
+    """Copy with several threads. Each takes the next piece until none is left, so a slow thread delays only its piece.
+
+    torch's own threads divide the work in advance and then wait for the slowest of them.
+    """
 
     def work() -> None:
         while True:
@@ -107,18 +109,18 @@ def _move(moves: Deque[Tuple[int, int, int]]) -> None:
 
 
 def _plain(source: Any) -> bool:
-    """Whether its values are its bytes, one after the other."""
+    """Whether its values are contiguous bytes in CPU memory."""
     lazy = source.is_conj() or source.is_neg()
     return bool(source.device.type == "cpu" and source.is_contiguous() and not lazy)
 
 
 def _bytes(source: Any) -> Any:
-    """A storage as a tensor of its bytes."""
+    """A storage as a tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
 
 
 def _pin(memory: Memory) -> None:
-    """Let the GPU write there by itself. Where that is refused the copy is slower, and as good."""
+    """Pin the memory for the GPU's own copies. Where the driver refuses, the copy is slower."""
     if memory.pinned is not None or memory.map is None:
         return
     address = torch.frombuffer(memory.map, dtype=torch.uint8).data_ptr()
@@ -130,7 +132,7 @@ def _pin(memory: Memory) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles as `torch.save` does: storages are named, not written."""
+    """Pickles like `torch.save`: storages are referred to by name."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=_PROTOCOL)
@@ -150,7 +152,7 @@ class _Pickler(pickle.Pickler):
         if storage.device.type == "meta":
             raise ValueError("a tensor on the meta device has no values to save")
         if self._dtypes.setdefault(storage._cdata, dtype) != dtype:
-            raise RuntimeError("two tensors see the same memory as different types; torch cannot save that")
+            raise RuntimeError("two tensors use the same memory with different types; torch cannot save that")
         key = self._known.setdefault(storage._cdata, len(self.storages))
         if key == len(self.storages):
             self.storages.append(storage)

@@ -1,8 +1,8 @@
-"""Writing what was copied aside: a process of its own beside the training, which knows nothing of torch.
+"""The process that writes a copied state. It does not import torch.
 
-It shares a piece of memory with the training and nothing else: no interpreter lock, so the training's Python code
-does not wait for it; not the fate, so a training that is told to end (SIGTERM) may end while its last checkpoint
-is still being written. One request per line on stdin, one answer per line on stdout; it ends when stdin does.
+It shares only a memory file with the training. It does not take the training's interpreter lock, and it completes a
+checkpoint that the training has copied before it ended (SIGTERM). One request per line on stdin, one answer per line on
+stdout; it ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from stoker.sdk.atomic import swap, sync
 from stoker.task import formats
 
 NICE = 15
-"""Beside a training that wants every CPU, about 3% of one; at the lowest there is (19) it would take minutes."""
+"""It gets about 3% of a CPU beside a training that uses every CPU. With the lowest priority (19) a save takes minutes."""
 
 
 def main() -> None:
-    """`argv`: where the package is, the descriptor of the memory."""
-    # What was begun is finished; the grace period has its own end. Its parent has blocked them until here.
+    """`argv`: the directory of the package, the descriptor of the memory."""
+    # A save in progress is completed; the grace period limits it. The parent has blocked these signals until here.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _give_way()
+    _lower_priority()
     fd = int(sys.argv[2])
     memory: Optional[mmap.mmap] = None
     for line in sys.stdin.buffer:
@@ -45,19 +45,19 @@ def main() -> None:
 
 
 def answer(request: Mapping[str, Any], memory: mmap.mmap) -> bytes:
-    """Do it, and say how it went. Whatever goes wrong is told: the training raises it."""
-    said: Dict[str, Any] = {"path": None}
+    """Perform a request; the result as a line of JSON. The training raises the error in it."""
+    result: Dict[str, Any] = {"path": None}
     try:
         with memoryview(memory) as view:
-            said["path"] = perform(request, view)
-    except Exception as exc:  # noqa: BLE001 - told to the training, whatever it is
-        said["error"] = str(exc) or type(exc).__name__
-        said["errno"] = exc.errno if isinstance(exc, OSError) else None
-    return json.dumps(said).encode() + b"\n"
+            result["path"] = perform(request, view)
+    except Exception as exc:  # noqa: BLE001 - reported to the training
+        result["error"] = str(exc) or type(exc).__name__
+        result["errno"] = exc.errno if isinstance(exc, OSError) else None
+    return json.dumps(result).encode() + b"\n"
 
 
 def perform(request: Mapping[str, Any], memory: memoryview) -> Optional[str]:
-    """Write one checkpoint; its path, or None when others still have to write their parts of it."""
+    """Write one checkpoint; its path, or None when other processes have not written their parts yet."""
     files: Mapping[str, Sequence[Any]] = request["files"]
     if request.get("part_of"):
         return _write_part(request, files, memory)
@@ -73,12 +73,12 @@ def perform(request: Mapping[str, Any], memory: memoryview) -> Optional[str]:
 def _write_part(
     request: Mapping[str, Any], files: Mapping[str, Sequence[Any]], memory: memoryview
 ) -> Optional[str]:
-    """Several processes write one directory. Each file gets its name when it is on the disk; whoever finds all of
-    them there and takes the directory first, puts it in its place."""
+    """Write this process's files of a directory that several processes write. Each file gets its name when it is synced.
+    The first process that finds all of them moves the directory to its final name."""
     name, expected = request["name"], request["part_of"]["files"]
     directory = str(checkpoint.directory())
-    workshop = os.path.join(directory, f".{name[:100]}.{request['part_of']['token']}.tmp")
-    common = os.path.join(workshop, "parts")
+    temporary = os.path.join(directory, f".{name[:100]}.{request['part_of']['token']}.tmp")
+    common = os.path.join(temporary, "parts")
     os.makedirs(common, exist_ok=True)
     for path, items in files.items():
         _write(os.path.join(common, f"{path}.part"), items, memory)
@@ -86,11 +86,11 @@ def _write_part(
         os.replace(os.path.join(common, f"{path}.part"), os.path.join(common, path))
     if not all(os.path.exists(os.path.join(common, path)) for path in expected):
         return None
-    whole = os.path.join(workshop, name)
+    whole = os.path.join(temporary, name)
     try:
         os.rename(common, whole)
     except FileNotFoundError:
-        return None  # Another one found all of them there too, and was first.
+        return None  # Another process was first.
     target = os.path.join(directory, name)
     try:
         formats.sync_directory(whole)
@@ -98,14 +98,14 @@ def _write_part(
         checkpoint.announce(name, request["step"], request["metrics"])
         formats.sync_directory(directory)
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     if request["keep"] is not None:
         checkpoint.prune(name, request["keep"])
     return target
 
 
 def _write(path: str, items: Sequence[Any], memory: memoryview) -> None:
-    """A file is a row of items: stretches of the memory as they are, and archives."""
+    """Write a file: a sequence of ranges of the memory and of archives."""
     with open(path, "wb", buffering=0) as file:
         writer = direct_io.Writer(file.fileno(), sum(describe(items)))
         for kind, what in items:
@@ -116,8 +116,8 @@ def _write(path: str, items: Sequence[Any], memory: memoryview) -> None:
         writer.finish()
 
 
-def _give_way() -> None:
-    """The training goes first: in CPU time, and where the kernel knows how, in disk time."""
+def _lower_priority() -> None:
+    """Lower the priority for CPU time and, where the kernel supports it, for disk time."""
     try:
         os.nice(NICE)
         number = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
@@ -125,9 +125,9 @@ def _give_way() -> None:
             # ioprio_set(IOPRIO_WHO_PROCESS, this process, best effort class, lowest level)
             ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, (2 << 13) | 7)
     except OSError:
-        pass  # Not allowed: then it competes as any other process does.
+        pass  # Not allowed: then it runs with the normal priority.
 
 
 def describe(items: Sequence[Any]) -> List[Any]:
-    """Sizes of the items of a file, one after the other."""
+    """Sizes of the items of a file, in order."""
     return [archive.size(what) if kind == "zip" else what[1] for kind, what in items]

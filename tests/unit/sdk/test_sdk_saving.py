@@ -315,7 +315,7 @@ def test_a_writer_that_was_killed_is_an_error_and_the_next_save_starts_another(t
         """,
     )
     assert done.returncode == 0, done.stderr
-    assert "checkpoint second could not be written: the process that writes it ended with -9" in done.stdout
+    assert "checkpoint second could not be written: the writer process ended with -9" in done.stdout
     assert {"first", "fourth"} <= set(os.listdir(there))
 
 
