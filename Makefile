@@ -38,7 +38,7 @@ lint: setup  ## style, types, layers, the launcher's Python 3.9, lock file
 	$(BIN)/python requirements/check.py
 
 test: setup  ## everything that runs in CI, under ten minutes
-	$(BIN)/python -m pytest -n 4 -m "not soak and not alone" $(ARGS)
+	$(BIN)/python -m pytest -n 4 --maxschedchunk 2 --durations 10 -m "not soak and not alone" $(ARGS)
 	$(BIN)/python -m pytest -m "alone and not soak" $(ARGS)
 
 test-cluster: setup  ## against a real Kubernetes cluster on this machine (root); the first time builds it

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from stoker.testing.store_postgres import PostgresServer
+
+ROOT = Path(__file__).parent
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("soak", derandomize=False, deadline=None, print_blob=True)
@@ -60,3 +63,15 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(str(exc))
     with server:
         yield server
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, so that no CPU is idle at the end: `long` ones, then by how much of Stoker a test starts."""
+    places = ("acceptance", "integration", "unit")
+
+    def rank(item: pytest.Item) -> tuple[bool, int]:
+        place = item.path.relative_to(ROOT).parts[0]
+        return item.get_closest_marker("long") is None, places.index(place) if place in places else 0
+
+    items.sort(key=rank)

@@ -28,6 +28,7 @@ def seeds() -> list[int]:
     return list(CI_SEEDS) if asked is None else [random.randrange(1 << 30) for _ in range(int(asked))]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds())
 def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed: int) -> None:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.long
 def test_digits_to_its_final_accuracy(box: Box) -> None:
     shutil.copytree(EXAMPLES / "digits", box.work, dirs_exist_ok=True)
     done = box("submit", "stoker.yaml", timeout=280)
@@ -52,6 +53,7 @@ def test_a_plain_script_resumes(box: Box) -> None:
     assert sum(line.startswith("step 39 ") for line in lines) == 1
 
 
+@pytest.mark.long
 def test_the_readme_tells_the_truth(box: Box) -> None:
     """The README's own script, and every `$ stoker ...` line of its first chapter, in order."""
     box.write("train.py", _blocks("python")[0])

@@ -53,6 +53,7 @@ def kill(box: Box, run: str, task: str) -> None:
     assert wait(killed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", ["4", "inf"])
 def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None:
     command = f"run=python train.py --staleness {staleness} --steps 1000"
@@ -66,6 +67,7 @@ def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None
     assert max(ahead) <= float(staleness)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["worker-1", "ps-0"])
 def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> None:
     """Synchronous: then the result is that of one worker alone, and a step that is lost or counted twice shows in it."""
@@ -99,6 +101,7 @@ def test_gossip_goes_on_from_everybodys_part(box: Box) -> None:
         assert re.search(rf"worker {worker}: going on after step [1-9]", said), said
 
 
+@pytest.mark.long
 def test_the_scaling_benchmark_measures_what_show_says(box: Box) -> None:
     script = str(PARALLEL.parent / "scaling" / "scaling.py")
     small = ["--workers", "1", "2", "--set", "run=python train.py --epochs 8 --batch 1347", "--json"]

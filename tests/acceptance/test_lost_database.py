@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stoker.store.dialects import sqlite_copies as copies
 from support.box import Box
 from support.waiting import wait
@@ -30,6 +32,7 @@ print("done", step, flush=True)
 """
 
 
+@pytest.mark.long
 def test_trainings_outlive_a_deleted_database(box: Box) -> None:
     known, newer = _two_trainings(box)
     pids = {run: box.launcher(run) for run in (known, newer)}

@@ -130,6 +130,7 @@ def check_once(box: Shared, run: str) -> None:
         assert len(names) == len(set(names))
 
 
+@pytest.mark.long
 def test_one_leads_the_other_waits_and_takes_over_when_it_is_killed(shared: Shared) -> None:
     ada = shared.start("ada")
     wait(ada.leads)
@@ -186,6 +187,7 @@ def test_a_home_whose_database_another_home_leads_says_so(shared: Shared, tmp_pa
         other.kill_server()
 
 
+@pytest.mark.long
 def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) -> None:
     ada = shared.start("ada")
     wait(ada.leads)
@@ -248,6 +250,7 @@ def test_who_leaves_in_order_or_comes_back_at_once_makes_nobody_wait(
         shared.close()
 
 
+@pytest.mark.long
 def test_a_database_that_is_away(shared: Shared, postgres: PostgresServer) -> None:
     """For a moment: nobody notices. For longer: the leader steps down, and who waits leads when it is back."""
     ada = shared.start("ada")
@@ -307,6 +310,7 @@ print("trained")
 """
 
 
+@pytest.mark.long
 def test_a_home_moves_with_everything_in_it_and_back(tmp_path: Path, postgres: PostgresServer) -> None:
     """Runs that have ended, one that goes on meanwhile and one that waits for it."""
     box = Box(tmp_path)

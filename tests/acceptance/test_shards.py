@@ -27,6 +27,7 @@ def kept(box: Box, run: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("victim", "size"), [("body", 0), ("launcher", 0), ("server", 0), ("launcher", LARGE), ("server", LARGE)]
 )
+@pytest.mark.long
 def test_every_rank_finds_all_parts_of_one_step(box: Box, victim: str, size: int) -> None:
     """The large ones are carried beside everything else."""
     run = begin(box, 1_000_000, pause=2.0 if size else 0.5, size=size)

@@ -159,6 +159,7 @@ def test_a_run_whose_task_directory_is_lost_goes_on_from_its_checkpoint(box: Box
     assert any("goes on from its checkpoint" in text for text in texts), texts
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_thirty_kills_in_a_row_lose_at_most_what_was_in_flight(box: Box) -> None:
     seed = 20

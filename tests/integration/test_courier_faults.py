@@ -349,6 +349,7 @@ def test_orders_are_heard_while_much_is_carried(courier: CourierProcess, root: P
         assert seq > 3
 
 
+@pytest.mark.long
 def test_its_memory_is_small(courier: CourierProcess, root: Path, blobs: BlobStore, tmp_path: Path) -> None:
     """Limited to 96 MiB in a pod; the rest is for the page cache and for settling."""
     files = {f"d{number % 100}/f{number}": b"%d" % number for number in range(4000)}

@@ -130,6 +130,7 @@ def test_it_runs_on_a_read_only_root(root: Path) -> None:
     assert lines[-2:] == ["[]", "ended"]
 
 
+@pytest.mark.long
 def test_what_is_in_it(root: Path) -> None:
     assert (root / "opt/stoker/bundle.zip").is_file()
     assert "stoker:x:65532:65532:" in (root / "etc/passwd").read_text()
