@@ -41,14 +41,18 @@ def test_the_job_file_that_is_printed_says_the_same(path: Path) -> None:
         assert parse_job(job_yaml(one.job)) == one.job
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def _as_json(path: Path) -> str | None:
+    """None: JSON cannot say it. It holds one document, and has neither octal numbers nor YAML's text `1e-3`."""
+    text = path.read_text()
+    trees = [tree for tree in yaml.safe_load_all(text) if tree]
+    return None if len(trees) != 1 or "0755" in text or "1e-3" in text else json.dumps(trees[0])
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if _as_json(path)], ids=lambda path: path.name)
 def test_json_says_the_same_as_yaml(path: Path) -> None:
-    trees = [tree for tree in yaml.safe_load_all(path.read_text()) if tree]
-    if len(trees) != 1 or "0755" in path.read_text() or "1e-3" in path.read_text():
-        pytest.skip("JSON holds one document, and has no octal numbers")
     target = Target(cluster=True)
     ours = translate(path.read_bytes(), source="x", target=target)
-    theirs = translate(json.dumps(trees[0]).encode(), source="x", target=target)
+    theirs = translate((_as_json(path) or "").encode(), source="x", target=target)
     assert [one.job for one in theirs.translations] == [one.job for one in ours.translations]
 
 
