@@ -1,4 +1,4 @@
-"""A ring all-reduce over TCP: how workers add up their gradients without anybody in the middle.
+"""A ring all-reduce over TCP: how workers sum their gradients without a central process.
 
 Each worker sends only to the one on its right and receives only from the one on its left. The vector is cut into
 as many chunks as there are workers. In the first round (reduce-scatter) every chunk travels once around the ring and
@@ -39,7 +39,7 @@ class Ring:
             side.setblocking(False)
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
-        """The sum of everybody's vectors. All must call it, with vectors of one length and type."""
+        """The sum of all workers' vectors. All workers must call it, with vectors of one length and type."""
         total = np.array(vector)
         if self.size == 1:
             return total
@@ -72,7 +72,7 @@ class Ring:
         return right
 
     def _welcome(self, door: socket.socket) -> socket.socket:
-        """Only the left neighbour of this generation: one of an earlier world that wakes up late is sent away."""
+        """Only the left neighbour of this generation: a worker of an earlier world that resumes late is rejected."""
         expected = HELLO.pack(b"ring", self._generation, (self.rank - 1) % self.size, self.size)
         door.settimeout(PATIENCE)
         while True:
@@ -84,8 +84,8 @@ class Ring:
 
 
 def exchange(give: np.ndarray, to: socket.socket, take: np.ndarray, origin: socket.socket) -> np.ndarray:
-    """Send one array while receiving another, and return that. One after the other would lock up: everybody would
-    wait to be read by a neighbour who waits as well."""
+    """Send one array while receiving another, and return that. One after the other would deadlock: every worker
+    would wait to be read by a neighbour that waits as well."""
     outgoing, incoming = memoryview(give).cast("B"), memoryview(take).cast("B")
     while outgoing or incoming:
         readable, writable, _ = select.select(

@@ -60,7 +60,7 @@ def train_epoch(
     lr: float,
     rng: np.random.Generator,
 ) -> float:
-    """Changes the weights; returns the mean loss. Everybody draws the same batches and takes a part of each."""
+    """Changes the weights; returns the mean loss. Every worker draws the same batches and takes a part of each."""
     x, y = train
     total = 0.0
     for rows in np.array_split(rng.permutation(len(x)), len(x) // batch):

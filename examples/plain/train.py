@@ -1,4 +1,4 @@
-"""The checkpoint contract without importing anything of Stoker's: a directory and an environment variable."""
+"""The checkpoint contract without any import from Stoker: a directory and an environment variable."""
 
 import os
 import time

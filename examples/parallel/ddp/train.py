@@ -41,7 +41,7 @@ def main() -> None:
     for epoch in range(first, args.epochs):
         order = torch.randperm(1344, generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(args.batch):
-            # Everybody draws the same batch and takes a part; equal parts make DDP's mean that of the whole.
+            # Every worker draws the same batch and takes a part; equal parts make DDP's mean that of the whole.
             mine = batch[rank::size]
             loss = nn.functional.cross_entropy(model(x[train][mine]), y[train][mine])
             optimizer.zero_grad()
@@ -70,7 +70,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The epoch to begin with. Every worker reads the same file, however many wrote or read it before."""
+    """The epoch to begin with. Every worker reads the same file, whatever the number of workers that wrote it."""
     path = os.environ.get("STOKER_RESUME_FROM")
     if path is None:
         return 0
@@ -82,7 +82,7 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Renamed into place: whoever is killed, and when, a checkpoint is whole or is not there."""
+    """Renamed into place: whichever worker is killed, and when, a checkpoint is complete or does not exist."""
     CHECKPOINTS.mkdir(exist_ok=True)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     torch.save(state, CHECKPOINTS / "last.pt.tmp")

@@ -73,14 +73,14 @@ def main() -> None:
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Every worker writes its shards into a directory of the same name; Stoker puts them together."""
+    """Every worker writes its shards into a directory of the same name; Stoker assembles them."""
     dcp.save(
         state_of(model, optimizer, epoch), checkpoint_id=stoker.checkpoint.directory() / f"epoch-{epoch + 1}"
     )
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Into the shards that this worker has now, whoever had them when they were written."""
+    """Into the shards that this worker has now, whichever worker had them when they were written."""
     place = stoker.checkpoint.latest()
     if place is None:
         return 0

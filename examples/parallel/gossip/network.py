@@ -19,7 +19,7 @@ def digits() -> tuple[Data, Data]:
 
 
 def fresh(hidden: int = 256) -> np.ndarray:
-    """Random weights; the same in every worker, so that nobody has to send them."""
+    """Random weights; the same in every worker, so that they need not be sent."""
     rng = np.random.default_rng(0)
     w1 = rng.normal(0, 0.2, (INPUTS, hidden))
     w2 = rng.normal(0, 0.1, (hidden, CLASSES))

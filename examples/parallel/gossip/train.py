@@ -1,7 +1,7 @@
 """Train on handwritten digits by gossip: each worker has weights and data of its own, and talks to neighbours only.
 
 After each step a worker and one of its two neighbours, in turn, meet in the middle: each takes the mean of its own
-weights and the other's. Nobody waits for anybody but that neighbour, and what is learned anywhere is everywhere a few
+weights and the other's. A worker waits only for that neighbour, and what one worker learns reaches all a few
 steps later. The weights are cut into shards, and one shard travels in a step: with 8 shards a step sends an eighth of
 the model, however many workers there are.
 """
@@ -44,7 +44,7 @@ def main() -> None:
             if stoker.should_stop():
                 return
 
-    for step in range(2 * world.size):  # No more steps, only meetings: until all are of one mind.
+    for step in range(2 * world.size):  # No more steps, only exchanges, until all replicas agree.
         for shard in shards:
             meet(world, step, shard)
     accuracy = network.accuracy(weights, test)
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def meet(world: ring.Ring, step: int, shard: np.ndarray) -> float:
-    """Even steps: 0 meets 1, 2 meets 3, ...; odd steps: 1 meets 2, ..., and the last meets 0. Who has nobody to meet
-    (the last of an odd number) waits for its next turn. Returns how far apart the two were."""
+    """Even steps: 0 meets 1, 2 meets 3, ...; odd steps: 1 meets 2, ..., and the last meets 0. A worker without a
+    partner (the last of an odd number) waits for its next turn. Returns how far apart the two were."""
     first = (world.rank - step) % 2 == 0
     partner = (world.rank + (1 if first else -1)) % world.size
     if world.size == 1 or (world.size % 2 and {world.rank, partner} == {0, world.size - 1}):
@@ -71,7 +71,7 @@ def meet(world: ring.Ring, step: int, shard: np.ndarray) -> float:
 
 
 def load(world: ring.Ring) -> tuple[np.ndarray, int]:
-    """This worker's own weights; where there are more workers now, or fewer, the mean of all that were saved."""
+    """This worker's own weights; where the number of workers has changed, the mean of all that were saved."""
     place = stoker.checkpoint.load()
     if place is None:
         return network.fresh(), 0
@@ -83,7 +83,7 @@ def load(world: ring.Ring) -> tuple[np.ndarray, int]:
 
 
 def save(weights: np.ndarray, step: int, world: ring.Ring) -> None:
-    """Each worker its part, under one name: together they are the checkpoint."""
+    """Each worker saves its part under one name: together they are the checkpoint."""
     buffer = io.BytesIO()
     np.savez(buffer, weights=weights, step=step)
     part = {f"weights-{world.rank + 1:05}-of-{world.size:05}.npz": buffer.getvalue()}

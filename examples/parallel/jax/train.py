@@ -1,7 +1,7 @@
 """Data parallel with JAX: one program over the devices of all workers.
 
 The batch is one array whose rows lie on different workers; the weights are the same everywhere. From that the compiler
-knows where sums over workers are needed. `stoker.jax_initialize()` tells JAX who is there.
+knows where sums over workers are needed. `stoker.jax_initialize()` tells JAX the members of the world.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def load() -> tuple[dict[str, np.ndarray], int]:
 
 
 def save(weights: Weights, epoch: int) -> None:
-    """Everybody has all of them: one writes. What lies in parts on the workers is saved with Orbax, by all."""
+    """Every worker has all of them: one writes. What lies in parts on the workers is saved with Orbax, by all."""
     buffer = io.BytesIO()
     np.savez(buffer, epoch=epoch, **{name: np.asarray(each) for name, each in weights.items()})
     stoker.checkpoint.save("last.npz", buffer.getvalue(), step=epoch)

@@ -1,12 +1,12 @@
 """A parameter server with bounded staleness, over TCP.
 
 The server keeps the parameters, one vector, and adds to it what the workers send. Each worker counts its steps: that
-is its clock. A worker may begin step c once everybody has finished c - s steps, where s is the staleness:
+is its clock. A worker may begin step c once every worker has finished c - s steps, where s is the staleness:
 
-    s = 0     synchronous: everybody begins a step with the same parameters, and the result is that of one worker
-    s = inf   asynchronous: nobody waits for anybody
-    between   a worker that stalls for less than s steps holds up nobody; one that is slow for good sets the pace,
-              and nobody is ever more than s steps ahead of it
+    s = 0     synchronous: all begin a step with the same parameters, and the result is that of one worker
+    s = inf   asynchronous: no worker waits for another
+    between   a worker that stalls for less than s steps holds up no other; one that is always slow sets the pace,
+              and none is ever more than s steps ahead of it
 
 Sending and receiving go on in the background while the worker computes with what it has, as long as that is fresh
 enough; so the network, too, may stall for s steps.
@@ -99,7 +99,7 @@ class Server:
                         self._take(worker, generation, int(clock), update)
                     there.sendall(self._answer(worker, generation, need))
             except OSError:
-                return  # The worker has gone. If it comes back, it comes through the door.
+                return  # The worker has gone. If it is restarted, it connects again.
 
     def _take(self, worker: int, generation: int, clock: int, update: np.ndarray) -> None:
         with self._moved:
@@ -124,7 +124,7 @@ class Server:
             return REPLY.pack(self._clocks[worker], min(self._clocks)) + self._parameters.tobytes()
 
     def _fence(self, worker: int, generation: int) -> None:
-        """A worker that was replaced and wakes up late is sent away."""
+        """A worker that was replaced and resumes late is rejected."""
         if generation < self._generations[worker]:
             raise ConnectionError(f"worker {worker} of generation {generation} was replaced")
         self._generations[worker] = generation
@@ -178,7 +178,7 @@ class Client:
             self._moved.notify_all()
 
     def finish(self, steps: int) -> bool:
-        """Wait until everybody has finished so many steps. False: the server fell back, there is more to do."""
+        """Wait until every worker has finished so many steps. False: the server fell back, there is more to do."""
         with self._moved:
             self._moved.wait_for(lambda: self._broken or self.clock < steps or self._reached(steps))
             if self._broken:
@@ -275,7 +275,7 @@ def place(address: str) -> tuple[str, int]:
 
 
 def _end(there: socket.socket) -> None:
-    """Also for whoever waits for something from it, in another thread."""
+    """Also for a thread that waits for something from it."""
     with contextlib.suppress(OSError):
         there.shutdown(socket.SHUT_RDWR)
     there.close()

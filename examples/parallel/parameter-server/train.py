@@ -1,8 +1,8 @@
 """Train on handwritten digits with a parameter server: synchronous, asynchronous, or with bounded staleness.
 
-    python train.py --staleness 0      everybody in step
-    python train.py --staleness inf    nobody waits
-    python train.py --staleness 4      nobody is more than 4 steps ahead of the slowest
+    python train.py --staleness 0      all workers in step
+    python train.py --staleness inf    no worker waits
+    python train.py --staleness 4      no worker is more than 4 steps ahead of the slowest
 
 The same script is the server and the workers: the role says which. Outside Stoker it is both.
 """
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def keep(serving: Server) -> None:
-    """Save now and then, while others serve and are served. Stoker ends the server once the workers are done."""
+    """Save now and then, while others serve and are served. Stoker ends the server once the workers have ended."""
     saved: list[int] = []
     while not stoker.should_stop():
         time.sleep(SAVE_EVERY)

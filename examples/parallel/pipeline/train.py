@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def save(stage: Stage, epoch: int) -> None:
-    """Each worker its layers, a file for each: together they are the checkpoint, for any number of stages."""
+    """Each worker saves its layers, a file for each: together they are the checkpoint, for any number of stages."""
     files = {}
     for number, layer in enumerate(stage.layers, stage.first):
         buffer = io.BytesIO()
@@ -122,7 +122,7 @@ def save(stage: Stage, epoch: int) -> None:
 
 
 def name(number: int, stage: Stage) -> str:
-    """Says how many there are: so nobody takes some of them for all."""
+    """Says how many there are, so that some of them are not taken for all."""
     return f"layer-{number + 1:05}-of-{stage.total:05}.pt"
 
 

@@ -19,7 +19,7 @@ import stoker
 
 
 class Copied(torch.autograd.Function):
-    """Forward: everybody has it already. Backward: everybody used it, so the gradients are added up."""
+    """Forward: every worker has it already. Backward: every worker used it, so the gradients are summed."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Copied(torch.autograd.Function):
 
 
 class Summed(torch.autograd.Function):
-    """Forward: the shares are added up. Backward: the gradient of a sum is that of each of its terms."""
+    """Forward: the shares are summed. Backward: the gradient of a sum is that of each of its terms."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def share(whole: Tensor, axis: int) -> Tensor:
 
 
 def joined(part: Tensor, axis: int, length: int) -> Tensor:
-    """The whole of which everybody has a part. Parts may differ in size by one, so each is sent in a full row."""
+    """The whole of which every worker has a part. Parts may differ in size by one, so each is sent in a full row."""
     size = dist.get_world_size()
     widest = -(-length // size)
     row = part.new_zeros([widest if at == axis else count for at, count in enumerate(part.shape)])
@@ -136,7 +136,7 @@ def load(whole: nn.Module) -> int:
 
 @torch.no_grad()
 def save(model: nn.Sequential, step: int) -> None:
-    """Gathered by all, written by one. A model that does not fit one worker is saved in parts: see ../fsdp."""
+    """All workers gather it, one writes it. A model that does not fit one worker is saved in parts: see ../fsdp."""
     first, _, last = model
     hidden = torch.tensor(len(first.bias))
     dist.all_reduce(hidden)

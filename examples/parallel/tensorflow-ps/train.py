@@ -1,7 +1,7 @@
 """Asynchronous training with TensorFlow: ParameterServerStrategy, which finds the world in TF_CONFIG.
 
 The chief hands out steps, each to whichever worker is free; workers compute gradients and apply them to the variables on
-the parameter servers; nobody waits for anybody. The same script is all of them: workers and parameter servers only
+the parameter servers; no worker waits for another. The same script is all of them: workers and parameter servers only
 serve.
 """
 
