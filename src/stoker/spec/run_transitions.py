@@ -35,7 +35,7 @@ MEANING = {
     RunState.SUSPENDED: "ended by `stoker suspend`; `resume` goes on from its last checkpoint",
     RunState.SUCCEEDED: "ended with exit code 0",
     RunState.FAILED: "ended with an error, and has no retries left",
-    RunState.STOPPED: "ended by `stoker stop` or `stoker kill`",
+    RunState.STOPPED: "ended by `stoker stop` or `stoker stop --kill`",
 }
 EVENTS = {
     RunEvent.ADMITTED: "the scheduler gave it places, and its next attempt is recorded",
