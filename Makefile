@@ -10,7 +10,7 @@ READY := .venv/.ready
 # Images of Python set it for one program that is started once. Here hundreds are started, and each would be compiled again.
 unexport PYTHONDONTWRITEBYTECODE
 IN_PODS := tests/cluster/test_frameworks_in_pods.py
-# Of the Python in the test images. Somebody else's cluster could not mount them.
+# Of the Python in the test images. A cluster given by STOKER_TEST_KUBECONFIG could not mount them.
 FRAMEWORKS_FOR_PODS = test -n "$$STOKER_TEST_KUBECONFIG" || $(BIN)/python tests/frameworks/environment.py --for 3.11 >/dev/null
 
 help:  ## what there is

@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def pack(target: Path, python: str) -> int:
-    import tomllib  # only here: whoever only runs may do so on a Python that is older
+    import tomllib  # only here: running, unlike packing, works on an older Python
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [name for name in project["dependencies"] if not name.startswith(UNUSED)]

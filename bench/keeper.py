@@ -1,8 +1,8 @@
 """Everything a peer starts ends with it.
 
-Daemons fork away from their starter, and where nobody collects them their zombies slow down whoever lists
+Daemons fork away from their starter. If no process reaps them, their zombies slow down every program that lists
 processes. So each peer runs below a keeper: a small process that inherits the orphans of its descendants,
-collects them, and ends all of them when the benchmark closes its end of a pipe, however the benchmark ends.
+reaps them, and ends all of them when the benchmark closes its end of a pipe, however the benchmark ends.
 Run by path, on the standard library alone.
 """
 
@@ -108,7 +108,7 @@ def keep(argv: Sequence[str]) -> int:
 
 
 def _collect(child: int) -> int | None:
-    """Take in whoever has ended; the exit status of `child` if it is among them."""
+    """Reap the processes that have ended; the exit status of `child` if it is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -38,7 +38,7 @@ class Request:
 def schedule(
     ids: Sequence[str], seconds: float, reads: float, submits: float, seed: int = SEED
 ) -> list[Request]:
-    """Arrivals as of many people who do not know of each other: exponential gaps. Half the reads list, half show."""
+    """Independent arrivals, as of many users: exponential gaps. Half the reads list, half show."""
     draw = random.Random(seed)
     found = []
     for due in _arrivals(draw, seconds, reads):

@@ -2,7 +2,7 @@
 
     ranks.py DIRECTORY STEPS WIDTH EVERY    every rank notes what it does in DIRECTORY/events-RANK.csv
 
-Saves every EVERY steps and goes on from there when it is started again; the same script whoever starts it.
+Saves every EVERY steps and goes on from there when it is started again; the same script under every contender.
 """
 
 from __future__ import annotations

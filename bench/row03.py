@@ -73,7 +73,7 @@ def _notes(scale: Scale) -> list[str]:
 
 
 def _turns(peers: Peers, scale: Scale) -> tuple[dict[str, Callable[[Path], float]], dict[str, str]]:
-    """What each contender does in its turn, and who is missing."""
+    """What each contender does in its turn, and which contenders are missing."""
     missing = {}
     true = shutil.which("true") or "/bin/true"
     turns: dict[str, Callable[[Path], float]] = {

@@ -47,7 +47,7 @@ class Training:
 
     place: Path
     own: Callable[[], float] = field(default=lambda: 0.0)
-    """CPU seconds that whoever runs it has used itself."""
+    """CPU seconds that the processes which run the ranks have used themselves."""
 
     def events(self, kind: str) -> list[list[tuple[float, int]]]:
         """By rank: (when, number) of each."""

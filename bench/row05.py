@@ -34,8 +34,8 @@ SIZE, SMALL = 2 << 30, 128 << 20
 ROUNDS, SAVES = 4, 3
 STRETCH = 8.0
 """Seconds for which a save is carried, and for which it is then held up. The rate of a training wanders by a tenth within
-a minute, with nobody else there; between stretches that adjoin it hardly does. Shorter ones would not be as in real life:
-who gives way decides how much for five seconds, give or take two."""
+a minute, even on an otherwise idle machine; between adjoining stretches it hardly does. Shorter ones would not be realistic: a
+throttled process decides for about five seconds (plus or minus two) how much it yields."""
 SHORT = 2.0
 """Seconds from which something can be said about the rate in a stretch."""
 PATIENCE = 300.0

@@ -1,4 +1,4 @@
-"""Row 13: a server that is full, and people who keep asking."""
+"""Row 13: a full server under a steady load of requests."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _QUIET = {
     "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
     "NO_COLOR": "1",
 }
-"""Nobody is told that a benchmark ran, and nobody waits for an answer to that."""
+"""Peers report no usage, and no command waits for such a report."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Where Debian's packages come from: the archives that this machine's apt asks, or those of STOKER_DEBIAN_MIRROR.
 
-Only the standard library: `make-lock.py` runs without Stoker. What is fetched is verified by whoever asks.
+Only the standard library: `make-lock.py` runs without Stoker. The caller verifies what is fetched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ APT = Path("/etc/apt")
 
 
 def archive(name: str, apt: Path = APT) -> str | None:
-    """The URL of `debian` or `debian-security`, without a slash at its end; None: nobody says where it is."""
+    """The URL of `debian` or `debian-security`, without a slash at its end; None: it is not configured."""
     if chosen := os.environ.get(VARIABLE):
         return chosen.replace("{archive}", name).rstrip("/")
     for url, components in _sources(apt):

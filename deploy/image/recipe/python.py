@@ -121,7 +121,7 @@ def interpreter(lock: Path) -> Run:
         with tempfile.TemporaryDirectory(dir=root.parent) as folder:
             fresh = Path(folder) / "root"
             debian.unpack(packages, _needed).unpack(fresh)
-            with contextlib.suppress(OSError):  # somebody else was faster: theirs is the same
+            with contextlib.suppress(OSError):  # another process was faster: its result is the same
                 fresh.rename(root)
     return Run(root, machine)
 
@@ -161,7 +161,7 @@ def _needed(name: str) -> bool:
 
 def _check_records(target: Path) -> None:
     """Every file against its wheel's own list. Hashes of wheels are checked when they are downloaded; what the cache
-    keeps is unpacked, and whoever linked its files into an environment may have changed them there."""
+    keeps is unpacked, and its files may have been changed in an environment that links to them."""
     for record in target.glob("*.dist-info/RECORD"):
         with open(record, newline="") as file:
             for name, mark, *_ in csv.reader(file):
