@@ -22,7 +22,8 @@ _ONE = {"run": "true"}
 
 
 def read(file: str) -> bytes:
-    """The bytes of a file, `-` for the standard input. Reads one byte over the limit, so that a larger file is noticed."""
+    """The bytes of a file, `-` for the standard input. Reads one byte over the limit, so that a larger file is
+    noticed."""
     from stoker.spec.load import read_file  # lazy: pydantic
     from stoker.spec.yaml12 import MAX_BYTES
 

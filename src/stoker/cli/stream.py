@@ -25,9 +25,9 @@ COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 class Seen:
     """How far each task's log has been read, so that reading again after a break neither loses nor repeats a line.
 
-    Within one task and attempt, records come in the order they were written. While their times never went back, reading
-    continues from the newest time (several records may share it). After a clock was set back, it starts from the
-    beginning and skips as many records as were seen."""
+    Within one task and attempt, records come in the order they were written. While their times never went back,
+    reading continues from the newest time (several records may share it). After a clock was set back, it starts from
+    the beginning and skips as many records as were seen."""
 
     def __init__(self, *, whole: bool = True) -> None:
         self.whole = whole

@@ -80,8 +80,8 @@ class _Watch:
                     return code
 
     def _interrupted(self) -> int | None:
-        """Returns an exit code to leave with; None: continue. A second Ctrl-C, at any point of the question, means stop;
-        a third means kill."""
+        """Returns an exit code to leave with; None: continue. A second Ctrl-C, at any point of the question, means
+        stop; a third means kill."""
         answer = self._answer()
         while True:
             try:

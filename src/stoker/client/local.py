@@ -120,8 +120,8 @@ def _open_files(home: Home) -> tuple[int, int, int]:
             if home.server_log.stat().st_size > LOG_LIMIT:
                 home.server_log.replace(home.server_log.with_name("server.log.1"))
         log = os.open(home.server_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # One of many commands starts the server and the others wait: many interpreters that start only to find the lock
-        # taken would slow down the one that counts.
+        # One of many commands starts the server and the others wait: many interpreters that start only to find the
+        # lock taken would slow down the one that counts.
         turn = os.open(home.root / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise _unusable(home, exc) from exc

@@ -1,8 +1,8 @@
-"""What a framework is to us: given the world, each task's command and environment. Pure.
+"""The contract of a framework: given the world, each task's command and environment. Pure.
 
 A framework knows nothing of engines, servers or files: the same world gives the same bodies on one machine and in
 pods. What must run beside the training (a launcher's remote shell, several processes in one task) is a helper that
-the task's own launcher brings; see `TaskCommand.argv`.
+the task's own launcher provides; see `TaskCommand.argv`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 from stoker.spec.job import Job
 
 HELPER = "{helper}"
-"""As argv[0]: the rest is the name of a helper (`stoker.launcher.helpers`) and its arguments; the launcher puts its own
-interpreter and the way to that helper here."""
+"""As argv[0]: the rest is the name of a helper (`stoker.launcher.helpers`) and its arguments. The launcher replaces it
+by its own interpreter and the path of that helper."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class WorldMember:
     """`worker-0`"""
     role: str
     index: int
-    """Within its role."""
+    """Index within its role."""
     address: str
-    """An IP address at which the others reach it."""
+    """An IP address at which the other tasks reach it."""
     ports: tuple[int, ...]
-    """Its own, as many as `Framework.ports` asked for; on one machine no two tasks have one in common."""
+    """Its own ports, as many as `Framework.ports` requires. On one machine no two tasks share a port."""
     processes: int = 1
     gpus: int = 0
     node: str = ""
@@ -38,15 +38,15 @@ class WorldMember:
 
 @dataclass(frozen=True)
 class World:
-    """Who is there, in the order of the ranks: the chief, the workers, then the others. Immutable: when anybody comes
-    or goes there is another one."""
+    """The members in the order of their ranks: the chief, the workers, then the others. Immutable: a change of
+    members makes another world."""
 
     run: str
     attempt: int
     generation: int
     members: tuple[WorldMember, ...]
     key: str = field(default="", repr=False)
-    """A secret that the members of this generation share, and nobody else."""
+    """A secret that only the members of this generation share."""
 
     def role(self, name: str) -> tuple[WorldMember, ...]:
         return tuple(member for member in self.members if member.role == name)
@@ -59,29 +59,29 @@ class TaskCommand:
     argv: tuple[str, ...]
     """Empty: the image's own command."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """On top of the job's; what a job's `env` says itself is left alone by the frameworks."""
+    """Added to the job's variables. Frameworks never replace what the job's `env` sets."""
     each: tuple[Mapping[str, str], ...] = ()
-    """For several processes in one task: what each has on top of `env`. Empty: one process."""
+    """For several processes in one task: what each one has beyond `env`. Empty: one process."""
     preload: tuple[str, ...] = ()
-    """Modules that its processes import first in any case, that take long, and that no variable which the world sets
-    changes: a process that has imported these may wait to be the next one. Empty: there are none."""
+    """Modules that its processes always import first, that take long, and that no variable of the world changes. A
+    process that has imported them may wait to become the next one. Empty: there are none."""
 
 
 class Framework(Protocol):
-    """One of them. Stateless; every method is pure and may be called from any thread."""
+    """One framework. Stateless; every method is pure and may be called from any thread."""
 
     name: str
     anchors: frozenset[str]
-    """Roles that the others go on looking for at the address they were told when they began. One of these that comes back
-    at another address is not found: all begin again."""
+    """Roles that the other tasks keep looking for at the address they got at the start. When such a task comes back at
+    another address it is not found, so all tasks start again."""
 
     def complete(self, job: Job) -> Job:
-        """The job with the roles that this framework adds to what people write (a launcher, a scheduler), and with
-        `processes` decided. Completing twice changes nothing. Raises SpecError for what cannot be."""
+        """The job with the roles that this framework adds (a launcher, a scheduler), and with `processes` decided.
+        Completing twice changes nothing. Raises SpecError for an impossible job."""
         ...
 
     def ports(self, role: str) -> int:
-        """How many ports a task of this role needs."""
+        """Number of ports that a task of this role needs."""
         ...
 
     def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:

@@ -1,4 +1,4 @@
-"""Reading a command without running it."""
+"""Analyses a command without running it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 _FOR_THE_SHELL = re.compile(r"[$`;&|<>()*?\[\]{}~#!\n\\]")
-"""Where none of these is in a command the shell reads it as words."""
+"""Without any of these the shell reads a command as plain words."""
 _OPTION = re.compile(r"-[bBdEIOPqRsSuv]+|-[WX].*")
-"""Of Python, that leave open what it runs."""
+"""Options of Python that do not decide what it runs."""
 
 
 def words(argv: Sequence[str]) -> list[str]:
-    """A command word by word, also one that is written for the shell."""
+    """The words of a command, also of one written for the shell."""
     if len(argv) == 3 and PurePosixPath(argv[0]).name in ("sh", "bash") and argv[1] in ("-c", "-ec", "-lc"):
         try:
             return shlex.split(argv[2], comments=True)
@@ -31,7 +31,7 @@ def is_python(word: str) -> bool:
 
 def python_call(argv: Sequence[str]) -> tuple[list[str], list[str]] | None:
     """`python -u train.py --lr 1` in two: Python with its options, and the program (`train.py`, or `-m` and a module)
-    with its arguments. None: it is something else, or the shell has to read it first."""
+    with its arguments. None: another program, or the shell has to expand it first."""
     found = words(argv)
     if found != list(argv) and _FOR_THE_SHELL.search(argv[2]):
         return None
@@ -48,7 +48,7 @@ def python_call(argv: Sequence[str]) -> tuple[list[str], list[str]] | None:
 
 
 def program(argv: Sequence[str]) -> str:
-    """The name of what it calls first, past settings of variables."""
+    """The name of the program it calls first, after assignments of variables."""
     for word in words(argv):
         if word != "exec" and "=" not in word.split("/")[0]:
             return PurePosixPath(word).name
@@ -56,7 +56,7 @@ def program(argv: Sequence[str]) -> str:
 
 
 def calls_torchrun(argv: Sequence[str]) -> bool:
-    """`--launcher torchrun` is an option of something else."""
+    """Whether it calls torchrun. `--launcher torchrun` is an option of another program."""
     found = words(argv)
     for before, word in zip(["", *found], found, strict=False):
         if PurePosixPath(word).name == "torchrun" and not before.startswith("-"):
@@ -67,7 +67,7 @@ def calls_torchrun(argv: Sequence[str]) -> bool:
 
 
 def script(argv: Sequence[str]) -> list[str]:
-    """Where the Python code that it runs may be, relative to the working directory; empty: nobody can tell."""
+    """Possible paths of the Python code it runs, relative to the working directory; empty: not known."""
     found = words(argv)
     for at, word in enumerate(found):
         if word == "-m" and at and is_python(found[at - 1]) and at + 1 < len(found):

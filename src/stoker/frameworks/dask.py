@@ -12,9 +12,9 @@ from stoker.spec.job import Job, Role
 
 SCHEDULER, CLIENT = "scheduler", "client"
 _NEVER_DONE = 'while :; do "$@" || exit; sleep 0.2; done'
-"""A worker whose scheduler is gone ends as if its work were done. It is not: the next scheduler is at the same place, or
-it gives up waiting and is told of another one."""
-_PATIENCE = "60"
+"""A worker whose scheduler is gone ends as if its work were done. It starts again: the next scheduler is at the same
+address, or the worker times out and gets another address."""
+_DEATH_TIMEOUT = "60"
 
 
 class Dask:
@@ -25,12 +25,12 @@ class Dask:
         if job.run is None and CLIENT not in job.roles:
             raise SpecError(
                 "framework dask needs a command to run as the client",
-                hint="Add a line like `run: python prepare.py`; the image's own command cannot be seen.",
+                hint="Add a line like `run: python prepare.py`; the image's own command is not known.",
             )
         for name in (SCHEDULER, CLIENT):
             if name in job.roles and job.roles[name].count != 1:
                 raise SpecError(f"roles.{name}.count: dask has one {name}", hint="Leave `count` out.")
-        # What the scheduler knows is gone with it: the client begins again. Workers come and go.
+        # The scheduler's state is lost with it, so the client starts again. Workers may come and go.
         roles = {SCHEDULER: Role(), CLIENT: Role(), **job.roles}
         if roles[SCHEDULER].on_loss is None:
             roles[SCHEDULER] = roles[SCHEDULER].model_copy(update={"on_loss": "world"})
@@ -68,8 +68,8 @@ def _scheduler(member: WorldMember, argv: Sequence[str]) -> list[str]:
 
 
 def _worker(address: str, member: WorldMember, job: Job, argv: Sequence[str], count: int) -> list[str]:
-    """Without a nanny: a worker that ends is ours to bring back, and to tell of."""
-    options = ["--no-nanny", "--no-dashboard", "--death-timeout", _PATIENCE, "--host", member.address]
+    """Without a nanny: Stoker itself restarts and reports a worker that ends."""
+    options = ["--no-nanny", "--no-dashboard", "--death-timeout", _DEATH_TIMEOUT, "--host", member.address]
     if count == 1:
         options += ["--name", member.task, "--worker-port", str(member.ports[0])]
     if job.resources.cpu is not None:
@@ -80,7 +80,7 @@ def _worker(address: str, member: WorldMember, job: Job, argv: Sequence[str], co
 
 
 def _dask(argv: Sequence[str]) -> list[str]:
-    """Its command, from the same Python as the script where that is named: that one has it for certain."""
+    """The dask command of the script's Python, where that is named: that Python certainly has dask."""
     python = next((word for word in words(argv) if is_python(word)), None)
     return [python, "-m", "dask"] if python else ["dask"]
 

@@ -1,8 +1,8 @@
-"""Which framework a script uses, seen from what it imports. Read, never run; said only where it is clear.
+"""Guesses which framework a script uses from its imports. The script is read, never run; an unclear case gives none.
 
-A strong sign is something that only distributed training needs (`torch.distributed`, `mpi4py`); a weak one is the
-framework itself. One framework with strong signs is meant, or, where there are none, one with weak signs. Two are no
-guess: preparing data with Dask for torch is neither.
+A strong sign is something that only distributed training needs (`torch.distributed`, `mpi4py`). A weak one is the
+framework itself. The guess is the single framework with strong signs or, without strong signs, the single one with
+weak signs. Two frameworks give no guess: preparing data with Dask for torch is neither.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from stoker.frameworks.commands import calls_torchrun, program, script
 
 Read = Callable[[str], str | None]
-"""A shipped file's text by its path, relative to the working directory; None: there is none."""
+"""The text of a shipped file by its path, relative to the working directory; None: there is no such file."""
 
 MOST_FILES = 64
 LONGEST = 1 << 20
@@ -42,13 +42,13 @@ _COMMANDS = {"mpirun": "mpi", "mpiexec": "mpi", "horovodrun": "horovod", "accele
 @dataclass(frozen=True)
 class Guess:
     framework: str | None
-    """None: the signs do not agree."""
+    """None: the signs disagree."""
     why: str
     """`train.py imports torch.distributed`"""
 
 
 def guess(argv: Sequence[str], read: Read) -> Guess | None:
-    """None: there are no signs at all."""
+    """None: there are no signs."""
     name = program(argv)
     if name in _COMMANDS or calls_torchrun(argv):
         name = name if name in _COMMANDS else "torchrun"
@@ -67,7 +67,7 @@ def guess(argv: Sequence[str], read: Read) -> Guess | None:
 
 
 def _match(used: str, known: dict[str, str]) -> str | None:
-    """The longest name in `known` that `used` is or lies beneath."""
+    """The longest name in `known` that is `used` or one of its parents."""
     parts = used.split(".")
     for size in range(len(parts), 0, -1):
         if (name := ".".join(parts[:size])) in known:
@@ -76,7 +76,7 @@ def _match(used: str, known: dict[str, str]) -> str | None:
 
 
 def _uses(paths: Sequence[str], read: Read) -> Iterator[tuple[str, str]]:
-    """Every dotted name that the script or what it imports from beside it uses, with the file it stands in."""
+    """Every dotted name that the script and its local imports use, with the file that uses it."""
     waiting = [tuple(paths)]
     seen: set[str] = set()
     while waiting and len(seen) < MOST_FILES:
@@ -107,7 +107,7 @@ def _names(text: str) -> list[str]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # Not for this Python, or not Python: nothing can be seen.
+        # Not Python, or for another version: no names.
         return []
     found: dict[str, None] = {}
     called: dict[str, str] = {}

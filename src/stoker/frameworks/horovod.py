@@ -1,4 +1,4 @@
-"""Horovod under MPI: every rank finds its place in HOROVOD_* as well, as `horovodrun` would set it."""
+"""Horovod under MPI: every rank also gets HOROVOD_*, as `horovodrun` would set it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""JAX: who coordinates, and who am I.
+"""JAX: the coordinator's address and each process's number.
 
-`jax.distributed.initialize` itself reads only the coordinator's address; `stoker.jax_initialize()` hands it the rest.
+`jax.distributed.initialize` itself reads only the coordinator's address; `stoker.jax_initialize()` passes it the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Jax:
 
 
 def _shares(gpus: int, count: int) -> list[str]:
-    """The GPUs of each process, where there are several processes and GPUs for all of them."""
+    """The GPUs of each process, where several processes have at least one GPU each."""
     if count == 1 or gpus < count:
         return []
     size = gpus // count

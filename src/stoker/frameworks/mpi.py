@@ -1,9 +1,9 @@
 """MPI without ssh: one more task runs mpirun, and the launchers of the workers are its remote shell.
 
-mpirun starts its daemons on other hosts through an agent, a program it calls with a host's name and a command. Ours
-(`stoker.launcher.helpers`) connects to the worker of that name, proves with the world's key that it is one of us, and
-has the command run there, in the worker's own environment. So an image needs an MPI and nothing else: no sshd, no
-keys, no root.
+mpirun starts its daemons on other hosts through an agent: a program that it calls with a host's name and a command.
+Stoker's agent (`stoker.launcher.helpers`) connects to the worker of that name and authenticates with the world's key.
+The worker's launcher runs the command there, in the worker's own environment. So an image needs only an MPI: no sshd,
+no keys, no root.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Mpi:
     name = "mpi"
     anchors: frozenset[str] = frozenset()
     helper = "mpirun"
-    """Runs the job's command over all workers."""
+    """The helper that runs the job's command over all workers."""
 
     def complete(self, job: Job) -> Job:
         role = job.roles.get(LAUNCHER) or Role()
         if job.run is None and role.run is None:
             raise SpecError(
                 f"framework {self.name} needs a command to run over the workers",
-                hint="Add a line like `run: python train.py`; the image's own command cannot be seen.",
+                hint="Add a line like `run: python train.py`; the image's own command is not known.",
             )
         if role.count != 1:
             raise SpecError(

@@ -1,4 +1,4 @@
-"""No framework: everybody is told who is there, and does with it what it likes."""
+"""No framework: every task gets ranks, peers and ports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plain:
     def body(self, world: World, member: WorldMember, job: Job, argv: Sequence[str]) -> TaskCommand:
         env, each = facts(world, member)
         if member.role == WORKER:
-            env["JOB_COMPLETION_INDEX"] = str(member.index)  # as Kubernetes calls it in Indexed Jobs
+            env["JOB_COMPLETION_INDEX"] = str(member.index)  # the name in Kubernetes' Indexed Jobs
         return body(job, argv, env, each)
 
 

@@ -1,4 +1,4 @@
-"""The groups of tasks that a job becomes, with what its framework adds to what people wrote. Pure."""
+"""The groups of tasks of a job, with the roles that its framework adds. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def parts_of(job: Job) -> tuple[RoleTasks, ...]:
 
 
 def has_world(job: Job, found: tuple[RoleTasks, ...]) -> bool:
-    """Whether its tasks are told of each other. One process that says no framework is simply run."""
+    """Whether its tasks are told about each other. A single process without a framework needs no world."""
     alone = len(found) == 1 and found[0].count == 1
     return not alone or job.framework is not None or (found[0].job.processes or 1) > 1
 
 
 def is_anchor(job: Job, role: str) -> bool:
-    """Whether the others would not find a task of the role at another address."""
+    """Whether the other tasks would not find a task of this role at another address."""
     return role in frameworks.find(job.framework).anchors
 
 
 def ports(job: Job, role: str) -> int:
-    """How many ports a task of the role needs."""
+    """Number of ports that a task of this role needs."""
     return frameworks.find(job.framework).ports(role)

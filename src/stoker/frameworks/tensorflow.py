@@ -12,7 +12,7 @@ from stoker.spec.job import Job
 
 _CLUSTER = ("chief", "worker", "ps")
 _TYPES = {"master": "chief"}
-"""What TensorFlow calls a role by another name."""
+"""Roles with another name in TensorFlow."""
 
 
 class TensorFlow:
@@ -42,7 +42,7 @@ class TensorFlow:
 
 
 def _cluster(world: World) -> dict[str, list[str]]:
-    """Without the evaluator: it looks on from outside, and nobody waits for it."""
+    """The cluster without the evaluator, which other tasks do not wait for."""
     found: dict[str, list[str]] = {}
     for member in world.members:
         kind = _TYPES.get(member.role, member.role)

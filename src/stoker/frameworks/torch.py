@@ -1,8 +1,8 @@
-"""torch and what is built on it (Lightning, accelerate, Trainer): the environment of torchrun, without torchrun.
+"""torch and the libraries on it (Lightning, accelerate, Trainer): the environment of torchrun, without torchrun.
 
-Two kinds of scripts come here. Most expect to be started once per GPU and to find RANK and its like: we start them so.
-Others start themselves, with `torchrun` or `accelerate launch`: these run once per task and find in PET_* how to join
-the same world. A script that we cannot see into gets both, and both say the same.
+There are two kinds of scripts. Most expect one start per GPU, with RANK and the like set: Stoker starts them so.
+Others start their processes themselves, with `torchrun` or `accelerate launch`: these run once per task, and PET_*
+tells them how to join the same world. A script of unknown kind gets both, and both agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stoker.spec.job import Job
 
 _ACCELERATE = re.compile(r"(?<![\w./-])((?:[\w./-]*/)?accelerate(?: +|-)launch)(?![\w.-])")
 _OWN_PLACE = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port", "--config_file")
-"""Options of `accelerate launch` with which people say themselves where they are."""
+"""Options of `accelerate launch` by which users set its place themselves."""
 PRELOAD = ("torch", "torch._dynamo")
-"""The second is imported by every DistributedDataParallel and takes nearly as long as the first."""
+"""Every DistributedDataParallel imports the second module, which takes nearly as long as the first."""
 
 
 class Torch:
@@ -29,7 +29,7 @@ class Torch:
     anchors: frozenset[str] = frozenset()
 
     def complete(self, job: Job) -> Job:
-        """One process per GPU. A script for the shell may itself be what starts them: then it is started once."""
+        """One process per GPU. A shell script may itself start the processes, so it is started once."""
         argv = job.argv()
         known = starts_itself(argv) or any(is_python(word) for word in words(argv))
         return decided(job, max(1, job.resources.gpu) if known else 1)
@@ -64,13 +64,13 @@ class Torch:
 
 
 def starts_itself(argv: Sequence[str]) -> bool:
-    """Whether the command is a launcher of processes."""
+    """Whether the command starts several processes itself."""
     return calls_torchrun(argv) or _is_accelerate(argv)
 
 
 def _launches(argv: Sequence[str], member: WorldMember) -> bool:
-    """Whether it will start several processes. `accelerate launch` does so only for several GPUs; else it becomes the
-    one process, with the environment it finds."""
+    """Whether it will start several processes. `accelerate launch` does so only for several GPUs; otherwise it
+    becomes the one process, with the environment it finds."""
     return calls_torchrun(argv) or (_is_accelerate(argv) and member.gpus > 1)
 
 
@@ -83,7 +83,7 @@ def _run_id(world: World) -> str:
 
 
 def _ranks(world: World, member: WorldMember) -> list[dict[str, str]]:
-    """What torchrun gives each process."""
+    """The variables that torchrun gives each process."""
     training = trainers(world)
     count, first = processes(world, member), first_rank(world, member)
     total = str(sum(processes(world, other) for other in training))
@@ -116,12 +116,12 @@ def _nodes(world: World, member: WorldMember, each: int) -> dict[str, str]:
 
 
 def _as_node(rank: dict[str, str]) -> dict[str, str]:
-    """For a torchrun inside one of several processes: each process is a node to it, so that it too has one rank."""
+    """For a torchrun within one of several processes: each process counts as a node, so that it too has one rank."""
     return {"PET_NNODES": rank["WORLD_SIZE"], "PET_NODE_RANK": rank["RANK"], "PET_NPROC_PER_NODE": "1"}
 
 
 def _placed(argv: Sequence[str], world: World, member: WorldMember) -> list[str]:
-    """`accelerate launch` takes its place among the machines from its arguments only."""
+    """`accelerate launch` reads its place among the machines only from its arguments."""
     found = words(argv)
     if not _is_accelerate(argv) or any(word.split("=")[0] in _OWN_PLACE for word in found):
         return list(argv)

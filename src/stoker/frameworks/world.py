@@ -1,7 +1,6 @@
-"""What every framework says of a world, and what they all ask of it.
+"""The variables that every framework sets for a world, and common questions about it.
 
-Ranks count processes: those of the tasks that train, in the order of the members, then one for each task that stands
-beside them.
+Ranks count processes: first those of the training tasks, in the order of the members, then one for each other task.
 """
 
 from __future__ import annotations
@@ -14,33 +13,33 @@ from stoker.spec.job import Job
 from stoker.spec.roles import FIRST, WORKER
 
 TRAIN = (*FIRST, WORKER)
-"""Roles that train. What else there is (ps, evaluator, your own) stands beside them."""
+"""Roles that train. Other roles (ps, evaluator, a user's own) serve them."""
 
 
 def trainers(world: World) -> tuple[WorldMember, ...]:
-    """Those whose processes have ranks in the training; everybody in a world that has none of these roles."""
+    """Members whose processes have ranks in the training; all members of a world without such roles."""
     return tuple(member for member in world.members if member.role in TRAIN) or world.members
 
 
 def processes(world: World, member: WorldMember) -> int:
-    """How many the member runs: a task beside the training runs one, whatever `processes` says of the workers."""
+    """Number of processes of a member. A task that does not train runs one, whatever `processes` says."""
     return max(1, member.processes) if member in trainers(world) else 1
 
 
 def first_rank(world: World, member: WorldMember) -> int:
-    """The rank of its first process among all."""
+    """The rank of its first process in the world."""
     before = world.members[: world.members.index(member)]
     return sum(processes(world, other) for other in before)
 
 
 def endpoint(member: WorldMember, port: int = 0) -> str:
-    """`host:port`; `port`: which of its own."""
+    """`host:port`; `port`: index of the member's port."""
     host = f"[{member.address}]" if ":" in member.address else member.address
     return f"{host}:{member.ports[port]}"
 
 
 def facts(world: World, member: WorldMember) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Variables that say the same in every framework: of the task, and of each of its processes."""
+    """Variables common to all frameworks: of the task, and of each of its processes."""
     count = processes(world, member)
     task = {
         "STOKER_WORLD_SIZE": str(sum(processes(world, other) for other in world.members)),
@@ -66,7 +65,7 @@ def variable(name: str) -> str:
 def body(
     job: Job, argv: Sequence[str], env: Mapping[str, str], each: Sequence[Mapping[str, str]] = ({},)
 ) -> TaskCommand:
-    """What the job's own `env` names is the user's and stays. One process has no part of its own."""
+    """Variables that the job's own `env` names are the user's and stay. A single process needs no part of its own."""
     if len(each) == 1:
         env, each = {**env, **each[0]}, ()
     return TaskCommand(
@@ -75,7 +74,7 @@ def body(
 
 
 def decided(job: Job, processes: int) -> Job:
-    """With a number of processes, where the job names none."""
+    """With this number of processes, where the job sets none."""
     return job if job.processes is not None else job.model_copy(update={"processes": processes})
 
 
@@ -83,7 +82,7 @@ def only_one(job: Job, why: str) -> Job:
     if (job.processes or 1) > 1:
         raise SpecError(
             f"processes: {job.processes} does not go with framework {job.framework}: {why}",
-            hint="Leave `processes` out, and ask for more `workers`.",
+            hint="Leave `processes` out, and set more `workers`.",
         )
     return decided(job, 1)
 

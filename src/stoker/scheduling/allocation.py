@@ -1,7 +1,7 @@
-"""One that holds, task by task: which it has, which it may give back, which it would like.
+"""What one request holds, task by task: its places, the tasks on loan, the further tasks it wants.
 
-Tasks keep their number for as long as the request holds anything: one that gives back task 3 of five has the tasks
-0, 1, 2 and 4. So survivors are the same tasks before and after, and a new place for task 3 is a place for task 3.
+A task keeps its number for as long as the request holds anything: a request that gives back task 3 of five has the
+tasks 0, 1, 2 and 4. So survivors stay the same tasks, and a new place for task 3 is a place for task 3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NONE: frozenset[int] = frozenset()
 
 
 class Allocation:
-    """What one request has. The places themselves are the ledger's, in the order of `indexes`."""
+    """What one request holds. Its places are in the ledger, in the order of `indexes`."""
 
     lost = NONE
     """Tasks that lost their place and wait for another."""
@@ -24,9 +24,9 @@ class Allocation:
     """Tasks that gave back their place for good."""
     may_grow = False
     giving: Mapping[int, str] = {}
-    """Tasks it was told to give back and has not yet, each with who asked for it. Replaced, never changed."""
+    """Tasks it was told to give back and still has -> the request that gets the room. Replaced, never changed."""
     domain: str | None = None
-    """Where a task was that lost its place: when all are lost, nothing else remembers it."""
+    """The domain of a task that lost its place: when all are lost, only this remembers it."""
 
     def __init__(self, request: Request, indexes: tuple[int, ...]) -> None:
         self.request = request
@@ -46,18 +46,18 @@ class Allocation:
         )
 
     def restore(self, held: Held) -> None:
-        """All of it that is not its places."""
+        """Restores everything but its places."""
         self.lost, self.done, self.domain = frozenset(held.lost), frozenset(held.done), held.domain
         self.may_grow, self.giving = held.may_grow, dict(held.giving)
 
     @property
     def asks(self) -> list[Ask]:
-        """Of the tasks that have a place."""
+        """The asks of the tasks that have a place."""
         tasks = self.request.tasks
         return [tasks[index] for index in self.indexes]
 
     def check(self, places: Sequence[Place], *, whole: bool = False) -> None:
-        """One place for each task, and each task one of the request's; `whole`: at least those it needs."""
+        """Raises Conflict unless there is one place per task of the request; `whole`: for at least those it needs."""
         asks, tasks = len(self.request.asks), len(self.request.tasks)
         known = all(0 <= index < tasks for index in self.indexes) and len(set(self.indexes)) == len(places)
         if not known or (whole and len(places) < asks):
@@ -68,7 +68,7 @@ class Allocation:
             )
 
     def check_some(self, places: Sequence[Place], indexes: Sequence[int]) -> None:
-        """One place for each of these tasks, and each of them one that has a place."""
+        """Raises Conflict unless there is one place for each of these tasks, which all have a place."""
         if (
             len(places) != len(indexes)
             or len(set(indexes)) < len(indexes)
@@ -80,11 +80,11 @@ class Allocation:
             )
 
     def on_loan(self) -> list[int]:
-        """The tasks it could give back and keep as many of each kind as it needs; the first to give back first.
-        Not those that it was told to give back already.
+        """Tasks that it could give back and still have as many of each kind as it needs, the first to give back
+        first. Without those that it was already told to give back.
 
-        A task that lost its place or gave it back is stood in for by an extra that asks for the same: those who
-        asked for two workers and have two need both, whichever two they are."""
+        An extra stands in for an equal task that lost or gave back its place: a request for two workers that has two
+        needs both, whichever two they are."""
         tasks = self.request.tasks
         need = Counter(ask for index, ask in enumerate(self.request.asks) if index not in self.done)
         spare: list[int] = []
@@ -96,7 +96,7 @@ class Allocation:
         return [index for index in reversed(spare) if index not in self.giving]
 
     def needs(self, index: int) -> bool:
-        """Whether it would have fewer of this kind than it needs without this task."""
+        """Whether it would have fewer tasks of this kind than it needs without this task."""
         tasks = self.request.tasks
         others = {*self.indexes, *self.lost} - {index}
         need = sum(
@@ -107,13 +107,13 @@ class Allocation:
         return sum(tasks[other] == tasks[index] for other in others) < need
 
     def too_many(self) -> list[int]:
-        """The tasks to give back because it wants fewer; the first to give back first."""
+        """Tasks to give back because the request wants fewer, the first to give back first."""
         has = len(self.indexes) + len(self.lost) + len(self.done) - len(self.giving)
         return self.on_loan()[: max(0, has - self.request.most)]
 
     def wanted(self) -> list[int]:
-        """The tasks it would like and has not, the dearest first. Of tasks that are no extras only those that an
-        extra could stand in for: the others it asks for itself (`Scheduler.replace`)."""
+        """Tasks it wants and does not have, most wanted first. Of the needed tasks only those that an extra could
+        stand in for; it asks for the others itself (`Scheduler.replace`)."""
         room = self.request.most - len(self.indexes) - len(self.lost) - len(self.done)
         if room <= 0 or not self.request.extra or self.giving:
             return []

@@ -1,10 +1,10 @@
-"""Who gets more than it needs: what nobody else can use, shared out fairly.
+"""Which elastic requests get more tasks than they need, from resources that no waiting request can use.
 
-It is shared out after everybody who could start has started, from what is free beyond the reserve of all who wait,
-whatever their priority. So nobody who waits starts later because somebody else grew.
+Resources are shared out after every request that can start has started, from what is free beyond the reservations of
+all waiting requests of any priority. So no waiting request starts later because another one grew.
 
-It goes task by task to the highest priority, there to who has the fewest beyond its need, there to the first in
-order. So two that grow together end with as many each, as far as the room allows.
+The next task goes to the highest priority, then to the request with the fewest extra tasks, then to the first in
+order. So two requests that grow together end with equally many, as far as there is room.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from stoker.scheduling.queue import LAST, Queue
 from stoker.scheduling.reservations import Reservations
 
 Turn = tuple[int, int, int, str]
-"""(-priority, tasks beyond its need, seq, id): who comes first."""
+"""(-priority, tasks beyond its need, seq, id): the order of growing."""
 
 
-class Wish:
-    """One that would like more tasks, and what it gets."""
+class GrowthRequest:
+    """A request that wants more tasks, and the ones it gets."""
 
-    __slots__ = ("_extras", "_missing", "_refused", "domains", "got", "holding", "in_order")
+    __slots__ = ("_extras", "_missing", "_refused", "allocation", "domains", "got", "in_order")
 
-    def __init__(self, holding: Allocation, domains: tuple[str, ...], in_order: bool = False) -> None:
-        self.holding = holding
+    def __init__(self, allocation: Allocation, domains: tuple[str, ...], in_order: bool = False) -> None:
+        self.allocation = allocation
         self.domains = domains
-        """The one where its other tasks are. More or none: it is not known yet, and nothing is given."""
+        """The domain of its other tasks. More or none: not known yet, so it gets nothing."""
         self.in_order = in_order
-        """The first that does not fit is the last: its tasks are numbered without gaps."""
+        """Stops at the first task that does not fit, so that its tasks are numbered without gaps."""
         self.got: dict[int, str] = {}
-        """The node of each further task."""
-        self._missing = holding.wanted()
-        self._extras = len(holding.indexes) - len(holding.request.asks)
+        """Further task -> node."""
+        self._missing = allocation.wanted()
+        self._extras = len(allocation.indexes) - len(allocation.request.asks)
         self._refused: set[Ask] = set()
 
     @property
     def turn(self) -> Turn:
-        request = self.holding.request
+        request = self.allocation.request
         return (-request.priority, self._extras + len(self.got), request.seq, request.id)
 
-    def serve(self, rooms: Sequence[Room]) -> bool:
-        """Take one task more out of these rooms, if one fits."""
-        tasks = self.holding.request.tasks
+    def take_one(self, rooms: Sequence[Room]) -> bool:
+        """Takes one more task from these rooms, if one fits."""
+        tasks = self.allocation.request.tasks
         while self._missing:
             index = self._missing.pop(0)
             ask = tasks[index]
             if ask in self._refused:
                 continue
-            nodes = place_in_one(Shape(form_of([ask], (), self.holding.request.avoid)), [rooms])
+            nodes = place_in_one(Shape(form_of([ask], (), self.allocation.request.avoid)), [rooms])
             if nodes is not None:
                 self.got[index] = nodes[0]
                 next(room for room in rooms if room.name == nodes[0]).take(ask.amount())
@@ -63,42 +63,46 @@ class Wish:
                 self._missing.clear()
         return False
 
-    def fulfil(self, holders: Allocations) -> dict[int, Place]:
-        """It has what it got from now on."""
-        return holders.add(self.holding, self.got, self.holding.request.avoid) if self.got else {}
+    def apply(self, allocations: Allocations) -> dict[int, Place]:
+        """Adds what it got to its allocation."""
+        return allocations.add(self.allocation, self.got, self.allocation.request.avoid) if self.got else {}
 
 
-def grow(holders: Allocations, queue: Queue) -> list[Grow]:
-    """Those that may grow, and with what."""
-    wishes = wishes_of(holders)
-    if not wishes:
+def grow(allocations: Allocations, queue: Queue) -> list[Grow]:
+    """The requests that grow, and their new tasks."""
+    requests = growth_requests(allocations)
+    if not requests:
         return []
-    share_out(wishes, holders.reserve(queue.buckets.values()))
+    share_out(requests, allocations.reserve(queue.buckets.values()))
     grown = []
-    for wish in wishes:
-        given = wish.fulfil(holders)
+    for request in requests:
+        given = request.apply(allocations)
         if given:
-            wish.holding.may_grow = False
-            grown.append(Grow(wish.holding.request.id, tuple(given), tuple(given.values())))
+            request.allocation.may_grow = False
+            grown.append(Grow(request.allocation.request.id, tuple(given), tuple(given.values())))
     return grown
 
 
-def wishes_of(holders: Allocations) -> list[Wish]:
-    """Of all that may grow."""
-    return [Wish(holding, holders.domains(holding)) for holding in holders.elastic() if holding.may_grow]
+def growth_requests(allocations: Allocations) -> list[GrowthRequest]:
+    """One for each allocation that may grow."""
+    return [
+        GrowthRequest(allocation, allocations.domains(allocation))
+        for allocation in allocations.elastic()
+        if allocation.may_grow
+    ]
 
 
-def share_out(wishes: Sequence[Wish], reserve: Reservations) -> None:
-    """Fill in what each gets. `reserve` knows all who wait."""
-    turns = [(wish.turn, wish) for wish in wishes if len(wish.domains) == 1]
+def share_out(requests: Sequence[GrowthRequest], reserve: Reservations) -> None:
+    """Fills in what each request gets. `reserve` holds all waiting requests."""
+    turns = [(request.turn, request) for request in requests if len(request.domains) == 1]
     heapify(turns)
     rooms: dict[tuple[str, ...], list[Room]] = {}
     while turns:
-        _, wish = turns[0]
-        if wish.domains not in rooms:
-            fields = list(reserve.fields(wish.domains, LAST))
-            rooms[wish.domains] = fields[0] if fields else []
-        if wish.serve(rooms[wish.domains]):
-            heapreplace(turns, (wish.turn, wish))
+        _, request = turns[0]
+        if request.domains not in rooms:
+            fields = list(reserve.fields(request.domains, LAST))
+            rooms[request.domains] = fields[0] if fields else []
+        if request.take_one(rooms[request.domains]):
+            heapreplace(turns, (request.turn, request))
         else:
             heappop(turns)

@@ -1,4 +1,4 @@
-"""Why a request waits: the same facts the decisions use, put into words."""
+"""Why a request waits: the facts that decisions use, in words."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from stoker.scheduling.model import (
     Request,
     Shape,
     Shortage,
+    amount_text,
     in_units,
-    say,
+    may_use,
     task_name,
     task_names,
-    welcome,
 )
 from stoker.scheduling.placement import Room, place_in_one, times, within
 from stoker.scheduling.queue import Bucket, Queue, Term, key_of
-from stoker.scheduling.reservations import claim, holding
+from stoker.scheduling.reservations import claim, fitting_fields
 
 
-def explain(id: str, queue: Queue, ledger: Ledger, holders: Allocations) -> Explanation:
-    holding = holders.get(id)
-    if holding is not None:
+def explain(id: str, queue: Queue, ledger: Ledger, allocations: Allocations) -> Explanation:
+    allocation = allocations.get(id)
+    if allocation is not None:
         places = ledger.places(id)
-        return Explanation(id, "held", _holds(holding, places), places=places)
+        return Explanation(id, "held", _holds(allocation, places), places=places)
     request = queue.get(id)
     if request is None:
-        raise NotFound(f"{id} is neither queued nor running here")
+        raise NotFound(f"{id} is neither queued nor running")
     found = _queued(request, queue, ledger)
     if found.state == "waiting":
-        found = replace(found, reason=found.reason + _coming(id, holders))
+        found = replace(found, reason=found.reason + _given_back_for(id, allocations))
     return replace(found, position=queue.position(request), queued=len(queue))
 
 
-def _holds(holding: Allocation, places: Sequence[Place]) -> str:
-    request = holding.request
+def _holds(allocation: Allocation, places: Sequence[Place]) -> str:
+    request = allocation.request
     nodes = ", ".join(sorted({place.node for place in places})) or "no node"
     text = f"has its resources on {nodes}"
     if request.extra:
         text = f"has {len(places)} of up to {request.most} tasks on {nodes}"
-    if holding.lost:
-        text += f"; there is no room for {task_names(request.tasks, sorted(holding.lost))} now"
-    if holding.giving:
-        askers = ", ".join(sorted({asker for asker in holding.giving.values() if asker}))
-        given = task_names(request.tasks, sorted(holding.giving))
+    if allocation.lost:
+        text += f"; there is no room for {task_names(request.tasks, sorted(allocation.lost))} now"
+    if allocation.giving:
+        askers = ", ".join(sorted({asker for asker in allocation.giving.values() if asker}))
+        given = task_names(request.tasks, sorted(allocation.giving))
         text += f"; gives back {given}" + (f" for {askers}" if askers else "")
     return text
 
 
-def _coming(id: str, holders: Allocations) -> str:
-    """Who gives back tasks for it."""
+def _given_back_for(id: str, allocations: Allocations) -> str:
+    """Which requests give back tasks for it."""
     given = {
-        holding.request.id: list(holding.giving.values()).count(id)
-        for holding in holders.elastic()
-        if id in holding.giving.values()
+        allocation.request.id: list(allocation.giving.values()).count(id)
+        for allocation in allocations.elastic()
+        if id in allocation.giving.values()
     }
     return "".join(
         f"; {gang} gives back {count} task{'s' if count > 1 else ''} for it" for gang, count in given.items()
@@ -85,7 +85,7 @@ def _queued(request: Request, queue: Queue, ledger: Ledger) -> Explanation:
         reason = _waiting(request, lack, holders, behind)
         return Explanation(request.id, "waiting", reason, short=short, holders=holders, behind=behind)
     if behind is not None:
-        reason = f"what it asks for is kept for {behind}, which is before it"
+        reason = f"what it asks for is reserved for {behind}, which comes first"
         return Explanation(request.id, "waiting", reason, behind=behind)
     return Explanation(request.id, "starting", "starts at the next decision")
 
@@ -100,31 +100,31 @@ def _impossible(request: Request, ledger: Ledger) -> str:
         for shape in shapes
         if not shape.ready
         and (not request.domains or shape.domain in request.domains)
-        and any(welcome(ask.among, shape.tags) for ask in request.asks)
+        and any(may_use(ask.among, shape.tags) for ask in request.asks)
     )
     return f"would fit if all nodes were ready; not ready: {', '.join(away)}"
 
 
 def _behind(request: Request, bucket: Bucket, queue: Queue, ledger: Ledger) -> str | None:
-    """The first in the queue before it that could want the same resource on the same node."""
+    """The first request before it in the queue that could use the same resource on the same node."""
     seen: set[int] = set()
     mine = _wanted(claim(bucket, ledger))
     for other in queue:
         if key_of(other) >= key_of(request):
             return None
         theirs = queue.bucket(other)
-        if theirs is bucket or (id(theirs) not in seen and _meet(mine, claim(theirs, ledger))):
+        if theirs is bucket or (id(theirs) not in seen and _overlap(mine, claim(theirs, ledger))):
             return other.id
         seen.add(id(theirs))
     return None
 
 
 def _wanted(terms: Sequence[Term]) -> set[tuple[str, int]]:
-    """Nodes and resources, by number."""
+    """Node and resource (by number) of everything it could use."""
     return {(term.node, resource) for term in terms for resource, value in enumerate(term.task) if value}
 
 
-def _meet(wanted: set[tuple[str, int]], terms: Sequence[Term]) -> bool:
+def _overlap(wanted: set[tuple[str, int]], terms: Sequence[Term]) -> bool:
     return any(
         value and (term.node, resource) in wanted
         for term in terms
@@ -133,27 +133,27 @@ def _meet(wanted: set[tuple[str, int]], terms: Sequence[Term]) -> bool:
 
 
 class _Lack(NamedTuple):
-    """What is missing for a task on the node that comes nearest to holding it."""
+    """What one task misses on the node where it misses least."""
 
     distance: tuple[int, float]
     short: tuple[Shortage, ...]
     where: str
-    """Which pool and cluster that is in, where there are others."""
+    """Pool and cluster of that node, where there are others."""
     task: int
-    """Which task it is."""
+    """Number of the task."""
     fitting: int
     """How many tasks fit there now."""
 
 
 def _nearest_lack(shape: Shape, ledger: Ledger) -> _Lack | None:
-    """In the domain where the least is missing; None when each task would fit and only all together do not."""
+    """In the domain where least is missing. None: each task fits alone, and only all together do not."""
     known = {node.domain for node in ledger.shapes()}
-    lacks = [_lack(shape, field, known) for field in holding(shape, ledger)]
+    lacks = [_lack(shape, field, known) for field in fitting_fields(shape, ledger)]
     return min((lack for lack in lacks if lack is not None), key=lambda lack: lack.distance, default=None)
 
 
 def _lack(shape: Shape, nodes: Sequence[NodeAccount], known: set[str]) -> _Lack | None:
-    """Place what fits; then look at the first task that does not."""
+    """Places the tasks that fit, then examines the first one that does not."""
     rooms = [Room.of(node) for node in nodes]
     fitting = 0
     first: tuple[Group, int, Sequence[Room]] | None = None
@@ -216,8 +216,8 @@ def _holders(terms: Sequence[Term], resources: set[str], ledger: Ledger) -> tupl
 
 def _waiting(request: Request, lack: _Lack | None, holders: Sequence[Holder], behind: str | None) -> str:
     if lack is None:
-        return "its tasks do not fit what is free together"
-    missing = " and ".join(say(shortage.resource, shortage.short) for shortage in lack.short)
+        return "its tasks fit one by one, but not together, into what is free"
+    missing = " and ".join(amount_text(shortage.resource, shortage.short) for shortage in lack.short)
     text = f"short of {missing}"
     if len(request.asks) > 1:
         name = task_name(request.asks, lack.task)
@@ -228,4 +228,4 @@ def _waiting(request: Request, lack: _Lack | None, holders: Sequence[Holder], be
         text += f", held by {', '.join(names[:3])}" + (
             f" and {len(names) - 3} more" if len(names) > 3 else ""
         )
-    return text + (f"; {behind} is before it" if behind else "")
+    return text + (f"; {behind} comes first" if behind else "")

@@ -1,4 +1,4 @@
-"""Whether a request could ever start, and if not, why: in words, with the restriction that makes it so."""
+"""Whether a request could ever start. If not, the reason in words, with the restriction that causes it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stoker.scheduling.model import (
     Group,
     NodeShape,
     Shape,
+    amount_text,
     form_of,
     in_units,
-    say,
-    welcome,
+    may_use,
 )
 from stoker.scheduling.placement import Room, place, times, within
 
 
 def ever_fits(asks: Sequence[Ask], domains: tuple[str, ...], nodes: Sequence[NodeShape]) -> Feasibility:
-    """Whether all of it would fit into one domain of these nodes with nothing on them."""
+    """Whether all tasks fit into one domain of these nodes when they are empty."""
     if not nodes:
         return Feasibility(False, "there are no nodes")
     shape = Shape(form_of(asks, domains))
@@ -40,8 +40,8 @@ def ever_fits(asks: Sequence[Ask], domains: tuple[str, ...], nodes: Sequence[Nod
 
 
 def scope(among: frozenset[str], domains: Sequence[str], all_domains: Iterable[str]) -> str:
-    """`pool a100 in cluster gpu-prod`. Empty where nothing is restricted: to name the only cluster there is would
-    only puzzle people."""
+    """`pool a100 in cluster gpu-prod`. Empty where nothing is restricted: naming the only cluster would confuse
+    users."""
     tags = [tag.removesuffix(":gpu").partition(":pool:") for tag in sorted(among)]
     pools = " or ".join(dict.fromkeys(f"pool {pool}" for _, _, pool in tags if pool))
     names = dict.fromkeys(domains or [cluster for cluster, _, _ in tags])
@@ -54,7 +54,7 @@ def fits_whole(task: Amount, total: Amount) -> bool:
 
 
 def _fields(domains: tuple[str, ...], nodes: Sequence[NodeShape]) -> dict[str, list[Room]]:
-    """Empty nodes by domain, as far as the request may choose it."""
+    """Empty nodes by domain, of the domains that the request may use."""
     fields: dict[str, list[Room]] = {}
     for node in sorted(nodes, key=lambda node: (node.domain, node.name)):
         if not domains or node.domain in domains:
@@ -66,14 +66,14 @@ def _fields(domains: tuple[str, ...], nodes: Sequence[NodeShape]) -> dict[str, l
 
 def _too_big(group: Group, where: str, rooms: Sequence[Room]) -> tuple[str, str | None]:
     task = group.task
-    totals = [Amount(room.cpu, room.memory, room.gpu) for room in rooms if welcome(group.among, room.tags)]
+    totals = [Amount(room.cpu, room.memory, room.gpu) for room in rooms if may_use(group.among, room.tags)]
     if not totals:
         return f"there is no node of {where or 'this kind'} that takes it", None
-    for position in (2, 0, 1):  # GPUs first: they are what people look for
+    for position in (2, 0, 1):  # GPUs first: they are the scarce resource
         resource = RESOURCES[position]
         largest = max(total[position] for total in totals)
         if task[position] > largest:
-            asked, has = say(resource, in_units(resource, task[position])), _bare(resource, largest)
+            asked, has = amount_text(resource, in_units(resource, task[position])), _bare(resource, largest)
             if where:
                 return f"no node of {where} has {asked}; the largest has {has}", resource
             return f"asks for {asked}; the largest node has {has}", resource
@@ -85,7 +85,7 @@ def _too_big(group: Group, where: str, rooms: Sequence[Room]) -> tuple[str, str 
 
 
 def _together(shape: Shape, fields: dict[str, list[Room]], known: set[str]) -> str:
-    """Each task fits somewhere, all of them nowhere."""
+    """The reason when each task fits somewhere and all together nowhere."""
     one_cluster = " in one cluster" if len(fields) > 1 else ""
     if len(shape.groups) > 1:
         total = Amount(*(sum(column) for column in zip(*shape.tasks, strict=True)))
@@ -110,10 +110,14 @@ def _of(where: str) -> str:
 
 
 def _list(amount: Amount) -> str:
-    asked = [say(name, in_units(name, value)) for name, value in zip(RESOURCES, amount, strict=True) if value]
+    asked = [
+        amount_text(name, in_units(name, value))
+        for name, value in zip(RESOURCES, amount, strict=True)
+        if value
+    ]
     return " and ".join(asked) or "nothing"
 
 
 def _bare(resource: str, amount: int) -> str:
     value = in_units(resource, amount)
-    return say(resource, value).removesuffix(" of memory") if resource == "memory" else f"{value:g}"
+    return amount_text(resource, value).removesuffix(" of memory") if resource == "memory" else f"{value:g}"

@@ -1,8 +1,8 @@
-"""Who holds what, and what is free where.
+"""What each request holds, and what is free on each node.
 
-The only place where amounts are added and taken. Capacity may change under what is held: a node may shrink,
-lose a GPU, stop being ready or vanish, and its holders keep what they hold. So free is what capacity leaves
-over, at least nothing, and a GPU is free only while the node offers it and nobody holds it.
+Amounts are added and subtracted only here. Capacity may change under what is held: a node may shrink, lose a GPU, stop
+being ready or vanish, and its holders keep what they hold. So free is the capacity less what is held, at least zero,
+and a GPU is free only while the node offers it and no request holds it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOTHING = Amount(0, 0, 0)
 
 
 class NodeAccount:
-    """One node's account. `cpu`, `memory` and `gpu` are what is free, never negative."""
+    """One node's account. `cpu`, `memory` and `gpu` are free amounts, never negative."""
 
     __slots__ = (
         "cpu",
@@ -36,13 +36,13 @@ class NodeAccount:
     def __init__(self, name: str) -> None:
         self.name = name
         self.shape: NodeShape | None = None
-        """None: holders remember a node that is no longer there."""
+        """None: the node has vanished, and requests still hold something on it."""
         self.total = NOTHING
         self.tags = ANYWHERE
         self.used_cpu = 0
         self.used_memory = 0
         self.gpu_holders: dict[str, int] = {}
-        """How many hold a GPU: one, unless what was adopted contradicts itself."""
+        """GPU -> number of holders: one, unless adopted requests contradict each other."""
         self.free_gpus: list[str] = []
         self.cpu = self.memory = self.gpu = 0
 
@@ -79,7 +79,7 @@ class NodeAccount:
         self._settle()
 
     def would_return(self, gpus: Sequence[str]) -> int:
-        """How many of these GPUs would be free if they were given back."""
+        """How many of these GPUs would be free after they are given back."""
         offered = () if self.shape is None else self.shape.gpus
         return sum(gpu in offered and self.gpu_holders.get(gpu) == 1 for gpu in gpus)
 
@@ -92,10 +92,10 @@ class NodeAccount:
 
 
 class Ledger:
-    """What every node offers and every holder holds.
+    """What every node offers and every request holds.
 
-    `open` are the nodes that take something new, by name. `growth` counts the times when more may have become
-    free: what did not fit at one count does not fit later at the same count. `layout` counts changes of nodes.
+    `open` are the nodes that take new tasks, by name. `growth` counts the times when more may have become free: what
+    did not fit at one count does not fit later at the same count. `layout` counts changes of nodes.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Ledger:
         if len(offered) != len(shapes):
             names = [shape.name for shape in shapes]
             twice = next(name for name in names if names.count(name) > 1)
-            raise Conflict(f"two nodes are called {twice!r}", hint="Names of nodes are unique.")
+            raise Conflict(f"two nodes are named {twice!r}", hint="Names of nodes must be unique.")
         for name in offered:
             self._nodes.setdefault(name, NodeAccount(name))
         for name, node in list(self._nodes.items()):
@@ -132,7 +132,7 @@ class Ledger:
         self.layout += 1
 
     def fields(self, domains: tuple[str, ...]) -> list[list[NodeAccount]]:
-        """The open nodes of each domain a request may choose from, the preferred first."""
+        """The open nodes of each domain that a request may use, the preferred domain first."""
         if not domains:
             return self._fields
         return [self._open_in[domain] for domain in dict.fromkeys(domains) if domain in self._open_in]
@@ -154,7 +154,7 @@ class Ledger:
             )
 
     def release(self, holder: str) -> bool:
-        """Whether it held anything."""
+        """Returns whether it held anything."""
         held = self._held.pop(holder, None)
         if held is None:
             return False
@@ -172,25 +172,25 @@ class Ledger:
         return holder in self._held
 
     def node(self, name: str) -> NodeAccount:
-        """One that is there, or on which something is held."""
+        """The account of a node that exists, or on which something is held."""
         return self._nodes[name]
 
     def places(self, holder: str) -> tuple[Place, ...]:
         return self._held[holder][1]
 
     def domain_of(self, places: Sequence[Place]) -> str | None:
-        """Where they are; None when none of their nodes is there."""
+        """The domain of these places; None when none of their nodes exists."""
         nodes = [self._nodes[place.node] for place in places]
         return next((node.shape.domain for node in nodes if node.shape is not None), None)
 
     def on_node(self, name: str) -> Iterator[tuple[str, Amount]]:
-        """Who holds what there."""
+        """The requests that hold something on this node, and how much."""
         yield from self._holders.get(name, {}).items()
 
     def choose(
         self, tasks: Sequence[Amount], nodes: Sequence[str], avoid: frozenset[str] = frozenset()
     ) -> tuple[Place, ...]:
-        """Name the GPUs: the lowest free ids of each node, task by task; those to be avoided last."""
+        """Places with GPU ids: the lowest free ids of each node, task by task; those to avoid come last."""
         given: dict[str, int] = {}
         places = []
         for task, name in zip(tasks, nodes, strict=True):
@@ -206,8 +206,8 @@ class Ledger:
         return tuple(places)
 
     def name_gpus(self, tasks: tuple[Amount, ...], places: Sequence[Place]) -> tuple[Place, ...]:
-        """Give ids to the tasks that are known to have GPUs there but not which: free ones, the lowest first,
-        and then, because they are there all the same, ones that another holds."""
+        """Gives GPU ids to tasks that are known to have GPUs there but not which ones: the lowest free ids, then,
+        because the tasks do run there, ids that another request holds."""
         given: dict[str, set[str]] = {}
         for place in places:
             given.setdefault(place.node, set()).update(place.gpus)
@@ -221,7 +221,7 @@ class Ledger:
         return tuple(named)
 
     def _gpus_of(self, name: str) -> list[str]:
-        """Free ones before held ones."""
+        """GPUs of the node, free ones first."""
         node = self._nodes.get(name)
         if node is None or node.shape is None:
             return []
@@ -234,5 +234,5 @@ class Ledger:
 
 
 def gpu_order(gpu: str) -> tuple[int, int, str]:
-    """Indexes by number, before names by letter."""
+    """Indexes by number, before names in alphabetical order."""
     return (0, int(gpu), "") if gpu.isdecimal() else (1, 0, gpu)

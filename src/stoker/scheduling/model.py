@@ -1,8 +1,8 @@
-"""The nouns of scheduling: what there is, what is asked, what was decided and why not.
+"""The values of scheduling: nodes, requests, decisions and explanations.
 
-Everything here is a value: comparable, hashable where it may be, and free of behaviour beyond arithmetic.
-People write CPUs as floats; inside, all amounts are whole numbers (thousandths of a CPU, bytes, GPUs), so
-that ten times 0.1 CPU fills one CPU exactly and nothing drifts over a million starts and ends.
+They are comparable, hashable where possible, and have no behaviour beyond arithmetic. Users write CPUs as floats.
+Inside, all amounts are integers (thousandths of a CPU, bytes, GPUs). So ten times 0.1 CPU fills one CPU exactly, and
+nothing drifts over a million starts and ends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from stoker.errors import SpecError
 
 ANYWHERE: frozenset[str] = frozenset()
-"""The tags of a task that may go to any node."""
+"""The tags of a task that may run on any node."""
 
 RESOURCES = ("cpu", "memory", "gpu")
 """In the order of an `Amount`."""
 
 
 class Amount(NamedTuple):
-    """Whole numbers of each resource. `cpu` is in thousandths, `memory` in bytes."""
+    """An integer per resource. `cpu` is in thousandths, `memory` in bytes."""
 
     cpu: int
     memory: int
@@ -31,19 +31,19 @@ class Amount(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeShape:
-    """A machine as far as scheduling sees it: what may be handed out there."""
+    """A node as the scheduler sees it: what it may give to tasks."""
 
     name: str
     cpu: float
     memory: int
     gpus: tuple[str, ...] = ()
-    """Ids that may be handed out now. One that is missing while held stays with its owner."""
+    """Ids that may be assigned now. A GPU that is missing while held stays with its holder."""
     ready: bool = True
-    """A node that is not ready takes nothing new; what is on it stays on it."""
+    """A node that is not ready takes no new tasks; tasks on it stay."""
     tags: frozenset[str] = frozenset()
-    """What tasks may ask for by name (`Ask.among`): the pools it belongs to."""
+    """Names that tasks may ask for (`Ask.among`): the pools of the node."""
     domain: str = ""
-    """The cluster it belongs to. All tasks of one request land in one domain."""
+    """Its cluster. All tasks of one request are placed in one domain."""
 
     def amount(self) -> Amount:
         return Amount(_floor_milli(self.cpu), self.memory, len(set(self.gpus)))
@@ -51,16 +51,16 @@ class NodeShape:
 
 @dataclass(frozen=True)
 class Ask:
-    """What one task needs, all of it on one node. 0: nothing is set aside for it."""
+    """What one task needs, all of it on one node. 0: nothing is reserved for it."""
 
     cpu: float = 0
     memory: int = 0
     gpu: int = 0
     among: frozenset[str] = frozenset()
     """Only nodes with at least one of these tags; empty: any node. Engines write `CLUSTER`, `CLUSTER:pool:NAME`, and
-    `:gpu` after it for nodes that are kept for GPU tasks: only the words for people (see `verdict`) know that."""
+    `:gpu` after it for nodes reserved for GPU tasks. Only the messages (see `feasibility`) know that form."""
     name: str = field(default="", compare=False)
-    """What people call the task, for the words only: tasks that differ in nothing else are alike."""
+    """The task's name for messages. Tasks that differ in nothing else are equal."""
 
     def __post_init__(self) -> None:
         for name, value in zip(RESOURCES, (self.cpu, self.memory, self.gpu), strict=True):
@@ -73,23 +73,23 @@ class Ask:
 
 @dataclass(frozen=True)
 class Request:
-    """A run that wants to start: all of its `asks` or none, and then as many of `extra` as there is room for."""
+    """A run that wants to start: with all of its `asks` or none, then with as many of `extra` as there is room for."""
 
     id: str
     priority: int
     seq: int
-    """Order of submission; the same priority starts in this order."""
+    """Order of submission. Runs of equal priority start in this order."""
     asks: tuple[Ask, ...]
     """One for each task."""
     domains: tuple[str, ...] = ()
-    """Only in one of these, the first in which all tasks fit; empty: any, in order of name."""
+    """Only in one of these, the first in which all tasks fit. Empty: in any, in order of name."""
     extra: tuple[Ask, ...] = ()
-    """Further tasks it would like, the dearest first. They are on loan: it gets them where nobody waits for the room,
-    and gives them back when somebody does. Tasks are numbered through: the first extra is task `len(asks)`."""
+    """Further tasks it would like, most wanted first. They are on loan: it gets them while no other request waits for
+    the room, and gives them back when one does. Tasks are numbered through: the first extra is task `len(asks)`."""
     size: int | None = None
-    """It wants no more tasks than this for now; None: all it may have."""
+    """It wants at most this many tasks for now; None: all it may have."""
     avoid: frozenset[str] = frozenset()
-    """Nodes by name and GPUs by `gpu_name`, on which nothing of it goes where it fits anywhere else."""
+    """Nodes by name and GPUs by `gpu_name` that it uses only where it fits nowhere else."""
 
     def __post_init__(self) -> None:
         if not self.asks:
@@ -101,14 +101,14 @@ class Request:
 
     @property
     def most(self) -> int:
-        """So many tasks it wants for now."""
+        """How many tasks it wants for now."""
         every = len(self.asks) + len(self.extra)
         return every if self.size is None else min(every, max(self.size, len(self.asks)))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one task goes."""
+    """The place of one task."""
 
     node: str
     gpus: tuple[str, ...] = ()
@@ -116,8 +116,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Start:
-    """A decision: this request starts now, its n-th task at the n-th place: all of its asks, and the first of its
-    extras, as many as there are places more."""
+    """A decision: this request starts now, task n at place n: all of its asks, and as many of its extras as there are
+    further places."""
 
     id: str
     places: tuple[Place, ...]
@@ -125,7 +125,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Grow:
-    """A decision: one that holds has these further tasks now."""
+    """A decision: a running request gets these further tasks now."""
 
     id: str
     indexes: tuple[int, ...]
@@ -136,13 +136,13 @@ class Grow:
 
 @dataclass(frozen=True)
 class Shrink:
-    """A decision: one that holds is to stop these tasks and give back their places (`Scheduler.release_part`). They
-    are its own until it does."""
+    """A decision: a running request is to stop these tasks and give back their places (`Scheduler.release_part`). It
+    holds them until it does."""
 
     id: str
     indexes: tuple[int, ...]
     asked_by: str = ""
-    """Who waits for the room; empty: it wants fewer tasks itself."""
+    """The request that waits for the room; empty: it wants fewer tasks itself."""
 
 
 @dataclass(frozen=True)
@@ -152,43 +152,43 @@ class Held:
     request: Request
     places: tuple[Place, ...]
     indexes: tuple[int, ...] = ()
-    """Which task each place is for, in order; empty: the first ones."""
+    """The task of each place, in order; empty: the first ones."""
     domain: str | None = None
-    """Where the task was that lost its place: the others go there too."""
+    """The domain of a task that lost its place: others go there too."""
     lost: tuple[int, ...] = ()
     """Tasks that lost their place and wait for another."""
     done: tuple[int, ...] = ()
     """Tasks that gave back their place for good."""
     may_grow: bool = False
     giving: tuple[tuple[int, str], ...] = ()
-    """Tasks it was told to give back and has not yet, each with who asked for it."""
+    """Tasks it was told to give back and still has, each with the request that gets the room."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a scheduler knows. A scheduler made from it behaves like the one it was taken from."""
+    """The whole state of a scheduler. A scheduler made from it behaves like the original."""
 
     nodes: tuple[NodeShape, ...] = ()
     queued: tuple[Request, ...] = ()
-    """In the order they would start."""
+    """In the order in which they would start."""
     held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """Whether a request could start on these nodes if it were alone on them."""
+    """Whether a request could start on these nodes if they were empty."""
 
     ok: bool
     reason: str = ""
     """`asks for 4 GPUs; the largest node has 2`"""
     task: int | None = None
-    """The first task that is too big for every node; None when it is all of them together."""
+    """The first task that is too large for every node; None: all tasks together are too large."""
     resource: str | None = None
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """What is missing on the node that comes nearest to holding the task."""
+    """What is missing on the node where least is missing for the task."""
 
     resource: str
     """cpu | memory | gpu"""
@@ -203,7 +203,7 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Holder:
-    """A run that holds some of what another one is short of, on a node that other one could use."""
+    """A run that holds some of what another run lacks, on a node that the other run could use."""
 
     id: str
     resource: str
@@ -212,22 +212,22 @@ class Holder:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a request is where it is."""
+    """Why a request has not started, or what it holds."""
 
     id: str
     state: str
-    """held | starting (the next decision starts it) | waiting | impossible (on the nodes there are now)"""
+    """held | starting (the next decision starts it) | waiting | impossible (on the present nodes)"""
     reason: str
-    """One line for a person, lower-case, without a full stop."""
+    """One line for the user, lower-case, without a full stop."""
     position: int = 0
     """Place in the queue, from 1; 0 when it is not queued."""
     queued: int = 0
-    """How many are in the queue."""
+    """Length of the queue."""
     short: tuple[Shortage, ...] = ()
     holders: tuple[Holder, ...] = ()
-    """Who holds what is short, most first."""
+    """The runs that hold what is short, largest amount first."""
     behind: str | None = None
-    """The first run in the queue before it that wants the same resources."""
+    """The first run before it in the queue that wants the same resources."""
     places: tuple[Place, ...] = ()
 
 
@@ -241,8 +241,8 @@ class Group(NamedTuple):
 
 
 Form = tuple[tuple[Amount, ...], tuple[frozenset[str], ...], tuple[str, ...], frozenset[str]]
-"""What makes two shapes equal: the amounts and tags of each task, the domains, and what is avoided. Where no task
-names a tag, the tags are left out."""
+"""What makes two shapes equal: amounts and tags of each task, domains, and what is avoided. Tags are left out where no
+task names one."""
 
 
 def form_of(asks: Sequence[Ask], domains: tuple[str, ...] = (), avoid: frozenset[str] = frozenset()) -> Form:
@@ -253,8 +253,8 @@ def form_of(asks: Sequence[Ask], domains: tuple[str, ...] = (), avoid: frozenset
 
 
 class Shape:
-    """The asks of a request, in whole numbers and grouped. Requests of equal shape are interchangeable but
-    for their order, so the queue and the decisions think in shapes."""
+    """The asks of a request as integers, grouped. Requests of equal shape differ only in their order, so the queue
+    and the decisions work on shapes."""
 
     __slots__ = ("avoid", "domains", "groups", "indexes", "least", "size", "tasks")
 
@@ -269,31 +269,31 @@ class Shape:
         self.groups = tuple(sorted(groups, key=_hardness))
         """The hardest to place first."""
         self.least = Amount(*(min(column) for column in zip(*tasks, strict=True)))
-        """No task of it asks for less of anything."""
+        """The smallest amount of each resource among its tasks."""
 
 
 def _hardness(group: Group) -> tuple[int, int, int, bool]:
     return (-group.task.gpu, -group.task.cpu, -group.task.memory, not group.among)
 
 
-def welcome(among: frozenset[str], tags: frozenset[str]) -> bool:
-    """Whether a task that may only go among these may go to a node with such tags."""
+def may_use(among: frozenset[str], tags: frozenset[str]) -> bool:
+    """Whether a task limited to the tags `among` may run on a node with these `tags`."""
     return not among or not among.isdisjoint(tags)
 
 
 def task_name(asks: Sequence[Ask], index: int) -> str:
-    """As people call it."""
+    """The task's name for messages."""
     return asks[index].name or f"task {index}"
 
 
 def task_names(asks: Sequence[Ask], indexes: Sequence[int]) -> str:
-    """All of them, or the first few and how many more."""
+    """All names, or the first few and the number of the others."""
     names = [task_name(asks, index) for index in indexes]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def gpu_name(node: str, gpu: str) -> str:
-    """A GPU among all GPUs: on many machines the first one is called 0."""
+    """A name that is unique among all GPUs: on every node the first one has index 0."""
     return f"{node}#{gpu}"
 
 
@@ -302,12 +302,12 @@ def amounts(asks: Sequence[Ask]) -> tuple[Amount, ...]:
 
 
 def in_units(resource: str, amount: int) -> float:
-    """An inner whole number as people write it."""
+    """An internal integer in the units that users write."""
     return amount / 1000 if resource == "cpu" else amount
 
 
-def say(resource: str, amount: float) -> str:
-    """`4 GPUs`, `1 CPU`, `0.5 CPUs`, `8Gi of memory`. `amount` as people write it."""
+def amount_text(resource: str, amount: float) -> str:
+    """`4 GPUs`, `1 CPU`, `0.5 CPUs`, `8Gi of memory`. `amount` is in the units that users write."""
     if resource == "memory":
         return f"{_binary(int(amount))} of memory"
     name = resource.upper()
@@ -324,7 +324,7 @@ def _binary(size: int) -> str:
 
 
 _ROUNDING = 1e-6
-"""Forgives what binary fractions add: 0.1 * 3 is 300 thousandths, not 301."""
+"""Tolerance for binary fractions: 0.1 * 3 is 300 thousandths, not 301."""
 
 
 def _ceil_milli(cpu: float) -> int:

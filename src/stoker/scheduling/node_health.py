@@ -1,15 +1,15 @@
-"""Which nodes and GPUs are not to be trusted for a while, because too much failed on them.
+"""Which nodes and GPUs are avoided for a while, because too much failed on them.
 
-Failures go in as they happen, with their time; out comes what is set aside now, and why. Nothing here reads a clock.
+The input is failures with their time; the output is what is set aside now, and why. Nothing here reads a clock.
 
-- A GPU is suspected after so many faults of it (`gpu-fault`), whoever used it. When a fault does not say which GPU of
-  a task it was, all of them are noted: only the broken one is noted again and again.
-- A node is suspected after so many losses on it (`lost`, `engine-error`), by at least two runs: one run alone may
-  bring down every machine it touches. That run itself keeps away from the node (`avoid`).
-- Failures count once for each generation of a run: a gang that loses eight tasks with one machine lost it once.
-- Work that went well there, or time, or a person, forgives all of it.
-- What is suspected is set aside only as long as everybody who is here could start without it. The last node or GPU
-  that fits is spared: it is avoided where anything else is free, and used otherwise.
+- A GPU is suspected after several faults of it (`gpu-fault`), whichever run used it. When a fault does not name the
+  GPU of a task, all of the task's GPUs are recorded: only the broken one is recorded again and again.
+- A node is suspected after several losses on it (`lost`, `engine-error`) by at least two runs: a single run may bring
+  down every machine it uses. That run itself avoids the node (`avoid`).
+- Failures count once per generation of a run: a gang that loses eight tasks with one machine lost it once.
+- Successful work, time, or an administrator clears all failures there.
+- A suspect is set aside only while every present request could start without it. The last node or GPU that fits is
+  spared: it is used only where nothing else is free.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ NODE_CAUSES = frozenset({"lost", "engine-error"})
 @dataclass(frozen=True)
 class HealthRules:
     failures: int = 3
-    """So many within the window make a suspect."""
+    """Number of failures within the window that make a suspect."""
     window: float = 3600.0
-    """Seconds. What lies further apart is chance."""
+    """Seconds. Failures further apart count as chance."""
     runs: int = 2
-    """A node is suspected only when so many different runs failed on it."""
+    """Number of different runs that must have failed on a node."""
     own: int = 2
-    """A run keeps away from where it failed so many times itself."""
+    """A run avoids a node or GPU after this many failures of its own."""
     forgiven_after: float = 6 * 3600.0
-    """Seconds after the last failure. A machine that was repaired comes back without anybody's help."""
+    """Seconds after the last failure. So a repaired machine comes back by itself."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Failure:
 
     node: str
     gpus: tuple[str, ...]
-    """Of this task."""
+    """GPUs of this task."""
     cause: str
     run: str
     generation: str
@@ -63,18 +63,18 @@ class Aside:
     """`3 gpu-faults by a-1 and b-2 within 40 min`"""
     since: float
     until: float
-    """When it is forgiven, if nothing else happens there."""
+    """When it is cleared, if nothing else fails there."""
     spared: bool = False
-    """It is the last that fits somebody: avoided, and used where nothing else is free."""
+    """It is the last one that fits some request: used only where nothing else is free."""
 
     @property
     def name(self) -> str:
-        """As `Request.avoid` knows it."""
+        """Its name in `Request.avoid`."""
         return self.node if self.gpu is None else gpu_name(self.node, self.gpu)
 
 
 class HealthTracker:
-    """Remembers failures. Not thread-safe. `failures` is all it knows: one made from it goes on the same."""
+    """Remembers failures. Not thread-safe. `failures` is its whole state: a tracker made from it behaves alike."""
 
     def __init__(self, rules: HealthRules | None = None, failures: Iterable[Failure] = ()) -> None:
         self.rules = rules or HealthRules()
@@ -85,13 +85,13 @@ class HealthTracker:
         return tuple(self._failures)
 
     def failed(self, failure: Failure) -> None:
-        """Repeating one does no harm. Causes that are nobody's but the run's are not kept."""
+        """Records a failure. Repeating one is harmless. Causes that only the run can have are not recorded."""
         kept = failure.cause in NODE_CAUSES or (failure.cause in GPU_CAUSES and failure.gpus)
         if kept and failure not in self._failures:
             self._failures.append(failure)
 
     def went_well(self, node: str, gpus: Sequence[str] = ()) -> None:
-        """A generation did its work there: the node is forgiven, and these GPUs of it. Or a person says so."""
+        """A generation succeeded there, or an administrator says so: clears the node and these GPUs of it."""
         gone = set(gpus)
         kept = [
             failure if failure.node != node else replace(failure, gpus=_rest(failure.gpus, gone))
@@ -101,7 +101,7 @@ class HealthTracker:
         self._failures = [failure for failure in kept if failure.cause in NODE_CAUSES or failure.gpus]
 
     def avoid(self, run: str, now: float) -> frozenset[str]:
-        """Where this run failed too often itself: for its `Request.avoid`."""
+        """Where this run failed too often itself, for its `Request.avoid`."""
         own = [failure for failure in self._recent(now) if failure.run == run]
         return frozenset(
             _name(node, gpu)
@@ -112,7 +112,7 @@ class HealthTracker:
     def aside(
         self, now: float, nodes: Sequence[NodeShape], requests: Sequence[Request] = ()
     ) -> tuple[Aside, ...]:
-        """What is set aside now. `requests`: those who are here, waiting or not, who must still fit somewhere."""
+        """What is set aside now. `requests`: all that wait or run, which must still fit somewhere."""
         recent = self._recent(now)
         found = [self._judge(_about(recent, node, gpu), node, gpu) for node, gpu in _named(recent)]
         offered = {node.name: node for node in nodes}
@@ -130,7 +130,7 @@ class HealthTracker:
         return sorted(self._failures, key=lambda failure: failure.at)
 
     def _judge(self, failures: list[Failure], node: str, gpu: str | None) -> Aside | None:
-        """In the order of time. Suspected from the failure that made it too many."""
+        """`failures` in order of time. It is suspected from the failure that reached the limit."""
         since = None
         for position, last in enumerate(failures):
             within = [f for f in failures[: position + 1] if last.at - f.at < self.rules.window]
@@ -144,7 +144,7 @@ class HealthTracker:
 
 
 def trusted(nodes: Sequence[NodeShape], asides: Iterable[Aside]) -> list[NodeShape]:
-    """The nodes without what is set aside: a node takes nothing new, a GPU is not handed out."""
+    """The nodes without what is set aside: such a node takes no new tasks, such a GPU is not assigned."""
     kept = [aside for aside in asides if not aside.spared]
     away = {aside.node for aside in kept if aside.gpu is None}
     gpus = {aside.name for aside in kept}
@@ -159,7 +159,7 @@ def trusted(nodes: Sequence[NodeShape], asides: Iterable[Aside]) -> list[NodeSha
 
 
 def _fit_without(asides: Sequence[Aside], nodes: Sequence[NodeShape], requests: Sequence[Request]) -> bool:
-    """Whether all who fit these nodes fit them without, and the largest that could be asked for still does."""
+    """Whether all requests that fit these nodes still fit, and the largest possible request too."""
     left = [node for node in trusted(nodes, asides) if node.ready]
     ready = [node for node in nodes if node.ready]
     if not left and ready:
@@ -176,7 +176,7 @@ def _fit_without(asides: Sequence[Aside], nodes: Sequence[NodeShape], requests: 
 
 
 def _named(failures: Iterable[Failure]) -> list[tuple[str, str | None]]:
-    """All nodes and GPUs that these are about."""
+    """All nodes and GPUs that these failures concern."""
     found: dict[tuple[str, str | None], None] = {}
     for failure in failures:
         if failure.cause in NODE_CAUSES:

@@ -1,12 +1,12 @@
 """Which node each task goes to: best fit, deterministic, pure.
 
-GPUs are the scarce thing, so a task with GPUs goes where the fewest are left over, and a task without goes
-to a node without where there is room. Equal tasks of a gang share one node where they can. Ties go to the
-first name. A task that names tags goes only where one of them is. A gang stays within one domain: the first
-in which it fits. What is to be avoided is used only where a gang fits nowhere without it.
+GPUs are the scarce resource. A task with GPUs goes where the fewest remain, and a task without GPUs goes to a node
+without them if there is room. Equal tasks of a gang share one node where possible. Ties go to the first name. A task
+that names tags goes only to nodes with one of them. A gang stays within one domain: the first in which it fits. Nodes
+to avoid are used only where a gang fits nowhere else.
 
-Equal tasks are placed exactly: if they fit at all, they are placed. Gangs of unequal tasks are bin packing;
-there a greedy pass comes first and, where it fails, a search with a bound on its steps.
+Equal tasks are placed exactly: if they fit at all, they are placed. Gangs of unequal tasks are bin packing: first a
+greedy pass, and if it fails, a search with a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from stoker.scheduling.model import ANYWHERE, Amount, Shape, gpu_name, welcome
+from stoker.scheduling.model import ANYWHERE, Amount, Shape, gpu_name, may_use
 
 SEARCH_STEPS = 2_000
-"""How long to look for a packing of unequal tasks before calling it full: a few milliseconds."""
+"""Bound of the search for a packing of unequal tasks: a few milliseconds."""
 
 
 class Space(Protocol):
-    """Something with free resources: a ledger's node, or a `Room` made from one."""
+    """Something with free resources: a node of the ledger, or a `Room` copied from one."""
 
     @property
     def name(self) -> str: ...
@@ -79,7 +79,7 @@ class Room:
 
 
 def place_in_one(shape: Shape, fields: Iterable[Sequence[Space]]) -> list[str] | None:
-    """As `place`, in the first of these fields in which they all fit."""
+    """As `place`, in the first of these fields in which all tasks fit."""
     if shape.avoid:
         fields = list(fields)
         for spaces in fields:
@@ -94,7 +94,7 @@ def place_in_one(shape: Shape, fields: Iterable[Sequence[Space]]) -> list[str] |
 
 
 def place(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
-    """The node of each task, or None when they do not all fit. `spaces` come in order of name."""
+    """The node of each task; None when they do not all fit. `spaces` are in order of name."""
     if len(shape.groups) == 1:
         task, among, indexes = shape.groups[0]
         eligible = within(among, spaces)
@@ -106,12 +106,12 @@ def place(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
 
 
 def within(among: frozenset[str], spaces: Sequence[S]) -> Sequence[S]:
-    """Those to which a task that may only go among these may go."""
-    return [space for space in spaces if welcome(among, space.tags)] if among else spaces
+    """The nodes that a task limited to these tags may use."""
+    return [space for space in spaces if may_use(among, space.tags)] if among else spaces
 
 
 def _without(avoid: frozenset[str], spaces: Sequence[Space]) -> list[Room]:
-    """What is left when these nodes and GPUs are not counted."""
+    """Copies of the nodes without these nodes and GPUs."""
     rooms = [Room.of(space) for space in spaces if space.name not in avoid]
     for room in rooms:
         clear = sum(gpu_name(room.name, gpu) not in avoid for gpu in room.free_gpus)
@@ -120,7 +120,7 @@ def _without(avoid: frozenset[str], spaces: Sequence[Space]) -> list[Room]:
 
 
 def times(task: Amount, space: Space, limit: int) -> int:
-    """How many such tasks fit there, counting no further than `limit`."""
+    """How many such tasks fit there, at most `limit`."""
     if task.cpu:
         limit = min(limit, space.cpu // task.cpu)
     if task.memory:
@@ -131,7 +131,7 @@ def times(task: Amount, space: Space, limit: int) -> int:
 
 
 def _best(task: Amount, count: int, spaces: Sequence[Space]) -> Space | None:
-    """The node on which `count` such tasks leave the least over."""
+    """The node on which `count` such tasks leave the least free."""
     cpu, memory, gpu = task.cpu * count, task.memory * count, task.gpu * count
     best: Space | None = None
     best_score = (0, 0, 0)
@@ -145,8 +145,8 @@ def _best(task: Amount, count: int, spaces: Sequence[Space]) -> Space | None:
 
 
 def _equal(task: Amount, count: int, spaces: Sequence[Space]) -> list[str] | None:
-    """One node for all if there is one; else node by node, the tightest first. Filling the tightest node
-    leaves it the tightest, so this is best fit for each task in turn."""
+    """One node for all if one fits; else node by node, the tightest first. A node stays the tightest while it is
+    filled, so this is best fit for each task in turn."""
     whole = _best(task, count, spaces)
     if whole is not None:
         return [whole.name] * count
@@ -178,7 +178,7 @@ def _greedy(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
 
 
 def _search(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
-    """Depth first over tasks, the hardest first; nodes that look alike are tried once."""
+    """Depth first over the tasks, the hardest first. Nodes that look alike are tried once."""
     rooms = [Room.of(space) for space in spaces]
     tasks = [(index, task, among) for task, among, indexes in shape.groups for index in indexes]
     chosen = [""] * shape.size
@@ -205,5 +205,5 @@ def _search(shape: Shape, spaces: Sequence[Space]) -> list[str] | None:
             room.take(task, -1)
         return False
 
-    # A gang larger than the bound could never be walked to its end, and would only deepen the recursion.
+    # The search could never finish for a gang above the bound, and would only recurse deeply.
     return chosen if len(tasks) <= 200 and descend(0) else None

@@ -1,7 +1,7 @@
-"""The queue: requests in the order they would start, and in buckets of equal shape.
+"""The queue: requests in the order in which they would start, and in buckets of equal shape.
 
-Of requests with equal shape only the first can matter: if it does not fit, none of them does. So deciding
-looks at one head per bucket, however many wait.
+Of requests with equal shape only the first matters: if it does not fit, none of them does. So a decision examines one
+head per bucket, however many requests wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Key = tuple[int, int, str]
 """(-priority, seq, id): sorts in the order of starting."""
 FIRST: Key = (-(1 << 62), 0, "")
 LAST: Key = (1 << 62, 0, "")
-"""Before and after all that are in any queue."""
+"""Keys before and after all keys of any queue."""
 
 
 def key_of(request: Request) -> Key:
@@ -24,8 +24,8 @@ def key_of(request: Request) -> Key:
 
 
 class SortedKeys:
-    """Distinct keys in order. Kept in short chunks, so that adding and removing move little memory and the
-    rank of a key is a sum over few chunks."""
+    """Distinct keys in order. Kept in short chunks, so that adding and removing move little memory, and the rank of a
+    key is a sum over few chunks."""
 
     __slots__ = ("_chunks", "_lasts", "_size")
     CHUNK = 512
@@ -46,7 +46,7 @@ class SortedKeys:
         return self._chunks[0][0]
 
     def at(self, rank: int) -> Key:
-        """The one with so many before it. There must be one."""
+        """The key at this rank, which must exist."""
         for chunk in self._chunks:
             if rank < len(chunk):
                 return chunk[rank]
@@ -69,7 +69,7 @@ class SortedKeys:
         self._lasts[at] = self._chunks[at][-1]
 
     def remove(self, key: Key) -> None:
-        """The key must be there."""
+        """Removes a key, which must exist."""
         at = bisect_left(self._lasts, key)
         chunk = self._chunks[at]
         del chunk[bisect_left(chunk, key)]
@@ -80,7 +80,7 @@ class SortedKeys:
             del self._chunks[at], self._lasts[at]
 
     def rank(self, key: Key) -> int:
-        """How many come before it."""
+        """How many keys come before it."""
         at = bisect_left(self._lasts, key)
         if at == len(self._chunks):
             return self._size
@@ -95,11 +95,11 @@ class Term(NamedTuple):
     each: int
     """Such tasks in one request."""
     most: int
-    """Such tasks that the whole node holds."""
+    """Such tasks that the whole node can hold."""
 
 
 class Bucket:
-    """Requests of one shape that wait, and what is remembered about that shape."""
+    """Waiting requests of one shape, and what is known about the shape."""
 
     __slots__ = ("keys", "shape", "terms", "terms_at", "unfit_at")
 
@@ -107,11 +107,11 @@ class Bucket:
         self.shape = shape
         self.keys = SortedKeys()
         self.unfit_at = -1
-        """The ledger's `growth` at which this shape was last found not to fit into what is free."""
+        """The ledger's `growth` at which this shape was last found not to fit."""
         self.terms: Sequence[Term] = ()
-        """What it may use of the open nodes; empty: it would not fit if nothing were held."""
+        """What it may use of the open nodes; empty: it would not fit on empty nodes."""
         self.terms_at = -1
-        """The ledger's `layout` for which they hold."""
+        """The ledger's `layout` for which `terms` is valid."""
 
 
 class Queue:
@@ -128,7 +128,7 @@ class Queue:
         return request in self._requests
 
     def __iter__(self) -> Iterator[Request]:
-        """In the order they would start."""
+        """In the order in which they would start."""
         for key in self._order:
             yield self._requests[key[2]]
 
@@ -168,6 +168,6 @@ class Queue:
         return found
 
     def least(self) -> Amount:
-        """Nothing that waits asks for less of any resource in any of its tasks. The queue is not empty."""
+        """The smallest amount of each resource that any waiting task asks for. The queue must not be empty."""
         cpu, memory, gpu = self._least
         return Amount(cpu[0], memory[0], gpu[0])

@@ -1,15 +1,15 @@
-"""What is on loan comes back when somebody waits for it.
+"""Takes back tasks on loan when another request waits for their room.
 
-Whoever waits may have back what is on loan to those of its own priority or a lower one: extras are a loan, not a
-possession, so it does not matter who came first. A higher priority keeps what it has.
+A waiting request may take back what is on loan to requests of its own priority or a lower one. Extras are a loan, so
+it does not matter which request came first. A request of higher priority keeps its extras.
 
-All who wait are looked at in their order. Each is given, on paper, what is free and what already comes back for it.
-If that is not enough, those are asked whose tasks would make it enough: the lowest priority first; then as few gangs
-as possible, because each has to form anew; then as few tasks as possible; then the newest gang and its last tasks.
-Nobody is asked where it would not be enough, and nobody twice: what comes back is promised to the one for whom it was
+All waiting requests are examined in order. Each is planned onto what is free and what already comes back for it. If
+that is not enough, tasks are reclaimed that make it enough: from the lowest priority first; then from as few gangs as
+possible, because each has to form anew; then as few tasks as possible; then the newest gang and its last tasks.
+Nothing is reclaimed where it would not be enough, and no task twice: what comes back is promised to the request that
 asked, until one before it in the queue needs it more.
 
-This is a plan, and nothing is held by it: who starts where is decided when the room is really there.
+This is only a plan and reserves nothing: which request starts where is decided when the room is really free.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from stoker.scheduling.queue import Bucket, Key, Queue
 from stoker.scheduling.reservations import Reservations
 
 TRIES = 8
-"""How many ways to ask are compared once one is known. Each costs a placement or a few."""
+"""How many ways to reclaim are compared once one is known. Each costs a few placements."""
 
 
 _NOTHING = (0, 0, 0)
 
 
 class Loan(NamedTuple):
-    """A task that could be given back, or is about to be. Sorts in the order in which they are asked."""
+    """A task that could be given back, or is about to be. Sorts in the order of reclaiming."""
 
     priority: int
     newest: int
-    """Its gang's place in the order of submission, negative."""
+    """The seq of its gang, negative."""
     gang: str
     last: int
     """Its number, negative."""
@@ -50,48 +50,47 @@ class Loan(NamedTuple):
         return -self.last
 
 
-def shrink(holders: Allocations, queue: Queue, ledger: Ledger) -> list[Shrink]:
-    """Who is told to give back what, and for whom."""
-    holdings = holders.elastic()
-    told = {holding.request.id: holding.giving for holding in holdings}
-    for holding in holdings:
-        holding.giving = {**holding.giving, **dict.fromkeys(holding.too_many(), "")}
-    if any(holding.giving or holding.on_loan() for holding in holdings):
+def shrink(allocations: Allocations, queue: Queue, ledger: Ledger) -> list[Shrink]:
+    """Which requests give back which tasks, and for which request."""
+    loaned = allocations.elastic()
+    before = {allocation.request.id: allocation.giving for allocation in loaned}
+    for allocation in loaned:
+        allocation.giving = {**allocation.giving, **dict.fromkeys(allocation.too_many(), "")}
+    if any(allocation.giving or allocation.on_loan() for allocation in loaned):
         heads = [(bucket.keys.first(), bucket) for bucket in queue.buckets.values()]
-        heads += holders.incomplete()
-        giving = _Plan(ledger, holdings).walk(heads, lambda id: id in queue or id in holders.short)
-        for holding in holdings:
-            holding.giving = giving[holding.request.id]
+        heads += allocations.incomplete()
+        giving = _Plan(ledger, loaned).walk(heads, lambda id: id in queue or id in allocations.short)
+        for allocation in loaned:
+            allocation.giving = giving[allocation.request.id]
     shrinks = []
-    for holding in holdings:
-        id = holding.request.id
-        news = _news(told[id], holding.giving)
+    for allocation in loaned:
+        id = allocation.request.id
+        news = _added(before[id], allocation.giving)
         shrinks += [Shrink(id, tuple(tasks), asker) for asker, tasks in news.items()]
-        holding.may_grow = holding.may_grow and not news
+        allocation.may_grow = allocation.may_grow and not news
     return shrinks
 
 
 class _Plan:
-    def __init__(self, ledger: Ledger, holdings: Sequence[Allocation]) -> None:
+    def __init__(self, ledger: Ledger, loaned: Sequence[Allocation]) -> None:
         self._ledger = ledger
         self._coming: dict[str, list[int]] = {}
-        """What will be on each node beyond what is left there now: more by what is given back, less by what is
-        promised."""
+        """Expected change of what is free on each node: plus what comes back, minus what is promised."""
         self._reserve = Reservations(ledger)
-        self._giving = {holding.request.id: dict(holding.giving) for holding in holdings}
+        self._giving = {allocation.request.id: dict(allocation.giving) for allocation in loaned}
         self._pending: dict[str, list[Loan]] = {}
-        """What comes back and is not counted yet, by who asked."""
+        """Loans that come back and are not counted yet, by the request that asked."""
         self._loans: list[Loan] = []
-        for holding in holdings:
-            places = dict(zip(holding.indexes, ledger.places(holding.request.id), strict=True))
-            for index, asker in sorted(holding.giving.items()):
-                self._pending.setdefault(asker, []).append(self._loan(holding, index, places[index]))
-            self._loans += [self._loan(holding, index, places[index]) for index in holding.on_loan()]
+        for allocation in loaned:
+            places = dict(zip(allocation.indexes, ledger.places(allocation.request.id), strict=True))
+            for index, asker in sorted(allocation.giving.items()):
+                self._pending.setdefault(asker, []).append(self._loan(allocation, index, places[index]))
+            self._loans += [self._loan(allocation, index, places[index]) for index in allocation.on_loan()]
         open_nodes = {node.name for node in ledger.open}
         self._loans = sorted(loan for loan in self._loans if loan.node in open_nodes)
 
-    def _loan(self, holding: Allocation, index: int, place: Place) -> Loan:
-        request = holding.request
+    def _loan(self, allocation: Allocation, index: int, place: Place) -> Loan:
+        request = allocation.request
         task = request.tasks[index].amount()
         returns = Amount(task.cpu, task.memory, self._ledger.node(place.node).would_return(place.gpus))
         return Loan(request.priority, -request.seq, request.id, -index, place.node, returns)
@@ -99,12 +98,12 @@ class _Plan:
     def walk(
         self, heads: Iterable[tuple[Key, Bucket]], waits: Callable[[str], bool]
     ) -> dict[str, dict[int, str]]:
-        """Everyone who waits, in order, as `Scheduler.decide` does; only on paper. `heads`: the first of each kind.
-        Returns for each gang the tasks it is to give back, old and new, with who asks."""
+        """Plans for every waiting request in order, as `Scheduler.decide` does. `heads`: the first of each kind.
+        Returns for each gang the tasks it gives back, old and new, with the request that asks."""
         waiting = [(key, number, bucket) for number, (key, bucket) in enumerate(heads)]
         heapify(waiting)
         for asker in [asker for asker in self._pending if not waits(asker)]:
-            self._count(self._pending.pop(asker))  # nobody waits for it any more: it is for all
+            self._count(self._pending.pop(asker))  # the request no longer waits: its room is for all
         while waiting and (self._loans or self._pending):
             key, number, bucket = waiting[0]
             nodes = self._serve(key, bucket.shape)
@@ -121,7 +120,7 @@ class _Plan:
         return self._giving
 
     def _serve(self, key: Key, shape: Shape) -> list[str] | None:
-        """Where it could go with what is there, with what comes back, and with what it asks for."""
+        """The nodes for this request with what is free, what comes back and what it reclaims."""
         asker = key[2]
         self._count(self._pending.pop(asker, ()))
         rooms = _Rooms(self._ledger.fields(shape.domains), self._coming, self._reserve.kept(key))
@@ -147,7 +146,7 @@ class _Plan:
         return rooms.fit(shape)
 
     def _ask(self, shape: Shape, key: Key, rooms: _Rooms) -> list[Loan] | None:
-        """Whom to ask; None when it would not be enough."""
+        """The loans to reclaim; None when they would not be enough."""
         mine = [loan for loan in self._loans if loan.priority <= -key[0] and loan.gang != key[2]]
         for highest in sorted({loan.priority for loan in mine}):
             pool = [loan for loan in mine if loan.priority <= highest]
@@ -170,7 +169,7 @@ class _Plan:
 
 
 class _Rooms:
-    """What one that waits would find on the nodes it may go to. What is given back on trial is added and taken."""
+    """What a waiting request would find on its nodes. Loans are added and removed on trial."""
 
     def __init__(
         self,
@@ -181,7 +180,7 @@ class _Rooms:
         self._fields = [[Room.of(node) for node in field] for field in fields]
         self._rooms = {room.name: room for field in self._fields for room in field}
         self._left: dict[str, list[int]] = {}
-        """The same before it is cut off at nothing: a node may have promised or lost more than it has."""
+        """The same before negative amounts become zero: a node may have promised or lost more than it has."""
         for node in (node for field in fields for node in field):
             more, less = coming.get(node.name, _NOTHING), kept.get(node.name, _NOTHING)
             self._left[node.name] = [
@@ -214,7 +213,7 @@ class _Rooms:
 
 
 def _cheapest(pool: list[Loan], shape: Shape, rooms: _Rooms) -> list[Loan]:
-    """Of what would be enough, what costs least: looked for in one gang, on one node, and in all of it."""
+    """The cheapest sufficient set of loans: searched in one gang, on one node, and in the whole pool."""
     gangs: dict[str, list[Loan]] = {}
     nodes: dict[str, list[Loan]] = {}
     for loan in pool:
@@ -233,7 +232,7 @@ def _cheapest(pool: list[Loan], shape: Shape, rooms: _Rooms) -> list[Loan]:
 
 
 def _needed(pool: list[Loan], shape: Shape, rooms: _Rooms) -> list[Loan]:
-    """Those of them that are needed; who is asked last is spared first. Whole blocks are tried before single ones."""
+    """The loans of the pool that are needed; the last in order are spared first. Whole blocks before single loans."""
     spared: set[Loan] = set()
     blocks = [pool[::-1]]
     rooms.add(pool)
@@ -253,7 +252,7 @@ def _needed(pool: list[Loan], shape: Shape, rooms: _Rooms) -> list[Loan]:
 
 
 def _next_key(bucket: Bucket, key: Key) -> Key | None:
-    """Who comes after it among its equals."""
+    """The key after it in the same bucket."""
     rank = bucket.keys.rank(key) + 1
     return bucket.keys.at(rank) if rank < len(bucket.keys) else None
 
@@ -262,8 +261,8 @@ def _cost(loans: Sequence[Loan]) -> tuple[int, int, tuple[Loan, ...]]:
     return len({loan.gang for loan in loans}), len(loans), tuple(loans)
 
 
-def _news(before: Mapping[int, str], after: Mapping[int, str]) -> dict[str, list[int]]:
-    """The tasks a gang is told about now, by who asks."""
+def _added(before: Mapping[int, str], after: Mapping[int, str]) -> dict[str, list[int]]:
+    """The tasks that a gang is newly told to give back, by the request that asks."""
     found: dict[str, list[int]] = {}
     for index in sorted(after.keys() - before.keys()):
         found.setdefault(after[index], []).append(index)

@@ -1,14 +1,13 @@
-"""What is kept for those who wait, so that whoever overtakes them never delays them.
+"""What is reserved for waiting requests, so that requests which overtake them never delay them.
 
-A blocked shape could one day stand on every open node whose capacity and tags take one of its tasks, in every
-domain that would hold all of them, and there it
-could use at most so many tasks as wait, or as the node's capacity holds. That much of each resource it asks
-for is set aside on each such node; where less is free, all of it is. What a later request takes beyond that
-is never what the blocked one lacks: releases only add to what is free, so on that node and for that resource
-enough stays free until the blocked one starts.
+A blocked shape could one day run on every open node whose capacity and tags take one of its tasks, in every domain
+that could hold all of them. On such a node it could use at most as many tasks as wait, or as the node can hold. That
+much of each resource it asks for is reserved there; where less is free, all of it. What a later request takes beyond
+that is never what the blocked one lacks. Releases only add to what is free, so on that node enough of that resource
+stays free until the blocked request starts.
 
-In a domain that would not hold the shape even when it is empty nothing is set aside: there it would only make
-nodes idle. So one that waits for GPUs of one cluster keeps nothing from those that run in another.
+In a domain that could not hold the shape even when empty, nothing is reserved: that would only make nodes idle. So a
+request that waits for GPUs of one cluster takes nothing from requests that run in another.
 """
 
 from __future__ import annotations
@@ -25,22 +24,21 @@ MANY = 1 << 30
 
 
 def whole(node: NodeAccount) -> Room:
-    """A node as it would be with nothing on it."""
+    """The node as it is when empty."""
     return Room(node.name, node.total.cpu, node.total.memory, node.total.gpu, node.total.gpu, node.tags)
 
 
 def claim(bucket: Bucket, ledger: Ledger) -> Sequence[Term]:
-    """What a shape may come to use; nothing where it would not fit if nothing were held. Remembered until nodes
-    change."""
+    """What a shape may come to use; nothing where it would not fit on empty nodes. Cached until the nodes change."""
     if bucket.terms_at != ledger.layout:
         shape = bucket.shape
-        bucket.terms = tuple(term for field in holding(shape, ledger) for term in _terms(shape, field))
+        bucket.terms = tuple(term for field in fitting_fields(shape, ledger) for term in _terms(shape, field))
         bucket.terms_at = ledger.layout
     return bucket.terms
 
 
-def holding(shape: Shape, ledger: Ledger) -> list[list[NodeAccount]]:
-    """The open nodes of each domain in which the shape would fit if nothing were held."""
+def fitting_fields(shape: Shape, ledger: Ledger) -> list[list[NodeAccount]]:
+    """The open nodes of each domain in which the shape would fit if they were empty."""
     fields = ledger.fields(shape.domains)
     return [field for field in fields if place(shape, [whole(node) for node in field]) is not None]
 
@@ -54,8 +52,8 @@ def _terms(shape: Shape, nodes: Sequence[NodeAccount]) -> Iterator[Term]:
 
 
 class Reservations:
-    """What the blocked buckets of one pass keep from those behind them. Lives for one pass; the capacity of
-    nodes must not change meanwhile."""
+    """What the blocked buckets of one pass reserve against the requests behind them. Lives for one pass, during which
+    the capacity of nodes must not change."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -71,13 +69,13 @@ class Reservations:
             self._blocked.append(_Blocked(bucket, terms))
 
     def fields(self, domains: tuple[str, ...], before: Key) -> Iterator[list[Room]]:
-        """What is free in each of these domains to a request at this place in the queue, after everyone blocked
-        before it."""
+        """What is free in each of these domains for a request at this place in the queue, after the reservations of
+        all blocked requests before it."""
         self.kept(before)
         return map(self._rooms, self._ledger.fields(domains))
 
     def kept(self, before: Key) -> Mapping[str, Sequence[int]]:
-        """What everyone blocked before this place in the queue keeps of each node. Places only go forward."""
+        """What the blocked requests before this place in the queue reserve on each node. Places may only increase."""
         for blocked in self._blocked:
             self._keep(blocked, before)
         return self._kept
@@ -112,7 +110,7 @@ class Reservations:
 
 
 class _Blocked:
-    """A bucket that is blocked in this pass, and how far it is taken into account."""
+    """A bucket that is blocked in this pass, and how many of its requests are counted."""
 
     __slots__ = ("bucket", "count", "full", "terms")
 
@@ -120,6 +118,6 @@ class _Blocked:
         self.bucket = bucket
         self.terms = terms
         self.count = 0
-        """So many of its requests."""
+        """Number of its requests that are counted."""
         self.full = False
-        """More of its requests would not keep more."""
+        """Whether further requests of it would reserve no more."""

@@ -196,8 +196,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            # The next request came before this one was answered: thousands fit into one read. HTTP lets a server answer
-            # only the first, and clients expect that.
+            # The next request came before this one was answered: thousands fit into one read. HTTP lets a server
+            # answer only the first, and clients expect that.
             self.cycle.keep_alive = False
             self._discarding = True
         if not self._discarding:
@@ -255,8 +255,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._moved = self.loop.time()
 
     def close(self) -> None:
-        """Closes once everything is written. A socket that is closed with unread input resets the connection, and a client
-        that is still sending would not see the answer. So the client may send a little longer."""
+        """Closes once everything is written. A socket that is closed with unread input resets the connection, and a
+        client that is still sending would not see the answer. So the client may send a little longer."""
         if self.lingers or self._raw.is_closing():
             return
         if self._in_head and not self._discarding and self._head == 0:

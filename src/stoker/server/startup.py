@@ -64,8 +64,8 @@ def prepare(home: Home) -> None:
 
 
 def _private(home: Home) -> tuple[Path, ...]:
-    """Directories that only the owner may read. Not the home itself: it may be a directory of the user that holds other
-    things too."""
+    """Directories that only the owner may read. Not the home itself: it may be a directory of the user that holds
+    other things too."""
     return home.blobs, home.runs, home.tasks, home.backups, home.engine, home.cache, home.setups
 
 

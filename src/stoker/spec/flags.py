@@ -1,6 +1,6 @@
-"""The flags of `stoker run`, one for each key that can be given on a line. Free of pydantic: `--help` is quick.
+"""The flags of `stoker run`, one for each key that fits on a line. Free of pydantic, so that `--help` is quick.
 
-`--set key.path=value` reaches every key, these included.
+`--set key.path=value` sets any key, these included.
 """
 
 from __future__ import annotations

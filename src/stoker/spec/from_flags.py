@@ -1,4 +1,4 @@
-"""A job from the flags of `stoker run`, alone or over a job that is there already."""
+"""A job from the flags of `stoker run`, alone or on top of an existing job."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stoker.spec.yaml12 import YamlError, scalar
 
 def job_from_flags(values: Mapping[str, Any], run: Sequence[str], base: Job | None = None) -> Job:
     """`values` by Flag.param; None and empty collections mean not given. Lists and mappings add to the base's,
-    everything else replaces it. `run` is the command's arguments; empty keeps the base's. Raises SpecError that
-    names the flag."""
+    everything else replaces it. `run` is the command's arguments; empty keeps the base's. Raises SpecError that names
+    the flag."""
     tree: dict[str, Any] = base.to_json() if base is not None else {}
     origin = load.Origin(names=Path() if base is None else None)
     mistakes: list[Problem] = []
@@ -93,7 +93,7 @@ def _there(tree: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
 
 
 def _name(item: str) -> str:
-    """`NAME=@file` says where the value is; the job holds the name alone."""
+    """`NAME=@file` says where the value is. The job holds the name alone."""
     name, equals, rest = item.partition("=")
     return name if equals and rest.startswith("@") else item
 

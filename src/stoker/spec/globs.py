@@ -1,11 +1,11 @@
-"""Patterns as git has them in .gitignore, matched in linear time.
+"""Patterns of .gitignore, matched in linear time.
 
-All patterns of a file are run at once, as one automaton: a bit for each place in each pattern, kept in one integer,
-and a few operations on it for each byte of a path. No pattern makes that slower than another of its length, whereas
-a regular expression made from `************b` would try every way to share out the name among the stars.
+All patterns of a file run together as one automaton: a bit for each place in each pattern, in one integer, and a few
+operations on it per byte of a path. No pattern is slower than another one of its length. A regular expression made
+from `************b` would try every way to divide the name among the stars.
 
-The rules are those of git's wildmatch, which works on bytes: `?` is one byte, and of what it makes of mistakes in
-patterns nothing is different here.
+The rules are those of git's wildmatch, which works on bytes: `?` is one byte, and mistakes in patterns have the same
+effect as there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.errors import TooLarge
 LINE = 4096
 """Bytes of a pattern. No path is longer."""
 PLACES = 16 << 10
-"""Places in all patterns with wildcards together. Names without any are looked up, and as many as you like."""
+"""Places in all patterns with wildcards together. Patterns without wildcards are looked up, in any number."""
 
 _SLASH = 0x2F
 _ALL = frozenset(range(256))
@@ -43,33 +43,33 @@ _CLASSES: dict[bytes, Callable[[int], bool]] = {
 
 @dataclass(frozen=True)
 class _Place:
-    """One place in a pattern: the bytes that lead on to the next, or those that are swallowed on the spot."""
+    """One place in a pattern: the bytes that lead to the next place, and those that stay at this one."""
 
     takes: frozenset[int] = frozenset()
     stays: frozenset[int] = frozenset()
-    """Not empty: a star, which may also take nothing."""
+    """Not empty: a star, which may also match nothing."""
     skips: bool = False
-    """Before a `**` and a slash: takes nothing, and leads to both and past both."""
+    """Before a `**` and a slash: matches nothing, and leads to both and past both."""
 
 
 @dataclass(frozen=True)
 class _Pattern:
     negated: bool
     directories: bool
-    """It ends in a slash: only directories."""
+    """It ends in a slash and matches only directories."""
     rooted: bool
-    """It has a slash elsewhere: the whole path counts, else the last part of it."""
+    """It has a slash elsewhere and matches the whole path, otherwise the last part."""
     text: bytes
 
 
 class Patterns:
-    """The patterns of one file, in its order; of those that match a path the last one decides."""
+    """The patterns of one file in order. Of those that match a path, the last one decides."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         """Raises TooLarge."""
         self._negated: list[bool] = []
         self._names: dict[tuple[bool, bool, bytes], int] = {}
-        """(the whole path counts, only directories, path or name) -> the last pattern that is just that."""
+        """(whole path, only directories, path or name) -> the last pattern that is exactly this."""
         wild: dict[bool, list[tuple[int, bool, list[_Place]]]] = {True: [], False: []}
         count = 0
         for line in lines:
@@ -95,7 +95,7 @@ class Patterns:
         self._parts = _Automaton(wild[False])
 
     def decide(self, path: bytes, *, directory: bool) -> bool | None:
-        """True: matched; False: by a pattern with a `!`; None: by none."""
+        """True: matched; False: matched by a pattern with a `!`; None: not matched."""
         part = path.rpartition(b"/")[2]
         found = max(self._paths.last(path, directory), self._parts.last(part, directory))
         for rooted, name in ((True, path), (False, part)):
@@ -105,7 +105,7 @@ class Patterns:
 
 
 class _Automaton:
-    """Patterns side by side; each has a bit for every place and one for its end."""
+    """Patterns side by side. Each has a bit for every place and one for its end."""
 
     def __init__(self, patterns: Sequence[tuple[int, bool, list[_Place]]]) -> None:
         takes: defaultdict[int, list[int]] = defaultdict(list)
@@ -137,7 +137,7 @@ class _Automaton:
         self._start = self._closed(_bits(starts, at))
 
     def last(self, text: bytes, directory: bool) -> int:
-        """The number of the last pattern that matches; -1 when there is none."""
+        """The number of the last pattern that matches; -1 when none does."""
         state, takes, stays = self._start, self._takes, self._stays
         for byte in text:
             if not state:
@@ -147,8 +147,8 @@ class _Automaton:
         return self._numbers[found.bit_length() - 1] if found else -1
 
     def _closed(self, state: int) -> int:
-        """With the places that are reached without another byte. A star is never followed by another one, and
-        whatever can be skipped begins a part of the path: so one step of each kind is all."""
+        """Adds the places that are reached without another byte. No star follows another one, and whatever can be
+        skipped begins a part of the path, so one step of each kind suffices."""
         skipping = state & self._skips
         state |= skipping << 1 | skipping << 3
         return state | (state & self._stars) << 1
@@ -162,7 +162,7 @@ def _bits(places: Iterable[int], size: int) -> int:
 
 
 def _read(line: bytes) -> _Pattern | None:
-    """A line of a file; None when it says nothing."""
+    """One line of a file; None for an empty line or a comment."""
     line = _trimmed(line.removesuffix(b"\r").partition(b"\0")[0])
     if not line or line.startswith(b"#"):
         return None
@@ -178,14 +178,14 @@ def _read(line: bytes) -> _Pattern | None:
 
 
 def _trimmed(line: bytes) -> bytes:
-    """Without the spaces at its end, but for one behind a backslash."""
+    """Without spaces at the end, except one behind a backslash."""
     bare = line.rstrip(b" ")
     escaping = len(bare) - len(bare.rstrip(b"\\"))
     return line[: len(bare) + 1] if escaping % 2 else bare
 
 
 def _literal(text: bytes) -> bytes | None:
-    """What a pattern says that has no wildcards, or only escaped ones; else None."""
+    """The text of a pattern without wildcards, or with escaped ones only; else None."""
     found = bytearray()
     rest = iter(text)
     for byte in rest:
@@ -206,8 +206,8 @@ def _plain_length(text: bytes) -> int:
 
 
 def _places(text: bytes, *, rooted: bool) -> list[_Place] | None:
-    """What a pattern with wildcards takes; None when git lets it match nothing."""
-    # git compares what stands before the first wildcard by itself, so that in `a**/b` too a part begins with the stars.
+    """The places of a pattern with wildcards; None when git lets it match nothing."""
+    # git compares the text before the first wildcard by itself, so in `a**/b` too the stars begin a part.
     plain = _plain_length(text)
     found = [_Place(takes=frozenset((byte,))) for byte in text[:plain]]
     at = plain
@@ -236,7 +236,7 @@ def _places(text: bytes, *, rooted: bool) -> list[_Place] | None:
 
 
 def _star(text: bytes, at: int, plain: int, found: list[_Place], *, rooted: bool) -> int:
-    """A run of stars from `at`; answers where it ends."""
+    """Adds a run of stars from `at` and returns where it ends."""
     end = at
     while end < len(text) and text[end] == 0x2A:
         end += 1
@@ -254,7 +254,7 @@ def _star(text: bytes, at: int, plain: int, found: list[_Place], *, rooted: bool
 
 
 def _set(text: bytes, at: int) -> tuple[int, frozenset[int] | None]:
-    """What stands behind a `[`: where it ends, and the bytes it takes; None when it never ends."""
+    """The set behind a `[`: where it ends, and the bytes it matches; None when it never ends."""
     negated = text[at : at + 1] in (b"!", b"^")
     at += negated
     takes: set[int] = set()

@@ -1,7 +1,7 @@
 """The job: what a user asks for, checked and normalised.
 
-Values are plain: seconds, bytes, cores, percents. Models are frozen and know no files; reading, with lines
-and nearest matches in the errors, is in `load`. What each key means to people stands in `keys`.
+Values are plain: seconds, bytes, cores, percents. Models are frozen and read no files. `load` reads files, with lines
+and nearest matches in its errors. `keys` describes each key for users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def _command(value: Any) -> str | tuple[str, ...]:
-    """One line for the shell, or a list of arguments started as they are."""
+    """One line for the shell, or a list of arguments that is started as it is."""
     if isinstance(value, (list, tuple)):
         if not value:
             raise Bad("is an empty list", hint="Write a command, as in `python train.py`.")
@@ -112,7 +112,7 @@ class _Part(BaseModel):
 
 
 class Resources(_Part):
-    """Of each task. None: not limited, and nothing reserved."""
+    """Resources of each task. None: not limited, and nothing reserved."""
 
     cpu: Cpu = None
     memory: Memory = None
@@ -150,14 +150,14 @@ OnLoss = Annotated[Literal["world", "task", "ignore"], _one_of("on_loss")]
 
 
 class Hang(_Part):
-    """When a run that says and does nothing counts as hung."""
+    """When a run without output or activity counts as hung."""
 
     after: Duration = 1800.0
     then: Annotated[Literal["report", "restart"], _one_of("hang.then")] = "report"
 
 
 def _arguments(value: Any) -> tuple[str, ...]:
-    """Arguments of the image's own command; none at all is not a command that is missing."""
+    """Arguments of the image's own command. An empty list is valid."""
     if not isinstance(value, (list, tuple)):
         raise Bad(
             f"{quantities.show(value)} is not a list of arguments", hint='Write it as in `["--epochs", "5"]`.'
@@ -166,7 +166,7 @@ def _arguments(value: Any) -> tuple[str, ...]:
 
 
 def _template(value: Any) -> Mapping[str, Any]:
-    """Additions to a pod, in Kubernetes' words. What of it passes is the cluster's to say."""
+    """Additions to a pod, in Kubernetes' form. The cluster decides which of them it accepts."""
     if not isinstance(value, Mapping) or not set(value) <= {"metadata", "spec"}:
         raise Bad(
             f"{quantities.show(value)} is not a pod template",
@@ -189,7 +189,7 @@ PodTemplate = Annotated[Mapping[str, Any], PlainValidator(_template)]
 
 
 class Role(_Part):
-    """A group of equal tasks beside the workers. What it does not say, it takes from the job."""
+    """A group of equal tasks beside the workers. Missing keys are taken from the job."""
 
     count: Count = 1
     run: Command = None
@@ -199,9 +199,9 @@ class Role(_Part):
     args: Arguments = ()
     pod: PodTemplate | None = None
     on_loss: OnLoss | None = None
-    """None: by the role's name, see `stoker.spec.roles`."""
+    """None: decided by the role's name, see `stoker.spec.roles`."""
     ends: Annotated[bool | None, PlainValidator(_switch)] = None
-    """Whether the run is over when all tasks of this role are. None: by the role's name."""
+    """Whether the run is over when all tasks of this role are done. None: decided by the role's name."""
     may_fail: Annotated[bool, PlainValidator(_switch)] = False
 
     @model_validator(mode="after")
@@ -247,20 +247,20 @@ InputUri = Annotated[str, PlainValidator(names.input_uri)]
 class Job(_Part):
     """One job file. Immutable and without I/O; equal jobs have equal `to_json()`.
 
-    Construct it through `from_json`, `parse_job`, `load_job` or `job_from_flags`: these raise SpecError. The
-    bare constructor raises pydantic's ValidationError.
+    Make it with `from_json`, `parse_job`, `load_job` or `job_from_flags`, which raise SpecError. The constructor
+    raises pydantic's ValidationError.
     """
 
     name: Slug = ""
-    """Never empty once made: derived from the command where it is not given."""
+    """Never empty: derived from the command where it is not given."""
     run: Command = None
     """None only with an image: then the image's own command runs."""
     args: Arguments = ()
-    """Of the image's own command, instead of those it has; only without `run`."""
+    """Replace the arguments of the image's own command; only without `run`."""
     setup: Setup | None = None
     image: Annotated[str | None, PlainValidator(names.image)] = None
     workdir: Annotated[str, PlainValidator(partial(names.line, longest=4096, noun="path"))] = "."
-    """Relative to the job file, or to where `stoker run` was called."""
+    """Relative to the job file, or to the directory of `stoker run`."""
     env: Mapping[Variable, Text] = {}
     resources: Resources = Resources()
     workers: WorkerCount = Workers()
@@ -271,14 +271,14 @@ class Job(_Part):
     ] = None
     roles: Mapping[RoleName, Role] = {}
     on_loss: OnLoss = "world"
-    """Of the workers."""
+    """For the workers."""
     start_within: Duration = 600.0
-    """Seconds for the last task of a gang, counted from the first that is up."""
+    """Seconds for the last task of a gang, counted from the first task that is up."""
     warm: Annotated[bool, PlainValidator(_switch)] = True
     hang: Hang | None = None
     inputs: Annotated[Mapping[InputName, InputUri], AfterValidator(_distinct_inputs)] = {}
     mounts: Mounts = {}
-    """Path in the task -> what is mounted there, to be written too."""
+    """Path in the task -> the writable source mounted there."""
     checkpoint: Checkpoint = Checkpoint()
     retries: Annotated[int, PlainValidator(partial(quantities.count, most=1000))] = 0
     timeout: Duration | None = None
@@ -294,7 +294,7 @@ class Job(_Part):
     python: Annotated[str | None, PlainValidator(partial(names.line, longest=4096, noun="path"))] = None
     pool: Place = None
     pod: PodTemplate | None = None
-    """Additions to its pods on a cluster, as far as the cluster's admin lets them through."""
+    """Additions to its pods on a cluster, as far as the cluster's admin allows them."""
     tags: Annotated[tuple[Tag, ...], AfterValidator(_unique)] = ()
     project: Slug = "default"
     cluster: Place = None
@@ -322,9 +322,7 @@ class Job(_Part):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.workers.max == 0 and not self.roles:
-            raise Bad(
-                "workers: 0 leaves nothing to run", hint="Say how many, or leave it out: then there is one."
-            )
+            raise Bad("workers: 0 leaves nothing to run", hint="Write how many, or leave it out for one.")
         if self.run is None and self.image is None and self._own_command():
             if self.workers.max == 0:
                 bare = next(
@@ -345,23 +343,23 @@ class Job(_Part):
         return self
 
     def _own_command(self) -> bool:
-        """Whether some task runs the command of the job itself."""
+        """Whether some task runs the job's own command."""
         return self.workers.max > 0 or any(
             role.run is None and role.image is None for role in self.roles.values()
         )
 
     def argv(self) -> list[str]:
-        """The command as a list of arguments; empty where the image's own command is to run."""
+        """The command as a list of arguments; empty where the image's own command runs."""
         return _argv(self.run)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, normalised: numbers for quantities, defaults written out, keys without a value left out."""
+        """Plain JSON, normalised: numbers for quantities, defaults included, keys without a value left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     @classmethod
     def from_json(cls, raw: Any) -> Job:
-        """Read what `to_json` wrote, or a job in the job file's own words. Raises SpecError."""
-        from stoker.spec.load import job_from_tree  # lazy: reading and its messages sit above the models
+        """Reads the output of `to_json`, or a job in the form of a job file. Raises SpecError."""
+        from stoker.spec.load import job_from_tree  # lazy: `load` imports this module
 
         return job_from_tree(raw)
 

@@ -1,7 +1,7 @@
-"""Every key of a job file: what it means to people. One table for the schema, the flags and the reference.
+"""Every key of a job file and its meaning, in one table for the schema, the flags and the reference.
 
-Free of pydantic, so that the command line can build its options without importing it. A test holds the table
-and the models together.
+Free of pydantic, so that the command line can build its options without importing it. A test compares the table with
+the models.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ WRONG_KEYS: dict[str, str] = {
     "container": "image",
     "namespace": "project",
 }
-"""What people bring from other tools, and where it lives here."""
+"""Keys of other tools, and the key here."""
 ROLE_KEYS: dict[str, str] = {
     "replicas": "count",
     "workers": "count",
@@ -98,20 +98,20 @@ ROLE_KEYS: dict[str, str] = {
     "restartpolicy": "on_loss",
     "optional": "may_fail",
 }
-"""The same, of a role."""
+"""The same for a role."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sort of value: how the reference calls it, and what an editor may check."""
+    """A kind of value: its name in the reference, and what an editor may check."""
 
     words: str
     schema: dict[str, Any]
     metavar: str
     how: str = "value"
-    """How a flag of it is given: value | switch | list (repeated) | map (repeated NAME=VALUE) | yaml."""
+    """How its flag is given: value | switch | list (repeated) | map (repeated NAME=VALUE) | yaml."""
     text: bool = False
-    """A scalar here is kept as it was written: `1.10` stays 1.10."""
+    """A scalar is kept as written: `1.10` stays 1.10."""
 
 
 def _written(pattern: str, **number: Any) -> dict[str, Any]:
@@ -234,18 +234,18 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `path` is dotted, `*` stands for a name the user chose."""
+    """One key. `path` is dotted; `*` stands for a name chosen by the user."""
 
     path: str
     kind: str
     meaning: str
     example: Any
     default: Any = None
-    """As it would be written; None: no default."""
+    """As written in a job file; None: no default."""
     flag: str | None = None
-    """Its flag on `stoker run`, where it has one."""
+    """Its flag of `stoker run`, if it has one."""
     note: str = ""
-    """What the default is where it is not a value."""
+    """Describes a default that is not a plain value."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -257,8 +257,8 @@ class Key:
 
 
 KEYS: tuple[Key, ...] = (
-    Key("name", "name", "What the run is called; its id is made from it.", "digits", None, "--name", "from the script or the directory"),
-    Key("run", "command", "The command that trains. Text is run by `/bin/sh -c`, a list is started as it is.", "python train.py --epochs 20", None, None, "required, but for an `image` with its own command"),
+    Key("name", "name", "The run's name; its id is made from it.", "digits", None, "--name", "from the script or the directory"),
+    Key("run", "command", "The command that trains. Text is run by `/bin/sh -c`, a list is started as it is.", "python train.py --epochs 20", None, None, "required, except for an `image` with its own command"),
     Key("args", "arguments", "Arguments for the image's own command (its ENTRYPOINT), instead of its own; not together with `run`.", ["--epochs", "5"], None, "--arg", "the image's"),
     Key("setup", "setup", "Prepares the environment before the command; run once per content of its inputs and cached.", "pip install -r requirements.txt", None, "--setup"),
     Key("setup.run", "shell", "The command of a setup written as a mapping.", "pip install -r requirements.txt", None, None, "required in a mapping"),
@@ -287,36 +287,36 @@ KEYS: tuple[Key, ...] = (
     Key("roles.*.ends", "switch", "The run is over when all tasks of this role are.", True, None, None, "a launcher, a client or TensorFlow's chief where there is one; else all that train"),
     Key("roles.*.may_fail", "switch", "Tasks of this role may fail without failing the run.", True, False),
     Key("on_loss", "choice", "What happens when a worker is lost: the world starts again from the newest checkpoint, only that worker comes back, or nothing.", "task", "world", "--on-loss"),
-    Key("start_within", "duration", "How long the last task of a run may take to come up after the first; then all of them let go and queue again.", "10m", "10m", "--start-within"),
-    Key("warm", "switch", "Keep a copy of each process of several workers right after it has imported torch, so that a restart of the world need not import it again. Not done for code that sets variables which torch reads.", False, True, "--warm"),
+    Key("start_within", "duration", "How long the last task of a run may take to come up after the first; then all of them are released and the run queues again.", "10m", "10m", "--start-within"),
+    Key("warm", "switch", "Keep a copy of each process of several workers right after it has imported torch, so that a restart of the world need not import it again. Not done for code that sets variables that torch reads.", False, True, "--warm"),
     Key("hang", "mapping", "When a run that prints nothing, reports nothing and uses no GPU counts as hung.", {"after": "30m", "then": "restart"}, None, None, "never"),
     Key("hang.after", "duration", "For how long.", "30m", "30m", "--hang-after"),
     Key("hang.then", "choice", "What happens then: `report` keeps the stacks of every process, `restart` starts again from the newest checkpoint too.", "restart", "report", "--hang-then"),
     Key("inputs", "sources", "Datasets mounted read-only: `data://NAME@VERSION`, `s3://BUCKET/PATH`, `pvc://CLAIM`.", {"digits": "data://digits@3"}, None, "--input", "none"),
-    Key("mounts", "mounts", "Mounted to be written too: `pvc://CLAIM/PATH` on a cluster, a folder of this machine here, `empty` for scratch; `:ro` at the end is read-only.", {"/data": "pvc://datasets/mnist:ro"}, None, "--mount", "none"),
+    Key("mounts", "mounts", "Writable mounts: `pvc://CLAIM/PATH` on a cluster, a folder of this machine here, `empty` for scratch; `:ro` at the end is read-only.", {"/data": "pvc://datasets/mnist:ro"}, None, "--mount", "none"),
     Key("checkpoint", "mapping", "How checkpoints are kept.", {"keep": 3, "best": {"metric": "val_acc", "mode": "max"}}, None, None, "the newest three"),
     Key("checkpoint.keep", "keep", "How many of the newest stored checkpoints are kept.", 3, 3, "--checkpoint-keep"),
     Key("checkpoint.best", "mapping", "Keep the best one too.", {"metric": "val_acc", "mode": "max"}, None, None, "none"),
-    Key("checkpoint.best.metric", "text", "The metric that says which is best.", "val_acc", None, "--checkpoint-best-metric", "required in `best`"),
-    Key("checkpoint.best.mode", "choice", "Whether more or less of it is better.", "max", None, "--checkpoint-best-mode", "required in `best`"),
-    Key("checkpoint.world_size", "choice", "Whether a checkpoint can be resumed by another number of workers.", "same", "any", "--checkpoint-world-size"),
+    Key("checkpoint.best.metric", "text", "The metric that decides which is best.", "val_acc", None, "--checkpoint-best-metric", "required in `best`"),
+    Key("checkpoint.best.mode", "choice", "Whether a higher or a lower value is better.", "max", None, "--checkpoint-best-mode", "required in `best`"),
+    Key("checkpoint.world_size", "choice", "Whether another number of workers may resume a checkpoint.", "same", "any", "--checkpoint-world-size"),
     Key("retries", "retries", "How often a run that failed by its own fault is tried again. Losses that are not its fault cost nothing.", 2, 0, "--retries"),
     Key("timeout", "duration", "How long one attempt may train.", "12h", None, "--timeout", "no limit"),
-    Key("priority", "priority", "Who goes first in the queue: low is -10, normal 0, high 10.", "high", "normal", "--priority"),
+    Key("priority", "priority", "Position in the queue, higher first: low is -10, normal 0, high 10.", "high", "normal", "--priority"),
     Key("idle", "mapping", "What to do with a run that leaves its GPUs idle.", {"gpu_below": "5%", "for": "30m", "then": "suspend"}, None, None, "nothing"),
     Key("idle.gpu_below", "percent", "GPU use that counts as idle.", "5%", "5%", "--idle-gpu-below"),
     Key("idle.for", "duration", "For how long.", "30m", "30m", "--idle-for"),
     Key("idle.then", "choice", "What happens then.", "suspend", "suspend", "--idle-then"),
-    Key("secrets", "secrets", "Names of variables whose values are read at submit, from the environment or a file, and shown nowhere.", ["HF_TOKEN"], None, "--secret", "none"),
+    Key("secrets", "secrets", "Names of variables whose values are read at submit, from the environment or a file, and never shown.", ["HF_TOKEN"], None, "--secret", "none"),
     Key("grace", "duration", "Time between SIGTERM and SIGKILL.", "60s", "60s", "--grace"),
-    Key("keep_on_failure", "duration", "How long a task that failed for good is left as it is, with all it holds, for a look with `stoker shell`.", "30m", "0s", "--keep-on-failure"),
+    Key("keep_on_failure", "duration", "How long a task that failed for good keeps its place and files, for inspection with `stoker shell`.", "30m", "0s", "--keep-on-failure"),
     Key("lost_after", "duration", "How long a task on a node that is not ready may be silent before it is replaced. No effect on one machine, where a loss is always proven.", "2m", "2m", "--lost-after"),
     Key("lease", "duration", "How long a task in a cluster goes on without its server. No effect on one machine, where a task goes on for as long as its directory is there.", "24h", "24h", "--lease"),
     Key("exclusive", "switch", "Wait for the lease instead of replacing a silent task.", True, False, "--exclusive"),
-    Key("launcher", "choice", "`none` runs the image as it is; then logs and exit codes are all that is known.", "none", "auto", "--launcher"),
+    Key("launcher", "choice", "`none` runs the image as it is; then Stoker knows only its logs and exit codes.", "none", "auto", "--launcher"),
     Key("python", "path", "Python that runs the launcher inside an image without a shell.", "/usr/bin/python3", None, "--python", "the first on PATH"),
     Key("pool", "place", "A cluster's named node pool.", "a100", None, "--pool", "any node"),
-    Key("pod", "template", "Additions to the pods on a cluster, in Kubernetes' words: node selectors, tolerations, volumes. What could reach beyond the pod has to be allowed by the cluster's admin.", {"spec": {"nodeSelector": {"disk": "ssd"}}}, None, "--pod", "none"),
+    Key("pod", "template", "Additions to the pods on a cluster, in Kubernetes' words: node selectors, tolerations, volumes. The cluster's admin must allow what could reach beyond the pod.", {"spec": {"nodeSelector": {"disk": "ssd"}}}, None, "--pod", "none"),
     Key("tags", "tags", "Words to find the run by.", ["baseline"], None, "--tag", "none"),
     Key("project", "name", "The project the run belongs to.", "vision", "default", "--project"),
     Key("cluster", "place", "Where to run: a cluster's name, `local`, or `any` for wherever it fits first.", "gpu-prod", None, "--cluster", "this machine"),
@@ -325,7 +325,7 @@ BY_PATH: dict[str, Key] = {key.path: key for key in KEYS}
 
 
 def find(path: tuple[str | int, ...]) -> Key | None:
-    """The key a value at `path` belongs to; items of lists and named entries belong to their list or mapping."""
+    """The key that a value at `path` belongs to. List items and named entries belong to their list or mapping."""
     parts = [str(part) for part in path]
     if len(parts) >= 3 and parts[0] == "roles" and parts[2] == "resources":
         parts = parts[2:]
@@ -343,7 +343,7 @@ def find(path: tuple[str | int, ...]) -> Key | None:
 
 
 def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The keys allowed in the mapping at `path`, in the table's order; empty where names are the user's own."""
+    """The keys allowed in the mapping at `path`, in the table's order; empty where the user chooses the names."""
     parts = tuple(str(part) for part in path)
     if len(parts) >= 2 and parts[0] == "roles":
         parts = parts[2:] if len(parts) >= 3 and parts[2] == "resources" else ("roles", "*", *parts[2:])
@@ -356,13 +356,13 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
 
 
 def holds_command(path: tuple[str | int, ...]) -> bool:
-    """Whether the value at `path` is a command: text that is not YAML's to read."""
+    """Whether the value at `path` is a command: its text is not parsed as YAML."""
     key = find(path)
     return key is not None and key.kind in ("command", "shell", "setup")
 
 
 def keeps_text(path: tuple[str | int, ...]) -> bool:
-    """Whether a scalar at `path` is kept as it was written."""
+    """Whether a scalar at `path` is kept as written."""
     key = find(path)
     if key is None:
         return False

@@ -1,7 +1,7 @@
-"""Reading job files: from text or a tree to a Job, or to one SpecError that names every mistake at once.
+"""Reads job files: from text or a tree to a Job, or to one SpecError that names all mistakes at once.
 
-Each mistake knows its key, and through the key its line or the `--set` or flag it came from. Values of secrets
-are never quoted back.
+Each mistake knows its key, and through the key its line or the `--set` or flag it came from. Values of secrets are
+never quoted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ At = tuple[str | int, ...]
 
 @dataclass
 class Origin:
-    """Where the values of a tree came from, to name in errors."""
+    """Where the values of a tree came from, for error messages."""
 
     source: str | None = None
     marks: dict[At, Mark] = field(default_factory=dict)
     given: dict[At, str] = field(default_factory=dict)
-    """Paths set by an override or a flag -> how to call it."""
+    """Paths set by an override or a flag -> its name in messages."""
     names: Path | None = None
-    """Directory that lends its name to a job without one."""
+    """Directory whose name a job without a name gets."""
 
 
 def load_job(path: Path | str, *, overrides: Sequence[str] = ()) -> Job:
-    """Read a job file. Raises SpecError for whatever is wrong with the file, its text or its values."""
+    """Reads a job file. Raises SpecError for mistakes in the file, its text or its values."""
     path = Path(path)
     data = read_file(path)
     return _parse(data, Origin(source=str(path), names=path.absolute().parent), overrides)
@@ -49,21 +49,21 @@ def parse_job(
     overrides: Sequence[str] = (),
     folder: Path | None = None,
 ) -> Job:
-    """Read a job from text; `source` is what errors call it. `folder` lends its name to a job without one."""
+    """Reads a job from text. `source` is its name in errors. A job without a name gets the name of `folder`."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return _parse(data, Origin(source=source, names=folder), overrides)
 
 
 def override_job(job: Job, overrides: Sequence[str]) -> Job:
-    """The same job with some values changed, as `rerun --set` and `resume --set` do it."""
+    """The job with some values changed, for `rerun --set` and `resume --set`."""
     tree, origin = job.to_json(), Origin()
     found = apply_overrides(tree, overrides, origin)
     return job_from_tree(tree, origin, found)
 
 
 def job_from_tree(raw: Any, origin: Origin | None = None, found: Sequence[Problem] = ()) -> Job:
-    """Check a tree of plain values. `found` are mistakes known already; all are raised together. Without an `origin` it
-    may be a stored job, so that what was accepted before is accepted."""
+    """Checks a tree of plain values. `found` are mistakes known already; all are raised together. Without an `origin`
+    it may be a stored job, so everything that was once accepted is accepted."""
     stored, origin = origin is None, origin or Origin()
     if not isinstance(raw, Mapping):
         raise _error([Problem((), f"a job must be a mapping of keys, not {problems.show(raw)}")], origin)
@@ -101,7 +101,7 @@ def _too_many(job: Job) -> list[Problem]:
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], origin: Origin) -> list[Problem]:
-    """Apply `key.path=value` to the tree. The value is YAML; `null` removes the key."""
+    """Applies `key.path=value` to the tree. The value is YAML; `null` removes the key."""
     mistakes: list[Problem] = []
     for text in overrides:
         path_text, equals, value_text = text.partition("=")
@@ -125,7 +125,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], origin: Orig
 
 
 def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> str | None:
-    """Set one value, making mappings on the way; None removes. Answers why it could not."""
+    """Sets one value and makes the mappings above it; None removes it. Returns the reason when it cannot."""
     here: Any = tree
     for depth, part in enumerate(path[:-1]):
         child = here.get(part)
@@ -146,7 +146,7 @@ def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> str | None:
 
 
 def yaml_value(text: str, path: At) -> Any:
-    """One YAML value, kept as text where the key at `path` wants text. Raises YamlError."""
+    """One YAML value, kept as text where its key wants text. Raises YamlError."""
     node = yaml12.compose(text)
     return None if node is None else yaml12.plain(node, {}, keys.keeps_text, path)
 
@@ -207,7 +207,7 @@ def _mapping(node: yaml12.YamlNode | None, origin: Origin) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """At most one byte more than the limit, so that a huge or endless file costs nothing."""
+    """Reads at most one byte more than the limit, so that a huge or endless file costs nothing."""
     if path.suffix == ".py" and path.is_file():
         raise _file_error(str(path), "is a script, not a job file", f"Did you mean `stoker run {path}`?")
     try:
@@ -220,9 +220,9 @@ def read_file(path: Path) -> bytes:
         better = f"Did you mean `{path / inside}`?" if inside else "Give the job file itself."
         raise _file_error(str(path), "is a directory", better) from None
     except (OSError, ValueError) as exc:
-        # ValueError: a NUL in the path. Everything else is the file system's own reason, passed on in its words.
+        # ValueError: a NUL in the path. Other errors pass on the file system's own reason.
         reason = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
-        hint = "Check who may read it." if isinstance(exc, OSError) and exc.errno == errno.EACCES else None
+        hint = "Check its permissions." if isinstance(exc, OSError) and exc.errno == errno.EACCES else None
         raise _file_error(str(path), f"cannot be read: {reason.lower()}", hint) from exc
 
 
@@ -244,7 +244,7 @@ def _default_name(tree: Mapping[str, Any], base: Path) -> str:
 
 
 def _override_value(path: At, text: str) -> Any:
-    """YAML, but that text for a key that wants text needs no quotes: `--set run=echo a: b`."""
+    """A YAML value. For a key that wants text no quotes are needed: `--set run=echo a: b`."""
     wants_text = keys.keeps_text(path) or keys.holds_command(path)
     if not text.strip():
         if wants_text:

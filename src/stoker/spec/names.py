@@ -1,6 +1,6 @@
-"""Names people give: runs, projects, tags, variables. Which are good, and what to write instead of a bad one.
+"""Names that users choose: runs, projects, tags, variables. Which ones are valid, and what to write instead.
 
-A run's name becomes part of its id, of paths and, on a cluster, of object names, so it is a DNS label.
+A run's name becomes part of its id, of paths and of object names on a cluster, so it is a DNS label.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ IMAGE_PATTERN = (
 )
 INPUT_SCHEMES = ("data", "s3", "pvc")
 OUR_PLACES = ("/stoker", "/dev", "/proc", "/sys", "/tmp")
-"""Where nothing can be mounted."""
+"""Paths where nothing may be mounted."""
 LONGEST_ARGUMENT = 128 * 1024 - 1
-"""Bytes Linux takes in one argument or variable, its terminator left out."""
+"""Bytes that Linux accepts in one argument or variable, without its terminator."""
 _SCRIPTS = (".py", ".sh", ".ipynb", ".jl", ".r", ".pl", ".lua", ".js")
 
 
 def text(value: Any) -> str:
-    """A scalar as text: numbers and booleans are what they look like. Never a list or a mapping."""
+    """A scalar as text: numbers and booleans as they look. Refuses lists and mappings."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -100,7 +100,7 @@ def tag(value: Any) -> str:
 
 
 def variable(value: Any) -> str:
-    """The name of an environment variable. `STOKER_` is ours."""
+    """The name of an environment variable. The prefix `STOKER_` is reserved."""
     found = text(value)
     if not re.fullmatch(VARIABLE_PATTERN, found):
         fixed = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(found)).strip("_")
@@ -116,7 +116,7 @@ def variable(value: Any) -> str:
 
 
 def secret(value: Any) -> str:
-    """The name of a secret. What may be a value (`NAME=value`) is never quoted back."""
+    """The name of a secret. Text that may be a value (`NAME=value`) is never quoted."""
     if isinstance(value, dict):
         raise Bad(
             "values do not belong in a job file",
@@ -180,7 +180,7 @@ def input_uri(value: Any) -> str:
 
 
 def mount_path(value: Any) -> str:
-    """Where in a task something is mounted."""
+    """A path in a task at which something is mounted."""
     found = line(value, longest=1024, noun="path")
     parts = PurePath(found).parts
     if not found.startswith("/") or ".." in parts or len(parts) < 2 or ":" in found:
@@ -196,7 +196,7 @@ def mount_path(value: Any) -> str:
 
 
 def mount_source(value: Any) -> str:
-    """What is mounted there; `:ro` at its end: read-only."""
+    """The source of a mount; `:ro` at its end means read-only."""
     found = line(value, longest=2048, noun="source")
     forms = "`pvc://CLAIM/PATH`, `/a/folder/of/this/machine` or `empty`, with `:ro` at its end for read-only"
     source = found.removesuffix(":ro")
@@ -212,7 +212,7 @@ def mount_source(value: Any) -> str:
 
 
 def glob(value: Any) -> str:
-    """A pattern of files beneath the working directory."""
+    """A pattern for files below the working directory."""
     found = line(value, longest=1024, noun="pattern")
     if found.startswith(("/", "~")) or ".." in PurePath(found).parts:
         raise Bad(f"{show(found)} leads out of the working directory", hint="Write it relative to `workdir`.")
@@ -220,12 +220,12 @@ def glob(value: Any) -> str:
 
 
 def slugify(value: str, longest: int = NAME_LENGTH) -> str:
-    """The nearest good name; empty where nothing of it can be used."""
+    """The nearest valid name; empty if no character of it is usable."""
     return re.sub(r"[^a-z0-9]+", "-", _ascii(value).lower()).strip("-")[:longest].strip("-")
 
 
 def derive_name(argv: Sequence[str], workdir: str | Path | None = None) -> str:
-    """A name for a run without one: its script, else its module, else its directory, else its program."""
+    """A name for a run without one: from its script, else its module, its directory or its program."""
     words = list(argv)
     if len(words) == 3 and words[1] == "-c" and PurePath(words[0]).name in ("sh", "bash", "zsh", "dash"):
         words = _shell_words(words[2])
@@ -256,7 +256,7 @@ def _module(words: Sequence[str]) -> str:
 def _shell_words(command: str) -> list[str]:
     try:
         return shlex.split(command[:4096])
-    except ValueError:  # an open quote: words are words all the same
+    except ValueError:  # an open quote: splitting at spaces suffices
         return command[:4096].split()
 
 

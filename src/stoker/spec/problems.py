@@ -1,6 +1,6 @@
-"""Mistakes in a job: found, worded, placed and combined into one error.
+"""Mistakes in a job: found, described, located and combined into one error.
 
-pydantic says which rule a value broke; here that becomes the key, the value, the nearest match and the fix.
+pydantic says which rule a value breaks. Here that becomes the key, the value, the nearest match and the fix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECRET = "(not shown)"
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `path` is the key it is about; the message reads well after the key's name."""
+    """One mistake. `path` is its key; the message follows the key's name."""
 
     path: At
     message: str
@@ -36,9 +36,9 @@ class Problem:
     call: str | None = None
     """The flag or `--set` it came from."""
     named: bool = False
-    """`where` names the key already."""
+    """Whether `where` already names the key."""
     where: str = ""
-    """`stoker.yaml:7` or the call."""
+    """`stoker.yaml:7` or the flag."""
     file: str | None = None
     mark: Mark | None = None
 
@@ -95,12 +95,12 @@ def without_nulls(raw: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Problem]
 
 
 def explain(exc: ValidationError) -> list[Problem]:
-    """pydantic's errors as ours, in the order of the tree."""
+    """pydantic's errors as Problems, in the order of the tree."""
     return [_explain(dict(error)) for error in exc.errors(include_url=False)]
 
 
 def place(problem: Problem, source: str | None, marks: Mapping[At, Mark], given: Mapping[At, str]) -> Problem:
-    """Find where the mistake was made: the flag it came from, else the nearest line."""
+    """Finds where the mistake was made: the flag it came from, else the nearest line."""
     if problem.call:
         return replace(problem, where=problem.call, named=True)
     for length in range(len(problem.path), 0, -1):
@@ -121,7 +121,7 @@ def place(problem: Problem, source: str | None, marks: Mapping[At, Mark], given:
 
 
 def combine(mistakes: Sequence[Problem], source: str | None) -> SpecError:
-    """One error for all of them, in the order of the file."""
+    """One error for all mistakes, in the order of the file."""
     ordered = sorted(mistakes, key=lambda m: (m.mark.line, m.mark.column) if m.mark else (1 << 30, 0))
     errors = [problem.to_json() for problem in ordered[:_KEPT]]
     first = ordered[0]
@@ -170,7 +170,7 @@ def _explain(error: dict[str, Any]) -> Problem:
 
 
 def meant(word: str, parent: At = ()) -> str | None:
-    """The key somebody probably meant by `word` in the mapping at `parent`; dotted where it lies deeper."""
+    """The key that `word` probably means in the mapping at `parent`; dotted where it lies deeper."""
     home = keys.WRONG_KEYS.get(word.lower())
     if len(parent) == 2 and parent[0] == "roles":
         own = keys.ROLE_KEYS.get(word.lower()) or home
@@ -252,7 +252,7 @@ def flow(value: Any) -> str:
 
 
 def _cut(value: Any) -> Any:
-    """Details travel over the network and into logs: short, and valid JSON (no NaN, no lone surrogates)."""
+    """A value for the details of an error: short, and valid JSON (no NaN, no lone surrogates)."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):

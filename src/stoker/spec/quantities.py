@@ -1,8 +1,8 @@
-"""Sizes, durations, cores and counts as people write them, turned into plain numbers.
+"""Sizes, durations, cores and counts as users write them, turned into plain numbers.
 
-Every reader takes whatever a YAML file, a JSON body or a flag may hold and either returns the normalised
-value or raises `Bad` with the value, the reason and the fix. Readers also take what they returned, so a
-normalised job reads back as itself. Arithmetic is exact (fractions) until the last step.
+Every reader accepts whatever a YAML file, a JSON body or a flag may hold. It returns the normalised value or raises
+`Bad` with the value, the reason and the fix. Readers also accept their own results, so a normalised job reads back
+unchanged. Arithmetic is exact (fractions) until the last step.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ MAX_SIZE = 1 << 60
 MAX_DURATION = 10 * 365 * 86400
 MAX_WORKERS = 100_000
 MAX_PROCESSES = 1024
-"""Training processes of one task: more than machines have cores, and with their threads about what a task may have."""
+"""Training processes of one task: more than machines have cores; with their threads about a task's limit."""
 _LONGEST = 64
-"""Characters of the longest quantity worth reading."""
+"""Characters of the longest quantity that is parsed."""
 
 
 class Bad(ValueError):
-    """A value that does not mean what its key needs. Message and hint follow the house style."""
+    """A value that its key cannot accept. Message and hint follow the style of errors."""
 
     def __init__(self, message: str, *, hint: str | None = None, choices: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class Bad(ValueError):
 
 @dataclass(frozen=True, order=True)
 class Workers:
-    """How many workers: exactly `min`, or elastic between `min` and `max`."""
+    """The number of workers: exactly `min`, or elastic between `min` and `max`."""
 
     min: int = 1
     max: int = 1
@@ -94,7 +94,7 @@ class Workers:
 
 
 def show(value: Any) -> str:
-    """A value as an error message quotes it: short, on one line, without control characters."""
+    """A value as error messages quote it: short, on one line, without control characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -145,7 +145,7 @@ def size(value: Any, *, least: int = 1) -> int:
 
 
 def memory(value: Any) -> int:
-    """A size no program could run below is a forgotten unit."""
+    """A size. One so small that no program could run with it lacks its unit."""
     return size(value, least=1 << 20)
 
 
@@ -165,7 +165,7 @@ def duration(value: Any, *, zero: bool = False) -> float:
 
 
 def percent(value: Any) -> float:
-    """`5%` as 5.0. A bare number below 1 could be a share or a percentage, so it is asked about."""
+    """`5%` as 5.0. A bare number below 1 could be a share or a percentage, so it is refused with a question."""
     number = _plain(value)
     if number is not None and 0 < number < 1:
         percents = f"{float(number * 100):.6g}"
@@ -180,7 +180,7 @@ def percent(value: Any) -> float:
 
 
 def count(value: Any, *, least: int = 0, most: int = 1_000_000_000, noun: str = "whole number") -> int:
-    """A whole number within bounds. `2.0` and `"2"` are 2; `true` is not 1."""
+    """An integer within bounds. `2.0` and `"2"` are 2; `true` is not 1."""
     number = _plain(value)
     if number is None and isinstance(value, str) and _short(r"^[-+]?\d{1,18}$", value):
         number = Fraction(int(value))
@@ -195,7 +195,7 @@ def count(value: Any, *, least: int = 0, most: int = 1_000_000_000, noun: str = 
 
 
 def check_processes(number: int) -> None:
-    """Apart from reading: a stored job that asks for more has been accepted before. Raises Bad."""
+    """Separate from reading: a stored job with more processes was accepted before. Raises Bad."""
     if number > MAX_PROCESSES:
         raise Bad(
             f"{number} is more than one task can have: {MAX_PROCESSES}",
@@ -233,7 +233,7 @@ def workers(value: Any) -> Workers:
 
 
 def _limits(value: Any) -> tuple[Any, Any] | None:
-    """Of `{min: 2, max: 4}`."""
+    """Limits from `{min: 2, max: 4}`."""
     if not isinstance(value, dict):
         return None
     low, high = value.get("min"), value.get("max")
@@ -263,7 +263,7 @@ def choice(value: Any, choices: Sequence[str], *, synonyms: dict[str, str] | Non
 def unknown(
     value: Any, choices: Sequence[str], *, synonyms: dict[str, str] | None = None, also: str = ""
 ) -> Bad:
-    """The error for a value that is none of `choices`, with the nearest one where there is one."""
+    """The error for a value outside `choices`, with the nearest choice if there is one."""
     text = value if isinstance(value, str) else show(value)
     near = (synonyms or {}).get(text.lower()) or nearest(text, choices)
     listed = ", ".join(choices) + (f", {also}" if also else "")
@@ -302,7 +302,7 @@ def show_percent(value: float) -> str:
 
 
 def _plain(value: Any) -> Fraction | None:
-    """A number that is one already. NaN and the infinities are none."""
+    """A finite number, given as a number or as text."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""docs/job-file.md, written from the table of keys, so that it cannot say anything else than the code does."""
+"""docs/job-file.md, generated from the table of keys, so that it always agrees with the code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INTRO = """\
 # The job file
 
 A job file says what to train, with what, and what to do when something goes wrong. It is YAML 1.2 (`1e-5` is
-a number, `yes` and `on` are text) or JSON, by custom called `stoker.yaml`; `run` is the only key it needs:
+a number, `yes` and `on` are text) or JSON, usually named `stoker.yaml`; `run` is the only key it needs:
 
 ```yaml
 run: python train.py --epochs 20
@@ -40,8 +40,8 @@ Schema for editors.
 `90s`, `1h30m`, `2d`. **Cores** are `2`, `0.5` or `500m`. Variables, tags and names are kept as they are written:
 `VERSION: 1.10` is the text 1.10.
 
-A key marked *not yet* is checked like any other and then refused by name on that engine; nothing is ignored in
-silence.
+A key marked *not yet* is checked like any other and then refused by name on that engine. No key is silently
+ignored.
 
 ## Keys
 
@@ -51,7 +51,7 @@ silence.
 
 
 def reference_markdown() -> str:
-    """The whole page; ends with a newline."""
+    """The whole page. Ends with a newline."""
     return _INTRO + "".join(f"| {' | '.join(_row(key))} |\n" for key in KEYS)
 
 

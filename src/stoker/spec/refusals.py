@@ -1,7 +1,7 @@
-"""How the warnings of a run speak of its checkpoints that are not offered: written by the server, read by the command line.
+"""Warnings of a run about checkpoints that are not offered: written by the server, read by the command line.
 
-One line per name, `checkpoint NAME is not offered: REASON`; one more where there are more names than it holds; and one
-that says what became of the files of a run that has no other checkpoint.
+One line per name, `checkpoint NAME is not offered: REASON`; one more line if there are too many names; and one line
+about the files of a run that has no other checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MOST = 20
-"""Names that are in the warnings of a run; of more, the number has to do."""
+"""Names in the warnings of a run. Further ones are only counted."""
 _NAMED = 3
 _SAID = re.compile(r"checkpoint (.*?) is not offered: (.*)", re.DOTALL)
 _MORE = re.compile(r"(\d+) more checkpoints? (?:is|are) not offered; the events of the run name them")
@@ -20,16 +20,16 @@ _NONE = "no checkpoint of this run is kept: "
 
 @dataclass
 class Refusals:
-    """The warnings of a run, taken apart."""
+    """The warnings of a run, parsed."""
 
     reasons: dict[str, str] = field(default_factory=dict)
-    """By name, the newest last."""
+    """Name -> reason, the newest last."""
     more: int = 0
-    """How many were left out."""
+    """Number of names left out."""
     files: str = ""
     """What became of the files, where no checkpoint is kept."""
     others: list[str] = field(default_factory=list)
-    """Warnings about something else."""
+    """All other warnings."""
 
     def add(self, name: str, why: str) -> None:
         self.reasons.pop(name, None)
@@ -39,13 +39,13 @@ class Refusals:
             self.more += 1
 
     def keep(self, name: str) -> None:
-        """One of that name is kept after all."""
+        """A checkpoint of that name is kept after all."""
         self.reasons.pop(name, None)
         self.files = ""
 
     @property
     def summary(self) -> str:
-        """`2 checkpoints are not offered: step-1 (it ends early), step-2 (it ends early)`; empty: there are none."""
+        """`2 checkpoints are not offered: step-1 (it ends early), step-2 (it ends early)`; empty if there are none."""
         count = len(self.reasons) + self.more
         if not count:
             return ""
@@ -56,9 +56,9 @@ class Refusals:
 
     @property
     def hint(self) -> str:
-        """Where to look."""
-        told = "the events of the run say when each was refused"
-        return f"{self.files or 'They lie in the checkpoint directory of the run'}; {told}."
+        """Where to find the files and the reasons."""
+        events = "the events of the run say when each was refused"
+        return f"{self.files or 'They are in the checkpoint directory of the run'}; {events}."
 
     def warnings(self) -> tuple[str, ...]:
         files = [_NONE + self.files] if self.files else []
@@ -87,7 +87,7 @@ def read(warnings: Sequence[str]) -> Refusals:
 
 
 def of_run(run: Mapping[str, object]) -> Refusals:
-    """Of a run as the server shows it."""
+    """From a run as the server returns it."""
     found = run.get("warnings")
     return read([str(line) for line in found] if isinstance(found, list) else [])
 

@@ -1,7 +1,7 @@
-"""The parts of a job: its groups of equal tasks, each with all it needs to be started.
+"""The parts of a job: its groups of equal tasks, each with everything needed to start it.
 
-A job's own keys describe its workers; `roles` describes what stands beside them. A part is one of these groups
-with everything filled in, so that nobody else asks where a command or a limit comes from.
+A job's own keys describe its workers; `roles` describes the other groups. A part is one group with every key filled
+in, so that no other module decides where a command or a limit comes from.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from stoker.spec.job import Job, Role
 
 WORKER = "worker"
 FIRST = ("chief", "master")
-"""Roles that come before the workers: rank 0 is theirs."""
+"""Roles before the workers: they have rank 0."""
 _LEADS = ("launcher", "client")
-"""Roles whose end is the end of the run, whoever else still runs."""
+"""Roles whose end is the end of the run, whatever else still runs."""
 _SERVES = ("ps", "evaluator", "scheduler")
-"""Roles that serve the others until these are done, and come back alone."""
+"""Roles that serve the others until these are done. They are replaced alone."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class RoleTasks:
 
     role: str
     count: int
-    """As many as there are at most."""
+    """The largest number of tasks."""
     least: int
-    """As few as it can do with: less than `count` only for elastic workers."""
+    """The smallest number: less than `count` only for elastic workers."""
     job: Job
-    """The job as this role sees it: its own command, resources, environment and image; no roles."""
+    """The job as this role sees it: with its own command, resources, environment and image; without roles."""
     on_loss: str
     ends: bool
-    """The run is over when all tasks of all such parts are."""
+    """The run is over when all tasks of all such parts are done."""
     may_fail: bool
 
     @property
@@ -41,7 +41,7 @@ class RoleTasks:
 
 
 def parts(job: Job) -> tuple[RoleTasks, ...]:
-    """In the order of their ranks: the chief, the workers, then the others as they stand in the file."""
+    """In the order of their ranks: the chief, the workers, then the others in the order of the file."""
     ahead = [name for name in job.roles if name in FIRST]
     after = [name for name in job.roles if name not in FIRST]
     ending = _ending(job)
@@ -85,10 +85,10 @@ def _role(job: Job, name: str, role: Role, ending: set[str]) -> RoleTasks:
 
 
 def _ending(job: Job) -> set[str]:
-    """Who must be done for the run to be: those who say so, else the one that leads, else all that train."""
-    said = {name for name, role in job.roles.items() if role.ends}
-    if said:
-        return said
+    """Roles whose tasks end the run: those with `ends`, else the leading role, else all that train."""
+    explicit = {name for name, role in job.roles.items() if role.ends}
+    if explicit:
+        return explicit
     leads = {name for name in job.roles if name in _LEADS}
     if not leads and job.framework == "tensorflow":
         leads = {name for name in job.roles if name in FIRST}

@@ -1,7 +1,7 @@
 """The JSON Schema of a job file, for editors. Built from the table of keys.
 
-It says yes to every job that is read without errors; some mistakes (a secret that is also a variable) only
-the reader finds.
+It accepts every job that is read without errors. Some mistakes (a secret that is also a variable) are found only by
+the reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 def job_schema() -> dict[str, Any]:
-    """A fresh dict; draft 2020-12."""
+    """A new dict; draft 2020-12."""
     root: dict[str, Any] = {
         "$schema": SCHEMA_ID,
         "title": "Stoker job file",

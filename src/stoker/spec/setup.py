@@ -1,6 +1,6 @@
-"""Which files a `setup` depends on. Their content is the key under which its result is cached.
+"""The files that a `setup` depends on. Their content is the key under which its result is cached.
 
-Too few files and a changed one goes unnoticed: running again is slow, not running again is wrong. So without
+With too few files a change goes unnoticed. Running again is only slow; not running again is wrong. So without
 `inputs` a plain installer depends on the usual files and on everything it names (`pip install -e .` on the whole
 tree), and anything else (`make`, a script) on the whole tree.
 """
@@ -38,21 +38,21 @@ _INSTALL = re.compile(
 
 
 _LONGEST = LINE // 8 - 1
-"""Characters of a word that may be a path: as a pattern each may have eight bytes."""
+"""Characters of a word that may be a path: in a pattern each may take eight bytes."""
 
 
 def setup_inputs(setup: Setup, paths: Iterable[str]) -> list[str]:
-    """Those of `paths` (relative to the working directory, `/`-separated) the setup depends on, sorted."""
+    """Those of `paths` (relative to the working directory, `/`-separated) that the setup depends on, sorted."""
     patterns = setup.inputs or (*USUAL, *_named(setup.run))
     if "." in patterns or not (setup.inputs or _only_installs(setup.run)):
         return sorted(paths)
-    # A pattern with a slash in front is matched from the top, and a directory with everything beneath it.
+    # A pattern with a leading slash is matched from the top, and a directory includes everything below it.
     wanted = Patterns(f"/{posixpath.normpath(p)}".encode("utf-8", "surrogateescape") for p in patterns)
     return sorted(_beneath(wanted, paths))
 
 
 def _only_installs(command: str) -> bool:
-    """Whether it is package installers and nothing else, one after another."""
+    """Whether the command consists only of package installers, one after another."""
     parts = [part.strip() for part in re.split(r"&&|;|\n", command) if part.strip()]
     return bool(parts) and all(_INSTALL.fullmatch(part) for part in parts)
 
@@ -74,10 +74,10 @@ def _beneath(wanted: Patterns, paths: Iterable[str]) -> Iterator[str]:
 
 
 def _named(command: str) -> list[str]:
-    """Words of the command that may be paths beneath the working directory, as literal patterns."""
+    """Words of the command that may be paths below the working directory, as literal patterns."""
     try:
         words = shlex.split(command, comments=True)
-    except ValueError:  # an open quote: the shell will complain, words are words all the same
+    except ValueError:  # an open quote: the shell will complain; splitting at spaces suffices
         words = command.split()
     found = []
     for word in words:

@@ -1,4 +1,4 @@
-"""The words everybody uses for what becomes of a run."""
+"""The states of a run, and the causes by which an attempt ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class RunState(StrEnum):
 
     @property
     def holds(self) -> bool:
-        """Holds resources now."""
         return self in HOLDING
 
 
@@ -55,7 +54,7 @@ class Cause(StrEnum):
 
     @property
     def users_fault(self) -> bool:
-        """Spends the user's `retries`. The others are retried for free, with backoff and a bound."""
+        """Whether it spends the user's `retries`. Other causes are retried for free, with backoff and a bound."""
         return self in USERS_FAULT
 
 

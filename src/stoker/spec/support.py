@@ -1,7 +1,7 @@
-"""Keys an engine cannot honour yet. They are refused by name, never passed over in silence.
+"""Keys that an engine cannot honour yet. They are refused by name, never silently ignored.
 
-One table: an engine that learns a key loses its row here, and nothing else changes. `lost_after` and `lease`
-are not here: on one machine they have no effect by design, because a loss is always proven there.
+One table: an engine that learns a key loses its row here, and nothing else changes. `lost_after` and `lease` have no
+row: on one machine they have no effect by design, because a loss is always proven there.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Row:
     asked: Callable[[Job], bool]
     hint: str
     what: str = ""
-    """What of the key is meant, where not all of it is refused."""
+    """The refused part of the key, where only a part is refused."""
 
 
-_DATA = "It comes with datasets; leave `{key}` out and read the files from where they are."
-_CLUSTER = "It comes with clusters; leave `{key}` out to run on this machine."
+_DATA = "Datasets are not available yet; leave `{key}` out and read the files where they are."
+_CLUSTER = "It is for clusters; leave `{key}` out to run on this machine."
 _LATER = "Leave `{key}` out."
 
 
 def _needs_launcher(job: Job) -> bool:
-    """Only a launcher can tell a task of the others."""
+    """Only a launcher can tell a task about the others."""
     return job.launcher == "none" and (job.workers.max > 1 or bool(job.roles) or job.framework is not None)
 
 
 def _any(job: Job, key: str) -> bool:
-    """Of the job or of any of its roles."""
+    """Whether the job or any of its roles has this key."""
     return any(bool(getattr(one, key)) for one in (job, *job.roles.values()))
 
 
@@ -83,11 +83,11 @@ GIVEN = {
     "python": "with an image",
     "resources.shm": "with an image",
 }
-"""What a key needs on this machine; the engine refuses it where that is missing."""
+"""What a key needs on this machine. The engine refuses the key where that is missing."""
 
 
 def unsupported(job: Job, engine: str = "local") -> list[Refused]:
-    """One error for each key of the job that the engine cannot honour yet; empty when it can run it."""
+    """One error for each key of the job that the engine cannot honour yet."""
     return [
         Refused(
             f"{row.what or f'`{row.key}`'} is not yet available on the {engine} engine",
@@ -100,7 +100,7 @@ def unsupported(job: Job, engine: str = "local") -> list[Refused]:
 
 
 def refuse_unsupported(job: Job, engine: str = "local") -> None:
-    """Raise one Refused that names every key the engine cannot honour yet."""
+    """Raises one Refused that names every key the engine cannot honour yet."""
     found = unsupported(job, engine)
     if not found:
         return

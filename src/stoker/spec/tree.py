@@ -1,14 +1,12 @@
-"""A tree: a directory as a value. Code, checkpoints and outputs are all trees of blobs.
+"""A tree: a directory as a value. Code, checkpoints and outputs are trees of blobs.
 
-A tree is a sorted list of files (path, SHA-256, size, executable or not) and links. Its name is the SHA-256
-of its canonical JSON, so two equal directories are one tree wherever they come from. Trees arrive from other
-people's machines and from training code, so `validate` is the one place where every rule about names stands;
-nobody writes a tree to disk without it.
+A tree is a sorted list of files (path, SHA-256, size, executable or not) and links. Its name is the SHA-256 of its
+canonical JSON, so two equal directories are one tree wherever they come from. Trees arrive from foreign machines and
+from training code. `validate` holds every rule about names, and every tree is validated before it is written to disk.
 
-Links are kept only if they stay inside. Looking at the text of a target is enough for that because two rules
-hold together: `..` may stand only at the front of a target, at most as often as the link is deep, and nothing
-lies beneath a link. So going up always starts from a real directory, and going down can only meet links for
-which the same holds.
+Links are kept only if they stay inside. Checking the text of the target is enough, because of two rules: `..` may
+stand only at the front of a target, at most as often as the link is deep, and nothing lies below a link. So going up
+always starts from a real directory, and going down can only meet links that obey the same rules.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from typing import Any
 from stoker.errors import SpecError, TooLarge
 
 MAX_COMPONENT = 255
-"""Bytes in one name; what Linux file systems hold."""
+"""Bytes of one name: the limit of Linux file systems."""
 MAX_PATH = 4096
-"""Bytes in a whole path."""
+"""Bytes of a whole path."""
 CODE_FILES = 200_000
 CODE_BYTES = 5 << 30
-"""Caps on a working directory that is shipped with a run. More is data, and data has its own way."""
+"""Limits for a working directory that is shipped with a run. Larger data belongs into inputs."""
 
 FILE_MODES = (0o644, 0o755)
 
@@ -53,7 +51,7 @@ class TreeFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """Files sorted by path. Made by hand it may be anything; `validate` says whether it is a tree."""
+    """Files sorted by path. The constructor checks nothing; `validate` does."""
 
     files: tuple[TreeFile, ...] = ()
 
@@ -63,7 +61,7 @@ class Tree:
 
     @classmethod
     def from_json(cls, raw: Any) -> Tree:
-        """A tree from what somebody sent. Checks shapes and types; the rules are `validate`'s."""
+        """A tree from received JSON. Checks shapes and types; `validate` checks the rules."""
         if not isinstance(raw, dict) or set(raw) != {"files"} or not isinstance(raw["files"], list):
             raise SpecError("a tree manifest must be an object with one key, files, a list")
         return cls(tuple(_file(entry) for entry in raw["files"]))
@@ -73,7 +71,7 @@ class Tree:
         return sum(file.size for file in self.files)
 
     def blobs(self) -> dict[str, int]:
-        """What must be stored to have this tree: digest -> size."""
+        """The blobs of this tree: digest -> size."""
         return {file.sha256: file.size for file in self.files if file.link is None}
 
     def canonical(self) -> bytes:
@@ -85,12 +83,12 @@ class Tree:
         return hashlib.sha256(self.canonical()).hexdigest()
 
     def renamed(self, rename: Callable[[str], str]) -> Tree:
-        """With other names for files and directories. Raises SpecError where two become one, or one is no name."""
+        """With other names for files and directories. Raises SpecError for an invalid name and for two equal paths."""
         files = [replace(file, path="/".join(map(rename, file.path.split("/")))) for file in self.files]
         return Tree.of(files).validate(max_files=None, max_bytes=None)
 
     def validate(self, *, max_files: int | None = CODE_FILES, max_bytes: int | None = CODE_BYTES) -> Tree:
-        """Raise SpecError or TooLarge unless every rule holds; returns itself."""
+        """Raises SpecError or TooLarge unless every rule holds; returns itself."""
         if max_files is not None and len(self.files) > max_files:
             raise TooLarge(f"the tree has {len(self.files)} files, over the cap of {max_files}")
         previous = ""
@@ -120,7 +118,7 @@ def is_digest(value: object) -> bool:
 
 
 def check_digest(value: object) -> str:
-    """The digest itself, or SpecError. Called before any digest becomes part of a path."""
+    """Returns the digest, or raises SpecError. Called before any digest becomes part of a path."""
     if not isinstance(value, str) or _DIGEST.fullmatch(value) is None:
         raise SpecError(
             f"not a SHA-256 digest: {str(value)[:80]!r}", hint="A digest is 64 lower-case hex digits."
@@ -129,7 +127,7 @@ def check_digest(value: object) -> str:
 
 
 def check_path(path: str) -> None:
-    """A relative path of plain names. Case is kept; nothing is normalised, so nothing can be smuggled."""
+    """A relative path of plain names. Case is kept and nothing is normalised, so no name can bypass a check."""
     try:
         raw = path.encode()
     except UnicodeEncodeError as exc:
@@ -146,7 +144,7 @@ def check_path(path: str) -> None:
 
 
 def check_link(path: str, target: str) -> None:
-    """A link at `path` to `target` that cannot lead outside, whatever other links there are."""
+    """Checks that a link at `path` to `target` cannot lead outside, whatever other links there are."""
     parts = target.split("/")
     up = 0
     while up < len(parts) and parts[up] == "..":
@@ -176,7 +174,7 @@ def _check_file(file: TreeFile, sizes: dict[str, int]) -> None:
 
 
 def _check_parents(leaves: set[str]) -> None:
-    """Nothing may lie beneath a file or a link."""
+    """Nothing may lie below a file or a link."""
     seen: set[str] = set()
     for path in leaves:
         parent = path.rpartition("/")[0]

@@ -1,8 +1,8 @@
-"""YAML as job files need it: 1.2 core values, a line for everything, and nothing that runs or explodes.
+"""YAML as job files need it: core values of 1.2, a line for every value, and no code execution or expansion bombs.
 
-PyYAML's scanner and parser give events; the tree is built here without recursion, so that depth, number of
-nodes and what aliases expand to are bounded while reading. PyYAML's own resolver knows YAML 1.1 only, where
-`on` is true, `12:30:00` is a number and `1e-5` is text.
+PyYAML's scanner and parser give events. The tree is built here without recursion, so that depth, number of nodes and
+the expansion of aliases are bounded while reading. PyYAML's own resolver knows only YAML 1.1, where `on` is true,
+`12:30:00` is a number and `1e-5` is text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.spec.quantities import show
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_NODES = 20_000
-"""Values in one file, aliases expanded. A job file has some dozens."""
+"""Values in one file, with aliases expanded. A job file has a few dozen."""
 _LONGEST_NUMBER = 64
 
 Path = tuple[str | int, ...]
@@ -33,14 +33,14 @@ _CORE = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True)
 class Mark:
-    """Where something stands; from 1."""
+    """A position in the text; counts from 1."""
 
     line: int
     column: int
 
 
 class YamlError(Exception):
-    """Text that is not the YAML we take. `mark` is None where the whole text is meant."""
+    """Text that is not valid YAML here. `mark` is None where the whole text is concerned."""
 
     def __init__(self, message: str, mark: Mark | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class YamlError(Exception):
 
 @dataclass
 class YamlNode:
-    """A value with its place. `size` and `height` count what it expands to."""
+    """A value with its position. `size` and `height` count its expansion."""
 
     kind: str
     """scalar | list | mapping"""
@@ -66,7 +66,7 @@ class YamlNode:
 
 
 def scalar(text: str) -> bool | int | float | str | None:
-    """What a plain scalar means by YAML 1.2's core schema."""
+    """The value of a plain scalar by YAML 1.2's core schema."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -82,13 +82,13 @@ def scalar(text: str) -> bool | int | float | str | None:
 
 
 def compose(text: str) -> YamlNode | None:
-    """The tree of a text with one document; None where it is empty. Raises YamlError."""
+    """The tree of a text with one document; None for an empty one. Raises YamlError."""
     found = _compose(text, _Builder())
     return found[0] if found else None
 
 
 def compose_all(text: str) -> list[YamlNode]:
-    """The trees of all documents of a text, empty ones left out. Bounds hold for all of them together."""
+    """The trees of all documents of a text, without empty ones. The limits hold for all of them together."""
     return _compose(text, _Builder(many=True))
 
 
@@ -111,7 +111,7 @@ def _compose(text: str, builder: _Builder) -> list[YamlNode]:
 def plain(
     node: YamlNode, marks: dict[Path, Mark], keeps_text: Callable[[Path], bool], path: Path = ()
 ) -> Any:
-    """The value of a node as dict, list and scalars; fills `marks` with the place of each path."""
+    """The value of a node as dict, list and scalars. Fills `marks` with the position of each path."""
     marks.setdefault(path, node.mark)
     if node.kind == "mapping":
         found: dict[str, Any] = {}
@@ -128,13 +128,13 @@ def plain(
 
 
 class _Builder:
-    """Turns events into trees. Holds a stack instead of recursing; used once."""
+    """Turns events into trees. Uses a stack instead of recursion; for one use."""
 
     def __init__(self, *, many: bool = False) -> None:
         self.many = many
         self.stack: list[YamlNode] = []
         self.waiting: list[tuple[Mark, str] | None] = []
-        """Beside each node of the stack: the key read last, waiting for its value."""
+        """For each node of the stack, the key that waits for its value."""
         self.anchors: dict[str, YamlNode] = {}
         self.nodes = 0
         self.roots: list[YamlNode] = []
@@ -200,7 +200,7 @@ class _Builder:
         return node
 
     def add(self, node: YamlNode, mark: Mark) -> None:
-        """Give a finished node to whatever contains it."""
+        """Adds a finished node to the node that contains it."""
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise YamlError(f"there are more than {MAX_NODES} values", mark, "Keep data out of the job file.")
@@ -252,7 +252,7 @@ _BRACKETS = {"sequence": "[", "mapping": "{"}
 
 
 def _syntax(exc: yaml.MarkedYAMLError, text: str) -> YamlError:
-    """PyYAML's complaint in words that help somebody who has never read the YAML specification."""
+    """PyYAML's error in words for users who have not read the YAML specification."""
     at = exc.problem_mark or exc.context_mark
     mark = Mark(at.line + 1, at.column + 1) if at else None
     start = exc.context_mark.line + 1 if exc.context_mark else 0
@@ -291,7 +291,7 @@ def _syntax(exc: yaml.MarkedYAMLError, text: str) -> YamlError:
 
 
 def _stray_colon(lines: list[str], number: int, column: int) -> YamlError:
-    """A `:` where the parser was in the middle of a value: three different mistakes look like this to it."""
+    """A `:` where the parser was within a value. Three different mistakes look like this to it."""
     mark = Mark(number + 1, column + 1)
     if ": " in lines[number][:column]:
         hint = "Put a value that holds `: ` in quotes."
@@ -307,10 +307,10 @@ def _stray_colon(lines: list[str], number: int, column: int) -> YamlError:
 
 
 def _paired(text: str) -> str:
-    """JSON writes characters beyond the basic plane as two escapes; YAML's scanner leaves them in two halves."""
+    """JSON writes characters beyond the basic plane as two escapes, which YAML's scanner leaves as two halves."""
     if not any("\ud800" <= char <= "\udfff" for char in text):
         return text
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-    except UnicodeDecodeError:  # a half without its other half; the key that holds it refuses it
+    except UnicodeDecodeError:  # an unpaired half; the key with this value refuses it
         return text

@@ -27,10 +27,10 @@ T = TypeVar("T")
 class Database:
     """One writer, several readers. Safe from any thread.
 
-    `write(work, ...)` takes the process-wide lock and a transaction that excludes other writers from its start. It calls
-    `work(connection, ...)`, commits when that returns and rolls back when it raises. `read` is the same on a snapshot,
-    without the lock. Work that fails because of a lock or a lost connection is repeated from its beginning, so it may
-    change nothing but its connection. Every database error is raised as one of `stoker.errors`.
+    `write(work, ...)` takes the process-wide lock and a transaction that excludes other writers from its start. It
+    calls `work(connection, ...)`, commits when that returns and rolls back when it raises. `read` is the same on a
+    snapshot, without the lock. Work that fails because of a lock or a lost connection is repeated from its beginning,
+    so it may change nothing but its connection. Every database error is raised as one of `stoker.errors`.
     """
 
     def __init__(self, dialect: Dialect) -> None:

@@ -41,8 +41,8 @@ class HomeContents:
 
     @property
     def of_runs(self) -> bool:
-        """Whether anything proves that a database without runs is wrong. Blobs alone do not: code arrives before the run
-        that needs it."""
+        """Whether anything proves that a database without runs is wrong. Blobs alone do not: code arrives before the
+        run that needs it."""
         return bool(self.runs or self.tasks or self.copies)
 
     @property

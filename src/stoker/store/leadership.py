@@ -76,8 +76,8 @@ class LeaderLease:
         return self._do(lambda connection: Leader(*connection.execute(READ).one()))
 
     def take(self, seen: Leader, holder: str, url: str) -> int | None:
-        """Takes the lead and returns the new epoch; None when the row has changed since `seen`. `holder` must be unique.
-        Raises StoreError for a database of a newer version, which this program cannot use."""
+        """Takes the lead and returns the new epoch; None when the row has changed since `seen`. `holder` must be
+        unique. Raises StoreError for a database of a newer version, which this program cannot use."""
         self._do(lambda connection: migrate.refuse_newer(migrate.version(connection), self.where))
         values = {
             "of_epoch": seen.epoch,
@@ -97,7 +97,8 @@ class LeaderLease:
         try:
             here = self._change(BEAT, {"of_epoch": epoch})
         except StoreBusy:
-            # A long transaction holds the row, and meanwhile no other server can take it. So reading the epoch suffices.
+            # A long transaction holds the row, and meanwhile no other server can take it. So reading the epoch
+            # suffices.
             here = self.read().epoch == epoch
         if not here:
             raise NotLeading(f"another server leads on {self.where} now")

@@ -189,8 +189,8 @@ def points(connection: Connection, run: str, key: str, max_points: int | None) -
 
 
 def thin(curve: list[MetricPoint], most: int) -> list[MetricPoint]:
-    """At most `most` points, chosen deterministically: the first, the last, and the lowest and highest of equal stretches
-    between, so that no spike is lost. NaN counts as the highest: users look for it."""
+    """At most `most` points, chosen deterministically: the first, the last, and the lowest and highest of equal
+    stretches between, so that no spike is lost. NaN counts as the highest: users look for it."""
     if len(curve) <= most:
         return curve
     if most < 4:

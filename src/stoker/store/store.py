@@ -33,14 +33,14 @@ from stoker.store.rows import (
 class Store:
     """What users asked for and what happened, in one database.
 
-    Every method is synchronous, may be called from any thread, and is one transaction. A write is synced to disk when it
-    returns and leaves no trace when it raises. A read sees one consistent state and never waits for a writer. After a
-    crash everything acknowledged is there, and nothing is there in part. One process should have a store open for
-    writing; a second one waits or gets an error.
+    Every method is synchronous, may be called from any thread, and is one transaction. A write is synced to disk when
+    it returns and leaves no trace when it raises. A read sees one consistent state and never waits for a writer.
+    After a crash everything acknowledged is there, and nothing is there in part. One process should have a store open
+    for writing; a second one waits or gets an error.
 
-    Raises only `stoker.errors` (and ValueError for a mistake of the caller). StoreBusy may be tried again, DiskFull too
-    once there is room. Once the database has shown damage, `damaged` describes it. Then reads go on as far as possible,
-    and every write raises StoreDamaged.
+    Raises only `stoker.errors` (and ValueError for a mistake of the caller). StoreBusy may be tried again, DiskFull
+    too once there is room. Once the database has shown damage, `damaged` describes it. Then reads go on as far as
+    possible, and every write raises StoreDamaged.
     """
 
     def __init__(self, database: Database) -> None:
@@ -56,9 +56,9 @@ class Store:
         busy_timeout: float = 5.0,
         epoch: int | None = None,
     ) -> Self:
-        """Checks the database, migrates its schema and opens it. `busy_timeout`: seconds to wait, a few times, for a lock of
-        another process or for an unreachable database. `epoch`: the one that LeaderLease gave to the leader; every write
-        raises NotLeading once there is a newer one."""
+        """Checks the database, migrates its schema and opens it. `busy_timeout`: seconds to wait, a few times, for a
+        lock of another process or for an unreachable database. `epoch`: the one that LeaderLease gave to the leader;
+        every write raises NotLeading once there is a newer one."""
         dialect = dialect_for(url_or_path, busy_timeout=busy_timeout, epoch=epoch)
         with translated(dialect):
             if not dialect.exists():
@@ -78,8 +78,8 @@ class Store:
 
     @classmethod
     def of_home(cls, home: Home, url_or_path: str | Path, *, epoch: int | None = None) -> Self:
-        """The database of a home, created where the home is new. Raises StoreLost when it is gone or empty although the home
-        holds data of runs: a new database would treat that data as garbage."""
+        """The database of a home, created where the home is new. Raises StoreLost when it is gone or empty although
+        the home holds data of runs: a new database would treat that data as garbage."""
         shared = is_shared(url_or_path)
         try:
             store = cls.open(url_or_path, create=False, epoch=epoch)
@@ -130,8 +130,8 @@ class Store:
         return self._database.write(submissions.submit_many, new, now)
 
     def set_desired(self, run_id: str, desired: str, now: float, *, by: str) -> RunRow:
-        """run | stop | kill | suspend. A terminal run does not change, and a weaker wish never replaces a stronger one: kill
-        stays kill after stop, stop stays stop after suspend."""
+        """run | stop | kill | suspend. A terminal run does not change, and a weaker wish never replaces a stronger
+        one: kill stays kill after stop, stop stays stop after suspend."""
         return self._database.write(submissions.set_desired, run_id, desired, now, by)
 
     def resume(self, run_id: str, *, key: str, now: float, job: Json | None = None) -> tuple[RunRow, bool]:
@@ -142,8 +142,8 @@ class Store:
     # -- what happened ---------------------------------------------------------------------------------------
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Applies all or none, as if one after the other. Raises ValueError for an unknown column, NotFound for an update of
-        a missing row, Conflict for adding an existing one."""
+        """Applies all or none, as if one after the other. Raises ValueError for an unknown column, NotFound for an
+        update of a missing row, Conflict for adding an existing one."""
         if not changes:
             return
         learnt = self._database.write(self._changes.apply, changes)
@@ -209,8 +209,8 @@ class Store:
         return self._database.read(metrics.summary, run_id)
 
     def metric_points(self, run_id: str, key: str, max_points: int | None = None) -> list[MetricPoint]:
-        """(step, value, t, attempt) by step, with the newest attempt's value of each. A thinned curve keeps the first, the
-        last and every extreme."""
+        """(step, value, t, attempt) by step, with the newest attempt's value of each. A thinned curve keeps the
+        first, the last and every extreme."""
         return self._database.read(metrics.points, run_id, key, max_points)
 
     def metric_names(self, run_id: str) -> list[str]:

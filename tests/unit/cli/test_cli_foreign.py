@@ -59,7 +59,7 @@ def test_what_cannot_be_honoured_is_refused_unless_that_is_fine(fake: Any, invok
     result = invoke("submit", name, "-d")
     assert (result.code, result.out, fake.submitted) == (2, "", [])
     assert "error: one entry in job.yaml cannot be honoured" in result.err
-    assert 'job.yaml:9: spec.template.spec.nodeName ("n1"): the scheduler says where it goes' in result.err
+    assert 'job.yaml:9: spec.template.spec.nodeName ("n1"): the scheduler chooses the node' in result.err
     assert "hint: --lenient submits it without them" in result.err
     lenient = invoke("submit", name, "-d", "--lenient")
     assert lenient.code == 0
@@ -76,7 +76,7 @@ def test_without_anything_that_runs_images_the_command_runs_here(
     mount = "--data=/data/x], volumeMounts: [{name: d, mountPath: /data}]"
     name = file(JOB.replace("NAME", "a").replace("--data=/data/x]", mount) + volume)
     strict = invoke("submit", name, "-d", "--volume", "claim=data")
-    assert strict.code == 2 and "nothing here runs images" in strict.err
+    assert strict.code == 2 and "no container runtime" in strict.err
     result = invoke("submit", name, "-d", "--lenient", "--volume", "claim=data")
     assert result.code == 0, result
     [body] = fake.submitted

@@ -164,7 +164,7 @@ def test_explaining_names_the_place_the_shortage_and_the_holders():
     ask(made, "second", Ask(gpu=2))
     why = made.explain("second")
     assert (why.position, why.queued, why.behind) == (2, 2, "first")
-    assert why.reason == "short of 2 GPUs on local, held by digits; first is before it"
+    assert why.reason == "short of 2 GPUs on local, held by digits; first comes first"
     assert made.explain("digits").state == "held"
     with pytest.raises(NotFound):
         made.explain("nobody")

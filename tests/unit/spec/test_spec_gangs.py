@@ -10,7 +10,7 @@ from stoker.spec import job_from_flags, parse_job
 FRAMEWORKS = "torch, tensorflow, jax, mpi, horovod, dask, none"
 
 MISTAKES: list[tuple[str, str, str | None]] = [
-    ("workers: 0", "workers: 0 leaves nothing to run", "Say how many, or leave it out: then there is one."),
+    ("workers: 0", "workers: 0 leaves nothing to run", "Write how many, or leave it out for one."),
     (
         "workers: 4 gpus",
         'workers: "4 gpus" is not a number of workers',

@@ -70,7 +70,8 @@ def stop_server(ctx: Context) -> bool:
         # The server ended before it could answer.
         pass
     until = time.monotonic() + STOP_LIMIT
-    # The server holds its lock a little longer than server.json. A caller may start the next one, which needs the lock.
+    # The server holds its lock a little longer than server.json. A caller may start the next one, which needs the
+    # lock.
     while local.running(ctx.home) is not None or local.locked(ctx.home):
         if time.monotonic() > until:
             raise Conflict(

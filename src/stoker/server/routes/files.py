@@ -190,8 +190,8 @@ async def _pieces(fd: int, start: int, end: int) -> AsyncIterator[bytes]:
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int, bool]:
-    """Start, end (exclusive) and whether it is a part. Raises ValueError for a range outside the file. Anything but one
-    plain range is answered with the whole file, as HTTP allows."""
+    """Start, end (exclusive) and whether it is a part. Raises ValueError for a range outside the file. Anything but
+    one plain range is answered with the whole file, as HTTP allows."""
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or match.group() == "bytes=-":
         return 0, size, False

@@ -1,4 +1,4 @@
-"""What a container asks for, as Kubernetes writes it, in the words of a job."""
+"""Resources of a container, from Kubernetes' form to that of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXPONENT = re.compile(r"[0-9]+(?:\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 
 
 def resources(value: Any, path: At, ledger: Ledger, *, cluster: bool) -> dict[str, Any]:
-    """Of one container. Here what is reserved is also the limit; where they differ, that is said."""
+    """Resources of one container. In a job the request equals the limit; a note says where they differ."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -40,7 +40,7 @@ def resources(value: Any, path: At, ledger: Ledger, *, cluster: bool) -> dict[st
             )
             continue
         found[ours] = amount
-        _say_difference(key, limits, requests, path, ledger)
+        _note_difference(key, limits, requests, path, ledger)
     for key in [*limits, *(key for key in requests if key not in limits)]:
         where = (*path, "limits" if key in limits else "requests", key)
         if key in GPUS:
@@ -71,12 +71,12 @@ def _amount(key: str, value: Any, where: At, ledger: Ledger) -> Any:
 
 
 def _milli(value: str) -> Any:
-    """Kubernetes writes fractions of a byte so; nobody means them."""
+    """Kubernetes' notation for fractions of a byte; rounded up to whole bytes."""
     digits = value[:-1]
     return -(-int(digits) // 1000) if digits.isdigit() and len(digits) < 18 else value
 
 
-def _say_difference(
+def _note_difference(
     key: str, limits: Mapping[str, Any], requests: Mapping[str, Any], path: At, ledger: Ledger
 ) -> None:
     if key in limits and key in requests and str(limits[key]) != str(requests[key]):

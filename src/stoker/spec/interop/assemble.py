@@ -1,4 +1,4 @@
-"""Pieces into a job: the workers are the job itself, every other group is a role."""
+"""Builds a job from pieces: the workers are the job itself, every other group is a role."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from stoker.spec import names, quantities
 from stoker.spec.interop.ledger import At, Ledger, Level, View
-from stoker.spec.interop.pods import Piece, said_timeout
+from stoker.spec.interop.pods import Piece, note_timeout
 from stoker.spec.job import Job
 from stoker.spec.load import Origin, job_from_tree
 from stoker.spec.quantities import Workers
 
 RESTARTS = 10
-"""For those that would restart for ever."""
+"""Retries of a job that would restart without end."""
 _TAGGED = ("app.kubernetes.io/managed-by", "kueue.x-k8s.io/queue-name")
 
 
 @dataclass
 class Group:
-    """A piece, how many there are of it, and what else its role says."""
+    """A piece, the number of its tasks, and further keys of its role."""
 
     piece: Piece
     count: int = 1
@@ -29,7 +29,7 @@ class Group:
 
 @dataclass
 class Draft:
-    """A job on its way: keys beyond what the pieces say."""
+    """A job under construction: keys beyond those of the pieces."""
 
     ledger: Ledger
     name: str = ""
@@ -53,10 +53,10 @@ class Draft:
             tree["roles"] = {
                 name: _role(group, main.piece if workers else None, tree) for name, group in roles.items()
             }
-        everybody = [*([workers] if workers else []), *roles.values()]
-        self._shared(tree, everybody)
+        groups = [*([workers] if workers else []), *roles.values()]
+        self._shared(tree, groups)
         if workers is not None:
-            self._say_leaks(main.piece, roles)
+            self._note_inherited(main.piece, roles)
         if self.ledger.mistakes:
             return None
         tree = {
@@ -65,7 +65,7 @@ class Draft:
         return job_from_tree(tree, self._origin(main.piece))
 
     def _shared(self, tree: dict[str, Any], groups: Sequence[Group]) -> None:
-        """What a job says once for all its tasks."""
+        """Sets the keys that a job has once for all its tasks."""
         mounts: dict[str, str] = {}
         for group in groups:
             for path, source in group.piece.mounts.items():
@@ -82,7 +82,7 @@ class Draft:
         if timeouts and tree.get("timeout") is None:
             tree["timeout"] = min(timeouts)
 
-    def _say_leaks(self, main: Piece, roles: Mapping[str, Group]) -> None:
+    def _note_inherited(self, main: Piece, roles: Mapping[str, Group]) -> None:
         for name, group in roles.items():
             if extra := [one for one in main.env if one not in group.piece.env]:
                 where = main.lines.get(("env", extra[0]), main.at)
@@ -91,24 +91,23 @@ class Draft:
                 return
 
     def _origin(self, main: Piece) -> Origin:
-        """So that a mistake that only the job's own rules find is told by its line in the file."""
+        """Lines for mistakes that only the job's own rules find."""
         lines = {**main.lines, **self.lines}
         marks = {
             ours: self.ledger.marks[theirs] for ours, theirs in lines.items() if theirs in self.ledger.marks
         }
         return Origin(source=self.ledger.source, marks=marks)
 
-    # -- what many kinds have in common ----------------------------------------------------------------------
+    # -- shared by several kinds -----------------------------------------------------------------------------
 
     def describe(self, metadata: View) -> None:
-        """Name and tags."""
         given = metadata.text("name") or ""
         generated = metadata.text("generateName") or ""
         self.name = names.slugify(given or generated)
         if given and self.name != given:
-            metadata.note("name", f"the run is called {self.name or 'after its command'}", Level.SAID)
+            metadata.note("name", f"the run is named {self.name or 'after its command'}", Level.SAID)
         labels = metadata.take("labels")
-        metadata.take("annotations")  # nobody but a cluster would read them
+        metadata.take("annotations")  # only a cluster reads them
         for key, value in labels.items() if isinstance(labels, Mapping) else ():
             text = f"{key}={value}" if value else str(key)
             if key.startswith("kueue.x-k8s.io/"):
@@ -125,7 +124,7 @@ class Draft:
         seconds = view.number("activeDeadlineSeconds", quantities.duration)
         if seconds is not None:
             self.keys["timeout"] = seconds
-            said_timeout(self.ledger, view.path("activeDeadlineSeconds"), seconds, retries)
+            note_timeout(self.ledger, view.path("activeDeadlineSeconds"), seconds, retries)
 
     def suspended(self, view: View) -> None:
         if view.switch("suspend"):
@@ -150,7 +149,7 @@ def _own(piece: Piece) -> dict[str, Any]:
 
 
 def _pod(piece: Piece) -> dict[str, Any] | None:
-    """Additions to its pods. A key without a value is, to Kubernetes, no key."""
+    """Additions to its pods. Kubernetes treats a key without a value as absent."""
     found: dict[str, Any] = _without_nulls(piece.pod)
     return found or None
 
@@ -162,7 +161,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _role(group: Group, main: Piece | None, tree: Mapping[str, Any]) -> dict[str, Any]:
-    """As little as says what is different from the job."""
+    """Only the keys that differ from the job."""
     piece = group.piece
     found: dict[str, Any] = {"count": group.count, **group.role}
     run, other_image = piece.run(), piece.image != tree.get("image")
@@ -184,8 +183,8 @@ def _role(group: Group, main: Piece | None, tree: Mapping[str, Any]) -> dict[str
 
 
 def restarts(groups: Sequence[Group], draft: Draft, view: View, key: str, *, usual: str) -> int:
-    """Retries of a job of Kubeflow's: by its limit, else by what its replicas say."""
-    if "retries" in draft.keys:  # something nearer said how often
+    """Retries of a Kubeflow job: from its limit, else from the restart policies of its replicas."""
+    if "retries" in draft.keys:  # set by a more specific key
         view.take(key)
         return int(draft.keys["retries"])
     policies = {group.piece.restart or usual for group in groups}
@@ -205,6 +204,6 @@ def restarts(groups: Sequence[Group], draft: Draft, view: View, key: str, *, usu
         draft.keys["retries"] = 0
         return 0
     if key not in view:
-        why = f"restarts without end there; here {RESTARTS} times"
+        why = f"Kubernetes restarts it without end; Stoker {RESTARTS} times"
         draft.ledger.note(where, groups[0].piece.restart or usual, why, Level.SAID)
     return draft.retries(view, key, RESTARTS)

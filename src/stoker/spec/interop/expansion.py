@@ -1,7 +1,7 @@
-"""Variables and commands as Kubernetes understands them: `$(NAME)` is filled in from the container's own variables.
+"""Variables and commands by Kubernetes' rules: `$(NAME)` is replaced by the container's own variable.
 
-Values that only a running pod has (from fields, from ConfigMaps) cannot be known now. A command that needs one is
-written for the shell, which knows it then.
+Values that only a running pod has (from fields, from ConfigMaps) are not known at submit. A command that needs one is
+written for the shell, which knows it when the command runs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 @dataclass
 class Variables:
-    """Of one container."""
+    """The variables of one container."""
 
     known: dict[str, str] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
     """Names whose values only a running task has."""
 
     def fill(self, text: str) -> str:
-        """With what is known; the rest stays as it is, which is what Kubernetes does."""
+        """Replaces known variables. Others stay as they are, as in Kubernetes."""
         return _REFERENCE.sub(lambda found: self._one(found), text)
 
     def needs(self, text: str) -> bool:
-        """Whether it refers to what only a running task has."""
+        """Whether it refers to a value that only a running task has."""
         return any(found[2] in self.later for found in _REFERENCE.finditer(text) if found[2])
 
     def _one(self, found: re.Match[str]) -> str:
@@ -37,22 +37,22 @@ class Variables:
 
 
 def command(words: Sequence[str], variables: Variables, first: Sequence[str] = ()) -> str | list[str]:
-    """The command as a job has it. `first`: shell commands that go before it."""
+    """The command in the form of a job. `first`: shell commands that run before it."""
     if not first and not any(variables.needs(word) for word in words):
         filled = [variables.fill(word) for word in words]
         if len(filled) == 3 and filled[:2] == ["/bin/sh", "-c"] and filled[2].strip():
-            return filled[2]  # which is how a job's text is run
+            return filled[2]  # a job runs its text the same way
         return filled
     return " && ".join([*first, "exec " + shell(words, variables)])
 
 
 def shell(words: Sequence[str], variables: Variables) -> str:
-    """Words for the shell, which fills in what only it knows."""
+    """Words quoted for the shell, which fills in the variables of a running task."""
     return " ".join(_quoted(word, variables) for word in words)
 
 
 def looped(words: Sequence[str], variables: Variables, first: Sequence[str], of: int, step: int) -> str:
-    """Each worker does the indexes that are its own, one after the other."""
+    """Each worker runs its own indexes, one after the other."""
     run = shell(words, variables)
     if first:
         run = f"({' && '.join([*first, 'exec ' + run])})"
@@ -64,7 +64,7 @@ def looped(words: Sequence[str], variables: Variables, first: Sequence[str], of:
 
 
 def escaped(text: str) -> str:
-    """The other way round: text that Kubernetes is to leave as it is."""
+    """The reverse: text that Kubernetes must leave as it is."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
@@ -84,7 +84,7 @@ def _literal(text: str) -> str:
 
 
 def moved(text: str, folders: Mapping[str, str]) -> str:
-    """The text with paths that are mounted in an image replaced by the folders themselves."""
+    """Replaces paths that are mounted in an image by the folders themselves."""
     for inside, outside in sorted(folders.items(), key=lambda item: -len(item[0])):
         text = re.sub(rf"(?<![\w./-]){re.escape(inside)}(?![\w.-])", lambda _, o=outside: o, text)  # type: ignore[misc]
     return text

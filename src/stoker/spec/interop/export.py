@@ -1,4 +1,4 @@
-"""Jobs as manifests, for those who want to run the same by other means. What a manifest has no word for is said."""
+"""Jobs as manifests, to run the same without Stoker. Keys that a manifest has no field for are listed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULTS = Job(run="x", name="x")
 
 @dataclass(frozen=True)
 class Exported:
-    """A manifest, and what of the job it does not say."""
+    """A manifest, and the keys of the job that it leaves out."""
 
     manifest: Object
     left_out: tuple[str, ...]
@@ -29,7 +29,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be exported."""
+    """The job to export."""
 
     job: Job
     image: str
@@ -38,8 +38,8 @@ class Source:
 
 
 def export(source: Source, kind: str) -> Exported:
-    """Raises Refused where the job cannot be said as such a kind."""
-    from stoker.spec.interop import export_kubeflow as kubeflow  # lazy: these two know each other
+    """Raises Refused where this kind cannot express the job."""
+    from stoker.spec.interop import export_kubeflow as kubeflow  # lazy: these two modules import each other
 
     makers: Mapping[str, Callable[[Source], Object]] = {
         "job": _job,
@@ -61,13 +61,13 @@ def export(source: Source, kind: str) -> Exported:
     if source.job.inputs:
         hint = "Mount what the training reads: `mounts`, with a `pvc://CLAIM`."
         raise Refused(
-            "`inputs` are brought by Stoker, and cannot be exported", hint=hint, details={"key": "inputs"}
+            "`inputs` are fetched by Stoker and cannot be exported", hint=hint, details={"key": "inputs"}
         )
     return Exported(makers[kind](source), tuple(_left_out(source.job, said)))
 
 
 def _left_out(job: Job, said: set[str]) -> list[str]:
-    """Keys that somebody set and the manifest does not say. Where Stoker itself puts a run means nothing elsewhere."""
+    """Keys that were set and are not in the manifest. Keys about Stoker's own scheduling mean nothing elsewhere."""
     nowhere = {
         "project",
         "cluster",
@@ -84,7 +84,7 @@ def _left_out(job: Job, said: set[str]) -> list[str]:
 
 
 def _job(source: Source) -> Object:
-    """An Indexed Job where there are several tasks. Ranks and addresses are not Kubernetes' to give."""
+    """An Indexed Job where there are several tasks. Kubernetes assigns no ranks and addresses."""
     job = source.job
     if job.roles or job.framework:
         what = f"framework {job.framework}" if job.framework else f"roles {', '.join(job.roles)}"
@@ -169,12 +169,12 @@ def amounts(resources: Resources) -> dict[str, str]:
 
 
 def seconds(value: float) -> int:
-    """Kubernetes counts whole ones; a deadline is not made shorter."""
+    """Kubernetes counts whole seconds; rounded up, so that no deadline becomes shorter."""
     return -int(-value // 1)
 
 
 def _pod(job: Job) -> Object:
-    """Additions to pods, as a copy to take apart."""
+    """Additions to pods, as a copy that may be changed."""
     return copy.deepcopy(dict(job.pod or {}))
 
 

@@ -1,4 +1,4 @@
-"""Jobs as Kubeflow's kinds."""
+"""Jobs as the kinds of Kubeflow."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mpijob(source: Source) -> Object:
     launcher = _replica(groups.get("launcher", worker), source, "mpi")
     launcher["replicas"] = 1
     waiting = _replica(worker, source, "mpi")
-    for key in ("command", "args"):  # the image's own: the sshd by which the launcher reaches it
+    for key in ("command", "args"):  # the image's own command: the sshd through which the launcher reaches it
         waiting["template"]["spec"]["containers"][0].pop(key, None)
     spec = {
         "slotsPerWorker": job.processes or max(1, job.resources.gpu),

@@ -1,4 +1,4 @@
-"""Kubeflow's jobs of replicas: TFJob, PyTorchJob, JAXJob."""
+"""Kubeflow's jobs with replicas: TFJob, PyTorchJob, JAXJob."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tfjob(document: View, draft: Draft, target: Target) -> Job | None:
     if success not in (None, "", "AllWorkers"):
         spec.mistake("successPolicy", f"{show(success)} is none", "Write `AllWorkers`, or leave it out.")
     if chief is None and success != "AllWorkers" and "Worker" in groups and groups["Worker"].count > 1:
-        why = "done when all workers are; there, when the first is"
+        why = "done when all workers are done; in Kubeflow, when the first one is"
         draft.ledger.note(spec.path("tfReplicaSpecs"), "Worker", why, Level.SAID)
     roles = {name.lower(): group for name, group in groups.items() if name != "Worker"}
     return draft.job(groups.get("Worker"), roles) if groups else None
@@ -67,8 +67,8 @@ def jaxjob(document: View, draft: Draft, target: Target) -> Job | None:
 def replicas(
     spec: View, key: str, kinds: Sequence[str], container: str, target: Target, wait: str = ""
 ) -> dict[str, Group]:
-    """The groups by their kind, in the order of `kinds`; those of none are left out. `wait`: a kind that runs nothing of
-    its own."""
+    """The groups by kind, in the order of `kinds`, without empty ones. `wait`: a kind that runs no command of its
+    own."""
     value = spec.take(key)
     if not isinstance(value, dict) or not value:
         spec.mistake(
@@ -77,7 +77,7 @@ def replicas(
         return {}
     found: dict[str, Group] = {}
     for name, one in value.items():
-        # Kubernetes takes them in any case.
+        # Kubernetes ignores the case of these names.
         known = next((kind for kind in kinds if kind.lower() == str(name).lower()), None)
         if known is None:
             near = nearest(str(name), kinds)
@@ -102,7 +102,7 @@ def replicas(
 
 
 def run_policy(spec: View, draft: Draft, groups: dict[str, Group], *, usual: str) -> View:
-    """Retries, deadlines, and when all must be there. Answers the policy, for the deadline."""
+    """Reads retries, deadlines, and whether all tasks start together. Returns the policy, for the deadline."""
     policy = spec.child("runPolicy", "policy")
     draft.suspended(policy)
     if groups:
@@ -112,15 +112,15 @@ def run_policy(spec: View, draft: Draft, groups: dict[str, Group], *, usual: str
     if within is not None:
         draft.keys["start_within"] = within
     least = scheduling.number("minAvailable", count_of)
-    everybody = sum(group.count for group in groups.values())
-    if least is not None and least < everybody:
-        why = f"all {everybody} start together, or none"
+    total = sum(group.count for group in groups.values())
+    if least is not None and least < total:
+        why = f"all {total} start together, or none"
         scheduling.note("minAvailable", why, Level.SAID)
     return policy
 
 
 def old_policy(spec: View) -> None:
-    """Older files have the run policy's keys beside it."""
+    """Older files have the keys of the run policy beside it."""
     for key in ("cleanPodPolicy", "ttlSecondsAfterFinished", "backoffLimit", "activeDeadlineSeconds"):
         if spec.take(key) is not None and key in ("backoffLimit", "activeDeadlineSeconds"):
             spec.note(key, f"belongs into `runPolicy`: `runPolicy: {{{key}: ...}}`")
@@ -141,13 +141,13 @@ def _elastic(spec: View, draft: Draft, groups: dict[str, Group]) -> Workers | No
         return None
     low, high = least or worker.count, most or worker.count
     if low > high:
-        policy.mistake("minReplicas", f"{low} is more than the most ({high})", "Turn them round.")
+        policy.mistake("minReplicas", f"{low} is more than the most ({high})", "Swap them.")
         return None
     return Workers(low, high)
 
 
 def _processes(view: View, key: str, draft: Draft) -> None:
-    """A number, or words by which torch finds it: Stoker's own default is one for each GPU."""
+    """A number, or a word by which torch finds it. Stoker's default is one process per GPU."""
     value = view.take(key)
     if value is None or value in ("auto", "gpu"):
         return

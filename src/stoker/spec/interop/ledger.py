@@ -1,8 +1,8 @@
-"""Accounting for every key of a document.
+"""Accounts for every key of a document.
 
-A view is opened on each mapping that is understood; what is read through it counts as taken. When the document is
-done, what is left in any view is looked up in the table of rows: harmless keys are silent, the others become notes, and
-a key that no row knows is noted too. So nothing can be forgotten by not being written down here.
+A view is opened on each mapping that Stoker reads; keys read through it count as taken. At the end, the keys left in
+any view are looked up in the table of rows. Harmless keys are silent and the others become notes, also a key that has
+no row. So no key can be overlooked.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Level(StrEnum):
     """What a note means for the submit."""
 
     SAID = "said"
-    """Done in another way, with the same aim. Only said."""
+    """Done in another way with the same effect. Only reported."""
     IGNORED = "ignored"
-    """Cannot be honoured. Refused, unless the user is content with that (`--lenient`)."""
+    """Cannot be honoured. Refused unless the user accepts that (`--lenient`)."""
     REFUSED = "refused"
-    """Reaches beyond the pod. Not the user's to decide."""
+    """Reaches beyond the pod. The user may not decide this."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """One thing in the file that is not done as it is written."""
+    """An entry of the file that is not done as written."""
 
     path: str
     line: int
@@ -57,7 +57,7 @@ class Note:
 
 @dataclass
 class Ledger:
-    """One document's accounts."""
+    """The account of one document."""
 
     source: str
     marks: Mapping[At, Mark]
@@ -66,7 +66,7 @@ class Ledger:
     _views: list[View] = field(default_factory=list)
 
     def view(self, value: Any, path: At, scope: str) -> View:
-        """A mapping that is understood in the words of `scope`; an empty one where it is something else."""
+        """A view of a mapping whose keys are those of `scope`; an empty one where the value is no mapping."""
         if not isinstance(value, Mapping):
             if value is not None:
                 self.mistake(path, f"is {show(value)}, not a mapping")
@@ -85,13 +85,13 @@ class Ledger:
         self.notes.append(Note(Problem(path, "").key, self.line(path), shown(value), why, level))
 
     def mistake(self, path: At, message: str, hint: str | None = None, value: Any = None) -> None:
-        # Paths in manifests are long, and their ends say most: the whole of it is shown.
+        # Paths in manifests are long, and their ends say most: the whole path is shown.
         key = "".join(char if char.isprintable() else "?" for char in Problem(path, "").key)
         whole = f"{key}: {message}" if key else message
         self.mistakes.append(Problem(path, whole, hint=hint, value=value, named=True))
 
     def checked(self, path: At, read: Callable[[Any], T], value: Any) -> T | None:
-        """The value as `read` understands it; None, and a mistake, where it does not."""
+        """The value as `read` returns it; None, and a mistake, where `read` refuses it."""
         try:
             return read(value)
         except Bad as exc:
@@ -99,7 +99,7 @@ class Ledger:
             return None
 
     def close(self) -> tuple[Note, ...]:
-        """Account for what nobody took. Raises SpecError with all mistakes."""
+        """Accounts for the keys that were not taken. Raises SpecError with all mistakes."""
         for view in self._views:
             view.close()
         if self.mistakes:
@@ -165,11 +165,11 @@ class View:
         return [one if isinstance(one, str) else show(one) for one in value]
 
     def child(self, key: str, scope: str) -> View:
-        """The mapping beneath a key."""
+        """The mapping below a key."""
         return self.ledger.view(self.take(key), self.path(key), scope)
 
     def items(self, key: str, scope: str) -> Iterator[View]:
-        """The mappings of a list beneath a key."""
+        """The mappings of a list below a key."""
         value = self.take(key)
         if value is not None and not isinstance(value, list):
             self.ledger.mistake(self.path(key), f"is {show(value)}, not a list")

@@ -1,4 +1,4 @@
-"""Volumes and where a container mounts them: as mounts of the job where it has a word for them, else in its pods."""
+"""Volumes and their mounts: as mounts of the job where it has a form for them, else in its pods."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _SHM = "/dev/shm"
 
 @dataclass
 class Mounted:
-    """What a container has of its pod's volumes."""
+    """What a container mounts of its pod's volumes."""
 
     mounts: dict[str, str] = field(default_factory=dict)
     shm: int | None = None
     volumes: list[dict[str, Any]] = field(default_factory=list)
-    """For the pod, as they are written."""
+    """For the pod, as written."""
     volume_mounts: list[dict[str, Any]] = field(default_factory=list)
     lines: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     """Path in the task -> path in the file."""
 
 
 def mounted(pod: View, container: View, folders: dict[str, str] | None) -> Mounted:
-    """`folders`: claims that are folders of this machine; None: there is a cluster with volumes of its own."""
+    """`folders`: claims that stand for folders of this machine; None: a cluster with its own volumes."""
     found = Mounted()
     volumes = {}
     for view in pod.items("volumes", "volume"):
@@ -43,7 +43,7 @@ def mounted(pod: View, container: View, folders: dict[str, str] | None) -> Mount
             there = ", ".join(volumes) or "none"
             mount.mistake("name", f"there is no volume {show(name)}", f"Volumes of the pod: {there}.")
         elif not path:
-            mount.mistake("mountPath", "is missing", "Say where it is mounted, as in `/data`.")
+            mount.mistake("mountPath", "is missing", "Write where it is mounted, as in `/data`.")
         else:
             used.add(name)
             _mount(found, volume, mount, path, folders)
@@ -75,13 +75,13 @@ def _mount(found: Mounted, volume: View, mount: View, path: str, folders: dict[s
     kind = next((key for key in _ON_CLUSTER if key in volume), None)
     if kind is None:
         if all(value is None for key, value in volume.value.items() if key != "name"):
-            volume.mistake("name", "says nothing of where the volume comes from", "Add `emptyDir: {}`.")
+            volume.mistake("name", "names no source for the volume", "Add `emptyDir: {}`.")
     elif folders is not None:
         if kind == "hostPath":
-            why = "a folder of the host is not handed to a container by a file"
+            why = "a file may not give a folder of the host to a container"
             volume.note(kind, why, Level.REFUSED)
         else:
-            volume.note(kind, "there is no cluster to have it from")
+            volume.note(kind, "there is no cluster to take it from")
     else:
         volume.take(kind)
         if kind == "hostPath":
@@ -101,7 +101,7 @@ def _source(volume: View, claim: str, part: str, folders: dict[str, str] | None)
         return f"{folders[claim]}/{part}".rstrip("/")
     volume.note(
         "persistentVolumeClaim",
-        f"there is no cluster to have it from; `--volume {claim}=PATH` says which folder it is here",
+        f"there is no cluster to take it from; `--volume {claim}=PATH` says which folder it is here",
     )
     return None
 
@@ -133,7 +133,7 @@ def _put(found: Mounted, ledger: Ledger, mount: View, path: str, source: str) ->
 
 
 def _modes(value: Any) -> Any:
-    """File modes are written in octal there."""
+    """Kubernetes writes file modes in octal."""
     if isinstance(value, dict):
         return {
             key: _octal(item) if key in ("defaultMode", "mode") else _modes(item)

@@ -1,7 +1,7 @@
 """Kubeflow's MPIJob, v1 and v2beta1: a launcher that calls mpirun, and workers that wait to be called.
 
-There is no ssh here: the launchers of the tasks are the remote shell. So what workers run there (sshd) is not run, and
-what is said about ssh means nothing.
+Stoker needs no ssh: the launchers of the tasks are the remote shell. So the workers' own command (sshd) is not run,
+and keys about ssh have no meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def mpijob(document: View, draft: Draft, target: Target) -> Job | None:
     draft.keys |= {"framework": "mpi", "processes": slots or 1}
     implementation = spec.text("mpiImplementation")
     if implementation not in (None, "OpenMPI", "MPICH"):
-        spec.note("mpiImplementation", "only Open MPI and MPICH are called without ssh")
+        spec.note("mpiImplementation", "only Open MPI and MPICH work without ssh")
     if not groups:
         return None
     return _job(spec, draft, groups)
@@ -57,11 +57,11 @@ def _job(spec: View, draft: Draft, groups: dict[str, Group]) -> Job | None:
         PurePosixPath(word).name == "sshd" for text in words for word in text.split()
     ):
         where = worker.piece.lines[("run",)]
-        spec.ledger.note(where, words, "workers run what the launcher has them run, and nothing of their own")
+        spec.ledger.note(where, words, "workers run what the launcher starts, and no command of their own")
     elif words is not None:
         where = worker.piece.lines[("run",)]
         spec.ledger.note(where, words, "no sshd is needed: Stoker is the remote shell", Level.SAID)
-    # The workers' own command is the launcher's: it is what they run, each with a rank.
+    # The workers get the launcher's command: it is what they run, each with a rank.
     worker.piece.words, worker.piece.first = launcher.piece.words, launcher.piece.first
     worker.piece.variables, worker.piece.args = launcher.piece.variables, []
     return draft.job(worker, {"launcher": launcher})

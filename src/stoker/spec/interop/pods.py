@@ -1,4 +1,4 @@
-"""A pod template into one piece of a job: what one group of equal tasks runs, with what, and where."""
+"""Turns a pod template into one piece of a job: what one group of equal tasks runs, with what, and where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.spec.problems import show
 from stoker.spec.quantities import show_duration
 
 MAIN = "main"
-"""What the training's container is called in Stoker's pods."""
+"""Name of the training's container in Stoker's pods."""
 _PLACED = (
     "nodeSelector",
     "tolerations",
@@ -32,12 +32,12 @@ _BEYOND = "gives the pod a part of its host"
 
 @dataclass(frozen=True)
 class Target:
-    """Where the runs are to go."""
+    """Where the runs will go."""
 
     cluster: bool = False
     """To pods; else to this machine."""
     images: bool = True
-    """Whether there is anything that runs them; on a cluster there always is."""
+    """Whether a container runtime exists; on a cluster always."""
     volumes: Mapping[str, str] = field(default_factory=dict)
     """Without a cluster: claim -> folder."""
 
@@ -55,21 +55,21 @@ class Piece:
     words: list[str] | None = None
     """The command; None: the image's own."""
     args: list[str] = field(default_factory=list)
-    """Of the image's own command."""
+    """Arguments of the image's own command."""
     first: list[str] = field(default_factory=list)
-    """Shell commands that go before it."""
+    """Shell commands that run before it."""
     variables: Variables = field(default_factory=Variables)
     env: dict[str, str] = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
     resources: dict[str, Any] = field(default_factory=dict)
     mounts: dict[str, str] = field(default_factory=dict)
     pod: dict[str, Any] = field(default_factory=dict)
-    """Additions to its pods, in Kubernetes' words."""
+    """Additions to its pods, in Kubernetes' form."""
     restart: str | None = None
     grace: float | None = None
     timeout: float | None = None
     lines: dict[At, At] = field(default_factory=dict)
-    """Where in the file a key of the job comes from."""
+    """Key of the job -> its place in the file."""
 
     def run(self) -> str | list[str] | None:
         return None if self.words is None else expansion.command(self.words, self.variables, self.first)
@@ -79,11 +79,12 @@ def piece(
     template: View, target: Target, *, named: str | None = None, whole: bool = True, runs: bool = True
 ) -> Piece:
     """`template`: with metadata and spec. `named`: the container that trains, where there are several. `whole`: it
-    must say what to run; else it only adds to something. `runs`: what it says is run, and not only made room for."""
+    must have a command; else it only adds to something. `runs`: its command is run, and not only its resources
+    reserved."""
     found = Piece(at=template.at)
     spec = template.child("spec", "pod")
     if template.scope == "document":
-        template.take("metadata")  # of a Pod: read with the document's
+        template.take("metadata")  # a Pod's metadata is read with the document
     else:
         _metadata(template.child("metadata", "metadata"), found, target)
     if whole or "containers" in spec:
@@ -114,13 +115,13 @@ def piece(
 
 
 def command(container: View, found: Piece, target: Target) -> None:
-    """What it runs, and with which variables."""
+    """Reads the command and its variables."""
     _environment(container, found, target)
     _command(container, found)
 
 
 def _metadata(view: View, found: Piece, target: Target) -> None:
-    """Of a template: labels and annotations are for whatever looks at pods; without pods nobody does."""
+    """Metadata of a template. Labels and annotations are for readers of pods, so without pods they have no effect."""
     for key in ("labels", "annotations"):
         value = view.take(key)
         if isinstance(value, Mapping) and value and target.cluster:
@@ -157,7 +158,7 @@ def _environment(container: View, found: Piece, target: Target) -> None:
             from_.append({key: view.take(key) for key in ("configMapRef", "prefix") if key in view})
         elif "configMapRef" in view:
             view.take("prefix")
-            view.note("configMapRef", "there is no cluster to have it from")
+            view.note("configMapRef", "there is no cluster to take it from")
     later: list[dict[str, Any]] = []
     for view in container.items("env", "env"):
         name = view.text("name")
@@ -194,13 +195,13 @@ def _from_elsewhere(
         view.note("valueFrom", why, Level.SAID)
     elif kind not in known:
         view.mistake(
-            "valueFrom", f"is {show(source)}; nothing is known by that", f"Choices: {', '.join(known)}."
+            "valueFrom", f"is {show(source)}, which is not a known source", f"Choices: {', '.join(known)}."
         )
     elif target.cluster:
         found.variables.later.add(name)
         later.append({"name": name, "valueFrom": source})
     else:
-        view.note("valueFrom", "there is no cluster to have it from")
+        view.note("valueFrom", "there is no cluster to take it from")
 
 
 def _command(container: View, found: Piece) -> None:
@@ -234,15 +235,15 @@ def _volumes(spec: View, container: View, found: Piece, target: Target) -> None:
 
 
 def without_image(container: View, found: Piece, *, runs: bool = True) -> None:
-    """The command runs on this machine as it is: nothing of the image is there, and nothing can be mounted."""
+    """Prepares the command to run on this machine directly: without the image, nothing can be mounted."""
     if found.image:
-        why = "nothing here runs images (podman, docker); the command runs in this Python environment"
+        why = "no container runtime (podman, docker) is here; the command runs in this Python environment"
         container.note("image", why)
     if runs and found.words is None and container.scope != "trainer" and "command" not in container:
         hint = "Write the container's `command`."
-        container.mistake("command", "is missing, and without its image nobody knows the image's own", hint)
+        container.mistake("command", "is missing, and without its image its own command is unknown", hint)
     if found.first:
-        container.note("workingDir", "is a folder of the image; the command runs where the file lies")
+        container.note("workingDir", "is a folder of the image; the command runs in the folder of the file")
     found.image, found.args, found.first = None, [], []
     if found.resources.pop("shm", None) is not None:
         container.ledger.note(container.at, "/dev/shm", "is the machine's own, as large as it is", Level.SAID)
@@ -263,7 +264,7 @@ def without_image(container: View, found: Piece, *, runs: bool = True) -> None:
 
 
 def _security(spec: View, container: View, found: Piece, target: Target) -> None:
-    """What reaches beyond the pod goes along, for the cluster's admin to decide; without a cluster it is refused."""
+    """Keys that reach beyond the pod go to the cluster, whose admin decides. Without a cluster they are refused."""
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.take(key) is True:
             _beyond(spec, key, target, found.pod.setdefault("spec", {}) if target.cluster else {}, True)
@@ -334,7 +335,7 @@ def _main(found: Piece) -> dict[str, Any]:
     return main
 
 
-def said_timeout(ledger: Ledger, path: At, seconds: float, retries: int) -> None:
+def note_timeout(ledger: Ledger, path: At, seconds: float, retries: int) -> None:
     if retries:
-        why = f"counts for each attempt, of which there can be {retries + 1}"
+        why = f"applies to each attempt, of which there may be {retries + 1}"
         ledger.note(path, show_duration(seconds), why, Level.SAID)

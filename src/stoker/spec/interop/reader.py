@@ -1,4 +1,4 @@
-"""From text to documents: which are for us, which are not, and what to say about those that never will be."""
+"""From text to documents: which ones become runs, which ones do not, and the error for the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "MPIJob": ("kubeflow.org/v1", "kubeflow.org/v2beta1"),
     "TrainJob": ("trainer.kubeflow.org/v1alpha1",),
 }
-"""What becomes a run, and in which versions."""
+"""Kinds that become runs, with their versions."""
 BESIDE = frozenset(
     [
         "ConfigMap",
@@ -52,8 +52,8 @@ BESIDE = frozenset(
         "PodGroup",
     ]
 )
-"""What people keep in the same file as what uses it."""
-_SERVES = "it keeps something running for ever, and a run is to end"
+"""Kinds that users keep in the same file as a job that needs them."""
+_SERVES = "it keeps something running for ever, and a run has an end"
 _OTHER: dict[str, str] = {
     "Deployment": f"A Deployment is not a training: {_SERVES}. Give the Job or Pod that trains.",
     "StatefulSet": f"A StatefulSet is not a training: {_SERVES}. Give the Job or Pod that trains.",
@@ -67,7 +67,7 @@ _OTHER: dict[str, str] = {
     "Experiment": "A search is not read from a file yet. Give one of its trials as a Job.",
     "JobSet": "Give its replicated jobs as Jobs, or write roles in a job file (docs/job-file.md).",
     "RayJob": "Ray brings its own cluster. Give the script to `stoker run`.",
-    "XGBoostJob": "Give its command to `stoker run --workers N`; XGBoost's tracker is not made.",
+    "XGBoostJob": "Give its command to `stoker run --workers N`; Stoker does not start XGBoost's tracker.",
     "PaddleJob": "Give its command to `stoker run --workers N`.",
 }
 _TEMPLATED = re.compile(r"\{\{[-\s]*[.\w$\"(]")
@@ -83,7 +83,7 @@ class Document:
     tree: Mapping[str, Any]
     marks: Mapping[At, Mark]
     at: At = ()
-    """Where in its document it stands: not () in a List."""
+    """Its path within its document; () except in a List."""
 
     @property
     def kind(self) -> str:
@@ -106,7 +106,7 @@ class Document:
 
 
 def is_foreign(data: bytes) -> bool:
-    """Whether it is somebody else's file: no job file has a key `kind` or `apiVersion`."""
+    """Whether it is a Kubernetes file: no job file has a key `kind` or `apiVersion`."""
     text = _text(data) if len(data) <= yaml12.MAX_BYTES else None
     if text is None or not _HEAD.search(text):
         return False
@@ -118,7 +118,7 @@ def is_foreign(data: bytes) -> bool:
 
 
 def documents(data: bytes, source: str) -> list[Document]:
-    """What is in the file, in its order. Raises SpecError for what cannot be read as such."""
+    """The objects of the file, in order. Raises SpecError for a file that cannot be read."""
     if len(data) > yaml12.MAX_BYTES:
         raise file_error(source, None, "is larger than 1 MiB", "A manifest is short; keep data elsewhere.")
     text = _text(data)
@@ -190,7 +190,7 @@ def _check_kind(one: Document) -> None:
 
 
 def _refuse_templated(one: Document) -> None:
-    """Templates that happen to be YAML as they stand: their braces are in quotes."""
+    """Refuses templates that happen to be valid YAML, because their braces are in quotes."""
     for path, value in _scalars(one.tree, one.at):
         if (
             isinstance(value, str)
@@ -243,7 +243,7 @@ def _is_object(node: yaml12.YamlNode) -> bool:
 
 
 def _keeps_text(path: At) -> bool:
-    """Values that Kubernetes wants as text, whatever they look like; file modes, which are octal there."""
+    """Values that Kubernetes reads as text whatever they look like, and file modes, which are octal."""
     key = path[-1] if not isinstance(path[-1], int) else path[-2] if len(path) > 1 else ""
     if key in ("value", "name", "image", "defaultMode", "mode", "kind", "apiVersion"):
         return True

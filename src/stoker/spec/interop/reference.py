@@ -1,4 +1,4 @@
-"""The tables of docs/foreign-files.md, written from the rows, so that they cannot say anything else than the code does."""
+"""The tables of docs/foreign-files.md, generated from the rows, so that they always agree with the code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _ORDER = (Does.HONOURED, Does.HARMLESS, Does.SAID, Does.IGNORED, Does.REFUSED)
 
 
 def tables_markdown() -> str:
-    """Everything from the heading on; ends with a newline."""
+    """Everything from the heading on. Ends with a newline."""
     parts = [
         HEADING,
         "",
-        "*honoured*: done, as it says. *harmless*: nothing would be different. *said*: done in another way, and you are "
+        "*honoured*: done as written. *harmless*: it makes no difference. *said*: done in another way, and you are "
         "told. *ignored*: refused without `--lenient`. *refused*: also with it, unless the cluster's admin allows it.",
         "",
     ]

@@ -1,7 +1,7 @@
-"""What becomes of each key of other people's files: one table, for the reader and for docs/foreign-files.md.
+"""What becomes of each key of Kubernetes and Kubeflow files: one table, for the reader and for docs/foreign-files.md.
 
-A scope is a kind of mapping: a pod's spec, a container, a run policy. Keys that are honoured are read by the code; a
-test holds the two together. The words of the others are what the user is told.
+A scope is a kind of mapping: a pod's spec, a container, a run policy. The code reads the honoured keys; a test
+compares it with this table. The words of the other rows are shown to the user.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from enum import StrEnum
 class Does(StrEnum):
     HONOURED = "honoured"
     HARMLESS = "harmless"
-    """Nothing would be different without it."""
+    """It makes no difference."""
     SAID = "said"
-    """Done in another way; said, and not refused."""
+    """Done in another way; reported, not refused."""
     IGNORED = "ignored"
-    """Cannot be honoured: refused, unless with `--lenient`."""
+    """Cannot be honoured: refused without `--lenient`."""
     REFUSED = "refused"
-    """Reaches beyond the pod: refused, unless the cluster's admin allows it."""
+    """Reaches beyond the pod: refused unless the cluster's admin allows it."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,26 @@ SCOPES: dict[str, str] = {
 }
 
 _HOOK = "Stoker starts and ends the process itself: SIGTERM, then the grace period"
-_PROBE = "whether it trains is seen by its process, its output and its metrics"
+_PROBE = "Stoker watches the process, its output and its metrics instead"
 _HOST = "gives the pod a part of its host"
 _PLACED = "travels to the cluster's pods; without a cluster it has no meaning"
-_OWN_USER = "the cluster's admin says as whom pods run"
-_RENDEZVOUS = "the workers are brought together by Stoker"
+_OWN_USER = "the cluster's admin decides as which user pods run"
+_RENDEZVOUS = "Stoker brings the workers together"
 
 _TABLE: dict[str, dict[Does, dict[str, str]]] = {
     "document": {
         Does.HONOURED: {
-            "apiVersion": "with `kind`, says what it is",
-            "kind": "with `apiVersion`, says what it is",
+            "apiVersion": "with `kind`, names the kind of object",
+            "kind": "with `apiVersion`, names the kind of object",
             "metadata": "see there",
             "spec": "see there",
             "items": "of a List: each is a job",
         },
-        Does.HARMLESS: {"status": "what a cluster said of it once"},
+        Does.HARMLESS: {"status": "its former state in a cluster"},
     },
     "metadata": {
         Does.HONOURED: {
-            "name": "the run's name, made short and plain where it has to be",
+            "name": "the run's name, shortened and simplified where necessary",
             "generateName": "the run's name; its id is unique anyway",
             "labels": "the run's tags, as `name=value`; of a template: also on its pods",
             "annotations": "of a template: on its pods",
@@ -89,15 +89,15 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields", "selfLink"),
             "set by a cluster",
         ),
-        Does.SAID: {"namespace": "runs go to the namespace of the cluster as it was set up"},
+        Does.SAID: {"namespace": "runs go to the namespace that was configured for the cluster"},
         Does.IGNORED: {
-            "finalizers": "nothing of it stays in the cluster that could wait for them",
-            "ownerReferences": "a run is owned by nobody in the cluster",
+            "finalizers": "no object of it stays in the cluster to wait for them",
+            "ownerReferences": "no object in the cluster owns a run",
         },
     },
     "pod": {
         Does.HONOURED: {
-            "containers": "one; the training. Others beside it are noted",
+            "containers": "one, which trains. Others are noted",
             "volumes": "see there",
             "restartPolicy": "with backoffLimit: `retries`",
             "terminationGracePeriodSeconds": "`grace`",
@@ -118,7 +118,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
         Does.HARMLESS: {
             "automountServiceAccountToken": "no token is mounted",
             "enableServiceLinks": "no such variables are set",
-            "preemptionPolicy": "who goes first is Stoker's to say",
+            "preemptionPolicy": "Stoker decides which run goes first",
         },
         Does.REFUSED: {
             "hostNetwork": _HOST,
@@ -130,49 +130,49 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "ephemeralContainers": "only the training's own container runs",
             "priorityClassName": "Stoker has its own queue; `--set priority=high` goes first there",
             "priority": "Stoker has its own queue; `--set priority=high` goes first there",
-            "runtimeClassName": "the cluster's admin says which runtime pods have",
-            "nodeName": "the scheduler says where it goes; use a nodeSelector",
+            "runtimeClassName": "the cluster's admin decides which runtime pods have",
+            "nodeName": "the scheduler chooses the node; use a nodeSelector",
             "hostname": "tasks know each other by address",
             "subdomain": "tasks know each other by address",
             "setHostnameAsFQDN": "tasks know each other by address",
-            "shareProcessNamespace": "there is one container to share with",
+            "shareProcessNamespace": "there is only one container",
             "readinessGates": _PROBE,
             "schedulingGates": "Stoker has its own queue",
-            "overhead": "the cluster's admin says which runtime pods have",
+            "overhead": "the cluster's admin decides which runtime pods have",
             "os": "tasks run on Linux",
             "hostUsers": _OWN_USER,
-            "resourceClaims": "GPUs are asked for by `nvidia.com/gpu`",
-            "resources": "what the container asks for counts",
+            "resourceClaims": "request GPUs by `nvidia.com/gpu`",
+            "resources": "the container's resources count",
         },
     },
     "container": {
         Does.HONOURED: {
-            "name": "which one trains, where there are several",
+            "name": "names the one that trains, where there are several",
             "image": "`image`",
             "command": "`run`, with `args` after it; `$(NAME)` is filled in",
             "args": "after `command`; alone, the arguments of the image's own command",
             "workingDir": "the command changes to it first",
             "env": "see there",
             "envFrom": "see there",
-            "resources": "`resources`; what is asked for is also the limit",
+            "resources": "`resources`; the request is also the limit",
             "volumeMounts": "see there",
             "ports": "with a `hostPort`: refused, unless the cluster's admin allows it",
             "securityContext": "see there",
-            "imagePullPolicy": "IfNotPresent; another is said",
+            "imagePullPolicy": "IfNotPresent; others are reported",
         },
         Does.HARMLESS: {
             "terminationMessagePath": "last lines and exit code are kept anyway",
             "terminationMessagePolicy": "last lines and exit code are kept anyway",
-            "stdin": "nobody types",
-            "stdinOnce": "nobody types",
-            "tty": "nobody types",
+            "stdin": "a run reads no terminal",
+            "stdinOnce": "a run reads no terminal",
+            "tty": "a run reads no terminal",
         },
         Does.IGNORED: {
             "lifecycle": _HOOK,
             "livenessProbe": _PROBE,
             "readinessProbe": _PROBE,
             "startupProbe": _PROBE,
-            "volumeDevices": "block devices are not handed to tasks",
+            "volumeDevices": "tasks get no block devices",
             "resizePolicy": "`stoker resize` changes a run's size",
             "restartPolicy": "the run's own `retries` count",
         },
@@ -181,7 +181,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
         Does.HONOURED: {
             "privileged": "true: refused, unless the cluster's admin allows it",
             "allowPrivilegeEscalation": "true: refused, unless the cluster's admin allows it",
-            "capabilities": "`drop` is what is done anyway; `add`: refused, unless the cluster's admin allows it",
+            "capabilities": "`drop` is done anyway; `add`: refused, unless the cluster's admin allows it",
         },
         Does.HARMLESS: {
             "runAsNonRoot": "pods run so anyway",
@@ -205,12 +205,12 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
     },
     "volume": {
         Does.HONOURED: {
-            "name": "what volumeMounts call it",
-            "persistentVolumeClaim": "`mounts`; without a cluster `--volume CLAIM=PATH` says which folder",
+            "name": "its name in volumeMounts",
+            "persistentVolumeClaim": "`mounts`; without a cluster `--volume CLAIM=PATH` names the folder",
             "emptyDir": "at /dev/shm in memory: `resources.shm`; else `mounts` of `empty`",
-            "configMap": "travels to the cluster's pods; cannot be had without a cluster",
-            "downwardAPI": "travels to the cluster's pods; cannot be had without a cluster",
-            "ephemeral": "travels to the cluster's pods; cannot be had without a cluster",
+            "configMap": "travels to the cluster's pods; not available without a cluster",
+            "downwardAPI": "travels to the cluster's pods; not available without a cluster",
+            "ephemeral": "travels to the cluster's pods; not available without a cluster",
             "secret": "travels to the cluster's pods, if its admin allows `secrets`",
             "projected": "travels to the cluster's pods, if its admin allows `secrets`",
             "nfs": "travels to the cluster's pods, if its admin allows `spec.volumes.nfs`",
@@ -221,8 +221,8 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
     "claim": {Does.HONOURED: {"claimName": "its name", "readOnly": "`:ro`"}},
     "empty": {
         Does.HONOURED: {
-            "medium": "Memory at /dev/shm; elsewhere said",
-            "sizeLimit": "at /dev/shm; elsewhere said",
+            "medium": "Memory at /dev/shm; elsewhere reported",
+            "sizeLimit": "at /dev/shm; elsewhere reported",
         },
     },
     "mount": {
@@ -247,8 +247,8 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
     },
     "secret": {
         Does.HONOURED: {
-            "name": "said: its value is read at submit",
-            "key": "said: its value is read at submit",
+            "name": "reported: its value is read at submit",
+            "key": "reported: its value is read at submit",
         },
         Does.IGNORED: {"optional": "a secret of a run has a value"},
     },
@@ -268,24 +268,24 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
         Does.HONOURED: {
             "template": "see a pod's spec",
             "parallelism": "`workers`: as many as run at a time",
-            "completions": "as many tasks; more than run at a time: each worker does its part, one after the other",
-            "completionMode": "JOB_COMPLETION_INDEX says which",
-            "backoffLimit": "`retries`; 6 where nothing is said, as there",
+            "completions": "as many tasks; if more than run at a time, each worker runs its share one after the other",
+            "completionMode": "sets JOB_COMPLETION_INDEX",
+            "backoffLimit": "`retries`; default 6, as in Kubernetes",
             "activeDeadlineSeconds": "`timeout`, of each attempt",
             "suspend": "true is noted",
         },
         Does.HARMLESS: {
-            "ttlSecondsAfterFinished": "pods go when the run ends; the run's record stays",
+            "ttlSecondsAfterFinished": "pods are deleted when the run ends; the run's record stays",
             "manualSelector": "a run knows its own pods",
             "selector": "a run knows its own pods",
             "managedBy": "Stoker runs it",
             "podReplacementPolicy": "a lost task is replaced when it is proven gone",
         },
         Does.IGNORED: {
-            "podFailurePolicy": "losses are told from failures by their cause, and cost no retry",
-            "successPolicy": "a run is done when all its tasks are",
+            "podFailurePolicy": "losses differ from failures by their cause, and cost no retry",
+            "successPolicy": "a run is done when all its tasks are done",
             "backoffLimitPerIndex": "`retries` count for the whole run",
-            "maxFailedIndexes": "a run fails with its first task that does for good",
+            "maxFailedIndexes": "a run fails with the first task that fails for good",
         },
     },
     "tfjob": {
@@ -302,7 +302,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
     },
     "pytorchjob": {
         Does.HONOURED: {
-            "pytorchReplicaSpecs": "Master: a role, with rank 0; Worker: `workers`. The run is done when all are",
+            "pytorchReplicaSpecs": "Master: a role, with rank 0; Worker: `workers`. The run is done when all are done",
             "runPolicy": "see there",
             "elasticPolicy": "see there",
             "nprocPerNode": "`processes`; auto, gpu: as many as there are GPUs",
@@ -329,7 +329,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "mainContainer": "the container that trains",
         },
         Does.IGNORED: {
-            "runLauncherAsWorker": "the launcher has no slots of its own; ask for one worker more",
+            "runLauncherAsWorker": "the launcher has no slots of its own; request one more worker",
         },
     },
     "replica": {
@@ -347,8 +347,8 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "suspend": "true is noted",
         },
         Does.HARMLESS: {
-            "cleanPodPolicy": "pods go when the run ends; logs, outputs and checkpoints stay",
-            "ttlSecondsAfterFinished": "pods go when the run ends; the run's record stays",
+            "cleanPodPolicy": "pods are deleted when the run ends; logs, outputs and checkpoints stay",
+            "ttlSecondsAfterFinished": "pods are deleted when the run ends; the run's record stays",
             "managedBy": "Stoker runs it",
         },
     },
@@ -357,7 +357,7 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
             "scheduleTimeoutSeconds": "`start_within`",
             "minAvailable": "all tasks start together, or none",
         },
-        Does.HARMLESS: {"minResources": "what the tasks ask for is counted"},
+        Does.HARMLESS: {"minResources": "the tasks' resources count"},
         Does.SAID: {"queue": "Stoker has its own queue"},
         Does.IGNORED: {
             "priorityClass": "Stoker has its own queue; `--set priority=high` goes first there",
@@ -386,14 +386,14 @@ _TABLE: dict[str, dict[Does, dict[str, str]]] = {
         },
         Does.HARMLESS: {"managedBy": "Stoker runs it"},
         Does.SAID: {
-            "labels": "of the runtime's objects, which are not made",
-            "annotations": "of the runtime's objects, which are not made",
+            "labels": "for the runtime's objects, which are not created",
+            "annotations": "for the runtime's objects, which are not created",
         },
         Does.IGNORED: {
             "initializer": "nothing is fetched before the training; mount a volume, or fetch in the script",
             "modelConfig": "nothing is fetched before the training; mount a volume, or fetch in the script",
             "datasetConfig": "nothing is fetched before the training; mount a volume, or fetch in the script",
-            "runtimePatches": "only podTemplateOverrides are understood",
+            "runtimePatches": "only podTemplateOverrides are supported",
         },
     },
     "runtime": {

@@ -1,4 +1,4 @@
-"""Kubernetes' own: a Pod, and a Job with as many tasks as it is to complete."""
+"""Kinds of Kubernetes itself: a Pod, and a Job with as many tasks as completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.spec.job import Job
 from stoker.spec.quantities import MAX_WORKERS
 
 BACKOFF = 6
-"""What Kubernetes takes where a Job says nothing."""
+"""The default of Kubernetes."""
 _count = partial(quantities.count, most=MAX_WORKERS)
 
 
@@ -22,9 +22,11 @@ def pod(document: View, draft: Draft, target: Target) -> Job | None:
     path = (*found.at, "spec", "restartPolicy")
     if found.restart == "OnFailure":
         draft.keys["retries"] = RESTARTS
-        draft.ledger.note(path, "OnFailure", f"restarts without end there; here {RESTARTS} times", Level.SAID)
+        draft.ledger.note(
+            path, "OnFailure", f"Kubernetes restarts it without end; Stoker {RESTARTS} times", Level.SAID
+        )
     elif found.restart == "Always":
-        draft.ledger.note(path, "Always", "a run that succeeded is over; one that failed too", Level.SAID)
+        draft.ledger.note(path, "Always", "a run that succeeded or failed has ended", Level.SAID)
     return draft.job(Group(found), {})
 
 
@@ -43,14 +45,12 @@ def job(document: View, draft: Draft, target: Target) -> Job | None:
     workers = _tasks(spec, draft, found)
     if workers > 1:
         draft.keys["on_loss"] = "task"
-        draft.ledger.note(
-            spec.path("parallelism"), workers, "its tasks start together, or not at all", Level.SAID
-        )
+        draft.ledger.note(spec.path("parallelism"), workers, "all tasks start together, or none", Level.SAID)
     return draft.job(Group(found, workers), {})
 
 
 def _tasks(spec: View, draft: Draft, found: Piece) -> int:
-    """How many workers. Where more is to be completed than runs at a time, each does its part of it in turn."""
+    """The number of workers. If there are more completions than run at a time, each worker runs several in turn."""
     parallel, completions = spec.number("parallelism", _count), spec.number("completions", _count)
     mode = spec.text("completionMode") or "NonIndexed"
     if mode not in ("NonIndexed", "Indexed"):
@@ -73,7 +73,7 @@ def _tasks(spec: View, draft: Draft, found: Piece) -> int:
             f"more than run at a time ({at_once}), and the image's own command cannot be repeated; write `command`",
         )
         return at_once
-    why = f"each of {at_once} does its part, one after the other; one that fails begins its part again"
+    why = f"each of {at_once} workers runs its share one after the other; a worker that fails starts its share again"
     spec.note("completions", why, Level.SAID)
     run = expansion.looped(found.words, found.variables, found.first, completions, at_once)
     found.words, found.first = ["/bin/sh", "-c", expansion.escaped(run)], []

@@ -1,4 +1,4 @@
-"""Kubeflow Trainer's TrainJob. Its standard runtimes have a built-in meaning, so that nothing has to be installed."""
+"""Kubeflow Trainer's TrainJob. Its standard runtimes have a built-in meaning and need no installation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stoker.spec.quantities import MAX_WORKERS
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a standard runtime means here."""
+    """The meaning of a standard runtime."""
 
     framework: str | None
     image: str
     """For a TrainJob that names none."""
     launcher: bool = False
-    """The command is mpirun's, run by one more task."""
+    """The command is mpirun's, and one more task runs it."""
 
 
 RUNTIMES: dict[str, Runtime] = {
@@ -99,7 +99,7 @@ def _runtime(spec: View) -> Runtime | None:
 
 
 def _overrides(spec: View, key: str, found: Piece, target: Target) -> None:
-    """Later ones go over earlier ones."""
+    """Adds the overrides; later ones replace earlier ones."""
     for view in spec.items(key, "override"):
         names = [one.text("name") or "" for one in view.items("targetJobs", "target")]
         others = [name for name in names if name not in ("node", "launcher", "trainer")]
@@ -112,7 +112,7 @@ def _overrides(spec: View, key: str, found: Piece, target: Target) -> None:
             view.note("targetJobs", why)
         overlaid = piece(view, target, whole=False)
         if overlaid.words is not None or overlaid.args or overlaid.image or overlaid.restart:
-            why = "what runs, and how often, is said in `trainer`; an override adds to its pods"
+            why = "command, image and restarts belong into `trainer`; an override only adds to its pods"
             view.ledger.note(view.path("spec"), view.value.get("spec"), why)
         found.grace = found.grace if overlaid.grace is None else overlaid.grace
         found.timeout = found.timeout if overlaid.timeout is None else overlaid.timeout

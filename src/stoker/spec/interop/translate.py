@@ -1,4 +1,4 @@
-"""A file of other people's into jobs: one translation for each thing in it that runs."""
+"""Turns a Kubernetes file into jobs: one translation for each object that runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reading:
 
     translations: tuple[Translation, ...]
     notes: tuple[Note, ...] = ()
-    """About what in the file is nothing to run."""
+    """Notes about objects of the file that are not run."""
 
     def of(self, level: Level) -> list[Note]:
         everything = [*self.notes, *(note for one in self.translations for note in one.notes)]
@@ -50,13 +50,13 @@ class Reading:
 
 
 def translate(data: bytes, *, source: str, target: Target) -> Reading:
-    """Raises SpecError for what is wrong in the file; what is only not honoured is in the notes."""
+    """Raises SpecError for mistakes in the file. What is not honoured is in the notes."""
     found, notes = [], []
     for document in documents(data, source):
         if document.kind in KINDS:
             found.append(_translated(document, target))
         else:
-            why = "is not made; apply it with kubectl first, where the run needs it"
+            why = "is not created; if the run needs it, apply it with kubectl first"
             notes.append(Note(document.kind, document.line, document.name, why))
     return Reading(tuple(found), tuple(notes))
 

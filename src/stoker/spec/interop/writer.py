@@ -1,4 +1,4 @@
-"""Jobs and manifests as YAML that a person would write."""
+"""Jobs and manifests as readable YAML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST = ("name", "run", "args", "image")
 
 
 def job_yaml(job: Job) -> str:
-    """The job file that says the same: what is as it would be anyway is left out."""
+    """The equivalent job file, without default values."""
     return to_yaml([job_tree(job)])
 
 
@@ -48,7 +48,7 @@ def to_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without aliases, which few people can read."""
+    """Writes no aliases, which are hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -72,7 +72,7 @@ def _role(role: Role) -> dict[str, Any]:
 
 
 def _written(value: Any, path: tuple[str, ...]) -> Any:
-    """Sizes and durations in units; whole numbers without a point."""
+    """Sizes and durations with units; whole numbers without a decimal point."""
     key = find(path)
     kind = key.kind if key is not None else ""
     if kind == "template":

@@ -42,8 +42,8 @@ class Dialect(Protocol):
         ...
 
     def create(self, build: Callable[[Connection], None]) -> None:
-        """Creates the database in one step: after a crash it is complete or absent. Losing a race against another creator
-        is success."""
+        """Creates the database in one step: after a crash it is complete or absent. Losing a race against another
+        creator is success."""
         ...
 
     def writer(self) -> Engine:
@@ -63,8 +63,8 @@ class Dialect(Protocol):
         ...
 
     def mark(self) -> Any:
-        """Identifies the writing transaction under way. None for a database in which a commit that raises has certainly
-        not taken place."""
+        """Identifies the writing transaction under way. None for a database in which a commit that raises has
+        certainly not taken place."""
         ...
 
     def committed(self, mark: Any) -> bool:

@@ -203,8 +203,9 @@ class SqliteDialect:
 
     @contextlib.contextmanager
     def _source(self) -> Iterator[sqlite3.Connection]:
-        """A connection for copying. Where the file was deleted or replaced, the writer's connection, which still has the
-        old file open: it holds everything until this process ends. Writing has stopped, so that connection is free."""
+        """A connection for copying. Where the file was deleted or replaced, the writer's connection, which still has
+        the old file open: it holds everything until this process ends. Writing has stopped, so that connection is
+        free."""
         try:
             self.still_there()
         except StoreDamaged:
@@ -292,9 +293,9 @@ class SqliteDialect:
 
 
 def put_in_place(copy: Path, path: Path) -> Path | None:
-    """Makes a copy the database at `path`, which no process may have open. The old files move aside together, log included:
-    SQLite would apply a log to a database that it does not belong to. Returns their new name. Raises StoreDamaged when
-    the copy fails its check."""
+    """Makes a copy the database at `path`, which no process may have open. The old files move aside together, log
+    included: SQLite would apply a log to a database that it does not belong to. Returns their new name. Raises
+    StoreDamaged when the copy fails its check."""
     dialect = SqliteDialect(path, busy_timeout=1.0)
     path = dialect.path
     temporary = files.temporary(path)

@@ -57,8 +57,8 @@ def name_of_new(now: float) -> str:
 
 
 def rotate(directory: Path) -> Path | None:
-    """Keeps the newest automatic copies. Keeps also the one with the most runs among those that hold runs which the newest
-    does not, and returns its path. A copy that cannot be read counts as empty."""
+    """Keeps the newest automatic copies. Keeps also the one with the most runs among those that hold runs which the
+    newest does not, and returns its path. A copy that cannot be read counts as empty."""
     made = sorted(directory.glob(AUTOMATIC))
     if not made:
         return None

@@ -37,8 +37,9 @@ class Log:
     commits: tuple[int, ...]
 
     def lost(self, valid_frames: int) -> bool:
-        """Whether acknowledged transactions lie behind the last frame that SQLite accepts. A single one may: the power
-        failed while it was written, and it was not acknowledged. A second one proves that the first had been synced."""
+        """Whether acknowledged transactions lie behind the last frame that SQLite accepts. A single one may: the
+        power failed while it was written, and it was not acknowledged. A second one proves that the first had been
+        synced."""
         return sum(position > valid_frames for position in self.commits) > 1
 
 

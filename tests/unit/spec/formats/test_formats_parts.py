@@ -191,5 +191,5 @@ def test_keys_without_a_value_are_no_keys() -> None:
     )
     assert job.pod == {"spec": {"tolerations": [{"key": "a"}], "affinity": {}}}
     assert not [note for level in Level for note in reading.of(level)]
-    with pytest.raises(SpecError, match="says nothing of where the volume comes from"):
+    with pytest.raises(SpecError, match="names no source for the volume"):
         _pod({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, volumes=[{"name": "v", "emptyDir": None}])
