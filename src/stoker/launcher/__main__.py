@@ -2,7 +2,7 @@
 
     python -m stoker.launcher DIRECTORY [--bundle PATH] [--container]
 
-`--container`: the container it runs in is the task's, with its limits and its environment.
+`--container`: the launcher runs in the task's container, with the limits and the environment of that container.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""A portable copy of what training code, launchers and couriers need.
+"""A portable copy of the packages that training code, launchers and couriers need.
 
     python -m stoker.launcher.bundle DEST          unpacked, beneath DEST in a directory named by its content
     python -m stoker.launcher.bundle --zip PATH    one file, which Python runs as it is
 
-The body's Python is often not the one Stoker is installed in, and a container has none of Stoker at all. The
-bundle is the package's `__init__`, `linux`, `task`, `launcher` and `sdk`, and aside, where training code does not find
-it, `courier`; standard library only. Whatever form it has, it can be copied on from there, and its
-digest is that of its content: making it again costs nothing and a new version never disturbs processes that
-still use an old one.
+The body's Python is often not the one Stoker is installed in, and a container has no Stoker at all. The bundle has the
+package's `__init__`, `linux`, `task`, `launcher` and `sdk`, and in a separate folder, where training code does not find it,
+`courier`; standard library only. Another bundle can be made from it in either form. Its name is the digest of its content, so
+an existing one is used again, and a new version does not change the files of running processes.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ PACKAGES = ("linux", "task", "launcher", "sdk")
 MARKER = "bundle.txt"
 MAIN = "__main__.py"
 ASIDE = "more/stoker"
-"""Modules for Stoker's own processes only. Beside the rest, a part of `stoker.transfer` would hide the whole of it
-from training code that runs where Stoker is installed."""
+"""Modules for Stoker's own processes only. Beside the others they would hide modules of an installed Stoker from training
+code."""
 
 _MAIN = """\
 import sys
@@ -58,7 +57,7 @@ _find_installed()
 
 @lru_cache(maxsize=None)
 def digest() -> str:
-    """Names the bundle by its content, in whatever form it is."""
+    """The digest of the bundle's content, the same for both forms."""
     found = hashlib.sha256()
     content = _files()
     for name in sorted(content):
@@ -72,7 +71,7 @@ def zip_bytes() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in sorted(_files().items()):
-            entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is made
+            entry = zipfile.ZipInfo(name)  # its date is always 1980
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16
@@ -81,7 +80,7 @@ def zip_bytes() -> bytes:
 
 
 def write(destination: str) -> str:
-    """Make the bundle beneath `destination` if it is not there, and return its path (for PYTHONPATH)."""
+    """Make the bundle in `destination` if it is not there, and return its path (for PYTHONPATH)."""
     path = os.path.join(os.path.abspath(destination), digest())
     if os.path.exists(os.path.join(path, MARKER)):
         return path
@@ -93,7 +92,7 @@ def write(destination: str) -> str:
         os.rename(temporary, path)
         formats.sync_directory(os.path.dirname(path))
     except OSError:
-        # Somebody else was faster: theirs is as good, being named by its content.
+        # Another process made it first. The name is the digest, so its content is the same.
         if not os.path.exists(os.path.join(path, MARKER)):
             raise
     finally:
@@ -109,18 +108,18 @@ def write_zip(path: str) -> None:
 
 
 def own() -> Optional[str]:
-    """The unpacked bundle that this code itself runs from, if it does."""
+    """The unpacked bundle that this code runs from, if any."""
     root = _root()
     return root if os.path.exists(os.path.join(root, MARKER)) else None
 
 
 def aside() -> str:
-    """Where the modules for Stoker's own processes are, in the bundle this code runs from."""
+    """The folder of the modules for Stoker's own processes, in the bundle that this code runs from."""
     return os.path.join(_root(), *ASIDE.split("/"))
 
 
 def _root() -> str:
-    """What contains the package: a directory, or a zip."""
+    """The directory or the zip that contains the package."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__))))
 
 
@@ -136,7 +135,7 @@ def _files() -> Dict[str, bytes]:
 
 
 def _gathered(source: str) -> Dict[str, bytes]:
-    """From an installed Stoker, or its checkout."""
+    """The content, from an installed Stoker or its checkout."""
     content = {MAIN: _MAIN.encode()}
     content["stoker/__init__.py"] = _read(os.path.join(source, "__init__.py")) + _MORE.encode()
     for package in PACKAGES:
@@ -150,7 +149,7 @@ def _gathered(source: str) -> Dict[str, bytes]:
 
 
 def _modules(folder: str) -> List[str]:
-    """Paths of the Python files beneath it, sorted."""
+    """Paths of the Python files in a folder, sorted."""
     found = []
     for place, _, names in os.walk(folder):
         found += [

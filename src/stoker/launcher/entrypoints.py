@@ -1,6 +1,6 @@
-"""What a bundle can be asked to do: `python -I -S BUNDLE VERB ...` (the verbs are in stoker/task/container_layout.py).
+"""The verbs of a bundle: `python -I -S BUNDLE VERB ...` (see stoker/task/container_layout.py).
 
-Every verb loads only what it needs: in a container each of them is a process of its own, waited for.
+Every verb imports only what it needs: in a container each of them is a process of its own, and its start-up time counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _courier(argv: List[str]) -> int:
 
     from stoker.launcher import bundle
 
-    # Not imported by name: the package offers the SDK, which the launcher does not know.
+    # Not imported by name: the package exports the SDK, which the launcher must not import.
     sys.modules["stoker"].__path__.insert(0, bundle.aside())
     sys.argv[1:] = argv
     runpy.run_module("stoker.courier", run_name="__main__", alter_sys=True)
@@ -58,7 +58,7 @@ def _courier(argv: List[str]) -> int:
 
 def _launch(argv: List[str]) -> int:
     (directory,) = _exactly(argv, 1)
-    # Init of a container that is told to end before it listens would never hear of it again: it waits instead.
+    # A signal to the init of a container is lost while it has no handler. Blocked, it is delivered later.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     from stoker.launcher import __main__ as launcher
 

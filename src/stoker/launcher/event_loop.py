@@ -1,4 +1,4 @@
-"""What the launcher waits for: signals, a replaced order, pipes that have something to say."""
+"""The events that the launcher waits for: signals, a replaced order, output in pipes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stoker.linux import inotify
 from stoker.task import layout
 
 POLL = 1.0
-"""Seconds between looks at order.json where inotify does not work."""
+"""Seconds between two reads of order.json where inotify does not work."""
 SAFETY_NET = 5.0
-"""The same where it does; also how soon a directory that has gone is noticed for sure."""
+"""The same where it works. A removed directory is noticed within this time in any case."""
 
 _EVENTS = inotify.IN_CLOSE_WRITE | inotify.IN_MOVED_TO | inotify.IN_DELETE_SELF | inotify.IN_MOVE_SELF
 
@@ -30,7 +30,7 @@ class EventLoop:
         ignore: Callable[[int, Any], None] = lambda number, frame: None  # noqa: E731
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
             signal.signal(number, ignore)
-        # Those that were held back until somebody listens.
+        # `launch` in a container blocks these until the handlers are set.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
@@ -42,11 +42,11 @@ class EventLoop:
             self._poll.register(watch.fileno(), select.POLLIN)
             self.inotify = watch
         except OSError:
-            # Not Linux, or no watches left for this user: the order is looked at every second instead.
+            # Not Linux, or no watches left for this user: the order is read every second instead.
             pass
-        self.look_at = 0.0
-        """When to look at the order and the directory without having been told to."""
-        self.look_again()
+        self.poll_at = 0.0
+        """When to check the order and the directory without an event."""
+        self.schedule_poll()
 
     def watch(self, readers: List[int]) -> None:
         if readers != self._watched:
@@ -57,11 +57,11 @@ class EventLoop:
                 self._poll.register(fd, select.POLLIN)
             self._watched = readers
 
-    def look_again(self, seconds: Optional[float] = None) -> None:
-        self.look_at = time.monotonic() + (seconds or (SAFETY_NET if self.inotify else POLL))
+    def schedule_poll(self, seconds: Optional[float] = None) -> None:
+        self.poll_at = time.monotonic() + (seconds or (SAFETY_NET if self.inotify else POLL))
 
     def wait(self, seconds: float) -> List[Any]:
-        """What happened: `order`, `gone`, `term`, `child`, or a readable descriptor."""
+        """The events: `order`, `gone`, `term`, `child`, or a readable descriptor."""
         found: List[Any] = []
         for fd, _ in self._poll.poll(seconds * 1000 + 0.5):
             if fd == self._wake:

@@ -1,7 +1,7 @@
-"""The journal: what the launcher did, so that nobody ever does it twice.
+"""The journal: what the launcher did, so that nothing is done twice.
 
-`starting` is on the disk before a body is forked. Whoever opens the journal later (this launcher after a
-restart, the collector after its death) knows from it which orders have been used up.
+`starting` is on the disk before a body is forked. A later reader (this launcher after a restart, `collect` after its death)
+finds in it which orders were acted on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PIECE = 1 << 20
 
 
 class Journal:
-    """One writer at a time: whoever holds `launcher.lock`. `append` may be called from any thread of it.
+    """One writer at a time: the process that holds `launcher.lock`, from any of its threads.
 
-    An entry is wholly there or not at all: a failed append takes back what it wrote, and a line torn by a
-    power cut is closed off when the journal is opened.
+    An entry is complete or not there at all: a failed append removes what it wrote, and a line torn by a power cut is ended
+    when the journal is opened.
     """
 
     def __init__(self, directory: str) -> None:
@@ -38,7 +38,7 @@ class Journal:
             os.close(self.fd)
             raise OSError(errno.EFBIG, "not a journal that a launcher wrote", self.path)
         self.used = 0
-        """Largest seq ever acted on."""
+        """The largest seq acted on."""
         self.started: Optional[Dict[str, Any]] = None
         """The newest `starting`."""
         self.ended: Optional[Dict[str, Any]] = None
@@ -56,7 +56,7 @@ class Journal:
         return self.started
 
     def append(self, entry: Mapping[str, Any], *, durable: bool = True) -> None:
-        """Raises OSError, having written nothing, when there is no room."""
+        """Raises OSError, with nothing written, when the disk is full."""
         data = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         with self._lock:
             before = os.fstat(self.fd).st_size
@@ -77,7 +77,7 @@ class Journal:
         os.close(self.fd)
 
     def _read(self) -> Iterator[Dict[str, Any]]:
-        """Entry by entry, a piece at a time: an entry may be big, and there may be many."""
+        """The entries. The file is read in pieces, because it may be large."""
         size = os.fstat(self.fd).st_size
         rest = b""
         at = 0

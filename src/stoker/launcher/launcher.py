@@ -1,8 +1,8 @@
-"""The launcher: holds a task directory, does what its order says, and writes down what happens.
+"""The launcher: holds a task directory, carries out its order, and records what happens.
 
-One thread, one poll loop. It is woken by inotify (an order was replaced), by signals (a process ended) and by
-pipes (a process said something); everything else is a deadline. What must never happen twice is written to
-the journal, and synced, before it is done once.
+One thread, one poll loop. It is woken by inotify (an order was replaced), by signals (a process ended) and by pipes (a process
+wrote output); everything else is a deadline. An action that must never happen twice is written to the journal, and synced,
+before it is done.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from stoker.task import fencing, layout
 from stoker.task.formats import Ending, Order, TaskInfo
 
 RETRY = 1.0
-"""Seconds before something that found no room on the disk is tried again."""
+"""Seconds between two tries to write to a full disk."""
 
 SHORTEST = 0.015
-"""Seconds before a body is shown as running: of one that ends sooner only the end is written."""
+"""Seconds before a body is shown as running. Of one that ends sooner, only the end is written."""
 
-TELL_SHARE = 0.1
-"""Of the time that a body has run, between two times that finished looks are told: its first checkpoint waits for them as
-long as it is not known who writes a part of it."""
+SCAN_REPORT_SHARE = 0.1
+"""Interval between two reports of finished scans, as a part of the time that the body has run. The first checkpoint of several
+tasks waits for these reports, until it is known which tasks write a part of it."""
 
-_TOLD = "the launcher was told to end"
+_TERMINATED = "the launcher was told to end"
 _PHASES = {"waiting": "setup", "setup": "setup", "body": "running"}
 
 EXIT_TAKEN = 75
@@ -52,9 +52,8 @@ def launch(
 ) -> int:
     """Run a launcher on a prepared directory until it is released. Returns the exit status.
 
-    Takes over signal handling of this process; everything that the process has forked is the body's.
-    `lock`: the directory's lock, where somebody else holds it together with this process. `contained`: the
-    container this runs in is the task's.
+    Takes over signal handling of this process; every process that it forks belongs to the body. `lock`: the directory's
+    lock, where the guardian holds it together with this process. `contained`: the launcher runs in the task's container.
     """
     directory = os.path.abspath(directory)
     lock = task_files.take_lock(directory) if lock is None else lock
@@ -67,7 +66,7 @@ def launch(
         return launcher.run()
     except task_files.DirectoryGone:
         return EXIT_GONE
-    except Exception:  # noqa: BLE001 - whatever it is: say it, leave no process behind, let the engine see the end
+    except Exception:  # noqa: BLE001 - any fault is printed; no process is left, and the engine sees the end
         traceback.print_exc()
         return EXIT_BROKEN
     finally:
@@ -77,7 +76,7 @@ def launch(
 
 
 class Launcher:
-    """Made once per process, with the directory's lock held. `run` returns when released."""
+    """One per process, which holds the directory's lock. `run` returns when the task is released."""
 
     def __init__(self, directory: str, bundle: Optional[str], *, contained: bool = False) -> None:
         self.directory = directory
@@ -109,13 +108,13 @@ class Launcher:
         self._order_seen: Optional[Tuple[int, int, int]] = None
         self._scanner = Scanner(directory, self.journal.append, near=self.info.near)
         self._scanner_due: Optional[float] = None
-        self._tell_at: Optional[float] = None
-        """When to say how many looks have been finished; None: nobody waits for it."""
+        self._report_scans_at: Optional[float] = None
+        """When to report the number of finished scans; None: no other task waits for them."""
         self._began = 0.0
-        self._complained = ""
-        self._brought: Optional[bool] = None
-        """Whether there is code, found at the first order: a setup may leave files where none was brought."""
-        self._spares = StandbyPool(self.tree, bundle)
+        self._scan_error = ""
+        self._has_code: Optional[bool] = None
+        """Whether code was shipped. Determined at the first order, because a setup may leave files there later."""
+        self._standbys = StandbyPool(self.tree, bundle)
         self._loop = EventLoop(directory)
 
     def run(self) -> int:
@@ -126,14 +125,14 @@ class Launcher:
             self._loop.watch(self._readers(now))
             for source in self._loop.wait(self._timeout(now)):
                 self._handle(source)
-            self._settle()
+            self._update()
         self.log.close()
         self._scanner.close()
         return 0
 
     def kill_all(self) -> None:
         """End every process that is left, and wait for it."""
-        self._spares.drop()
+        self._standbys.drop()
         while True:
             self.tree.reap()
             if self.tree.empty:
@@ -144,28 +143,30 @@ class Launcher:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _readers(self, now: float) -> List[int]:
-        """While the body runs its pipes may rest; when it has ended they are read at once."""
-        resting = now < self.log.rest_until and self.running is not None and self.running.stage != "draining"
+        """Descriptors to poll. The pipes of a running body may be throttled; after its end they are read at once."""
+        resting = (
+            now < self.log.throttled_until and self.running is not None and self.running.stage != "draining"
+        )
         readers = [] if resting else list(self.log.streams)
         scanner = self._scanner.fileno() if self.running is not None else None
         return readers if scanner is None else [*readers, scanner]
 
     def _timeout(self, now: float) -> float:
-        waits = [self._loop.look_at - now]
+        waits = [self._loop.poll_at - now]
         if self.running is not None:
             wait = self.running.tick(now)
             if self.running.stage == "done":
                 wait = 0.0
             if wait is not None:
                 waits.append(wait)
-            for due in (self._scanner_due, self.records.status_due, self._tell_at):
+            for due in (self._scanner_due, self.records.status_due, self._report_scans_at):
                 if due is not None:
                     waits.append(due - now)
         due = self.log.due()
         if due is not None:
             waits.append(due - now)
-        if self.log.streams and now < self.log.rest_until:
-            waits.append(self.log.rest_until - now)
+        if self.log.streams and now < self.log.throttled_until:
+            waits.append(self.log.throttled_until - now)
         if self.records.behind:
             waits.append(RETRY)
         if self._lease is not None:
@@ -184,34 +185,34 @@ class Launcher:
         elif source == self._scanner.fileno():
             self._scanner_due = time.monotonic()
 
-    def _settle(self) -> None:
-        """After every wake-up: what has ended, what is due, what there was no room for."""
+    def _update(self) -> None:
+        """After every wake-up: processes that have ended, deadlines that are due, writes that failed before."""
         now = time.monotonic()
-        if now >= self._loop.look_at:
-            self._loop.look_again()
+        if now >= self._loop.poll_at:
+            self._loop.schedule_poll()
             self.records.check()
             self._read_order()
         if self._lease is not None:
             self._keep_lease(self._lease)
         self.log.flush(now)
         for pid, status, rusage in self.tree.reap():
-            self._spares.exited(pid)
+            self._standbys.exited(pid)
             if self.running is not None:
                 self.running.exited(pid, status, rusage)
         if self.records.behind:
             self.records.try_again()
         if self.running is not None:
-            self._follow(self.running, now)
+            self._update_execution(self.running, now)
 
-    def _follow(self, running: Execution, now: float) -> None:
+    def _update_execution(self, running: Execution, now: float) -> None:
         running.tick(now)
         if running.stage == "done":
             self._ended(running)
             return
-        if self._tell_at is not None and now >= self._tell_at:
+        if self._report_scans_at is not None and now >= self._report_scans_at:
             least = running.order.scan_every or self.info.sample_every
-            wait = max(least, TELL_SHARE * (now - self._began))
-            self._tell_at = now + min(wait, max(least, self.info.sample_every))
+            wait = max(least, SCAN_REPORT_SHARE * (now - self._began))
+            self._report_scans_at = now + min(wait, max(least, self.info.sample_every))
             self._scanner_due = self.records.status_due = now
         if self._scanner_due is not None and now >= self._scanner_due:
             self._scan(now)
@@ -229,27 +230,27 @@ class Launcher:
         try:
             self._scanner_due = self._scanner.poll(now)
         except OSError as exc:
-            # No room or no right in the task directory: the training goes on, its checkpoints wait.
-            self._complain(exc)
+            # The task directory cannot be written: the training goes on, its checkpoints wait.
+            self._report_scan_error(exc)
             self._scanner_due = now + RETRY
 
     def _finish_scan(self, violent: bool) -> None:
         try:
             self._scanner.finish(violent)
         except OSError as exc:
-            # As above; the ending must be written down whatever became of the last checkpoint.
-            self._complain(exc)
+            # As above. The ending must be recorded even if the last checkpoint cannot be staged.
+            self._report_scan_error(exc)
 
-    def _complain(self, exc: OSError) -> None:
+    def _report_scan_error(self, exc: OSError) -> None:
         message = f"checkpoints cannot be scanned: {exc}"
-        if message != self._complained:
-            self._complained = message
+        if message != self._scan_error:
+            self._scan_error = message
             self.log.say(message)
 
     # -- orders ----------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """What a launcher before us left: a body that nobody saw the end of is lost, and never started again."""
+        """Take over from an earlier launcher: a body without a recorded end is lost, and never started again."""
         unfinished = self.journal.unfinished
         if unfinished is not None:
             self._scanner.begin(int(unfinished.get("generation", 0)))
@@ -262,7 +263,7 @@ class Launcher:
             self._write_status()
 
     def _memory(self, status: Mapping[str, Any]) -> exit_reason.Memory:
-        """The group as it is now, and the most that a launcher before us saw used."""
+        """The state of the control group now, and the peak that an earlier launcher measured."""
         group = Cgroup(self.info.cgroup)
         usage = status.get("usage")
         peak = usage.get("memory_peak") if isinstance(usage, dict) else None
@@ -291,7 +292,7 @@ class Launcher:
         try:
             order = Order.from_json(raw)
         except TypeError as exc:
-            self.log.say(f"an order that cannot be understood was ignored: {exc}")
+            self.log.say(f"an order that is not valid was ignored: {exc}")
             return
         if order.verb == "release":
             self._release(order)
@@ -308,16 +309,16 @@ class Launcher:
 
     def _order_run(self, order: Order) -> None:
         if self.running is not None:
-            # The body that runs was not asked to stop: an order to run another one waits for its end.
+            # The running body was not asked to stop: the new order waits for its end.
             self._order_seen = None
             return
         self._last_order = order
         if not fencing.may_start(
             [entry for entry in (self.journal.started, self.journal.ended) if entry], order
         ):
-            return  # This generation has been started here before, under whatever number.
+            return  # This generation was started here before, perhaps by an order with another number.
         if self.terminated:
-            self._record(_unstarted(order, _TOLD))
+            self._record(_unstarted(order, _TERMINATED))
             return
         entry: Dict[str, Any] = {"k": "starting", "seq": order.seq, "generation": order.generation}
         entry["at"] = time.time()
@@ -328,10 +329,10 @@ class Launcher:
             self._scanner.begin(order.generation)
             self.journal.append(entry)
         except OSError as exc:
-            # Not on the disk, so not started: the order stands and is tried again when there may be room.
+            # Not recorded, so not started. The order remains, and is tried again later.
             print(f"stoker launcher: cannot write the journal of {self.directory}: {exc}", file=sys.stderr)
             self._order_seen = None
-            self._loop.look_again(RETRY)
+            self._loop.schedule_poll(RETRY)
             return
         self.seq = order.seq
         task_files.unlink(os.path.join(self.directory, layout.STOP))
@@ -344,26 +345,26 @@ class Launcher:
             self._record(_unstarted(order, f"cannot read a secret: {exc}", "start-failed"))
             return
         code = os.path.join(self.directory, layout.CODE)
-        if self._brought is None:
-            self._brought = has_code(code)
+        if self._has_code is None:
+            self._has_code = has_code(code)
         self.log.forget()
         running = self.running = Execution(
             self.directory,
             self.info,
             order,
             tree=self.tree,
-            spares=self._spares,
+            standbys=self._standbys,
             log=self.log,
             journal=lambda entry: self.records.append(entry, durable=False),
             bundle=self.bundle,
             secrets=secrets,
-            workdir=working_directory(code, self.info, order, self._brought),
+            workdir=working_directory(code, self.info, order, self._has_code),
             contained=self.contained,
         )
         self.status.ending, self.status.usage, self.status.pid = None, {}, None
         self.status.seq, self.status.generation = order.seq, order.generation
         self._scanner_due = now = time.monotonic()
-        self._tell_at = None if order.scan_every is None else now + order.scan_every
+        self._report_scans_at = None if order.scan_every is None else now + order.scan_every
         self._began = now
         running.start()
 
@@ -386,13 +387,13 @@ class Launcher:
                 )
             )
         except OSError:
-            # The signal says the same; a full disk must not keep a task from being stopped.
+            # The signal has the same effect, and a full disk must not prevent a stop.
             pass
         self.running.stop("stop", grace, time.monotonic())
 
     def _die(self) -> None:
-        """A drill: end as if killed, with nothing written down. As init of a container nobody can kill us from inside,
-        and the kernel ends everything with us. Who comes after us and finds this order has no body, and lives."""
+        """A drill: end as if killed, without a record. No process inside a container can kill its init, and the kernel ends
+        the container with it. The next launcher finds this order too, but has no body, and goes on."""
         if self.running is not None:
             os._exit(137)
 
@@ -404,15 +405,15 @@ class Launcher:
             self._stop(0.0)
 
     def _terminate(self) -> None:
-        """SIGTERM: end the body as its order would, and go on holding what it left."""
+        """SIGTERM: end the body with the grace of its order, and keep the directory until it is released."""
         self.terminated = True
         if self.running is not None:
             self._stop(self._last_order.grace if self._last_order is not None else 0.0)
         elif self.journal.ended is None:
-            self._record(Ending(self.seq, 0, "stopped", message=_TOLD, at=time.time()))
+            self._record(Ending(self.seq, 0, "stopped", message=_TERMINATED, at=time.time()))
 
     def _keep_lease(self, kept: Lease) -> None:
-        """Nobody has asked for this task for so long that nobody will, or somebody else has its place."""
+        """End the body and the launcher when the lease is over: the task is given up, or has been replaced."""
         now = lease.clock()
         if now < kept.due or not kept.look(now, lease.contact(os.path.join(self.directory, layout.CONTACT))):
             return
@@ -432,8 +433,8 @@ class Launcher:
         assert running.ending is not None
         self.running = None
         if self.terminated or self._released or (running.ending.kind, running.ending.code) == ("exit", 0):
-            self._spares.drop()
-        self._scanner_due = self._tell_at = None
+            self._standbys.drop()
+        self._scanner_due = self._report_scans_at = None
         self._finish_scan(running.violent)
         self.status.usage = running.ending.usage = dict(running.sampler.usage)
         segments = self.log.segments

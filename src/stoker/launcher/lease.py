@@ -1,21 +1,19 @@
-"""The lease: how long a task goes on by itself when nobody asks for it any more.
+"""The lease: how long a task in a pod goes on without contact to the server.
 
-Whoever has the right key to the task's courier and asks anything, makes the courier replace the file `contact`
-(at most every ten seconds). The launcher looks at it and counts by its own clock, which goes on while the machine
-sleeps. The server counts the same silence from its own side and gives a task up only after the lease and a tenth
-more (fence.LEASE_MARGIN). So the rule, for `lease` seconds:
+Every authenticated request makes the task's courier replace the file `contact`, at most every ten seconds. The launcher
+checks that file and counts by its own clock, which goes on while the machine is suspended. The server counts the same silence
+from its side, and gives a task up only after the lease and a tenth more (`fencing.LEASE_MARGIN`). So, for `lease` seconds:
 
-1.  A change that is seen was made at some moment since the last look. The lease begins anew at the *last look*,
-    the earliest it can have been: counted so, ours never ends later than the server thinks.
-2.  `lease` seconds after that the body is ended, with its grace, and the launcher with it.
-3.  Unless the launcher itself was away: its last look is long ago because it was stopped, starved or frozen with the
-    whole machine. Then silence proves nothing (the courier may have slept as well, and the server finds it again
-    only now), so the server has `REPRIEVE` seconds more. A change seen in that time, between two looks close to each
-    other, counts as any other.
-4.  A task that must never run twice (`exclusive`) has no such reprieve: its place may have been given away. It is
-    ended at the first look that is too late, though it may have been asked for all the time.
+1.  A change of the file was made at some time since the last check. The lease is counted from that *last check*, the earliest
+    possible time. So the launcher's lease never ends later than the server assumes.
+2.  `lease` seconds later the body is ended, with its grace, and the launcher with it.
+3.  Except when the launcher itself was stopped, starved or suspended with the machine, so that its last check is long ago.
+    Then silence proves nothing: the courier may have been suspended too. The server has `REPRIEVE` seconds more. A change
+    that is found in that time, between two checks close to each other, counts as any other.
+4.  A task that must never run twice (`exclusive`) has no such reprieve, because it may have been replaced. It is ended at the
+    first check that is too late, even if there was contact all the time.
 
-A launcher that is started again in the same directory begins a new lease: it runs nothing, it only holds.
+A launcher that is started again in the same directory begins a new lease: it runs no body.
 """
 
 from __future__ import annotations
@@ -25,29 +23,29 @@ import time
 from typing import Any, Optional
 
 REPRIEVE = 120.0
-"""Seconds that a server has to find a task again that was asleep: its own tries come at most a minute apart."""
+"""Seconds that a server has to reach a task again that was suspended. It tries at least once a minute."""
 LOOK = 5.0
-"""Seconds between two looks, or less for a short lease."""
+"""Seconds between two checks, or less for a short lease."""
 AWAY = 4.0
-"""So many looks missed: the launcher was away."""
+"""After this many missed checks the launcher counts as having been stopped."""
 
 
 class Lease:
-    """Asked by the launcher's loop. Pure: the caller reads the clock and the file."""
+    """Checked by the launcher's loop. Pure: the caller reads the clock and the file."""
 
     def __init__(self, seconds: float, now: float, *, exclusive: bool = False) -> None:
         self.seconds = seconds
         self.every = min(LOOK, seconds / 10)
         self._exclusive = exclusive
         self._since = now
-        """When the lease began, at the earliest."""
+        """The earliest time at which the lease can have begun."""
         self._looked = now
         self._seen: Any = None
         self._reprieve: Optional[float] = None
-        """Not before this time."""
+        """The lease does not end before this time."""
 
     def look(self, now: float, contact: Any) -> bool:
-        """Whether it has run out. `contact`: whatever is another one each time the file is replaced."""
+        """Whether the lease is over. `contact`: a value that differs each time the file is replaced."""
         before, self._looked = self._looked, now
         away = now - before > AWAY * self.every
         if contact != self._seen:
@@ -62,18 +60,18 @@ class Lease:
 
     @property
     def due(self) -> float:
-        """When to look again."""
+        """When to check again."""
         return self._looked + self.every
 
 
 def clock() -> float:
-    """Monotonic, and goes on while the machine is suspended where the system has such a clock."""
+    """A monotonic clock, if possible one that goes on while the machine is suspended."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def contact(path: str) -> Any:
-    """The file as it stands now."""
+    """Identifies the present version of the file."""
     try:
         info = os.stat(path, follow_symlinks=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a launcher writes down: the journal and the status, in order, and again when there was no room."""
+"""The records of a launcher, journal and status: written in order, and retried when the disk was full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.task.formats import Ending, Status
 
 
 class Records:
-    """One per launcher, used from its one thread. Raises DirectoryGone when nobody wants them any more."""
+    """One per launcher, used from its one thread. Raises DirectoryGone when the task directory was removed."""
 
     def __init__(self, directory: str, log: OutputLog) -> None:
         self.directory = directory
@@ -23,23 +23,23 @@ class Records:
         self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=syscalls.boot_id())
         self.status.version = task_files.version()
         self.status_due: Optional[float] = None
-        """When the status is to be written, at the latest."""
+        """The latest time at which the status must be written."""
         self._identity = task_files.identity(directory)
         self._unwritten: List[Tuple[Mapping[str, Any], bool]] = []
         self._status_failed = False
 
     @property
     def unwritten(self) -> bool:
-        """The journal has not everything yet."""
+        """Whether entries are still to be written to the journal."""
         return bool(self._unwritten)
 
     @property
     def behind(self) -> bool:
-        """There is something to try again."""
+        """Whether a write has to be tried again."""
         return self.unwritten or self._status_failed
 
     def append(self, entry: Mapping[str, Any], durable: bool = True) -> None:
-        """To the journal, in order; what finds no room now is written when there is some."""
+        """Append to the journal, in order. An entry that cannot be written now is tried again later."""
         self._unwritten.append((entry, durable))
         self._write_pending()
 
@@ -48,7 +48,7 @@ class Records:
         self.show(ending)
 
     def show(self, ending: Ending) -> None:
-        """The status of a body that has ended."""
+        """Write the status of a body that has ended."""
         self.status.phase, self.status.pid = "ended", None
         self.status.seq = max(self.status.seq, ending.seq)
         self.status.generation = ending.generation

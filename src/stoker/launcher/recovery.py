@@ -1,7 +1,7 @@
-"""After a launcher's death: settle what it left, so that what was completed counts.
+"""Settles the directory of a dead launcher, so that its completed checkpoints count.
 
-collect   on a directory whose launcher and processes are proven gone
-salvage   on a task's part of a shared volume, all that is left of a directory whose machine is lost
+collect   for a directory whose launcher and processes are proven gone
+salvage   for a task's part of a shared volume, where the machine with the rest of the directory is lost
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from stoker.launcher.task_files import take_lock
 from stoker.task.directory import StillHeld
 
 APART = 500_000_000
-"""Beyond it are the numbers of copies made by `salvage`: those before it may be used at the same moment by a task that was
-given up and lives."""
+"""Copies made by `salvage` have larger numbers. A task that was given up, but still runs, may use smaller ones meanwhile."""
 PATIENCE = 10.0
-"""Seconds that a guardian has to end what its launcher left."""
+"""Seconds that the guardian has to end the processes of a dead launcher."""
 
 
 def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> None:
-    """Journal the checkpoints that were complete, and `lost` for a body that has no ending.
+    """Journal the complete checkpoints, and `lost` for a body without an ending.
 
-    Idempotent, and safe to be killed at any point. Raises StillHeld when a launcher lives after all.
+    Idempotent; it may be killed at any point. Raises StillHeld when a launcher is alive after all.
     """
     deadline = time.monotonic() + patience
     lock = take_lock(directory)
@@ -50,11 +49,11 @@ def collect(directory: str, generation: int, *, patience: float = PATIENCE) -> N
 
 
 def salvage(directory: str, generation: int, carried: Iterable[int]) -> None:
-    """Journal, in the part itself, the checkpoints that were complete there and have not been carried away.
+    """Journal, in the part itself, the checkpoints that are complete there and were not transferred.
 
-    The part may have a journal from an earlier try; its task never saw it. `carried`: the numbers of the copies that
-    were. A task that was given up may live and write all the same: it can spoil what is found here, never change it
-    unnoticed, because whoever carries it away compares it with the hashes in the journal. Idempotent.
+    The part may have the journal of an earlier call, never one of its task. `carried`: the numbers of the copies that were
+    transferred. A task that was given up may still run and write here. It can damage a checkpoint, but not change it
+    unnoticed, because the transfer verifies the hashes in the journal. Idempotent.
     """
     journal = Journal(directory)
     try:

@@ -1,4 +1,4 @@
-"""The launcher's small dealings with the task directory itself: its lock, its identity, its JSON files."""
+"""The launcher's access to the task directory: its lock, its identity, its JSON files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from stoker.task import formats, layout
 
 _LARGEST = 64 << 20
-"""Bytes of a JSON file that are read. The order of a task in a world of thousands is a few megabytes."""
+"""Largest JSON file that is read, in bytes. The order of a task in a world of thousands has a few megabytes."""
 
 
 class DirectoryGone(Exception):
-    """The task directory was removed: nobody wants this task any more."""
+    """The task directory was removed: the task is over."""
 
 
 def take_lock(directory: str) -> Optional[int]:
-    """The exclusive right to work on a task directory; None when somebody has it."""
+    """Take the exclusive lock of a task directory; None when another process has it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(os.path.join(directory, layout.LOCK), flags, 0o600)
     try:
@@ -33,8 +33,8 @@ def take_lock(directory: str) -> Optional[int]:
 
 
 def identity(directory: str) -> Optional[Tuple[int, int]]:
-    """Which directory this is; None when there is none. One that is mounted here stays in sight after it was
-    deleted outside: then it has no name left."""
+    """Device and inode of a directory; None when it does not exist. A mounted directory stays visible here after it was
+    deleted outside; then its link count is 0."""
     try:
         info = os.stat(directory)
     except OSError:
@@ -43,8 +43,8 @@ def identity(directory: str) -> Optional[Tuple[int, int]]:
 
 
 def read_json(path: str, *, mounted: bool = False) -> Optional[Dict[str, Any]]:
-    """None where there is no such object. User code owns the directory: a pipe, or a file without end, must not hold up
-    the launcher, and no link is followed. `mounted`: from a Secret of Kubernetes, whose files are links."""
+    """A JSON object from a file; None where there is none. User code owns the directory: no link is followed, and a pipe or
+    an endless file must not block the launcher. `mounted`: from a Secret of Kubernetes, whose files are links."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(path, flags if mounted else flags | os.O_NOFOLLOW)
@@ -64,7 +64,8 @@ def read_json(path: str, *, mounted: bool = False) -> Optional[Dict[str, Any]]:
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Also where user code put a directory in its place: that is moved aside, or the end of the body could not be told."""
+    """Write a JSON file. A directory that user code has put there is renamed, because the end of the body must be
+    recorded."""
     try:
         formats.write_json(path, value)
     except IsADirectoryError:
@@ -80,6 +81,6 @@ def unlink(path: str) -> None:
 
 
 def version() -> str:
-    """Stoker's, from the package that is loaded anyway. It is not imported by name because it offers the SDK,
-    which the launcher does not know."""
+    """Stoker's version, from the loaded package. It is not imported by name, because the package exports the SDK, which
+    the launcher must not import."""
     return str(sys.modules["stoker"].__version__)

@@ -1,7 +1,7 @@
-"""`init`: a task directory and the launcher's code, made by a container that ends before the others begin.
+"""`init`: makes a task directory and unpacks the launcher's code, in a container that ends before the others start.
 
-Its user need not own the directory it finds (a volume's mount point is root's), may have no name, and may come
-again: when a machine was restarted the volume is still there, with everything a launcher wrote into it.
+Its user may have no name and need not own the directory (the mount point of a volume belongs to root). It may run again: after
+a restart of the machine the volume is still there, with everything a launcher wrote into it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ def main(task: str, directory: str, place: str, part: str = "") -> int:
 
 
 def prepare(task: str, directory: str, place: str, part: str = "") -> int:
-    """May be repeated, after it was cut short too. What is there already is not touched. `part`: of a shared volume, for
-    the checkpoints. Made here it is the task's own: the kubelet would make it root's, and nobody could remove it."""
+    """Idempotent, also after it was interrupted: existing files are not changed.
+
+    `part`: the task's part of a shared volume. Made here, it belongs to the task's user. The kubelet would make it for root,
+    and the task could not remove it.
+    """
     raw = task_files.read_json(task, mounted=True) or {}
     try:
         formats.TaskInfo.from_json(raw)
@@ -47,7 +50,7 @@ def _make_directory(directory: str, task: Mapping[str, Any]) -> None:
     try:
         os.chmod(directory, 0o700)
     except PermissionError:
-        # The mount point of a volume: its owner lets this user write, and nobody else is in the pod.
+        # The mount point of a volume, which this user may write to. There are no other users in the pod.
         pass
     for name in layout.DIRECTORIES:
         os.makedirs(os.path.join(directory, name), mode=0o755, exist_ok=True)
@@ -60,7 +63,7 @@ def _make_part(part: str) -> None:
     run = os.path.dirname(part)
     try:
         os.mkdir(run)
-        # As the kubelet would: tasks of one run may have different users, and each has its part in it.
+        # With the mode of the volume, as the kubelet does it: tasks of one run may have different users.
         os.chmod(run, os.stat(os.path.dirname(run)).st_mode & 0o7777)
     except FileExistsError:
         pass

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, Ty
 FORMAT = 1
 """Increased when an older reader could misread the files."""
 SHORTEST_SECRET = 6
-"""Shorter values are not looked for in logs, names and events: blanking out every `1` would leave nothing to read."""
+"""Shorter values are not redacted in logs, names and events: without every `1` a log could not be read."""
 
 T = TypeVar("T", bound="Record")
 

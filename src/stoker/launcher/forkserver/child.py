@@ -1,12 +1,11 @@
-"""What a fork of the fork server does on its way to being a launcher. Nothing here returns into the fork server.
+"""The child of the fork server that becomes a launcher. No function here returns into the fork server's code.
 
-Directly: the fork server has made the PID namespace, the fork is its init; it reports that it is prepared
-and waits to be told to go. Through an intermediate process, where the way back out of a namespace is barred
-(user namespaces) or somebody has to stay and watch (the guardian): the intermediate forks the launcher,
-records it and tells it to go.
+Directly: the fork server has made the PID namespace and the child is its init. It reports that it is prepared, and waits for
+the go. Through an intermediate process, where a process cannot leave a namespace again (user namespaces) or a guardian has
+to stay: the intermediate forks the launcher, records it and sends the go.
 
-Both ways the directory's lock is taken first: of two servers in a row that both ask for a launcher, because the first
-died underway, only one has a launcher recorded, and that one does the work.
+Both ways take the directory's lock first. When a server dies during a start, and the next one asks for the same launcher, only
+one launcher is recorded, and only that one works.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ ERROR_LOG_LIMIT = 1 << 20
 
 
 def record(path: str, boot_id: str, pid: int, **more: Any) -> Dict[str, Any]:
-    """Write the engine's record of the launcher: from now on it can be found. Before this it must not go. `path` is
-    outside the task directory, which user code may change."""
+    """Write the engine's record of the launcher, by which it can be found. The launcher must not act before that. `path` is
+    outside the task directory, because user code can change that directory."""
     known = {"boot_id": boot_id, "pid": pid, "start_time": syscalls.start_time(pid), **more}
     formats.write_json(path, known, mode=0o600)
     return {"pid": pid, "start_time": known["start_time"]}
 
 
 class DirectoryInUse(Exception):
-    """Another launcher has the directory, or is about to."""
+    """Another launcher has the directory's lock."""
 
 
 class StartRequest:
-    """One request, in a process of its own. `report`: where to say how it went, one JSON line."""
+    """One request, in a process of its own. `report`: the descriptor for the result, one JSON line."""
 
     def __init__(self, request: Dict[str, Any], report: int, bundle: Optional[str], boot_id: str) -> None:
         self.directory = str(request.get("directory"))
@@ -58,14 +57,14 @@ class StartRequest:
         self.lock: Optional[int] = None
 
     def directly(self, go: int) -> NoReturn:
-        """Be init of the namespace that this fork was born into."""
+        """Become the launcher, as init of the namespace that this process was forked into."""
 
         def work() -> int:
             self._prepare(go)
             self._take_lock()
             syscalls.unshare(syscalls.CLONE_NEWNS)
-            _keep_mounts_inside()
-            self._say({})
+            _make_mounts_private()
+            self._report({})
             return self._become_launcher(go)
 
         self._run(work)
@@ -74,7 +73,7 @@ class StartRequest:
         def work() -> int:
             self._prepare()
             self._take_lock()
-            return self._start_another()
+            return self._fork_launcher()
 
         self._run(work)
 
@@ -83,13 +82,13 @@ class StartRequest:
         try:
             code = work()
         except DirectoryInUse:
-            self._say({"error": "another launcher works on it", "taken": True})
+            self._report({"error": "another launcher works on it", "taken": True})
         except OSError as exc:
             name = errno.errorcode.get(exc.errno or 0, "error")
-            self._say({"error": f"{name}: {exc.strerror or exc}"})
-        except BaseException as exc:  # noqa: BLE001 - a fork must never run on in the fork server's code
+            self._report({"error": f"{name}: {exc.strerror or exc}"})
+        except BaseException as exc:  # noqa: BLE001 - the child must never continue in the fork server's code
             traceback.print_exc()
-            self._say({"error": f"{type(exc).__name__}: {exc}"})
+            self._report({"error": f"{type(exc).__name__}: {exc}"})
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -108,15 +107,15 @@ class StartRequest:
         for target in (0, 1, 2):
             os.dup2(null, target)
         os.close(null)
-        sys.stderr = _Errors(os.path.join(self.directory, ERROR_LOG))
+        sys.stderr = _ErrorLog(os.path.join(self.directory, ERROR_LOG))
 
     def _take_lock(self) -> None:
-        """Held by a guardian as well: while the lock is taken, something of the task may be alive."""
+        """The guardian holds the lock too: while it is held, processes of the task may be alive."""
         self.lock = task_files.take_lock(self.directory)
         if self.lock is None:
             raise DirectoryInUse
 
-    def _start_another(self) -> int:
+    def _fork_launcher(self) -> int:
         if self.namespace:
             _enter_namespaces(self.user_namespace)
         else:
@@ -133,35 +132,35 @@ class StartRequest:
         answer = record(self.record, self.boot_id, pid, **more)
         os.write(go_writer, b"g")
         os.close(go_writer)
-        self._say(answer)
+        self._report(answer)
         if not self.namespace:
             guardian.guard(pid, (self.task or {}).get("cgroup"))
         return 0
 
     def _become_launcher(self, go: int) -> int:
-        self._hush()
+        self._close_report()
         if os.read(go, 1) != b"g":
             return 0
         os.close(go)
         if self.namespace:
-            # Not before the go: whoever records us may share our mounts, and finds us by the outer /proc.
-            _own_proc()
+            # Only after the go: the intermediate may share these mounts, and needs the outer /proc to record this process.
+            _mount_proc()
             if self.cover is not None:
                 home_cover.cover(self.cover, self.directory)
         syscalls.set_name("stoker-launcher")
         return launch(self.directory, self.bundle, self.lock)
 
-    def _say(self, answer: Dict[str, Any]) -> None:
-        """Once; whatever goes wrong later is for launcher.err."""
+    def _report(self, answer: Dict[str, Any]) -> None:
+        """Report once. Later errors go to launcher.err."""
         if self.report >= 0:
             try:
                 os.write(self.report, json.dumps(answer).encode() + b"\n")
             except BrokenPipeError:
-                # The fork server has gone with its server. The launcher is recorded: the next one finds it.
+                # The fork server has ended with its server. The launcher is recorded, so the next server finds it.
                 pass
-            self._hush()
+            self._close_report()
 
-    def _hush(self) -> None:
+    def _close_report(self) -> None:
         if self.report >= 0:
             os.close(self.report)
             self.report = -1
@@ -175,24 +174,24 @@ def _enter_namespaces(user: bool) -> None:
         for name, value in maps:
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(value)
-    _keep_mounts_inside()
+    _make_mounts_private()
 
 
-def _keep_mounts_inside() -> None:
-    """What is mounted on the machine later is seen here too, and nothing mounted here is seen outside."""
+def _make_mounts_private() -> None:
+    """Later mounts of the machine are visible here, but mounts made here are not visible outside."""
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
 
 
-def _own_proc() -> None:
+def _mount_proc() -> None:
     try:
         syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
     except OSError:
-        # Some containers forbid it. The launcher copes: it then counts by the outer numbers.
+        # Some containers forbid it. The launcher then works with the pids of the outer namespace.
         pass
 
 
-class _Errors(io.TextIOBase):
-    """launcher.err, made only when there is something to say: a file less for nearly every task."""
+class _ErrorLog(io.TextIOBase):
+    """launcher.err, made only when there is an error: nearly every task does without the file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -207,7 +206,7 @@ class _Errors(io.TextIOBase):
             if os.fstat(fd).st_size < ERROR_LOG_LIMIT:
                 os.write(fd, text.encode("utf-8", "replace"))
         except OSError:
-            # No room for it; there is nobody left to tell.
+            # The disk is full, and there is no other place for the error.
             pass
         finally:
             os.close(fd)

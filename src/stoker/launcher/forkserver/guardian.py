@@ -1,7 +1,7 @@
-"""The guardian: for machines that do not allow PID namespaces, it ends the task with its launcher.
+"""The guardian ends a task's processes when its launcher dies, on machines that do not allow PID namespaces.
 
-It is the launcher's parent and a subreaper. When the launcher is gone, everything that the launcher had
-beneath it has become the guardian's, and is killed.
+It is the launcher's parent and a subreaper. When the launcher dies, the launcher's descendants become the guardian's and are
+killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.linux import syscalls
 
 
 def guard(launcher: int, cgroup: Optional[Mapping[str, Any]] = None) -> None:
-    """Wait for the launcher to end, then end whatever it left. Returns when nothing is left."""
+    """Wait for the launcher to end, then kill every process that is left. Returns when none is left."""
     syscalls.set_name("stoker-guardian")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""Covering the server's home in the mount namespace of a launcher.
+"""Covers the server's home in the mount namespace of a launcher.
 
-An empty, read-only mount lies over the home, and only what the task needs is brought back. So it makes no difference
-whether a file was there when the launcher started, came later, or is replaced: nothing of the home is in sight. What lies
-elsewhere behind a link, and what is seen of the home through another mount of its file system, is covered too.
+An empty, read-only mount hides the home, and only the paths that the task needs are mounted again on top. So it makes no
+difference whether a file existed when the launcher started, was made later, or was replaced. The targets of links out of the
+home, and the same directories under other mounts of the file system, are covered too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.linux import syscalls
 
 _EMPTY = "size=256k,mode=700"
 _PARTS = (".", "-", "~")
-"""What follows a name of the server's in the names of copies: stoker.db-wal, secrets.old, config.toml~."""
+"""What follows one of the server's names in the names of copies: stoker.db-wal, secrets.old, config.toml~."""
 
 
 class Mounted(NamedTuple):
@@ -28,12 +28,12 @@ class Mounted(NamedTuple):
 
 
 def cover(what: Mapping[str, Any], directory: str) -> None:
-    """Nothing that runs here sees what is in the home, but for the task's own `directory` and what is `shown`.
+    """Hide the home from this process and its children, except for the task's own `directory` and the paths in `shown`.
 
-    `what`: {"home": path, "names": [what belongs to the server in it], "places": [paths of what may lie elsewhere],
-    "shown": [[path, whether it may be written]]}. A home may be a person's own directory: other directories and links
-    in it are that person's and stay; other files do not. For a process with a mount namespace of its own. Where the
-    kernel refuses, the task runs all the same, and the launcher's error log says what it sees.
+    `what`: {"home": path, "names": [entries of the home that belong to the server], "places": [the server's paths that may be
+    outside the home], "shown": [[path, whether it may be written]]}. A home may be a user's own directory: other directories
+    and links in it remain visible, other files do not. The process must have a mount namespace of its own. Where the kernel
+    refuses, the task runs all the same, and the launcher's error log names what is visible.
     """
     home = str(what["home"])
     directories, links = foreign(home, [str(name) for name in what["names"]])
@@ -44,10 +44,10 @@ def cover(what: Mapping[str, Any], directory: str) -> None:
         try:
             found.append((path, write, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
         except OSError:
-            pass  # not there, or closed to this user: the task could do nothing with it
+            pass  # not there, or not accessible to this user, so the task does not need it
     try:
-        # All of it is looked for before anything is covered: then links lead nowhere, and mounts are our own.
-        for place, others in _seen([home, *map(str, what["places"])]):
+        # All paths are resolved before anything is covered: afterwards links are broken and there are more mounts.
+        for place, others in _locations([home, *map(str, what["places"])]):
             if _cover(place, found, links):
                 for path in others:
                     _cover(path, (), ())
@@ -57,7 +57,7 @@ def cover(what: Mapping[str, Any], directory: str) -> None:
 
 
 def foreign(home: str, names: Sequence[str]) -> Tuple[List[str], List[Tuple[str, str]]]:
-    """The directories in the home that do not belong to the server, and the links: (path, where it leads)."""
+    """The directories in the home that do not belong to the server, and the links: (path, target)."""
     directories, links = [], []
     try:
         with os.scandir(home) as entries:
@@ -69,27 +69,27 @@ def foreign(home: str, names: Sequence[str]) -> Tuple[List[str], List[Tuple[str,
                 elif entry.is_dir():
                     directories.append(entry.path)
     except OSError:
-        pass  # what cannot be read now the task cannot read either
+        pass  # the task cannot read it either
     return directories, links
 
 
 def is_own(entry: str, names: Sequence[str]) -> bool:
-    """Whether an entry of the home is the server's, or by its name a copy or an earlier version of such a one."""
+    """Whether an entry of the home belongs to the server, or is by its name a copy or an earlier version of such an entry."""
     return any(entry == name or entry.startswith(tuple(name + part for part in _PARTS)) for name in names)
 
 
 def beneath(path: str, place: str) -> bool:
-    """Whether `path` is `place` or lies in it. Names only."""
+    """Whether `path` is `place` or is in it, by the names alone."""
     return path == place or path.startswith(place.rstrip("/") + "/")
 
 
 def elsewhere(place: str, mounts: Sequence[Mounted]) -> List[Tuple[str, str]]:
-    """Where the directory `place`, or a part of it, is seen through other mounts: (path there, path in the place). Pure;
+    """Other paths of the directory `place`, or of a part of it, through other mounts: (path there, path in `place`). Pure;
     `place` has no links in it."""
     around = [one for one in mounts if beneath(place, one.point)]
     if not around:
         return []
-    # Of several mounted at one point the last one is in sight.
+    # Of several mounts at one mount point the last one is visible.
     home = max(reversed(around), key=lambda one: len(one.point))
     inside = _join(home.root, place, home.point)
     found = []
@@ -108,12 +108,12 @@ def mounts(mountinfo: str) -> List[Mounted]:
     for line in mountinfo.splitlines():
         words = line.split(" ")
         if len(words) > 4:
-            found.append(Mounted(words[2], _plain(words[3]), _plain(words[4])))
+            found.append(Mounted(words[2], _unescape(words[3]), _unescape(words[4])))
     return found
 
 
-def _seen(places: Iterable[str]) -> List[Tuple[str, List[str]]]:
-    """Where these really are, and where else the same is in sight."""
+def _locations(places: Iterable[str]) -> List[Tuple[str, List[str]]]:
+    """The real paths of these, each with its other paths through other mounts."""
     known = mounts(syscalls.read_text("/proc/self/mountinfo"))
     found: List[Tuple[str, List[str]]] = []
     for place in places:
@@ -131,35 +131,35 @@ def _cover(place: str, kept: Sequence[Tuple[str, bool, int]], links: Sequence[Tu
             return True
         syscalls.mount("none", place, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, _EMPTY)
     except OSError as exc:
-        _complain(place, exc)
+        _report_failure(place, exc)
         return False
     try:
         for path, write, fd in kept:
-            _bring(path, write, fd)
+            _mount_back(path, write, fd)
         for path, target in links:
             if not os.path.lexists(path):
                 os.symlink(target, path)
         _read_only(place)
     except OSError as exc:
-        # The task cannot do without its directory: better that it sees too much than that it does not run.
+        # The task cannot run without its directory, so the cover is removed again.
         syscalls.unmount(place)
-        _complain(place, exc)
+        _report_failure(place, exc)
         return False
     return True
 
 
 def _is_same(path: str, other: str) -> bool:
-    """False where something else is mounted over it."""
+    """Whether both paths are the same file; not so where something else is mounted on one of them."""
     try:
         return os.path.samestat(os.stat(path), os.stat(other))
     except OSError:
         return False
 
 
-def _bring(path: str, write: bool, fd: int) -> None:
+def _mount_back(path: str, write: bool, fd: int) -> None:
     try:
         if os.path.samestat(os.stat(path), os.fstat(fd)):
-            return  # it does not lie in what is covered
+            return  # it is not in the covered directory
     except FileNotFoundError:
         os.makedirs(path, mode=0o700)
     syscalls.mount(f"/proc/self/fd/{fd}", path, None, syscalls.MS_BIND | syscalls.MS_REC)
@@ -168,13 +168,13 @@ def _bring(path: str, write: bool, fd: int) -> None:
 
 
 def _read_only(path: str) -> None:
-    """What else the mount forbids stays forbidden: in a user namespace the kernel wants it so."""
+    """Make a mount read-only. Its other restrictions remain: in a user namespace the kernel requires that."""
     forbids = os.statvfs(path).f_flag & (syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
     syscalls.mount(None, path, None, syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | forbids)
 
 
 def _outermost(paths: Iterable[Tuple[str, bool]]) -> List[Tuple[str, bool]]:
-    """Without those that lie in another one."""
+    """The paths that are not inside another one of them."""
     found: List[Tuple[str, bool]] = []
     for path, write in sorted(paths):
         if not any(beneath(path, other) for other, _ in found):
@@ -183,16 +183,16 @@ def _outermost(paths: Iterable[Tuple[str, bool]]) -> List[Tuple[str, bool]]:
 
 
 def _join(start: str, path: str, without: str) -> str:
-    """`path` as it is called where `without` is called `start`."""
+    """`path` with its prefix `without` replaced by `start`."""
     rest = path[len(without.rstrip("/")) :].lstrip("/")
     return os.path.join(start, rest) if rest else start
 
 
-def _plain(text: str) -> str:
-    """A path as mountinfo writes it: blanks and backslashes stand there as octal numbers."""
+def _unescape(text: str) -> str:
+    """A path from mountinfo, where spaces and backslashes are octal escapes."""
     head, *rest = text.split("\\")
     return head + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
 
-def _complain(place: str, exc: OSError) -> None:
+def _report_failure(place: str, exc: OSError) -> None:
     print(f"stoker launcher: {place} is not hidden from the task: {exc}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The fork server: starts launchers in a millisecond, from an interpreter that has loaded them already.
+"""The fork server: starts a launcher in a millisecond, from an interpreter that has imported its code already.
 
     python -m stoker.launcher.forkserver.server --fd N [--bundle PATH]
 
@@ -8,10 +8,10 @@ Descriptor N is one end of a stream socket pair. Requests and answers are JSON l
      "record": "/abs/file", "task": {...}}
     {"id": 1, "pid": 4711, "start_time": 123, "boot_id": "...", "error": null, "taken": false}
 
-How a fork becomes a launcher is in `starting`. Launchers outlive the fork server and the server.
+How a child becomes a launcher is in `child`. Launchers outlive the fork server and the server.
 `record` is the file in which the launcher is recorded, with `task` in it, outside its directory.
-`cover` says what no task may see (`covering.cover`), where it has a mount namespace of its own.
-A launcher does nothing before it is recorded: if anything fails on the way, nothing has been started.
+`cover` says what no task may see (`home_cover.cover`), where the launcher has a mount namespace of its own.
+A launcher does nothing before it is recorded: if a step fails, nothing has been started.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stoker.linux import syscalls
 from stoker.task import formats
 
 
-class Waiting:
-    """A fork that has not reported yet."""
+class PendingStart:
+    """A child that has not reported yet."""
 
     def __init__(self, request: Dict[str, Any], pid: int, go: Optional[int]) -> None:
         self.id = request.get("id")
@@ -40,12 +40,12 @@ class Waiting:
         self.task = request.get("task")
         self.pid = pid
         self.go = go
-        """Where the launcher waits for its signal to go; None: the intermediate sees to that."""
-        self.said = b""
+        """The pipe on which the launcher waits for the go; None: the intermediate sends it."""
+        self.received = b""
 
 
 class ForkServer:
-    """One thread, no children but intermediates; ends when its socket does."""
+    """One thread, without children except intermediates; ends when its socket is closed."""
 
     def __init__(self, fd: int, bundle_path: Optional[str]) -> None:
         self.fd = fd
@@ -54,8 +54,8 @@ class ForkServer:
         self._input = b""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
-        self._waiting: Dict[int, Waiting] = {}
-        """By the descriptor of the pipe on which the fork reports."""
+        self._pending: Dict[int, PendingStart] = {}
+        """By the descriptor of the pipe on which the child reports."""
         self._pid = os.getpid()
         self._namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if syscalls.LINUX else -1
 
@@ -63,7 +63,7 @@ class ForkServer:
         while True:
             for fd, _ in self._poll.poll():
                 if fd != self.fd:
-                    self._hear(fd)
+                    self._read_report(fd)
                 elif not self._receive():
                     return
 
@@ -106,11 +106,11 @@ class ForkServer:
             for fd in (writer, go_reader):
                 if fd >= 0:
                     os.close(fd)
-        self._waiting[reader] = Waiting(request, pid, go_writer if directly else None)
+        self._pending[reader] = PendingStart(request, pid, go_writer if directly else None)
         self._poll.register(reader, select.POLLIN)
 
     def _fork(self, into_namespace: bool) -> int:
-        """The namespace is made for the next child only; this process never leaves its own."""
+        """Fork. The new namespace is for the child only; this process stays in its own."""
         if not into_namespace:
             return os.fork()
         syscalls.unshare(syscalls.CLONE_NEWPID)
@@ -118,38 +118,38 @@ class ForkServer:
             pid = os.fork()
         finally:
             if os.getpid() == self._pid:
-                self._back()
+                self._leave_namespace()
         return pid
 
-    def _back(self) -> None:
+    def _leave_namespace(self) -> None:
         try:
             syscalls.setns(self._namespace, syscalls.CLONE_NEWPID)
         except OSError as exc:
             # Every further fork would fail: end, so that a new fork server is started.
             raise SystemExit(f"cannot return to the own PID namespace: {exc}") from exc
 
-    def _hear(self, fd: int) -> None:
-        waiting = self._waiting[fd]
+    def _read_report(self, fd: int) -> None:
+        pending = self._pending[fd]
         data = os.read(fd, 1 << 16)
-        waiting.said += data
-        if data and not waiting.said.endswith(b"\n"):
+        pending.received += data
+        if data and not pending.received.endswith(b"\n"):
             return
         self._poll.unregister(fd)
         os.close(fd)
-        del self._waiting[fd]
-        answer = next(formats.parse_lines([waiting.said]), None)
+        del self._pending[fd]
+        answer = next(formats.parse_lines([pending.received]), None)
         if answer is None:
             answer = {"error": "the process died before it was a launcher"}
-        if waiting.go is not None:
+        if pending.go is not None:
             try:
                 if not answer.get("error"):
-                    answer = child.record(waiting.record, self.boot_id, waiting.pid, task=waiting.task)
-                    os.write(waiting.go, b"g")
+                    answer = child.record(pending.record, self.boot_id, pending.pid, task=pending.task)
+                    os.write(pending.go, b"g")
             except OSError as exc:
                 answer = {"error": f"{errno.errorcode.get(exc.errno or 0, 'error')}: {exc}"}
             finally:
-                os.close(waiting.go)
-        self._answer({"id": waiting.id, **answer})
+                os.close(pending.go)
+        self._answer({"id": pending.id, **answer})
 
     def _answer(self, answer: Dict[str, Any]) -> None:
         whole = {
@@ -173,8 +173,8 @@ def main(argv: List[str]) -> int:
         return 64
     syscalls.libc()
     syscalls.set_name("stoker-forksrv")
-    # Launchers whose intermediate has ended become ours, so that no dead one stays behind unreaped; and
-    # intermediates are not waited for: the kernel takes both away. Each child restores the default.
+    # Launchers whose intermediate has ended become children of this process. With SIGCHLD ignored the kernel reaps these and
+    # the intermediates. Each child restores the default.
     syscalls.subreaper()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = ForkServer(int(options["--fd"]), options.get("--bundle") or bundle.own())
@@ -183,7 +183,7 @@ def main(argv: List[str]) -> int:
     try:
         server.serve()
     except (BrokenPipeError, ConnectionResetError):
-        # The server went away while it was being answered, or before it had heard the answers.
+        # The server has ended without reading all answers.
         pass
     return 0
 

@@ -34,8 +34,8 @@ _BEGIN = "import sys; sys.path.insert(0, {root!r}); from stoker.launcher.helpers
 
 
 def command(argv: Sequence[str], bundle: Optional[str] = None) -> List[str]:
-    """What to execute for `argv`, which begins with MARK. `bundle`: where our code can be read by the body; None: where
-    this code is."""
+    """The command line for `argv`, which begins with MARK. `bundle`: a copy of Stoker's code that the body can read; None:
+    this code itself."""
     root = bundle or os.path.dirname(
         os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     )
@@ -43,13 +43,13 @@ def command(argv: Sequence[str], bundle: Optional[str] = None) -> List[str]:
 
 
 def again(name: str, *argv: str) -> List[str]:
-    """From within a helper: the command of another one."""
+    """The command line of another helper, for use in a helper."""
     return command([MARK, name, *argv])
 
 
 def become(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Execute something else in this process's place; the exit status where that is not possible."""
-    # Python ignores it, and what is ignored stays so through exec.
+    """Execute another program in this process; returns an exit status only on failure."""
+    # Python ignores SIGPIPE, and an ignored signal stays ignored after exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], list(argv), dict(environ))

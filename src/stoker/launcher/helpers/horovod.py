@@ -1,6 +1,6 @@
-"""`horovod-rank COMMAND...`: one rank under mpirun finds its place in HOROVOD_* too, as `horovodrun` would say it.
+"""`horovod-rank COMMAND...`: sets HOROVOD_* for one rank under mpirun, as `horovodrun` does.
 
-A Horovod built with MPI asks MPI and needs none of this; scripts and libraries that look at the variables do.
+A Horovod built with MPI does not need these variables; some scripts and libraries read them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: List[str]) -> int:
 
 
 def variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What MPI says, in Horovod's words. Hosts have equally many ranks: the nodes follow from that."""
+    """Horovod's variables from those of MPI. All hosts have the same number of ranks, so the cross rank follows from that."""
     found = {}
     for name, sources in NAMES.items():
         value = next((environ[source] for source in sources if source in environ), None)

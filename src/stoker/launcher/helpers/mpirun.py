@@ -1,8 +1,8 @@
-"""`mpirun COMMAND...`: run it over the workers of this world, with the MPI that is on the PATH.
+"""`mpirun COMMAND...`: runs a command over the workers of this world, with the MPI on the PATH.
 
-Open MPI 4 and 5, MPICH and Intel MPI differ in how they are told of hosts and of the program to call in place of ssh.
-All of them read the environment, so all are told; each hears its own. A command that calls mpirun itself is started as
-it is and finds everything there.
+Open MPI 4 and 5, MPICH and Intel MPI have different settings for the hosts and for the program to call instead of ssh. All of
+them read the environment, so the variables of all are set. A command that calls mpirun itself is started unchanged, with the
+same environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(argv: List[str], wrap: Sequence[str] = ()) -> int:
     runner = next((name for name in ("mpirun", "mpiexec") if shutil.which(name)), None)
     if runner is None and not calls_mpirun(argv):
         print(
-            "stoker: there is no mpirun on the PATH: the image or the setup must bring an MPI",
+            "stoker: there is no mpirun on the PATH: the image or the setup must provide an MPI",
             file=sys.stderr,
         )
         return CANNOT
@@ -53,14 +53,14 @@ def main(argv: List[str], wrap: Sequence[str] = ()) -> int:
 
 
 def complete(argv: Sequence[str], runner: str, hosts: Sequence[Host], wrap: Sequence[str] = ()) -> List[str]:
-    """One rank for each slot; a command that calls mpirun itself as it is."""
+    """The command for one rank per slot. A command that calls mpirun itself is unchanged."""
     if calls_mpirun(argv):
         return list(argv)
     return [runner, "-np", str(sum(host.slots for host in hosts)), "--wdir", HERE, *wrap, *argv]
 
 
 def calls_mpirun(argv: Sequence[str]) -> bool:
-    """Whether the command, or a line for the shell, begins with it."""
+    """Whether the command, or its line for the shell, begins with mpirun or another name of it."""
     words = list(argv)
     if len(words) == 3 and os.path.basename(words[0]) in ("sh", "bash") and words[1].startswith("-"):
         try:
@@ -73,14 +73,14 @@ def calls_mpirun(argv: Sequence[str]) -> bool:
 
 
 def environment(hosts: Sequence[Host], place: str, grace: float) -> Dict[str, str]:
-    """For every MPI we know, what it reads. `place`: where `write` puts the files."""
+    """The variables for every supported MPI. `place`: the directory of the files that `write` makes."""
     agent, hostfile, plain = (os.path.join(place, name) for name in ("agent", "hostfile", "hosts"))
     seconds = str(max(1, int(grace)))
     env = {
-        # Ranks are started in the directory that mpirun is in, by the name it has here. On a worker this name means
-        # the worker's own. Open MPI 4 and MPICH take it from PWD; Open MPI 5 has to be told (`complete`).
+        # Ranks are started in mpirun's working directory, by its path. On a worker this path is the worker's own
+        # directory. Open MPI 4 and MPICH take it from PWD; Open MPI 5 needs an option (`complete`).
         "PWD": HERE,
-        # Its own files are named by its process id, which others have too where each has its own PID namespace.
+        # MPI names its files by process ids, which are not unique where each task has a PID namespace.
         "TMPDIR": place,
         # Open MPI 4
         "OMPI_MCA_plm": "rsh",
@@ -114,7 +114,7 @@ def environment(hosts: Sequence[Host], place: str, grace: float) -> Dict[str, st
         "I_MPI_HYDRA_HOST_FILE": plain,
     }
     if all(ipaddress.ip_address(host.address).is_loopback for host in hosts):
-        # All on one machine. Open MPI leaves the loopback alone unless told, and there may be nothing else.
+        # All on one machine. Open MPI does not use the loopback interface by default, and there may be no other.
         env["OMPI_MCA_oob_tcp_if_include"] = env["OMPI_MCA_btl_tcp_if_include"] = LOOPBACK
         env["HYDRA_IFACE"] = "lo"
     return env
@@ -128,7 +128,7 @@ def write(hosts: Sequence[Host], place: str) -> None:
 
 
 def _place() -> str:
-    """A directory of this body's own. Not one with a space in its name: Open MPI splits the agent's path at it."""
+    """A directory for this body, without a space in its path: Open MPI splits the agent's path at spaces."""
     task = os.environ.get("STOKER_TASK_DIR")
     if task and not any(character.isspace() for character in task):
         place = os.path.join(task, "mpi")

@@ -1,7 +1,7 @@
-"""`mpi-agent HOST COMMAND...`: what mpirun calls where it would call ssh.
+"""`mpi-agent HOST COMMAND...`: mpirun calls it instead of ssh.
 
-HOST is the name of a task; STOKER_MPI_HOSTS says where that task's remote shell listens. Ends as the command does;
-255, as ssh, when it could not be reached.
+HOST is the name of a task; STOKER_MPI_HOSTS has the address of that task's remote shell. The exit code is that of the command,
+or 255, as with ssh, when the remote shell could not be reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.launcher.helpers.rsh_server import KEY
 
 HOSTS = "STOKER_MPI_HOSTS"
 PATIENCE = 60.0
-"""Seconds to wait for a remote shell that does not listen yet: the world's tasks are up, but not all are as quick."""
+"""Seconds to wait for a remote shell that does not listen yet: the tasks of a world do not start equally fast."""
 UNREACHABLE = 255
 
 
@@ -50,12 +50,12 @@ def main(argv: List[str]) -> int:
     try:
         return ask(hosts[name], command, os.environ.get(KEY, ""))
     except (OSError, wire.Refused) as exc:
-        print(f"stoker mpi-agent: {name} cannot be asked: {exc}", file=sys.stderr)
+        print(f"stoker mpi-agent: the command cannot be run on {name}: {exc}", file=sys.stderr)
         return UNREACHABLE
 
 
 def parse(argv: List[str]) -> Tuple[str, str]:
-    """The host and one line for its shell, from arguments as ssh has them: options first, the words joined by spaces."""
+    """The host and one line for its shell, from ssh's arguments: options first, the words joined by spaces."""
     words = list(argv)
     while words and words[0].startswith("-"):
         option = words.pop(0)
@@ -66,7 +66,7 @@ def parse(argv: List[str]) -> Tuple[str, str]:
 
 
 def ask(host: Host, command: str, key: str) -> int:
-    """Have it run there. Whatever ends this process ends the connection, and with it the command."""
+    """Run the command on that host. The end of this process closes the connection, which ends the command."""
     with _connect(host) as sock:
         sock.settimeout(wire.PATIENCE)
         first = str(wire.receive(sock).get("nonce", ""))
@@ -75,7 +75,7 @@ def ask(host: Host, command: str, key: str) -> int:
         wire.send(sock, {"nonce": second, "command": command, "mac": mac})
         answer: Dict[str, object] = wire.receive(sock)
         if not wire.same(wire.proof(key, "shell", first, second, command), answer.get("mac")):
-            raise wire.Refused("who answers has not the key of this world")
+            raise wire.Refused("the remote shell does not have the key of this world")
         sock.settimeout(None)
         wire.notice_silence(sock)
         return _follow(sock)

@@ -1,8 +1,8 @@
-"""What the remote shell and its agent say to each other.
+"""The protocol between the remote shell and its client (the agent).
 
-Both prove that they hold the world's key, over numbers that each has chosen for this once; the command is part of what
-the agent proves. Then the shell sends frames: a letter (`o` stdout, `e` stderr, `x` the exit status), the length, the
-content. The connection is the command's life: when it goes, the command is ended.
+Both prove that they have the world's key, with a nonce of each side; the agent's proof includes the command. Then the shell
+sends frames: a letter (`o` stdout, `e` stderr, `x` the exit status), the length, the content. When the connection is closed, the
+command is ended.
 
     shell  {"nonce": A}
     agent  {"nonce": B, "command": C, "mac": HMAC(key, "agent" A B C)}
@@ -23,22 +23,22 @@ from typing import Any, Dict, Optional, Tuple
 LONGEST = 1 << 20
 """Bytes of one message before the frames."""
 PATIENCE = 30.0
-"""Seconds for each step of the greeting."""
+"""Seconds for each step of the handshake."""
 SILENCE = 30
-"""Seconds after which a peer that does not even acknowledge is taken for gone."""
+"""Seconds after which a peer that acknowledges nothing counts as gone."""
 _HEAD = struct.Struct("!cI")
 
 
 class Refused(Exception):
-    """The other side is not one of this world, or does not speak as it should."""
+    """The peer is not of this world, or does not keep to the protocol."""
 
 
 def nonce() -> str:
     return os.urandom(16).hex()
 
 
-def proof(key: str, who: str, first: str, second: str, command: str) -> str:
-    text = json.dumps([who, first, second, command]).encode()
+def proof(key: str, side: str, first: str, second: str, command: str) -> str:
+    text = json.dumps([side, first, second, command]).encode()
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
 
 
@@ -51,19 +51,19 @@ def send(sock: socket.socket, message: Dict[str, Any]) -> None:
 
 
 def receive(sock: socket.socket) -> Dict[str, Any]:
-    """One line of JSON. Byte by byte: what follows belongs to whoever reads next."""
+    """Read one line of JSON. Byte by byte, because the frames after it are read by other code."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = sock.recv(1)
         if not byte or len(line) > LONGEST:
-            raise Refused("the connection was closed in the middle of the greeting")
+            raise Refused("the connection was closed during the handshake")
         line += byte
     try:
         message = json.loads(line.decode())
     except ValueError as exc:
-        raise Refused(f"not a greeting: {exc}") from exc
+        raise Refused(f"the handshake is not JSON: {exc}") from exc
     if not isinstance(message, dict):
-        raise Refused("not a greeting")
+        raise Refused("the handshake is not a JSON object")
     return message
 
 
@@ -72,7 +72,7 @@ def frame(kind: bytes, data: bytes) -> bytes:
 
 
 def read_frame(sock: socket.socket) -> Optional[Tuple[bytes, bytes]]:
-    """None: the other side is gone."""
+    """Read one frame; None: the peer is gone."""
     head = _exactly(sock, _HEAD.size)
     if head is None:
         return None
@@ -82,7 +82,7 @@ def read_frame(sock: socket.socket) -> Optional[Tuple[bytes, bytes]]:
 
 
 def notice_silence(sock: socket.socket) -> None:
-    """Without this a peer whose machine is gone would never be missed."""
+    """Set keepalive and timeouts: otherwise a peer whose machine is gone would never be noticed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):

@@ -1,8 +1,8 @@
-"""`remote-shell ADDRESS PORT`: what sshd is elsewhere, for one world and for as long as it lasts.
+"""`remote-shell ADDRESS PORT`: takes the place of sshd in the tasks of one world.
 
-Runs the commands of those who hold the world's key (STOKER_WORLD_KEY), each in a process group of its own, in this
-task's environment and directory. Asked to end (SIGTERM), it takes no more of them and waits for those that run: whoever
-started them was asked as well, and knows better how to end them.
+It runs the commands of clients with the world's key (STOKER_WORLD_KEY), each in a process group of its own, in this task's
+environment and directory. On SIGTERM it accepts no more commands and waits for those that run: the mpirun that started them
+gets SIGTERM too, and ends them in order.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PLACES = (
     "PRTE_MCA_prte_tmpdir_base",
     "OMPI_MCA_btl_sm_backing_directory",
 )
-"""By these Open MPI 4 and 5 learn where that is."""
+"""Variables that tell Open MPI 4 and 5 that directory (`own_place`)."""
 KILL_AFTER = 5.0
-"""Seconds between asking a command whose agent is gone to end and ending it."""
+"""Seconds between SIGTERM and SIGKILL for a command whose client is gone."""
 
 
 def main(argv: List[str]) -> int:
@@ -60,22 +60,22 @@ def main(argv: List[str]) -> int:
 
 
 def own_place(task: str) -> str:
-    """A directory of this task's own for what MPI's daemons and ranks share. They name it by process ids and the host,
-    which are the same in every task of one machine where each has its own PID namespace. Always the same for a task, so
-    that one that was killed leaves nothing that the next does not find."""
+    """A directory of this task for the files that MPI's daemons and ranks share. They name them by process id and host, which
+    are the same in several tasks of one machine with PID namespaces. A task always has the same directory, so that leftovers
+    of a killed process are removed by the next one."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
     place = os.path.join(shared, f"stoker-mpi-{hashlib.sha256(task.encode()).hexdigest()[:16]}")
     shutil.rmtree(place, ignore_errors=True)
     try:
         os.mkdir(place, 0o700)
     except OSError:
-        # Somebody else's, or no room there.
+        # Another user's, or the file system is full.
         return tempfile.mkdtemp(prefix="stoker-mpi-")
     return place
 
 
 class Shell:
-    """Listens from the moment it is made. `serve` returns after `close`, when the last command has ended."""
+    """Listens from its construction. `serve` returns after `close`, when the last command has ended."""
 
     def __init__(self, address: str, port: int, key: str) -> None:
         self._key = key
@@ -94,7 +94,7 @@ class Shell:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                # Nobody came, or it was closed: look whether to go on.
+                # No connection within the time: check whether to go on.
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             thread.start()
@@ -109,29 +109,31 @@ class Shell:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                command = self._greet(connection)
+                command = self._authenticate(connection)
                 wire.notice_silence(connection)
                 _Command(command, self.environ, connection).run()
             except (wire.Refused, OSError) as exc:
-                # Somebody else, or gone already: nothing was started for it.
+                # Not a client of this world, or it has disconnected: nothing was started for it.
                 print(f"stoker remote-shell: {exc}", file=sys.stderr, flush=True)
 
-    def _greet(self, connection: socket.socket) -> str:
+    def _authenticate(self, connection: socket.socket) -> str:
         connection.settimeout(wire.PATIENCE)
         first = wire.nonce()
         wire.send(connection, {"nonce": first})
-        asked = wire.receive(connection)
-        second, command = str(asked.get("nonce", "")), str(asked.get("command", ""))
-        if not same_world(self._key, asked, first):
+        request = wire.receive(connection)
+        second, command = str(request.get("nonce", "")), str(request.get("command", ""))
+        if not same_world(self._key, request, first):
             raise wire.Refused("a caller without the key of this world was refused")
         wire.send(connection, {"mac": wire.proof(self._key, "shell", first, second, command)})
         connection.settimeout(None)
         return command
 
 
-def same_world(key: str, asked: Dict[str, Any], first: str) -> bool:
-    second, command = str(asked.get("nonce", "")), str(asked.get("command", ""))
-    return len(second) >= 32 and wire.same(wire.proof(key, "agent", first, second, command), asked.get("mac"))
+def same_world(key: str, request: Dict[str, Any], first: str) -> bool:
+    second, command = str(request.get("nonce", "")), str(request.get("command", ""))
+    return len(second) >= 32 and wire.same(
+        wire.proof(key, "agent", first, second, command), request.get("mac")
+    )
 
 
 class _Command:
@@ -154,13 +156,13 @@ class _Command:
             if code is not None:
                 self._connection.sendall(wire.frame(b"x", json.dumps({"code": code}).encode()))
         except OSError:
-            # The agent is gone; as below.
+            # The client is gone, as below.
             pass
         finally:
             self._end()
 
     def _relay(self) -> Optional[int]:
-        """Until the command has ended and said all it had to say. None: the agent is gone."""
+        """Forward the output until the command has ended; its exit code. None: the client is gone."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None
         with selectors.DefaultSelector() as selector:
@@ -187,7 +189,7 @@ class _Command:
             except ProcessLookupError:
                 break
             except PermissionError:
-                # Only zombies are left of it, on some systems.
+                # On some systems: only zombies are left of the group.
                 break
             try:
                 self._process.wait(KILL_AFTER)
@@ -209,7 +211,7 @@ def _listen(address: str, port: int) -> socket.socket:
         except OSError as exc:
             if exc.errno != errno.EADDRNOTAVAIL:
                 raise
-            # An address by which others know us, and which no interface here has.
+            # The address by which other tasks reach this one is not that of an interface here.
             listening.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
         listening.listen(64)
     except OSError:

@@ -1,8 +1,8 @@
-"""`stacks FILE PID...`: what these processes are doing, written to the file and said.
+"""`stacks FILE PID...`: writes the stacks of these processes to the file and to stdout.
 
-By py-spy where the body's environment has it and the kernel lets it look; else by faulthandler, in processes that have
-imported `stoker` (sdk/stacks.py). Of others only what the kernel shows: the command, the state, what it waits in.
-Exits with 0, 1 or 2: py-spy, faulthandler, neither.
+It uses py-spy where the body's environment has it and the kernel allows it; else faulthandler, in processes that have imported
+`stoker` (sdk/stacks.py). For other processes it shows only the command, the state and the kernel function they wait in. The
+exit code is 0, 1 or 2: py-spy, faulthandler, neither.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.linux import syscalls
 from stoker.task import formats, layout
 
 MOST = 64
-"""Processes looked at."""
+"""Largest number of processes."""
 PATIENCE = 20.0
 ANSWER = 2.0
-"""Seconds for a process to write its own stacks: the handler runs at once, unless the process is stopped."""
+"""Seconds for a process to write its own stacks. The handler runs at once, unless the process is stopped."""
 
 
 def main(argv: List[str]) -> int:
@@ -88,7 +88,7 @@ class Process:
         return text if done.returncode == 0 and text.strip() else None
 
     def by_itself(self) -> Optional[str]:
-        """Ask it to write them, where it has said that it can: to another process this signal is the end."""
+        """Make the process write its own stacks, if it has a handler: without one the signal would end it."""
         folder = os.environ.get("STOKER_STACKS")
         path = os.path.join(folder or "", layout.stacks_of(self.pid))
         if not folder or not os.path.isfile(path) or not self._listens():
@@ -116,7 +116,7 @@ class Process:
 
 
 def _write(path: str, text: str) -> None:
-    """Replaced in one step: somebody may be reading what was there."""
+    """Replace the file in one step, as it may be read at the same time."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         fd = formats.create(temporary, 0o644)
@@ -124,4 +124,4 @@ def _write(path: str, text: str) -> None:
             file.write(text)
         os.replace(temporary, path)
     except OSError as exc:
-        print(f"stoker: stacks cannot be kept: {exc}", file=sys.stderr)
+        print(f"stoker: the stacks cannot be saved: {exc}", file=sys.stderr)

@@ -1,12 +1,12 @@
-"""Builds the environment of a `setup:` in a process of its own: `makeenv.py build|restore DIRECTORY CODE COMMAND`.
+"""Builds the environment of a `setup:` in a process of its own: `build_env.py build|restore DIRECTORY CODE COMMAND`.
 
     DIRECTORY/env        a virtual environment on top of the Python the training uses
     DIRECTORY/workdir    files that the command made or changed in the working directory
-    DIRECTORY/.complete  written last; without it nothing here counts
+    DIRECTORY/.complete  written last; without it the directory does not count
 
-The new environment sees every package of the one it stands on, also when that is a virtual environment
-itself, and installs into itself only: the environment of the person who submitted is never changed.
-Needs nothing but the standard library, and is run by path, outside the package.
+The new environment sees every package of its parent environment, even if that is a virtual environment itself. Packages are
+installed only into the new one: the user's own environment is never changed. Standard library only; it is run by its path,
+outside the package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUESTIONS = (
 
 
 def activated(directory: str, env: Mapping[str, str]) -> Dict[str, str]:
-    """`env` with the built environment in front, as `source env/bin/activate` would leave it."""
+    """`env` with the built environment activated, as by `source env/bin/activate`."""
     root = os.path.join(directory, ENV)
     result = dict(env)
     if not os.path.isdir(os.path.join(root, "bin")):
@@ -65,7 +65,7 @@ def main(argv: List[str]) -> int:
 
 
 def _make(directory: str, env: Mapping[str, str]) -> int:
-    """The virtual environment; none where the training has no Python on its PATH."""
+    """Make the virtual environment, if the training has a Python on its PATH; an exit code."""
     python = shutil.which("python", path=env.get("PATH")) or shutil.which("python3", path=env.get("PATH"))
     if python is None:
         return 0
@@ -74,38 +74,38 @@ def _make(directory: str, env: Mapping[str, str]) -> int:
     if subprocess.run(command, env=env, close_fds=False).returncode:
         print(f"setup: {python} cannot make a virtual environment", file=sys.stderr)
         return 1
-    nested, libraries, scripts, executable, _ = _ask(python, env)
+    nested, libraries, scripts, executable, _ = _query(python, env)
     inner = os.path.join(root, "bin", "python")
     if nested:
-        _see_packages(_ask(inner, env)[1][0], libraries)
-        _bring_scripts(scripts, executable, root, inner)
-    if not _ask(inner, env)[4]:
+        _add_parent_packages(_query(inner, env)[1][0], libraries)
+        _copy_scripts(scripts, executable, root, inner)
+    if not _query(inner, env)[4]:
         command = [inner, "-I", "-m", "ensurepip"]
         if subprocess.run(command, env=env, stdout=subprocess.DEVNULL, close_fds=False).returncode:
-            print(f"setup: {python} has no pip and cannot bring one; going on without", file=sys.stderr)
+            print(f"setup: {python} has no pip and cannot install it; going on without it", file=sys.stderr)
     for name in ("pip", "pip3"):
         _write_script(os.path.join(root, "bin", name), f'#!/bin/sh\nexec "{inner}" -m pip "$@"\n')
     return 0
 
 
-def _ask(python: str, env: Mapping[str, str]) -> List[Any]:
-    """Is it a virtual environment, its libraries, its scripts, itself, has it pip."""
+def _query(python: str, env: Mapping[str, str]) -> List[Any]:
+    """Whether it is a virtual environment, its libraries, its scripts, its executable, whether it has pip."""
     command = [python, "-I", "-c", _QUESTIONS]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, close_fds=False, check=True)
     answers: List[Any] = json.loads(done.stdout)
     return answers
 
 
-def _see_packages(own: str, libraries: List[str]) -> None:
-    """A path file with the parent's libraries: `--system-site-packages` only reaches past it, to the base."""
+def _add_parent_packages(own: str, libraries: List[str]) -> None:
+    """Add a path file with the parent's libraries: `--system-site-packages` adds only those of the base Python."""
     lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(libraries)]
     with open(os.path.join(own, "_parent_environment.pth"), "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
 
 
-def _bring_scripts(scripts: str, executable: str, root: str, inner: str) -> None:
-    """Commands of the parent environment (`torchrun`, `accelerate`) name its Python in their first line and
-    would not see what the setup installs: give the new environment its own copies."""
+def _copy_scripts(scripts: str, executable: str, root: str, inner: str) -> None:
+    """Copy the commands of the parent environment (`torchrun`, `accelerate`). Their first line names the parent's Python, which
+    does not see the packages that the setup installs."""
     parent = os.path.dirname(executable).encode()
     for name in os.listdir(scripts):
         source, target = os.path.join(scripts, name), os.path.join(root, "bin", name)
@@ -126,11 +126,11 @@ def _write_script(path: str, text: "str | bytes") -> None:
     os.chmod(path, 0o755)
 
 
-_Seen = Dict[str, Tuple[int, int, int, int]]
+_Snapshot = Dict[str, Tuple[int, int, int, int]]
 
 
-def _snapshot(root: str) -> _Seen:
-    found: _Seen = {}
+def _snapshot(root: str) -> _Snapshot:
+    found: _Snapshot = {}
     for folder, folders, files in os.walk(root):
         for name in folders + files:
             path = os.path.join(folder, name)
@@ -143,7 +143,7 @@ def _snapshot(root: str) -> _Seen:
     return found
 
 
-def _save_changes(code: str, before: _Seen, target: str) -> None:
+def _save_changes(code: str, before: _Snapshot, target: str) -> None:
     os.makedirs(target)
     for relative, seen in _snapshot(code).items():
         if before.get(relative) != seen:
@@ -174,7 +174,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _finish(directory: str) -> None:
-    """On the disk before it counts: a power cut must not leave a complete mark on half an environment."""
+    """Sync everything before the mark is written: a power cut must not leave the mark on an incomplete environment."""
     os.sync()
     marker = os.path.join(directory, COMPLETE)
     fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)

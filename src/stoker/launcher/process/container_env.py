@@ -1,10 +1,9 @@
-"""A launcher inside somebody else's container: as init of it or not, as any user, on a root that may be read-only.
+"""A launcher inside the container of a user's image: as its init or not, as any user, on a root that may be read-only.
 
-The container is the limit: no namespaces, mounts, groups or affinity of our own. What the body uses and whether
-it ran out of memory is read from the container's own control group, in which the launcher itself is too. The
-kernel then kills one process of the group (version 1, or version 2 without group kill), the body rather than us
-(`prefer_body`); or all of them (version 2 as the kubelet sets it), and the next launcher finds a body without an
-ending.
+The container sets the limits: the launcher makes no namespaces, mounts, groups or affinity of its own. Usage and out-of-memory
+kills are read from the container's control group, which contains the launcher too. The kernel kills either one process of
+that group (version 1, or version 2 without group kill), preferably the body (`prefer_body`), or all of them (version 2 as the
+kubelet sets it). Then the next launcher finds a body without an ending.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from stoker.launcher.telemetry.cgroup_usage import Cgroup
 from stoker.linux import cgroup_paths, syscalls
 from stoker.task.formats import TaskInfo
 
-OURS = "STOKER_"
-"""Variables that begin so are between Stoker's own containers, and not for the body."""
+OWN_PREFIX = "STOKER_"
+"""Prefix of variables between Stoker's own containers, which the body does not inherit."""
 _OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
-"""Set by the shell that looked for our Python."""
-SOMEBODY = "stoker"
-"""The name of a user who has none."""
+"""Set by the shell that searched for a Python."""
+UNNAMED_USER = "stoker"
+"""USER for a user id without a name."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 OWN_SIZE = 48 << 20
-"""More than a launcher needs: so much more than that the body seems to use when the kernel looks for a victim."""
+"""More than a launcher needs. For the choice of a victim, the kernel counts the body as this much larger."""
 _SCORES = "/proc/self/oom_score_adj"
 
 
 def adapted(info: TaskInfo) -> TaskInfo:
-    """The same task as its container holds it."""
+    """The task with the limits that its container sets."""
     group = own_group(syscalls.read_text("/proc/self/mountinfo"), syscalls.read_text("/proc/self/cgroup"))
     if group is not None and info.memory is not None and Cgroup(group).memory_limit() is None:
-        # Nobody limits it here (a runtime without that right): then the launcher watches, as it does without a group.
+        # The runtime could not set a limit: then the launcher measures the memory itself, as without a group.
         group.pop("memory", None)
     return dataclasses.replace(info, cgroup=group, cpu=None, pid_namespace=False)
 
 
 def own_group(mountinfo: str, own: str) -> Optional[Dict[str, Any]]:
-    """Our own control group, as TaskInfo has it but for `procs`: everything here is in it already. None where the
-    container does not show it. The arguments are what /proc says of us."""
+    """The container's control group, as in TaskInfo but without `procs`: all processes here are in it already. None where
+    the container does not show it. The arguments are the files of /proc for this process."""
     first, second = cgroup_paths.find(mountinfo, own)
     if first:
         marks = {"memory": "memory.usage_in_bytes", "cpuacct": "cpuacct.usage", "pids": "pids.current"}
@@ -54,7 +53,7 @@ def own_group(mountinfo: str, own: str) -> Optional[Dict[str, Any]]:
 
 
 def environ() -> Dict[str, str]:
-    """What this process was started with. Not `os.environ`: Python adds LC_CTYPE of its own where it finds no locale."""
+    """The environment that this process was started with. Not `os.environ`: Python adds LC_CTYPE where there is no locale."""
     try:
         with open("/proc/self/environ", "rb") as file:
             pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
@@ -64,11 +63,11 @@ def environ() -> Dict[str, str]:
 
 
 def inherited(environ: Mapping[str, str], home: Optional[str]) -> Dict[str, str]:
-    """What a body's environment begins with: the container's own, with what every user should have."""
+    """The container's environment for a body, with the variables that every user should have."""
     env = {
         name: value
         for name, value in environ.items()
-        if not name.startswith(OURS) and name not in _OF_THE_SHELL
+        if not name.startswith(OWN_PREFIX) and name not in _OF_THE_SHELL
     }
     env.setdefault("PATH", DEFAULT_PATH)
     name, known = _user()
@@ -83,8 +82,8 @@ def inherited(environ: Mapping[str, str], home: Optional[str]) -> Dict[str, str]
 
 
 def prefer_body(limit: Optional[int]) -> None:
-    """In the body, before exec: of all in the group the kernel shall rather kill this one than the launcher, which
-    could not tell what happened. Anybody may raise this number, so it needs no rights."""
+    """In the body, before exec: make the kernel kill this process rather than the launcher, which has to report what
+    happened. Any user may raise this number."""
     if not limit:
         return
     more = 1 + (OWN_SIZE * 1000) // max(limit, 2 * OWN_SIZE)
@@ -96,18 +95,18 @@ def prefer_body(limit: Optional[int]) -> None:
     try:
         os.write(fd, str(min(1000, score + more)).encode())
     except OSError:
-        # A /proc that is not to be written: the kernel chooses by size alone.
+        # /proc cannot be written: the kernel chooses by size alone.
         pass
     finally:
         os.close(fd)
 
 
 def _user() -> "tuple[str, str]":
-    """Name and home of this user; a number without a name is nobody's fault."""
+    """Name and home of this user. A user id without a name is allowed."""
     try:
         known = pwd.getpwuid(os.getuid())
     except KeyError:
-        return SOMEBODY, ""
+        return UNNAMED_USER, ""
     return known.pw_name, known.pw_dir
 
 

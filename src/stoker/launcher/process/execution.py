@@ -1,10 +1,10 @@
-"""One order being carried out: setup, body, stopping, draining. A state machine driven by the launcher's loop.
+"""The execution of one order: setup, body, stop, drain. A state machine driven by the launcher's loop.
 
 waiting   another task is building the same setup
 setup     the setup command runs
 body      the training runs
-draining  every process is gone; the pipes are read to their end
-done      `ending` says how it went
+draining  every process has ended; the pipes are read to their end
+done      `ending` has the result
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.launcher.process import exit_reason
 from stoker.launcher.process.process_group import ProcessGroup
 from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.process.spawn import CannotStart, environment, identity, room_for, setup_directory, spawn
-from stoker.launcher.telemetry.framing import Marked, Redactor, Stream
+from stoker.launcher.telemetry.framing import PrefixedStream, Redactor, Stream
 from stoker.launcher.telemetry.hang_detector import HangDetector, Watched
 from stoker.launcher.telemetry.output_log import OutputLog, pipe
 from stoker.launcher.telemetry.sampler import Sampler
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 KILL_EVERY = 0.05
 """Seconds between two rounds of SIGKILL while processes are left."""
-PATIENT = 20
-"""Rounds in which processes are ended one by one, past those kept for the next generation. Then all are, at once."""
+SPARING_ROUNDS = 20
+"""Rounds of SIGKILL that leave out the standby processes. After these all processes are killed."""
 LOCK_EVERY = 0.1
 STARTING = 0.05
-"""Seconds in which processes are started in a row. Then orders and limits are looked at before the next ones."""
+"""Seconds for which processes are started without a break. Then orders and limits are checked before the next ones."""
 DRAIN = 2.0
-"""Seconds that the pipes may stay open when no process is left that could hold them."""
+"""Seconds for which the pipes are still read when no process of the body is left."""
 
 
 class Execution:
-    """Owned by the launcher, used from its one thread. Once `stage` is `done` it does nothing any more."""
+    """Owned by the launcher, used from its one thread. When `stage` is `done` it does nothing more."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Execution:
         order: Order,
         *,
         tree: ProcessTree,
-        spares: StandbyPool,
+        standbys: StandbyPool,
         log: OutputLog,
         journal: Callable[[Mapping[str, Any]], None],
         bundle: Optional[str],
@@ -65,7 +65,7 @@ class Execution:
         self.info = info
         self.order = order
         self.tree = tree
-        self.spares = spares
+        self.standbys = standbys
         self.log = log
         self.journal = journal
         self.contained = contained
@@ -76,14 +76,14 @@ class Execution:
         if self.argv[:1] == [helpers.MARK]:
             self.argv = helpers.command(self.argv, bundle)
         self.env: Dict[str, str] = environment(directory, info, order, secrets, bundle)
-        self.outside: Optional[ForeignContainer] = None
+        self.foreign: Optional[ForeignContainer] = None
         if not contained and info.container is not None and "run" in info.container:
-            self._go_outside(info.container, secrets)
+            self._use_foreign_container(info.container, secrets)
         self.redact = Redactor(secrets.items())
         self.sampler = Sampler(directory, info, tree)
         self.hang: Optional[HangDetector] = None
         if order.hang_after is not None:
-            watched = Watched(tree if self.outside is None else None, log, self.sampler, self.redact)
+            watched = Watched(tree if self.foreign is None else None, log, self.sampler, self.redact)
             self.hang = HangDetector(directory, info, order, watched, journal, bundle)
             self.env["STOKER_STACKS"] = os.path.join(directory, layout.STACKS)
         self.setup = self._setup(order.setup) if order.setup else None
@@ -91,22 +91,22 @@ class Execution:
         self.pid: Optional[int] = None
         self.ending: Optional[Ending] = None
         self.violent = False
-        """Ended by a signal: what it wrote last is suspect."""
+        """Whether a signal ended it: then its last files are suspect."""
         self.stopping = False
         self.started_at: Optional[float] = None
-        self.crew = ProcessGroup()
-        """The processes of the present stage."""
-        self._coming: Deque[Tuple[int, Mapping[str, str], Optional[str]]] = deque()
+        self.group = ProcessGroup()
+        """The main processes of the present stage."""
+        self._to_start: Deque[Tuple[int, Mapping[str, str], Optional[str]]] = deque()
         """The body's main processes that are still to be started: local rank, environment, mark in the log."""
         self._failure: Optional[CannotStart] = None
         """Why not all of several processes could be started."""
         self._in_setup = False
-        self._why: Optional[str] = None
+        self._stop_kind: Optional[str] = None
         self.reason = ""
-        """Said of a body that was stopped, where there is more to say."""
+        """Message for a body that is stopped, where there is one."""
         self._began = time.monotonic()
         self._kill_at: Optional[float] = None
-        self._asked_again = False
+        self._terminated_again = False
         self._next_kill = 0.0
         self._kills = 0
         self._drained_by = 0.0
@@ -120,42 +120,42 @@ class Execution:
             self._try_setup()
 
     def stop(self, why: str, grace: float, now: float) -> None:
-        """Ask it to end, and end it after `grace` seconds. A second call can only shorten the time."""
+        """Send SIGTERM, and SIGKILL after `grace` seconds. A second call can only shorten the time."""
         if self.stage in ("draining", "done"):
             return
         if self.stage == "waiting":
-            self._why = why
+            self._stop_kind = why
             self._end(now)
             return
-        if self._coming:
-            self._coming.clear()
+        if self._to_start:
+            self._to_start.clear()
             self._started()
         deadline = now + grace
-        self.spares.look()
+        self.standbys.update()
         if not self.stopping:
-            self.stopping, self._why, self._kill_at = True, why, deadline
-            if grace > 0 and self.outside is None:
+            self.stopping, self._stop_kind, self._kill_at = True, why, deadline
+            if grace > 0 and self.foreign is None:
                 self.tree.terminate()
             elif grace > 0 and self.pid is not None:
-                # It tells the container; telling the helpers beneath it as well would say it twice.
+                # The command forwards the signal to the container. Its helpers would forward it a second time.
                 os.kill(self.pid, signal.SIGTERM)
         elif self._kill_at is None or deadline < self._kill_at:
             self._kill_at = deadline
 
     def exited(self, pid: int, status: int, rusage: Any) -> None:
-        if self.crew.exited(pid, status, rusage) and self.crew.broken and not self.stopping:
-            self.log.say(f"process {self.crew.failed} has failed: the others are asked to end")
+        if self.group.exited(pid, status, rusage) and self.group.broken and not self.stopping:
+            self.log.say(f"process {self.group.failed} has failed: the others are stopped")
             self.stop(exit_reason.PEER, self.order.grace, time.monotonic())
         if self.hang is not None:
             self.hang.exited(pid, status)
 
     @property
     def _status(self) -> Optional[int]:
-        """How the body, or the setup, ended; None while one of its main processes runs."""
-        return self.crew.status
+        """Wait status of the body or the setup; None while one of its main processes runs."""
+        return self.group.status
 
     def tick(self, now: float) -> Optional[float]:
-        """Do what is due; seconds until the next time, None when only an event can bring news."""
+        """Do what is due; seconds until the next call, None when only an event changes anything."""
         if self.stage == "waiting":
             self._try_setup()
             return LOCK_EVERY if self.stage == "waiting" else 0.0
@@ -174,7 +174,7 @@ class Execution:
 
     def _watch(self, now: float) -> Optional[float]:
         waits = []
-        if self._coming:
+        if self._to_start:
             self._start_more()
             if self.stage == "done":
                 return 0.0
@@ -196,29 +196,29 @@ class Execution:
             if self._status is None:
                 return min(waits)
             if not self.tree.empty:
-                # The main process is gone and others go on: they have the rest of the grace to finish.
-                if not self._asked_again:
-                    self._asked_again = True
+                # The main process has ended and others still run: they have the rest of the grace to finish.
+                if not self._terminated_again:
+                    self._terminated_again = True
                     self.tree.terminate()
                 return min(waits)
         if self._status is None and not self.stopping:
             return min(waits)
-        self.spares.look()
+        self.standbys.update()
         return self._finish_off(now)
 
     def _finish_off(self, now: float) -> float:
-        """SIGKILL what is left, again and again until nothing is."""
-        if self.outside is not None and self._status is not None and not self._removed:
+        """Send SIGKILL to what is left, repeatedly until nothing is."""
+        if self.foreign is not None and self._status is not None and not self._removed:
             self._removed = True
-            self.outside.after()
+            self.foreign.after()
         if self.tree.empty and self._status is not None:
             self.stage, self._drained_by = "draining", now + DRAIN
             return 0.0
         if now >= self._next_kill:
             self.violent = self.violent or self._status is None
             self._kills += 1
-            if self._kills > PATIENT:
-                self.spares.drop()
+            if self._kills > SPARING_ROUNDS:
+                self.standbys.drop()
             self.tree.kill()
             self._next_kill = now + KILL_EVERY
         return max(0.0, self._next_kill - now)
@@ -250,58 +250,60 @@ class Execution:
             self._spawn(self.setup.argv(), self.env, self.code, keep=self.setup.kept)
             self.stage = "setup"
         except CannotStart as exc:
-            self._cannot(exc)
+            self._failed_to_start(exc)
         except OSError as exc:
-            self._cannot(CannotStart(exc.errno or 0, f"cannot prepare the setup: {exc}", 126))
+            self._failed_to_start(CannotStart(exc.errno or 0, f"cannot prepare the setup: {exc}", 126))
 
     def _after_setup(self) -> None:
         assert self.setup is not None
         self.env = self.setup.activated(self.env)
         self._in_setup = False
-        self.crew = ProcessGroup()
+        self.group = ProcessGroup()
         self._start_body()
 
     def _start_body(self) -> None:
         self.log.forget()
         if self.hang is not None:
             self.hang.begin()
-        if self.outside is not None:
-            self.outside.before()
+        if self.foreign is not None:
+            self.foreign.before()
         each = self.order.processes
-        if each and self.outside is not None:
-            self._cannot(CannotStart(0, "an image that runs as it is has one process", 126))
+        if each and self.foreign is not None:
+            self._failed_to_start(CannotStart(0, "an image that runs as it is has one process", 126))
             return
-        self._coming.append((0, self.env, None))
+        self._to_start.append((0, self.env, None))
         if each:
             marks = [mark_of(local, own) if len(each) > 1 else None for local, own in enumerate(each)]
-            self._coming = deque((local, {**self.env, **own}, marks[local]) for local, own in enumerate(each))
-        self.crew.expected = len(self._coming)
-        room_for(len(self._coming))
+            self._to_start = deque(
+                (local, {**self.env, **own}, marks[local]) for local, own in enumerate(each)
+            )
+        self.group.expected = len(self._to_start)
+        room_for(len(self._to_start))
         self.stage = "body"
         self._start_more()
 
     def _start_more(self) -> None:
-        """Some of the main processes that are still to be started, the first one at least."""
+        """Start some of the main processes that are still to be started, at least one."""
         until = time.monotonic() + STARTING
         try:
-            while self._coming:
-                self._spawn_main(*self._coming[0])
-                self._coming.popleft()
+            while self._to_start:
+                self._spawn_main(*self._to_start[0])
+                self._to_start.popleft()
                 if time.monotonic() >= until:
                     break
         except CannotStart as exc:
-            self._coming.clear()
-            if not self.crew.pids:
-                self._cannot(exc)
+            self._to_start.clear()
+            if not self.group.pids:
+                self._failed_to_start(exc)
                 return
             self.log.say(exc.message)
             self._failure = exc
-        if not self._coming:
+        if not self._to_start:
             self._started()
 
     def _started(self) -> None:
-        """All that will be started are."""
-        self.crew.expected = len(self.crew.pids)
+        """No more processes will be started: journal it."""
+        self.group.expected = len(self.group.pids)
         entry: Dict[str, Any] = {
             "k": "started",
             "seq": self.order.seq,
@@ -310,33 +312,34 @@ class Execution:
             "pid": self.pid,
         }
         if self.order.processes:
-            entry["pids"] = self.crew.pids
+            entry["pids"] = self.group.pids
         self.journal(entry)
         if self._failure is not None:
             self.stop(exit_reason.PEER, 0.0, time.monotonic())
 
     def _spawn_main(self, local: int, env: Mapping[str, str], mark: Optional[str] = None) -> None:
-        """One of the body's main processes: the spare that waits to be it, else one that leaves a spare, if it may."""
+        """Start one of the body's main processes: its standby process if there is one, or else a new process, which forks a
+        standby process if the order has `warm`."""
         warm = self.order.warm
-        if warm is None or self.outside is not None or not self.spares.possible(warm):
+        if warm is None or self.foreign is not None or not self.standbys.possible(warm):
             self._spawn(self.argv, env, self.workdir, mark=mark)
             return
         kept = warm
 
         def start(out: int, err: int) -> int:
-            pid = self.spares.take(local, kept, env, self.workdir, out, err)
+            pid = self.standbys.take(local, kept, env, self.workdir, out, err)
             if pid is not None:
                 return pid
-            argv, link = self.spares.command(local, kept, env, self.workdir)
+            argv, link = self.standbys.command(local, kept, env, self.workdir)
             with link:
                 return self._execute(argv, env, self.workdir, out, err, keep=[link.fileno()])
 
-        self._connect(self.argv[0], start, mark)
+        self._start_logged(self.argv[0], start, mark)
 
     def _spawn(
         self, argv: Any, env: Mapping[str, str], directory: str, *, keep: Any = (), mark: Optional[str] = None
     ) -> None:
-        self._connect(
+        self._start_logged(
             argv[0] if argv else "",
             lambda out, err: self._execute(argv, env, directory, out, err, keep=keep),
             mark,
@@ -356,20 +359,20 @@ class Execution:
             victim=self.sampler.memory_limit if self.contained else None,
         )
 
-    def _connect(self, name: str, start: Callable[[int, int], int], mark: Optional[str]) -> None:
-        """Start a process that writes into our log."""
+    def _start_logged(self, name: str, start: Callable[[int, int], int], mark: Optional[str]) -> None:
+        """Start a process whose output goes into the log."""
         try:
             out, out_writer = pipe()
             err, err_writer = pipe()
         except OSError as exc:
             raise CannotStart(exc.errno or 0, f"cannot start {name!r}: {exc.strerror}", 126) from exc
         try:
-            if not self.crew.pids:
+            if not self.group.pids:
                 self.sampler.begin()
                 self._began = time.monotonic()
             self.tree.empty = False
-            self.crew.pids.append(start(out_writer, err_writer))
-            self.pid, self.started_at = self.crew.pids[0], time.time()
+            self.group.pids.append(start(out_writer, err_writer))
+            self.pid, self.started_at = self.group.pids[0], time.time()
         except CannotStart:
             os.close(out)
             os.close(err)
@@ -378,12 +381,14 @@ class Execution:
             os.close(out_writer)
             os.close(err_writer)
         for fd, letter in ((out, "o"), (err, "e")):
-            stream = Stream(letter, self.redact) if mark is None else Marked(letter, self.redact, mark)
+            stream = (
+                Stream(letter, self.redact) if mark is None else PrefixedStream(letter, self.redact, mark)
+            )
             self.log.attach(fd, stream)
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def _cannot(self, failure: CannotStart) -> None:
+    def _failed_to_start(self, failure: CannotStart) -> None:
         self.log.say(failure.message)
         if self._in_setup and self.setup is not None:
             self.setup.finish(False)
@@ -393,23 +398,23 @@ class Execution:
         if self._in_setup and self.setup is not None:
             self.setup.finish(False)
         seconds = 0.0 if self.pid is None else round(now - self._began, 3)
-        self.sampler.finish(seconds, self.crew.rusage)
+        self.sampler.finish(seconds, self.group.rusage)
         process = self._failed_process() if failure is None else None
         lines = self.log.last_lines()
         if process is not None:
             lines = self.log.last_lines(mark_of(process, self.order.processes[process]))
         status = self._status
-        self.violent = self.violent or self.crew.violent
+        self.violent = self.violent or self.group.violent
         facts = exit_reason.ExitFacts(
             setup=self._in_setup,
             failure=failure,
             status=status,
             process=process,
-            why=self._why,
+            why=self._stop_kind,
             reason=self.reason,
             timeout=self.order.timeout,
             oom_kills=self.sampler.oom_kills,
-            squeezed=self.sampler.squeezed,
+            limit_reached=self.sampler.limit_reached,
             limit=self.sampler.memory_limit,
             pids=self.info.pids,
             peak=self.sampler.memory_peak,
@@ -417,17 +422,17 @@ class Execution:
             at=time.time(),
             last_lines=lines,
         )
-        if self.outside is not None:
-            self.outside.tell(facts)
+        if self.foreign is not None:
+            self.foreign.add_facts(facts)
         if status and exit_reason.complains_of_disk(lines):
             facts.full = exit_reason.full_disks(self.directory, self.env)
         self.ending = exit_reason.ending(self.order, facts)
         self.stage = "done"
 
     def _failed_process(self) -> Optional[int]:
-        """Which of several processes brought the body down; None where something else did."""
+        """The one of several processes that failed first; None where the body ended for another reason."""
         several = len(self.order.processes) > 1 and not self._in_setup
-        return self.crew.failed if several and self._why in (None, exit_reason.PEER) else None
+        return self.group.failed if several and self._stop_kind in (None, exit_reason.PEER) else None
 
     def _journal_setup(self, state: str) -> None:
         if state == "built" and self.setup is not None and self.setup.cached:
@@ -442,23 +447,23 @@ class Execution:
         }
         self.journal(entry)
 
-    def _go_outside(self, container: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
-        from stoker.launcher.process.foreign_container import ForeignContainer  # as below
+    def _use_foreign_container(self, container: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+        from stoker.launcher.process.foreign_container import ForeignContainer  # lazy, as below
 
-        self.outside = ForeignContainer(container)
+        self.foreign = ForeignContainer(container)
         env = {**self.order.env, **secrets, **identity(self.info, self.order)}
-        self.argv, self.env = self.outside.command(self.argv, env)
-        # By this the engine knows whose processes they are.
+        self.argv, self.env = self.foreign.command(self.argv, env)
+        # By this variable the engine finds the processes of a task.
         self.env["STOKER_TASK_DIR"] = self.directory
 
     def _setup(self, order: Mapping[str, Any]) -> Setup:
         from stoker.launcher.process.setup_cache import (
             Setup,
-        )  # most tasks have none, and it loads a good deal: start-up time
+        )  # lazy, for the start-up time: most tasks have no setup, and it imports much
 
         return Setup(str(order["command"]), setup_directory(order, self.info), self.code)
 
 
 def mark_of(local: int, own: Mapping[str, str]) -> str:
-    """What stands before each line of one of several processes: its rank among all of the run."""
+    """The prefix of each log line of one of several processes: its rank in the run."""
     return f"[r{own.get('STOKER_RANK', local)}] "

@@ -1,4 +1,4 @@
-"""How a body ended: from what the launcher saw to one `Ending`. Pure, but for a look at full disks."""
+"""Decides how a body ended: from the facts that the launcher observed to one `Ending`. Pure, except for `full_disks`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from stoker.launcher.process.spawn import CannotStart
 from stoker.task.formats import Ending, Order
 
 PEER = "peer"
-"""Why the others of several processes were ended: one had failed, and its end is the body's."""
+"""The other processes were ended because one had failed; its end is the body's."""
 
 FULL_DISK = ("no space left on device", "disk quota exceeded", "errno 28]", "errno 122]")
 
 
 @dataclass
 class ExitFacts:
-    """What is known when the last process is gone."""
+    """What is known when the last process has ended."""
 
     setup: bool = False
-    """It was the setup, not the training."""
+    """The setup ended, not the training."""
     failure: Optional[CannotStart] = None
     status: Optional[int] = None
     """Wait status of the main process; of several, of the one that failed first."""
     process: Optional[int] = None
-    """Which of several that is."""
+    """Local rank of that process, where there are several."""
     why: Optional[str] = None
     """Why the launcher ended it: stop | timeout | memory | pids | peer; None: it ended by itself."""
     reason: str = ""
-    """Why it was stopped, where that is not plain."""
+    """Message for a stop, where there is one."""
     timeout: Optional[float] = None
     oom_kills: int = 0
-    squeezed: bool = False
-    """It was at its memory limit, on a kernel that does not say whether it killed for it."""
+    limit_reached: bool = False
+    """It reached its memory limit, on a kernel that does not count out-of-memory kills."""
     limit: Optional[int] = None
     pids: Optional[int] = None
     peak: Optional[int] = None
@@ -43,22 +43,22 @@ class ExitFacts:
     at: float = 0.0
     last_lines: List[str] = field(default_factory=list)
     full: List[str] = field(default_factory=list)
-    """Disks that have no room left, for a body that complained of one."""
+    """Paths on full disks, for a body whose last lines complain of a full disk."""
 
 
 @dataclass
 class Memory:
-    """What is known of the memory of a body that is gone."""
+    """What is known of the memory of a body that has ended."""
 
     group: str = ""
-    """Names the control group for good."""
+    """Identifies the control group."""
     kills: int = 0
     limit: Optional[int] = None
     peak: Optional[int] = None
 
 
 def ending(order: Order, facts: ExitFacts) -> Ending:
-    """The stronger reason wins: what was asked for, then what the limits did, then what the process says."""
+    """The ending. An order to stop takes precedence over a limit, and a limit over the exit code."""
     result = Ending(
         seq=order.seq, generation=order.generation, kind="exit", at=facts.at, seconds=facts.seconds
     )
@@ -89,9 +89,7 @@ def ending(order: Order, facts: ExitFacts) -> Ending:
         result.message = f"no space left on {', '.join(facts.full)}"
     elif facts.oom_kills:
         result.limit, result.peak = facts.limit, facts.peak
-        result.message = (
-            f"a process of it was killed at the memory limit of {_bytes(facts.limit)} while it ran on"
-        )
+        result.message = f"one of its processes was killed at the memory limit of {_bytes(facts.limit)} while the others ran on"
     if result.kind in ("exit", "signal") and not result.message:
         if result.process is not None:
             result.message = f"process {result.process} ended with {_outcome(result)}"
@@ -101,10 +99,10 @@ def ending(order: Order, facts: ExitFacts) -> Ending:
 
 
 def lost(started: Mapping[str, Any], at: float, memory: Optional[Memory] = None) -> Ending:
-    """For a body whose launcher is gone: nobody saw how it ended, so it is not started again.
+    """The ending of a body whose launcher has died: how it ended is not known, so it is not started again.
 
-    `memory`: what the next launcher finds of it. Where they are in one control group, the kernel's count of those
-    it killed tells; in a container that was started anew only the backend knows, and what was used last helps.
+    `memory`: read by the next launcher. In the same control group, the kernel's count of out-of-memory kills shows whether the
+    limit was the cause. In a restarted container only the engine knows that; the last peak is evidence then.
     """
     result = Ending(
         seq=int(started["seq"]),
@@ -122,7 +120,7 @@ def lost(started: Mapping[str, Any], at: float, memory: Optional[Memory] = None)
 
 
 def _killed_since(before: Any, memory: Memory) -> bool:
-    """Whether the kernel has killed in the same group since. User code can write the journal."""
+    """Whether the kernel has killed in the same group since. Every value is checked, as user code can write the journal."""
     if not isinstance(before, dict) or not isinstance(before.get("kills"), int):
         return False
     return before.get("group") == memory.group != "" and memory.kills > before["kills"]
@@ -130,7 +128,7 @@ def _killed_since(before: Any, memory: Memory) -> bool:
 
 def _out_of_memory(result: Ending, facts: ExitFacts) -> bool:
     killed = result.signal == signal.SIGKILL
-    return bool(facts.oom_kills and (result.code or killed)) or (facts.squeezed and killed)
+    return bool(facts.oom_kills and (result.code or killed)) or (facts.limit_reached and killed)
 
 
 def complains_of_disk(lines: Iterable[str]) -> bool:
@@ -138,7 +136,7 @@ def complains_of_disk(lines: Iterable[str]) -> bool:
 
 
 def full_disks(directory: str, env: Mapping[str, str]) -> List[str]:
-    """Which of the places a training writes to have no room left."""
+    """The directories that a training usually writes to and whose disk is full."""
     places = [directory, env.get("TMPDIR") or "/tmp", "/dev/shm", env.get("HOME") or ""]
     found: List[str] = []
     seen = set()

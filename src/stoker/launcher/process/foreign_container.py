@@ -1,7 +1,7 @@
-"""A body that is a container of its own (`launcher: none` on this machine): the image runs as it is, nothing of ours
-is in it, and the process we start is only the runtime's command, which says what it says and ends as it ends.
+"""A body that is a container of its own (`launcher: none` on this machine): the image runs as it is, without Stoker's code.
 
-Killing that command ends nothing, so whoever ran it has the container removed afterwards.
+The launcher's child is only the command of the runtime, which has the container's output and exit code. Killing that command
+does not end the container, so the container is removed afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CANNOT_RUN = 125
 
 
 class ForeignContainer:
-    """Made from TaskInfo.container. Blocks for as long as the runtime takes, which is what the body's end takes here."""
+    """Made from TaskInfo.container. Its calls block for as long as the runtime takes."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._name = str(known["name"])
@@ -32,8 +32,8 @@ class ForeignContainer:
         self.out_of_memory = False
 
     def command(self, argv: Sequence[str], env: Mapping[str, str]) -> Tuple[List[str], Dict[str, str]]:
-        """The command that runs it, and that command's environment. Values go by name: others can read a command line.
-        Those that the command itself needs for its own are no secrets."""
+        """The command that runs the container, and its environment. Values are passed by name, because other users can read a
+        command line; only variables that the command needs itself, which are no secrets, are passed with their value."""
         words = list(self._run)
         for name in sorted(env):
             words += ["--env", f"{name}={env[name]}" if name in self._client else name]
@@ -42,20 +42,20 @@ class ForeignContainer:
         return [*words, self._image, *(argv[1:] if argv else self._args)], {**env, **self._client}
 
     def before(self) -> None:
-        """What an earlier body of this task left."""
-        self._ask("rm", "--force", self._name)
+        """Remove the container of an earlier body of this task."""
+        self._runtime("rm", "--force", self._name)
 
     def after(self) -> None:
-        """The command has ended: note how the container went, and see that it is gone."""
+        """The command has ended: read how the container ended, and remove it."""
         try:
-            state = json.loads(self._ask("container", "inspect", self._name))[0]["State"]
+            state = json.loads(self._runtime("container", "inspect", self._name))[0]["State"]
             self.out_of_memory = bool(state.get("OOMKilled"))
         except (ValueError, LookupError, TypeError, AttributeError):
-            pass  # it was never made, or the runtime does not say
-        self._ask("rm", "--force", self._name)
+            pass  # it was never made, or the runtime does not tell
+        self._runtime("rm", "--force", self._name)
 
-    def tell(self, facts: ExitFacts) -> None:
-        """What is known of the container's end."""
+    def add_facts(self, facts: ExitFacts) -> None:
+        """Add what is known of the container's end."""
         facts.limit = self.limit
         facts.oom_kills += self.out_of_memory
         status = facts.status
@@ -63,7 +63,7 @@ class ForeignContainer:
             last = facts.last_lines[-1] if facts.last_lines else "no reason was given"
             facts.failure = CannotStart(0, f"the container could not be started: {last}", CANNOT_RUN)
 
-    def _ask(self, *words: str) -> str:
+    def _runtime(self, *words: str) -> str:
         try:
             done = subprocess.run(
                 [self._run[0], *words],
@@ -75,6 +75,6 @@ class ForeignContainer:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
-            # The engine removes it when the launcher is gone.
+            # The engine removes the container when the launcher has ended.
             return ""
         return done.stdout.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The main processes of a body: one, or several that stand and fall together."""
+"""The main processes of a body: one, or several of which the first failure ends all."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Dict, List, Optional
 
 
 class ProcessGroup:
-    """Filled as they are started, in the order of their local ranks; told of every end."""
+    """The processes in the order of their local ranks. `exited` is called for every process that ends."""
 
     def __init__(self) -> None:
         self.pids: List[int] = []
         self.expected = 0
-        """How many there will be, while more are being started."""
+        """Number of processes, including those still to be started."""
         self.failed: Optional[int] = None
-        """The local rank of the one that failed first."""
+        """Local rank of the one that failed first."""
         self.rusage: Any = None
-        """Of the one that needed most memory."""
+        """Resource usage of the one with the largest peak memory."""
         self._statuses: Dict[int, int] = {}
 
     def exited(self, pid: int, status: int, rusage: Any) -> bool:
-        """Whether it was one of them."""
+        """Record the end of a process; whether it is one of these."""
         if pid not in self.pids or pid in self._statuses:
             return False
         self._statuses[pid] = status
@@ -32,17 +32,17 @@ class ProcessGroup:
 
     @property
     def status(self) -> Optional[int]:
-        """Once all have ended: the wait status of the one that failed first, else 0."""
+        """The wait status of the one that failed first, else 0; None until all have ended."""
         if not self.pids or len(self._statuses) < max(self.expected, len(self.pids)):
             return None
         return 0 if self.failed is None else self._statuses[self.pids[self.failed]]
 
     @property
     def broken(self) -> bool:
-        """One has failed, others still run."""
+        """Whether one has failed while others still run."""
         return self.failed is not None and self.status is None
 
     @property
     def violent(self) -> bool:
-        """Some were ended by a signal."""
+        """Whether a signal ended one of them."""
         return any(os.WIFSIGNALED(status) for status in self._statuses.values())

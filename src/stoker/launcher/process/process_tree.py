@@ -1,8 +1,7 @@
-"""The processes of a body: finding them, asking them to end, ending them.
+"""The processes of a body: lists, terminates and kills them.
 
-The launcher is either init of its own PID namespace or a subreaper. Both ways every process of the body,
-however it daemonised, is a descendant of the launcher: the tree is empty exactly when the launcher has no
-children left.
+The launcher is either init of its own PID namespace or a subreaper. So every process of the body, even a daemon, is a descendant
+of the launcher, and the tree is empty exactly when the launcher has no children.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
 class ProcessTree:
-    """One per launcher. Everything that the launcher's process forks and that is still there belongs to it."""
+    """One per launcher. It consists of all live descendants of the launcher's process."""
 
     def __init__(self, cgroup: Optional[Mapping[str, Any]] = None, contained: bool = False) -> None:
-        """`contained`: in a container that others may enter (a shell), who are not ours to kill."""
+        """`contained`: the launcher is in a container, which may also have processes that it must not kill (a user's
+        shell)."""
         self.namespace = os.getpid() == 1 and not contained
         self.cgroup = cgroup
         self.empty = True
-        """No process was left when last looked (`reap`)."""
-        self.spared: FrozenSet[int] = frozenset()
-        """Children that are no part of the body, and outlive it (`spares`)."""
+        """Whether no process was left at the last `reap`."""
+        self.excluded: FrozenSet[int] = frozenset()
+        """Children that are not part of the body and outlive it: the standby processes."""
 
     @property
     def countable(self) -> bool:
-        """Whether children can be told apart: we know them by the numbers that they know themselves by."""
+        """Whether pids here are those that the children see themselves, so that children can be told apart."""
         return syscalls.LINUX and _own_number() == os.getpid()
 
-    def spare(self, pids: AbstractSet[int]) -> None:
-        """These are no part of the body from now on."""
-        if self.spared != pids:
-            self.spared = frozenset(pids)
-            self.empty = self.empty or self._only_spared()
+    def exclude(self, pids: AbstractSet[int]) -> None:
+        """Exclude these processes from the body from now on."""
+        if self.excluded != pids:
+            self.excluded = frozenset(pids)
+            self.empty = self.empty or self._only_excluded_left()
 
     def reap(self) -> List[Exit]:
         """Processes that have ended since the last call, orphans included."""
@@ -52,23 +52,23 @@ class ProcessTree:
                 self.empty = True
                 return found
             if pid == 0:
-                self.empty = self._only_spared()
+                self.empty = self._only_excluded_left()
                 return found
             found.append((pid, status, usage))
 
     def pids(self) -> List[int]:
-        """Every process of the tree, as numbered by the /proc that is mounted here."""
-        return [pid for pid in descendants(_own_number()) if pid not in self.spared]
+        """Every process of the tree, with its pid in the /proc that is mounted here."""
+        return [pid for pid in descendants(_own_number()) if pid not in self.excluded]
 
-    def _only_spared(self) -> bool:
-        return bool(self.spared) and self.spared.issuperset(children(os.getpid()))
+    def _only_excluded_left(self) -> bool:
+        return bool(self.excluded) and self.excluded.issuperset(children(os.getpid()))
 
     def terminate(self) -> None:
-        """Ask the tree to end.
+        """Send SIGTERM to the tree.
 
-        A process that handles SIGTERM answers for its own children: signalling a data loader's workers would
-        break the very checkpoint the trainer is asked to write. The children of a process that does not
-        handle it (a shell, a wrapper) would hear nothing, so they are asked themselves.
+        A process that handles SIGTERM is responsible for its own children: a SIGTERM to the workers of a data loader would
+        spoil the checkpoint that the trainer is about to write. The children of a process that does not handle it (a
+        shell, a wrapper) get SIGTERM too.
         """
         if not syscalls.LINUX:
             _signal_groups(signal.SIGTERM)
@@ -77,7 +77,7 @@ class ProcessTree:
         if me != os.getpid():
             _kill(-1, signal.SIGTERM)
             return
-        waiting = [pid for pid in children(me) if pid not in self.spared]
+        waiting = [pid for pid in children(me) if pid not in self.excluded]
         while waiting:
             pid = waiting.pop()
             beneath = [] if _handles_sigterm(pid) else children(pid)
@@ -85,9 +85,9 @@ class ProcessTree:
             waiting.extend(beneath)
 
     def kill(self) -> None:
-        """SIGKILL everything. Called again until the tree is empty: processes may be forking meanwhile."""
+        """Send SIGKILL to all. Call it again until the tree is empty: processes may fork meanwhile."""
         thaw(self.cgroup)
-        if self.spared:
+        if self.excluded:
             for pid in self.pids():
                 _kill(pid, signal.SIGKILL)
         elif self.namespace:
@@ -97,7 +97,7 @@ class ProcessTree:
 
 
 def thaw(cgroup: Optional[Mapping[str, Any]]) -> None:
-    """A frozen process does not even die."""
+    """Thaw the control group: a frozen process cannot be killed in version 1."""
     if not cgroup or not cgroup.get("freezer"):
         return
     name, value = ("freezer.state", "THAWED") if cgroup.get("version") == 1 else ("cgroup.freeze", "0")
@@ -105,7 +105,7 @@ def thaw(cgroup: Optional[Mapping[str, Any]]) -> None:
 
 
 def kill_beneath(root: int, cgroup: Optional[Mapping[str, Any]] = None) -> None:
-    """One round of SIGKILL for the descendants of `root` and what is in the body's cgroup."""
+    """Send SIGKILL once to the descendants of `root` and to the processes of the body's cgroup."""
     if not syscalls.LINUX:
         _signal_groups(signal.SIGKILL)
         return
@@ -153,7 +153,7 @@ def _by_parent() -> Dict[int, List[int]]:
 
 
 def _own_number() -> int:
-    """Our pid in the /proc that is mounted here: another one where a namespace could not mount its own."""
+    """The pid of this process in the /proc that is mounted here, which may belong to an outer namespace."""
     try:
         return int(os.readlink("/proc/self"))
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def _handles_sigterm(pid: int) -> bool:
 
 
 _groups: List[int] = []
-"""Sessions of bodies, for systems without /proc (macOS): all that can be signalled there."""
+"""Sessions of bodies, for systems without /proc (macOS), where only these can be signalled."""
 
 
 def remember(pid: int) -> None:
@@ -181,7 +181,7 @@ def _signal_groups(number: int) -> None:
         try:
             os.killpg(group, number)
         except OSError:
-            # It is empty.
+            # The group is empty.
             pass
 
 
@@ -189,7 +189,7 @@ def _kill(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        # Gone already, or a set-uid program that only the kernel's namespace can end for us.
+        # It has ended, or is a set-uid program, which only the end of the namespace kills.
         pass
 
 

@@ -1,8 +1,8 @@
-"""`setup:` run once per content of its inputs, and used by every task that asks for the same.
+"""The cache of setups: a `setup:` runs once per content of its inputs, and its result is used by every task with the same.
 
-The launcher's side: who builds, who waits, and what the body's environment gains. The building itself is done
-by `makeenv.py` in a process of its own, under the body's limits. A directory counts only when `.complete` is
-in it, and that is written last: a build that is killed is built again from nothing.
+This is the launcher's side: it takes the lock or waits, and activates the result for the body. `build_env.py` builds, in a
+process of its own, under the body's limits. A directory counts only when `.complete` is in it, which is written last: a build
+that was killed is started again from nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from stoker.launcher.process import build_env
 
 
 class Setup:
-    """The lock is an flock on `DIRECTORY.lock`, shared with the processes that build: it is free again only
-    when no builder is left, or when the launcher, having ended them all, says so (`finish`)."""
+    """The lock is an flock on `DIRECTORY.lock`, which the building processes inherit. It is released when none of them is left,
+    or by the launcher when it has ended them all (`finish`)."""
 
     def __init__(self, command: str, directory: str, code: str) -> None:
         self.command = command
@@ -33,14 +33,14 @@ class Setup:
 
     @property
     def has_files(self) -> bool:
-        """The setup left files in the working directory, which a new one must get too."""
+        """Whether the setup made files in the working directory, which have to be copied to every new one."""
         try:
             return bool(os.listdir(os.path.join(self.directory, build_env.WORKDIR)))
         except OSError:
             return False
 
     def acquire(self) -> Optional[str]:
-        """`cached`, or `build` with the lock held; None: somebody else is building it now."""
+        """`cached`, or `build` with the lock held; None: another task is building it now."""
         if self.complete:
             return "cached"
         if self.lock < 0:
@@ -55,11 +55,11 @@ class Setup:
 
     @property
     def kept(self) -> List[int]:
-        """Descriptors that the builders hold on to: the lock."""
+        """Descriptors that the builders inherit: the lock."""
         return [self.lock] if self.lock >= 0 else []
 
     def argv(self) -> List[str]:
-        """The helper process that does it, run by the launcher's own interpreter."""
+        """The command that builds or restores, run by the launcher's own interpreter."""
         script = os.path.abspath(build_env.__file__)
         action = "restore" if self.cached else "build"
         return [sys.executable, "-I", "-S", script, action, self.directory, self.code, self.command]
@@ -68,7 +68,7 @@ class Setup:
         return build_env.activated(self.directory, env)
 
     def finish(self, built: bool) -> None:
-        """Let the others go on. Of a build that failed nothing stays."""
+        """Release the lock. A failed build is removed."""
         if self.lock < 0:
             return
         if not built and not self.complete:

@@ -1,7 +1,7 @@
-"""`shell`: a person (or one command) in a task's place: its environment, its directory, its limits.
+"""`shell`: a shell (or one command) with the environment, the directory and the limits of a task.
 
-Run from inside the task's container or namespaces, while a launcher holds them. What is started here belongs to
-whoever started it: the launcher neither sees it nor ends it, but the task's limits count it.
+It runs inside the task's container or namespaces, while a launcher holds them. The launcher neither sees nor ends the processes
+started here, but they count towards the task's limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_TASK = 66
 
 
 def enter(directory: str, command: Sequence[str]) -> int:
-    """Become the command, or a shell. Returns only when that is not possible."""
+    """Execute the command, or a shell. Returns only on failure."""
     try:
         info = TaskInfo.from_json(task_files.read_json(os.path.join(directory, layout.TASK)) or {})
         order = _order(directory)
@@ -44,7 +44,7 @@ def enter(directory: str, command: Sequence[str]) -> int:
 
 
 def _order(directory: str) -> Order:
-    """The newest order; of a task that never had one, or was told to stop, what every order would say."""
+    """The newest order. A task without one, or with a stop order, gets the values that every order has."""
     raw = task_files.read_json(os.path.join(directory, layout.ORDER))
     found = Order.from_json(raw) if raw is not None else Order(0, 0, "run")
     return (

@@ -1,7 +1,7 @@
-"""Starting a process for a task: its environment, and everything between fork and exec.
+"""Starts a process for a task: its environment, and everything between fork and exec.
 
-User code is always exec'ed, in its own session, with nothing of the launcher's: no descriptors but 0, 1 and
-2, no signal settings, no environment beyond what the order, the secrets and this module put there.
+User code is always exec'ed, in its own session, and inherits nothing of the launcher: no descriptors except 0, 1 and 2, no
+signal settings, no variables except those of the order, the secrets and this module.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from stoker.task.formats import Order, TaskInfo
 
 
 class CannotStart(Exception):
-    """The process could not be started; nothing of it is left."""
+    """The process could not be started, and none is left."""
 
     def __init__(self, number: int, message: str, code: int) -> None:
         super().__init__(message)
         self.errno = number
         self.message = message
         self.code = code
-        """127: no such command, 126: cannot be run."""
+        """127: no such command, 126: it cannot be run."""
 
 
 def environment(
     directory: str, info: TaskInfo, order: Order, secrets: Mapping[str, str], bundle: Optional[str]
 ) -> Dict[str, str]:
-    """What the body finds in its environment: the order's, the secrets, and what only the launcher knows."""
+    """The environment of the body: the variables of the order, the secrets, and those that the launcher sets."""
     env = container_env.inherited(container_env.environ(), info.home) if order.inherit else {}
     env.update(order.env)
     env.update(secrets)
@@ -53,13 +53,13 @@ def environment(
     if order.resume_from:
         env["STOKER_RESUME_FROM"] = os.path.join(checkpoint_directory, order.resume_from)
     if bundle:
-        # Last: a stoker that the user's own PYTHONPATH names comes first.
+        # Last: a Stoker on the user's own PYTHONPATH takes precedence.
         env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH"), bundle) if part)
     return env
 
 
 def identity(info: TaskInfo, order: Order) -> Dict[str, str]:
-    """Who the body is."""
+    """The variables that identify the body."""
     return {
         "STOKER_RUN": info.run,
         "STOKER_ATTEMPT": str(info.attempt),
@@ -69,11 +69,11 @@ def identity(info: TaskInfo, order: Order) -> Dict[str, str]:
     }
 
 
-def working_directory(code: str, info: TaskInfo, order: Order, brought: bool) -> str:
-    """Where the body runs: among the code that was `brought`. Where none was, and for the image's own command, which
-    knows nothing of that code, where the image wants it."""
+def working_directory(code: str, info: TaskInfo, order: Order, shipped: bool) -> str:
+    """The working directory of the body: the shipped code (`shipped`: there is some). Without code, and for the image's own
+    command, it is the image's working directory."""
     own = not order.argv or order.argv == info.command
-    return os.path.abspath(info.workdir) if info.workdir is not None and (own or not brought) else code
+    return os.path.abspath(info.workdir) if info.workdir is not None and (own or not shipped) else code
 
 
 def has_code(code: str) -> bool:
@@ -84,7 +84,7 @@ def has_code(code: str) -> bool:
 
 
 def setup_directory(setup: Mapping[str, Any], info: TaskInfo) -> str:
-    """Where the environment of an order's setup is made."""
+    """The directory for the environment of an order's setup."""
     directory = str(setup["directory"])
     if info.setups is not None:
         directory = os.path.join(info.setups, os.path.basename(directory))
@@ -92,7 +92,7 @@ def setup_directory(setup: Mapping[str, Any], info: TaskInfo) -> str:
 
 
 def read_secrets(directory: str, info: TaskInfo) -> Dict[str, str]:
-    """Name -> value, from the one file or the files they came in. Raises OSError for one that cannot be read."""
+    """Name -> value, from secrets.json or from one file per secret. Raises OSError for a file that cannot be read."""
     if info.secrets_dir is None:
         known = task_files.read_json(os.path.join(directory, layout.SECRETS)) or {}
         return {str(name): str(value) for name, value in known.items()}
@@ -100,7 +100,7 @@ def read_secrets(directory: str, info: TaskInfo) -> Dict[str, str]:
         names = os.listdir(info.secrets_dir)
     except FileNotFoundError:
         return {}
-    # A mounted Secret keeps its own versions in names that begin with two dots.
+    # In a mounted Secret, Kubernetes keeps versions under names that begin with two dots.
     paths = {name: os.path.join(info.secrets_dir, name) for name in names if not name.startswith(".")}
     return {name: _content(path) for name, path in paths.items() if os.path.isfile(path)}
 
@@ -111,13 +111,13 @@ def _content(path: str) -> str:
 
 
 PIPES, OWN_FILES = 2, 128
-"""Descriptors for each process that the launcher starts, and those for itself."""
+"""Descriptors for each process that the launcher starts, and for the launcher itself."""
 _open_files: Optional[Tuple[int, int]] = None
-"""The limit that the launcher was started with, where it has raised its own: processes still get that."""
+"""The launcher's original limit, if it has raised its own. The body gets the original one."""
 
 
 def room_for(processes: int) -> None:
-    """Let the launcher hold the pipes of so many processes, as far as it may."""
+    """Raise the launcher's limit of open files for the pipes of so many processes, as far as allowed."""
     global _open_files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = PIPES * processes + OWN_FILES
@@ -129,9 +129,9 @@ def room_for(processes: int) -> None:
 
 
 def affinity(info: TaskInfo) -> Optional[Set[int]]:
-    """Cores for a task whose CPU limit no cgroup enforces; None: all of them.
+    """Cores for a task whose CPU limit is not enforced by a cgroup; None: all of them.
 
-    Tasks begin at different cores, so that two of them seldom meet while others are idle.
+    Tasks start at different cores, so that two of them seldom share one while others are idle.
     """
     whole = info.cpu is not None and info.cpu >= 1 and float(info.cpu).is_integer()
     if not whole or (info.cgroup or {}).get("cpu") or not hasattr(os, "sched_getaffinity"):
@@ -157,7 +157,7 @@ def spawn(
 ) -> int:
     """Start a process in its own session and return its pid. Raises CannotStart.
 
-    `keep`: further descriptors it shall inherit. `victim`: the memory limit that it shares with the launcher.
+    `keep`: more descriptors to inherit. `victim`: the memory limit that it shares with the launcher, if any.
     """
     if not argv or not argv[0]:
         raise CannotStart(errno.EINVAL, "the command is empty", 127)
@@ -231,7 +231,7 @@ def _child(
         execute(argv, env)
     except OSError as exc:
         os.write(report, f"{stage} {exc.errno or 0} {what}".encode("utf-8", "replace"))
-    except BaseException as exc:  # noqa: BLE001 - whatever it is, the child must not run the launcher's code
+    except BaseException as exc:  # noqa: BLE001 - the child must never continue in the launcher's code
         os.write(report, f"prepare 0 {type(exc).__name__}: {exc}".encode("utf-8", "replace"))
     finally:
         os._exit(127)
@@ -295,7 +295,7 @@ def _found(command: str, env: Mapping[str, str], directory: str) -> Optional[str
 
 
 def _nearby(command: str, directory: str, path: Optional[str]) -> str:
-    """Why it was not found, where that can be told."""
+    """A hint why the command was not found."""
     if "/" in command or not os.path.lexists(os.path.join(directory, command)):
         if command == "python" and shutil.which("python3", path=path):
             return "; `python3` is there"

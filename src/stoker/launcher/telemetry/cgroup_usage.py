@@ -1,4 +1,4 @@
-"""What a body uses and what became of its limits, read from its cgroup where it has one, else from /proc."""
+"""Usage of a body and hits of its limits, read from its cgroup or, without one, from /proc."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from stoker.launcher.telemetry.shared_memory import SharedMemory
 from stoker.linux import syscalls
 
 QUICK = 0.05
-"""Seconds that the exact memory of a tree may take to read, to be read with every sample: the kernel walks all
-its pages for it."""
+"""The exact memory of a tree is read with every sample if that takes at most this long (seconds): the kernel walks all pages for
+it."""
 
 SHARE, SAVED = 0.003, 0.05
-"""The part of a CPU that looks at shared memory may take, and how many seconds of it may be saved up for a burst."""
+"""Part of a CPU that scans of shared memory may use, and seconds of it that may be saved up for a burst."""
 STEPS = 4 << 20, 64 << 20
-"""Bytes: the machine's shared memory grows by a sixteenth of the limit, within these, and it is looked at whose it is."""
+"""Smallest and largest growth (bytes) of the machine's shared memory after which it is scanned. Between them: a sixteenth of
+the limit."""
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Cgroup:
-    """The body's cgroup, version 1 or 2. Every answer is None where the kernel does not give it."""
+    """The body's cgroup, version 1 or 2. A value is None where the kernel does not provide it."""
 
     def __init__(self, where: Optional[Mapping[str, Any]]) -> None:
         where = where or {}
@@ -43,7 +44,7 @@ class Cgroup:
         return self._pids is not None
 
     def begin(self) -> None:
-        """A new body in the same cgroup: peaks count from here, where the kernel lets them be reset."""
+        """Reset the peaks for a new body in the same cgroup, where the kernel supports it."""
         if self._memory:
             name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
             try:
@@ -58,27 +59,27 @@ class Cgroup:
                 os.close(fd)
 
     def oom_kills(self) -> Optional[int]:
-        """Processes the kernel has killed here for want of memory."""
+        """Number of processes that the kernel has killed here for lack of memory."""
         if not self._memory:
             return None
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         return self._table(self._memory, name).get("oom_kill")
 
     def memory_hits(self) -> int:
-        """How often the limit was reached: all that kernels before 4.13 say. Giving up file cache may have helped."""
+        """How often the limit was reached. Kernels before 4.13 tell only this; dropping file cache may have been enough."""
         return (self._number(self._memory, "memory.failcnt") or 0) if self._memory else 0
 
     def memory_limit(self) -> Optional[int]:
-        """As it is now: it may have been changed since the task began."""
+        """The present limit: it may have changed since the task started."""
         if not self._memory:
             return None
         name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
         limit = self._number(self._memory, name)
-        # Version 1 says "no limit" with a number near 2^63.
+        # In version 1 a number near 2^63 means no limit.
         return limit if limit is not None and limit < 1 << 60 else None
 
     def identity(self) -> str:
-        """Another one for every group there ever was on this machine; empty when it is not known."""
+        """A value that no other group of this machine ever has; empty when it is not known."""
         try:
             info = os.stat(self._memory) if self._memory else None
         except OSError:
@@ -86,7 +87,7 @@ class Cgroup:
         return "" if info is None else f"{syscalls.boot_id()} {info.st_dev} {info.st_ino}"
 
     def memory(self) -> Optional[int]:
-        """Bytes in use, without the file cache that the kernel would give up first."""
+        """Bytes in use, without the file cache that the kernel drops first."""
         if not self._memory:
             return None
         if self.version == 1:
@@ -128,19 +129,19 @@ class Cgroup:
 
 
 class Processes:
-    """The same from /proc, process by process."""
+    """The same values from /proc, summed over the processes."""
 
     def __init__(self, tree: ProcessTree) -> None:
         self.tree = tree
         self.shared = SharedMemory()
         self._before = _reaped_cpu()
         self._quick = True
-        self._spare = Allowance()
+        self._allowance = Allowance()
         self._exact: Optional[Tuple[int, int]] = None
-        """What was found when it was counted exactly last, and what it seemed to be then."""
+        """The last exact value, and the estimate at that time."""
 
     def cpu_seconds(self) -> float:
-        """Of the living, of those they have waited for, and of those the launcher has."""
+        """CPU seconds of live processes, of their reaped children and of the launcher's reaped children."""
         total = _reaped_cpu() - self._before
         for pid in self.tree.pids():
             fields = syscalls.stat_fields(pid)
@@ -149,33 +150,35 @@ class Processes:
         return total
 
     def memory(self, limit: Optional[int] = None) -> int:
-        """Bytes in use. Resident sizes count shared pages once per process, leave out what nobody has mapped, and are
-        quick to read; the exact shares are asked for only when it matters (`limit` seems passed) or as long as that is
-        quick too."""
+        """Bytes in use.
+
+        Resident sizes are quick to read, but count shared pages once per process and leave out unmapped memory. The exact
+        value is read only when the estimate exceeds `limit`, or without a limit as long as that is quick too.
+        """
         pids = self.tree.pids()
         resident = sum(_resident(pid) for pid in pids)
         if limit is None:
             return self._count(pids, resident) if self._quick else resident
         if self.is_due(limit):
-            with self._spare:
+            with self._allowance:
                 self.shared.look(pids)
         seeming = resident + self.shared.total + self.shared.grown()
         if seeming <= limit:
             self._exact = None
             return resident
-        if self._exact is not None and self._spare.left() <= 0:
+        if self._exact is not None and self._allowance.left() <= 0:
             exact, before = self._exact
             if seeming - before <= limit - exact:
-                return exact  # it has not grown by as much as was left
-        with self._spare:
+                return exact  # it has grown by less than was left to the limit
+        with self._allowance:
             exact = self._count(pids, resident)
         self._exact = exact, seeming
         return exact
 
     def is_due(self, limit: int) -> bool:
-        """Shared memory has grown by so much that it is worth a look whose it is."""
+        """Whether the machine's shared memory has grown so much that a scan is worthwhile."""
         least, most = STEPS
-        return self.shared.grown() >= min(max(limit // 16, least), most) and self._spare.left() > 0
+        return self.shared.grown() >= min(max(limit // 16, least), most) and self._allowance.left() > 0
 
     def _count(self, pids: Sequence[int], resident: int) -> int:
         began = time.monotonic()
@@ -191,7 +194,7 @@ class Processes:
 
 
 class Allowance:
-    """CPU time for what may be left out: a share of the time that goes by, some of it saved up."""
+    """A budget of CPU time for optional work: a share of the elapsed time, of which some can be saved up."""
 
     def __init__(self) -> None:
         self._left = SAVED
@@ -217,8 +220,8 @@ def _reaped_cpu() -> float:
 
 
 def _share(pid: int) -> Tuple[int, int]:
-    """The process's part: pages it shares with its siblings are divided among them. And how much of it is shared memory;
-    where the kernel does not say, all of it may be."""
+    """The proportional size of a process, with shared pages divided among the processes; and how much of it is shared memory.
+    Where the kernel does not tell, all of it may be."""
     found = {}
     for line in syscalls.read_text(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith("Pss"):

@@ -1,7 +1,7 @@
-"""From what a pipe says to framed log lines. No I/O, no clock: times come in as arguments.
+"""Turns the bytes of a pipe into framed log lines. No I/O, no clock: times are arguments.
 
-A busy body prints millions of lines a second, so the common case handles a whole batch with a few operations
-on bytes and none per line; all lines of one batch carry the same time.
+A busy body prints millions of lines a second. So the common case handles a whole batch with a few operations on bytes, none of
+them per line; all lines of a batch have the same time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MAX_LINE = 16 << 10
 QUIET = 0.5
 """Seconds without output after which an unfinished line (a prompt) is shown."""
 BAR_EVERY = 5.0
-"""Seconds between shown states of a line that overwrites itself."""
+"""Seconds between two recorded states of a line that overwrites itself (a progress bar)."""
 
 
 class Redactor:
-    """Takes secret values out of text, a name in their place. Lines of a secret of several lines count singly."""
+    """Replaces secret values in text by their names. Each line of a secret of several lines is a value."""
 
     def __init__(self, secrets: Iterable[Tuple[str, str]] = ()) -> None:
         found = set()
@@ -38,10 +38,10 @@ class Redactor:
 
 
 class Stream:
-    """One stream of one process. `feed` and the others return framed bytes, ready to be written.
+    """One stream of one process. Its methods return framed bytes, ready to be written.
 
-    `\\r` alone means that what follows overwrites the line: of a progress bar the log gets one state every
-    few seconds and the last one. Memory is bounded by one batch and one line.
+    A `\\r` without `\\n` means that the next text overwrites the line. Of a progress bar the log gets one state every few
+    seconds, and the last one. Memory is limited to one batch and one line.
     """
 
     def __init__(self, letter: str, redact: Optional[Redactor] = None) -> None:
@@ -49,7 +49,7 @@ class Stream:
         self.redact = redact or Redactor()
         self.pending = b""
         self.open = False
-        """A partial record was written: the next one goes on with the same line."""
+        """Whether a partial record was written, so that the next one continues its line."""
         self._fed = 0.0
         self._bar_since: Optional[float] = None
         self._bar_shown = float("-inf")
@@ -66,7 +66,7 @@ class Stream:
         return self._plain(data, ms)
 
     def due(self) -> Optional[float]:
-        """When `flush` has something to do."""
+        """When `flush` has to be called."""
         if not self.pending:
             return None
         if self._bar_since is None:
@@ -76,7 +76,7 @@ class Stream:
         return max(self._bar_since + QUIET, self._bar_shown + BAR_EVERY)
 
     def flush(self, ms: int, now: float) -> bytes:
-        """Show an unfinished line that has been quiet, or the present state of a progress bar."""
+        """The unfinished line after a time of quiet, or the present state of a progress bar."""
         due = self.due()
         if due is None or now < due:
             return b""
@@ -87,7 +87,7 @@ class Stream:
         return self._frame(self._bar_text, ms, self.letter)
 
     def close(self, ms: int) -> bytes:
-        """The pipe is closed: what is left is the last line."""
+        """The last line, when the pipe is closed."""
         text, self.pending = self.pending, b""
         bar = self._bar_since is not None
         if bar:
@@ -116,7 +116,7 @@ class Stream:
         first = data.find(b"\n")
         out = b""
         if self.open and b"\r" in (data if first < 0 else data[:first]):
-            # The beginning of this line is in the log already and cannot be overwritten there.
+            # The start of this line is in the log already and cannot be overwritten there.
             out = self._frame(b"", ms, self.letter)
             self.open = False
         if end >= 0:
@@ -154,9 +154,9 @@ class Stream:
         return b"%s %d %s\n" % (letter, ms, self.redact(text))
 
 
-class Marked(Stream):
-    """A stream of one of several processes. Their lines stand mixed in the log, so each line is whole and bears a mark;
-    one that is too long becomes several."""
+class PrefixedStream(Stream):
+    """A stream of one of several processes. Their lines are mixed in the log, so each line is complete and has a prefix; a
+    line that is too long becomes several."""
 
     def __init__(self, letter: str, redact: Optional[Redactor], mark: str) -> None:
         super().__init__(letter, redact)
@@ -183,7 +183,7 @@ class Marked(Stream):
 
 
 def _state(line: bytes) -> bytes:
-    """What a terminal would show of a line that overwrites itself."""
+    """What a terminal shows of a line that overwrites itself."""
     line = line.rstrip(b"\r")
     return line[line.rfind(b"\r") + 1 :]
 

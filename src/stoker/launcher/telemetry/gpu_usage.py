@@ -1,7 +1,7 @@
-"""How busy a task's GPUs are, by NVML through ctypes.
+"""Utilization and memory of a task's GPUs, read from NVML through ctypes.
 
-NVML can block for a long time when a GPU is in trouble, and the launcher must not: the questions are asked in
-a thread of their own, and the launcher takes the newest answer there is.
+NVML can block for a long time when a GPU is faulty, and the launcher must not block. So a thread reads the values, and the
+launcher uses the newest ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class _Memory(ctypes.Structure):
 
 
 class GpuUsage:
-    """Never raises and never blocks; without NVML or GPUs it simply knows nothing."""
+    """Never raises and never blocks; without NVML or GPUs there are no values."""
 
     def __init__(self, ids: Optional[Sequence[str]], every: float) -> None:
-        """`ids` None: whichever there are to be seen from here."""
+        """`ids` None: all that are visible here."""
         self.ids = None if ids is None else list(ids)
         self.every = every
         self.latest: List[Dict[str, Any]] = []
@@ -51,12 +51,12 @@ class GpuUsage:
             name: handle for name, handle in ((name, _handle(library, name)) for name in ids) if handle
         }
         while handles and not self._stop.is_set():
-            self.latest = [_ask(library, name, handle) for name, handle in handles.items()]
+            self.latest = [_query(library, name, handle) for name, handle in handles.items()]
             self._stop.wait(self.every)
 
 
 def _all(library: Any) -> List[str]:
-    """Every GPU that NVML shows: in a container those it was given."""
+    """Every GPU that NVML shows; in a container, those that were assigned to it."""
     count = ctypes.c_uint()
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
@@ -77,7 +77,7 @@ def _handle(library: Any, name: str) -> Optional[ctypes.c_void_p]:
     return None if failed else handle
 
 
-def _ask(library: Any, name: str, handle: ctypes.c_void_p) -> Dict[str, Any]:
+def _query(library: Any, name: str, handle: ctypes.c_void_p) -> Dict[str, Any]:
     found: Dict[str, Any] = {"id": name}
     use, memory = _Utilization(), _Memory()
     if library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0:

@@ -1,9 +1,9 @@
-"""Whether a body still says or does anything, and what its processes do when it does not.
+"""Detects a body that hangs, and saves the stacks of its processes.
 
-Signs of life are output, reports, new entries among checkpoints and outputs, and use of a GPU. After the set time
-without any, the stacks of its processes are taken by a helper beside it (`helpers/stacks.py`): the body itself is
-left alone, and the launcher never waits. While it stays silent they are taken again each time that long has passed: who
-finds later that all of a world were hung has stacks from when they were.
+Signs of life are output, reports, new entries among checkpoints and outputs, and use of a GPU. After the configured time
+without any, a helper (`helpers/stacks.py`) takes the stacks of the processes. The body is not disturbed, and the launcher does
+not wait. While the silence lasts, the stacks are taken again after each such time: when all tasks of a world turn out to hang,
+there are stacks of all of them from that time.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from stoker.task.formats import Order, TaskInfo
 LOOK_EVERY = 5.0
 SOONEST = 0.1
 HOW = {0: "py-spy", 1: "faulthandler"}
-"""By the helper's exit status."""
+"""How the stacks were taken, by the helper's exit status."""
 
 
 class Watched(NamedTuple):
-    """What is known of the body from elsewhere."""
+    """The sources of the signs of life."""
 
     tree: Optional[ProcessTree]
-    """None: its processes are out of sight, in a container that is not ours to look into."""
+    """None: the processes are in a foreign container and not visible."""
     log: OutputLog
     sampler: Sampler
     redact: Redactor
 
 
 class HangDetector:
-    """Of one body whose order has `hang_after`. `poll` in the launcher's loop while it runs; `exited` for every end."""
+    """For one body whose order has `hang_after`. The launcher's loop calls `poll` while the body runs, and `exited` for
+    every process that ends."""
 
     def __init__(
         self,
@@ -60,46 +61,46 @@ class HangDetector:
         self._places = [os.path.join(directory, name) for name in places]
         self._signs: Optional[Tuple[Any, ...]] = None
         self._since = 0.0
-        """When the last sign was seen."""
+        """Time of the last sign of life."""
         self._taken = 0.0
-        """When stacks were taken last, or there was no need to."""
-        self._said = False
-        """The present silence is in the journal."""
+        """Time of the last stacks, or of the last sign of life."""
+        self._reported = False
+        """Whether the present silence is in the journal."""
         self._count = 0
         self._helper: Optional[int] = None
         self._seconds: Optional[float] = None
-        """How long it had been silent when stacks were taken; None: it is not any more."""
+        """Length of the silence when the stacks were taken; None: it has ended."""
 
     def begin(self) -> None:
         try:
             os.makedirs(os.path.join(self._directory, layout.STACKS), exist_ok=True)
         except OSError:
-            # No room now: there may be some when they are taken.
+            # The disk is full. There may be space when the stacks are taken.
             pass
 
     def poll(self, now: float, env: Mapping[str, str]) -> float:
-        """Look; seconds until the next time. `env`: of the body, for the tools it has."""
-        signs = (self._watched.log.heard, *(_stamp(place) for place in self._places))
+        """Check for signs of life; seconds until the next call. `env`: the body's environment, whose tools are used."""
+        signs = (self._watched.log.received, *(_stamp(place) for place in self._places))
         if signs != self._signs or self._busy():
             self._signs, self._since, self._taken, self._seconds = signs, now, now, None
-            if self._said:
-                self._said = False
-                self._note({"k": "alive"})
+            if self._reported:
+                self._reported = False
+                self._journal_entry({"k": "alive"})
         elif now - self._taken >= self.after and self._helper is None:
             self._taken, self._seconds = now, now - self._since
-            self._take(env)
+            self._take_stacks(env)
         return max(SOONEST, min(LOOK_EVERY, self.after / 4))
 
     def exited(self, pid: int, status: int) -> None:
         if pid == self._helper:
             self._helper = None
-            self._say(HOW.get(os.WEXITSTATUS(status), "none") if os.WIFEXITED(status) else "none")
+            self._report(HOW.get(os.WEXITSTATUS(status), "none") if os.WIFEXITED(status) else "none")
 
     def _busy(self) -> bool:
         return any((gpu.get("use") or 0) > 0 for gpu in self._watched.sampler.gpus.latest)
 
-    def _take(self, env: Mapping[str, str]) -> None:
-        if not self._said:
+    def _take_stacks(self, env: Mapping[str, str]) -> None:
+        if not self._reported:
             self._count += 1
             self._watched.log.say(f"no sign of life for {self.after:g} s; its processes are here:")
         tree = self._watched.tree
@@ -108,7 +109,7 @@ class HangDetector:
         try:
             reader, writer = pipe()
         except OSError:
-            self._say("none")
+            self._report("none")
             return
         try:
             argv = helpers.command([*words, *(str(pid) for pid in pids)], self._bundle)
@@ -118,24 +119,26 @@ class HangDetector:
         except CannotStart as exc:
             os.close(reader)
             self._watched.log.say(exc.message)
-            self._say("none")
+            self._report("none")
             return
         finally:
             os.close(writer)
         if tree is not None:
             tree.empty = False
-        if self._said:
-            # They go into the file; the log has them from the first time.
+        if self._reported:
+            # The stacks go into the file only; those of the first time are in the log.
             os.close(reader)
         else:
             self._watched.log.attach(reader, Stream("s", self._watched.redact))
 
-    def _say(self, how: str) -> None:
-        if not self._said and self._seconds is not None:
-            self._said = True
-            self._note({"k": "hang", "seconds": round(self._seconds, 1), "stacks": self._path, "how": how})
+    def _report(self, how: str) -> None:
+        if not self._reported and self._seconds is not None:
+            self._reported = True
+            self._journal_entry(
+                {"k": "hang", "seconds": round(self._seconds, 1), "stacks": self._path, "how": how}
+            )
 
-    def _note(self, entry: Mapping[str, Any]) -> None:
+    def _journal_entry(self, entry: Mapping[str, Any]) -> None:
         self._journal({**entry, "seq": self._order.seq, "generation": self._order.generation})
 
     @property
@@ -144,7 +147,7 @@ class HangDetector:
 
 
 def _stamp(place: str) -> Tuple[int, int]:
-    """Changes when something right beneath it is written, comes or goes."""
+    """Changes when a file directly in this directory is written, created or removed."""
     try:
         with os.scandir(place) as entries:
             size = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)

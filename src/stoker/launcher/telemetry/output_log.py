@@ -1,7 +1,7 @@
-"""The log of a task: pipes in, framed segments within a budget out.
+"""The log of a task: reads pipes and writes framed segments within a budget.
 
-The training is never held up and never ended by its log. When there is no room the output is dropped and
-counted, the pipes are drained all the same, and the log says so as soon as it can be written again.
+The log never delays or ends the training. When the disk is full, the pipes are read all the same, the output is dropped and
+counted, and the log says so as soon as it can be written again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 import time
 from typing import Dict, List, Optional, Tuple
 
-from stoker.launcher.telemetry.framing import Marked, Stream
+from stoker.launcher.telemetry.framing import PrefixedStream, Stream
 from stoker.task import layout
 from stoker.task.formats import LogLine
 
 BATCH = 256 << 10
 PIPE_SIZES = (1 << 20, 256 << 10)
 REST = 0.005
-"""Seconds that a pipe which gave little is left to fill: a body that prints line by line costs a few hundred
+"""Seconds for which the pipes are left to fill after a small read. So a body that prints line by line causes a few hundred
 wake-ups a second, not one per line."""
 TAIL = 64 << 10
 """Bytes of framed log kept in memory for the last lines."""
@@ -28,14 +28,14 @@ LINE_LENGTH = 2000
 """Characters of one line among the last lines."""
 SMALLEST_SEGMENT = 4 << 10
 RETRY = 1.0
-"""Seconds before a log that could not be written is tried again."""
+"""Seconds between two tries to write the log."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def pipe() -> Tuple[int, int]:
-    """A pipe that holds a good deal, so that a body can print while the launcher is busy."""
+    """A pipe with a large buffer, so that a body can print while the launcher is busy."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     resize = getattr(fcntl, "F_SETPIPE_SZ", 1031)
@@ -44,20 +44,20 @@ def pipe() -> Tuple[int, int]:
             fcntl.fcntl(writer, resize, size)
             break
         except OSError:
-            # Over this user's share of pipe memory, or not Linux: the next smaller size, at last the default.
+            # Over the user's limit of pipe memory, or not Linux: try the next smaller size, and keep the default at last.
             continue
     return reader, writer
 
 
 def clean(text: bytes) -> str:
-    """For showing in a message: no escape sequences, no control characters."""
+    """Text for a message, without escape sequences and control characters."""
     return _CONTROL.sub("", _ESCAPES.sub("", text.decode("utf-8", "replace")))
 
 
 class Segments:
-    """Numbered files of about equal size. The first and the newest stay, the middle goes when the budget is spent.
+    """Numbered files of about equal size. When the budget is used up, segments after the first are deleted, oldest first.
 
-    Never raises: what cannot be written is counted in `dropped`.
+    Never raises: output that cannot be written is counted in `dropped`.
     """
 
     def __init__(self, directory: str, budget: int, segment: int) -> None:
@@ -84,13 +84,13 @@ class Segments:
         self.written += len(data)
         if self.failed_at is not None:
             if time.monotonic() - self.failed_at < RETRY:
-                self._lose(data)
+                self._count_dropped(data)
                 return
             note = LogLine(
                 "s", now_ms(), f"{self.lost} bytes of output were lost: {self.reason}".encode()
             ).encode()
             if not self._put(note):
-                self._lose(data)
+                self._count_dropped(data)
                 return
             self.written += len(note)
             self.failed_at, self.lost = None, 0
@@ -102,7 +102,7 @@ class Segments:
             self._fd = None
 
     def _find(self) -> None:
-        """Go on after the segments of a launcher that was here before."""
+        """Find the segments of an earlier launcher, to continue after them."""
         for name in os.listdir(os.path.join(self.directory, layout.LOG)):
             stem = name[:-4]
             if name.endswith(".log") and stem.isdigit():
@@ -116,7 +116,7 @@ class Segments:
             room = self.segment - size
             if self._fd is None or room <= 0:
                 if not self._next():
-                    self._lose(data)
+                    self._count_dropped(data)
                     return False
                 size, room = 0, self.segment
             piece = data
@@ -127,7 +127,7 @@ class Segments:
                     continue
                 piece = data[:end]
             if not self._append(piece, size):
-                self._lose(data)
+                self._count_dropped(data)
                 return False
             data = data[len(piece) :]
         return True
@@ -143,7 +143,7 @@ class Segments:
             try:
                 os.ftruncate(self._fd, size)
             except OSError:
-                # The torn record stays; readers show it as it is.
+                # The torn record remains; readers show it unchanged.
                 size += done
             self.sizes[self.number] = size
             return False
@@ -174,7 +174,7 @@ class Segments:
             except FileNotFoundError:
                 pass
             except OSError:
-                # It cannot be removed now; it is counted as kept and tried again with the next segment.
+                # It cannot be removed now: it counts as kept, and is tried again with the next segment.
                 return
             self.dropped += self.sizes.pop(number)
             self.dropped_lines += self._lines.pop(number, 0)
@@ -183,32 +183,32 @@ class Segments:
         self.failed_at = time.monotonic()
         self.reason = exc.strerror or str(exc)
 
-    def _lose(self, data: bytes) -> None:
+    def _count_dropped(self, data: bytes) -> None:
         self.lost += len(data)
         self.dropped += len(data)
         self.dropped_lines += data.count(b"\n")
 
 
 class OutputLog:
-    """The pipes that are being read and the segments they are written to. One thread only."""
+    """The pipes that are read and the segments that they are written to. Used from one thread."""
 
     def __init__(self, directory: str, budget: int, segment: int) -> None:
         self.segments = Segments(directory, budget, segment)
         self.streams: Dict[int, Stream] = {}
-        self.rest_until = 0.0
-        """Before this time the pipes need not be looked at."""
-        self.heard = 0
-        """Bytes that the body has said."""
+        self.throttled_until = 0.0
+        """The pipes need not be read before this time."""
+        self.received = 0
+        """Bytes of output of the body."""
         self._tail = b""
         self._tails: Dict[str, bytes] = {}
-        """Of several processes each has its own, by its mark: one that talks much does not drown the others."""
+        """The tail of each of several processes, by its prefix: one that prints much does not push out the others."""
 
     def attach(self, fd: int, stream: Stream) -> None:
-        """Read this descriptor from now on; it is closed at its end."""
+        """Read this descriptor from now on; it is closed at the end of the stream."""
         self.streams[fd] = stream
 
     def drain(self, fd: int) -> bool:
-        """Take one batch. False at the end of the stream."""
+        """Read one batch. False at the end of the stream."""
         try:
             data = os.read(fd, BATCH)
         except BlockingIOError:
@@ -221,10 +221,10 @@ class OutputLog:
         now = time.monotonic()
         stream = self.streams[fd]
         if stream.letter != b"s":
-            self.heard += len(data)
+            self.received += len(data)
         self._write(stream.feed(data, now_ms(), now), stream)
         if len(data) < BATCH // 4:
-            self.rest_until = now + REST
+            self.throttled_until = now + REST
         return True
 
     def detach(self, fd: int) -> None:
@@ -233,7 +233,7 @@ class OutputLog:
         self._write(stream.close(now_ms()), stream)
 
     def say(self, text: str) -> None:
-        """A line of Stoker's own."""
+        """Write a line of Stoker itself."""
         self._write(LogLine("s", now_ms(), text.encode("utf-8", "replace")).encode())
 
     def due(self) -> Optional[float]:
@@ -245,8 +245,8 @@ class OutputLog:
             self._write(stream.flush(now_ms(), now), stream)
 
     def last_lines(self, mark: Optional[str] = None) -> List[str]:
-        """What the processes said last, cleaned; whole lines, whatever records they came in. `mark`: only what the one
-        with this mark said, without the mark."""
+        """The last lines of the processes, cleaned, with partial records joined. `mark`: only of the process with this prefix,
+        and without it."""
         lines: List[str] = []
         unfinished: Dict[str, bytes] = {}
         tail = self._tail if mark is None else self._tails.get(mark, b"")
@@ -265,7 +265,7 @@ class OutputLog:
         return lines[-LAST_LINES:]
 
     def forget(self) -> None:
-        """A new body begins: the last lines are its own."""
+        """Forget the last lines, when a new body starts."""
         self._tail = b""
         self._tails = {}
 
@@ -279,7 +279,7 @@ class OutputLog:
             return
         self.segments.write(data)
         self._tail = _last(self._tail, data)
-        if isinstance(stream, Marked):
+        if isinstance(stream, PrefixedStream):
             mark = stream.mark.decode()
             self._tails[mark] = _last(self._tails.get(mark, b""), data)
 

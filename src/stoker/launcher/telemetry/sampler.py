@@ -1,4 +1,4 @@
-"""What a body uses over time, and the watchdog for machines without cgroups."""
+"""Samples the usage of a body over time, and enforces its limits on machines without cgroups (the watchdog)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stoker.task import layout
 from stoker.task.formats import TaskInfo
 
 WATCH_EVERY = 0.25
-"""Seconds between two looks of the watchdog."""
+"""Seconds between two checks of the watchdog."""
 GLANCE_EVERY = 0.1
-"""Seconds between two glances at the machine's shared memory: a file there may be written and closed in a moment."""
+"""Seconds between two reads of the machine's shared memory: a file there may be written and closed in a moment."""
 FULL_RATE = 5 << 20
-"""Bytes of samples written at the full rate; after that each further MiB halves it, so the file stays small."""
+"""Bytes of samples written at the full rate. Each further MiB halves the rate, so the file stays small."""
 MEBIBYTE = 1 << 20
 
 
 class Sampler:
-    """One per body. `poll` in the launcher's loop; `finish` when its last process is gone.
+    """One per body. The launcher's loop calls `poll`, and `finish` when the last process has ended.
 
-    `violation` is set once a limit that only the watchdog enforces was passed.
+    `violation` is set when a limit is exceeded that only the watchdog enforces.
     """
 
     def __init__(self, directory: str, info: TaskInfo, tree: ProcessTree) -> None:
@@ -38,7 +38,7 @@ class Sampler:
         self.violation: Optional[str] = None
         """memory | pids"""
         self.peak = 0
-        """Most memory the watchdog has seen."""
+        """Peak memory that the watchdog has measured."""
         self._watch_memory = info.memory is not None and not self.cgroup.limits_memory
         self._watch_pids = info.pids is not None and not self.cgroup.limits_pids
         now = time.monotonic()
@@ -55,7 +55,7 @@ class Sampler:
         self.gpus.begin()
 
     def poll(self, now: float) -> float:
-        """Do what is due; seconds until the next time. True work is a few small reads."""
+        """Do what is due; seconds until the next call. Most calls read a few small files at most."""
         if self._watch_memory and now >= self._next_glance:
             self._next_glance = now + GLANCE_EVERY
             if self.processes.is_due(self.info.memory or 0):
@@ -78,8 +78,8 @@ class Sampler:
         return (self.cgroup.oom_kills() or 0) - self._oom_before
 
     @property
-    def squeezed(self) -> bool:
-        """The memory limit was reached, and the kernel does not say whether it killed for it."""
+    def limit_reached(self) -> bool:
+        """Whether the memory limit was reached, on a kernel that does not count out-of-memory kills."""
         return self.cgroup.oom_kills() is None and self.cgroup.memory_hits() > self._hits_before
 
     @property
@@ -88,12 +88,12 @@ class Sampler:
 
     @property
     def memory_peak(self) -> Optional[int]:
-        """Most memory used, as the limit counts it."""
+        """Peak memory, counted as for the limit."""
         peak = max(self.cgroup.memory_peak() or 0, self.peak, int(self.usage.get("memory_peak", 0)))
         return peak or None
 
     def finish(self, seconds: float, rusage: Any) -> None:
-        """The last figures; a body too short for any sample has them too."""
+        """Write the final values into `usage`, also for a body that was too short for a sample."""
         self.gpus.close()
         cpu = self._cpu_seconds()
         self.usage["cpu_seconds"] = round(cpu, 3)
@@ -156,7 +156,7 @@ class Sampler:
         try:
             fd = os.open(self.path, flags, 0o644)
         except OSError:
-            # No room, or user code put something else there: a sample is not worth more than that.
+            # The disk is full, or user code has put something else there: the sample is left out.
             return
         try:
             over = max(0, os.fstat(fd).st_size - FULL_RATE) // MEBIBYTE

@@ -1,8 +1,8 @@
-"""Memory of a body that its processes need not have mapped: files in /dev/shm and on other tmpfs, memfds, System V segments.
+"""Memory that a body uses without having it mapped: files in /dev/shm and on other tmpfs, memfds, System V segments.
 
-The kernel charges it to a control group. Where there is none, it is found by looking: what a process of the body has open
-belongs to the body, and so does the file when it is closed, for as long as it is there. What was written and closed between
-two looks is not seen. A look costs milliseconds, so it is made only when the machine's shared memory has grown.
+With a control group the kernel counts it. Without one it is found by scans: a file that a process of the body has open belongs
+to the body until it is deleted, even after it is closed. A file that is written and closed between two scans is not found. A
+scan takes milliseconds, so it is done only when the machine's shared memory has grown.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _BLOCK = 512
 
 
 class SharedMemory:
-    """Of one body."""
+    """The shared memory of one body."""
 
     def __init__(self) -> None:
         self.total = 0
-        """Bytes at the last look, mapped or not."""
+        """Bytes at the last scan, mapped or not."""
         self._sizes: Dict[Key, int] = {}
         self._paths: Dict[Key, str] = {}
-        """Files with a name that were seen open: they may be closed since."""
+        """Named files that were found open; they may have been closed since."""
         self._segments: Dict[int, int] = {}
         self._roots: Tuple[str, ...] = ()
         self._before = syscalls.shared_memory()
 
     def grown(self) -> int:
-        """Bytes by which the shared memory of the whole machine has grown since the last look: at the most so much has
-        come to the body's."""
+        """Bytes by which the shared memory of the whole machine has grown since the last scan. The body's has grown by at most
+        as much."""
         now = syscalls.shared_memory()
         self._before = min(self._before, now)
         return now - self._before
@@ -56,8 +56,8 @@ class SharedMemory:
         self.total = sum(sizes.values()) + sum(self._segments.values())
 
     def unmapped(self, pids: Iterable[int], shares: int) -> int:
-        """Bytes of what the last look found that are in no process's resident memory. `shares`: how much shared memory is
-        in theirs. Of what is mapped only in part too little is counted rather than too much."""
+        """Bytes found by the last scan that are in no process's resident memory. `shares`: how much shared memory is in it.
+        A partly mapped file is counted too low rather than too high."""
         mapped = set()
         attached = set()
         for pid in pids if self.total else ():
@@ -88,7 +88,7 @@ class SharedMemory:
 
 
 def tmpfs(mountinfo: str) -> Tuple[str, ...]:
-    """Where the file systems are that lie in memory, each with a slash at the end."""
+    """Mount points of file systems in memory, each with a slash at the end."""
     found: List[str] = []
     for line in mountinfo.splitlines():
         head, _, tail = line.partition(" - ")
@@ -110,7 +110,7 @@ def _add(path: str, sizes: Dict[Key, int], only: "Key | None" = None) -> "Key | 
 
 
 def _segments(pids: "set[int]", known: Dict[int, int]) -> Dict[int, int]:
-    """System V segments that these processes have made, and those `known` that are still there: number -> bytes."""
+    """System V segments that these processes have made, and those in `known` that still exist: number -> bytes."""
     lines = syscalls.read_text(_SEGMENTS).splitlines()
     names = lines[0].split() if lines else []
     found = {}
@@ -119,7 +119,7 @@ def _segments(pids: "set[int]", known: Dict[int, int]) -> Dict[int, int]:
         try:
             number, maker, size = int(row["shmid"]), int(row["cpid"]), int(row["rss"])
         except (KeyError, ValueError):
-            return {}  # a kernel that does not say it
+            return {}  # a kernel that does not provide this
         if maker in pids or number in known:
             found[number] = size
     return found

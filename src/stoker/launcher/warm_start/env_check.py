@@ -1,6 +1,6 @@
-"""Whether code sets variables that libraries read when they are imported. Read, not run.
+"""Whether a program sets environment variables that libraries read when they are imported. Its code is read, not run.
 
-Wrong answers cost time only one way: code of which it cannot be told counts as code that does.
+Where that cannot be determined, the program counts as one that does: then only time is lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import List
 
 SCRIPTS, BYTES = 300, 4 << 20
-"""As much of the code is read to see what it sets. Where there is more, nobody can tell."""
+"""Limits of the code that is read. A program with more counts as one that sets variables."""
 
 _IMPORTS = re.compile(
     r"^[ \t]*(?:import[ \t]+(?P<plain>[^\n#;]+)"
@@ -27,8 +27,8 @@ _HARMLESS = re.compile(r"""\s*["'](?:MASTER_|RANK|LOCAL_|WORLD_|TOKENIZERS_|WAND
 
 
 def sets_environment(program: List[str]) -> bool:
-    """Whether the program, or what it imports from beside it, may set variables that libraries read when they are
-    imported: then these must not have been. Where its code cannot be found nobody can tell."""
+    """Whether the program, or a module that it imports from its own folder, may set variables that libraries read when they
+    are imported. Then no library may be imported in advance. True also where its code cannot be found."""
     if program[0] == "-m":
         place = os.getcwd()
         waiting = [found for name in (program[1], program[1] + ".__main__") for found in _files(place, name)]
@@ -62,7 +62,7 @@ def _sets(text: str) -> bool:
 
 
 def _imports(place: str, path: str, text: str) -> List[str]:
-    """Files beside the program that this one imports."""
+    """Files of the program's own folder that this one imports."""
     found: List[str] = []
     done, last = 0, text.rfind(")")
     for match in _IMPORTS.finditer(text):
@@ -88,7 +88,7 @@ def _imports(place: str, path: str, text: str) -> List[str]:
 
 
 def _files(root: str, module: str) -> List[str]:
-    """What is loaded for `a.b`, where it is beneath `root`."""
+    """The files that are loaded for `a.b`, if they are in `root`."""
     parts = [part for part in module.split(".") if part]
     found = []
     for count in range(1, len(parts) + 1):

@@ -1,8 +1,9 @@
-"""Copies of a body's processes that have imported what takes long, and wait to be those of the next generation.
+"""The launcher's side of standby processes: copies of a body's processes that have imported torch and wait for the next
+generation.
 
-They are made by the processes themselves (`warm`), one for each; here they are counted out of the body, told to go, and
-ended. Where anything is not as it was, or one does not answer, the process is started as the first one was: a spare is never
-needed, it is only quicker.
+The processes of the body fork them (`standby`), one for each. This module excludes them from the body, starts them and ends
+them. If the order differs from the last one, or a standby process does not answer, a new process is started as for the first
+generation. A standby process is never necessary, only quicker.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ import socket
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from stoker.launcher.process.process_tree import ProcessTree
-from stoker.launcher.warm_start.standby import LENGTH
+from stoker.launcher.warm_start.standby import HEADER_BYTES
 from stoker.linux import syscalls
 
 ANSWER = 2.0
-"""Seconds in which a spare takes what it is told."""
+"""Seconds that a standby process has to receive its message."""
 CHANGING = ("STOKER_", "MASTER_", "PET_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_")
-"""Variables that each generation has anew, by their beginning. No library reads them when it is imported."""
+"""Prefixes of variables that differ between generations. No library reads them when it is imported."""
 
 
 class Standby:
-    """Of one process, by its local rank."""
+    """The standby processes for one local rank."""
 
-    def __init__(self, link: socket.socket, likeness: Any) -> None:
+    def __init__(self, link: socket.socket, conditions: Any) -> None:
         self.link = link
-        self.likeness = likeness
+        self.conditions = conditions
         self.ready: Optional[int] = None
-        """The one to be told to go; None: there is none now."""
+        """The pid of the one that is to be started next; None: there is none now."""
         self.waiting: Set[int] = set()
-        """All of them, that one too."""
-        self.said = b""
+        """The pids of all of them."""
+        self.received = b""
 
 
 class StandbyPool:
-    """One per launcher; outlives the bodies."""
+    """One per launcher, for all its bodies."""
 
     def __init__(self, tree: ProcessTree, bundle: Optional[str]) -> None:
         self._tree = tree
         self._bundle = bundle
-        self._spares: Dict[int, Standby] = {}
+        self._standbys: Dict[int, Standby] = {}
 
     def possible(self, warm: Mapping[str, Any]) -> bool:
         return bool(warm.get("python") and warm.get("program") and self._bundle and self._tree.countable)
@@ -51,11 +52,11 @@ class StandbyPool:
     def command(
         self, local: int, warm: Mapping[str, Any], env: Mapping[str, str], directory: str
     ) -> Tuple[List[str], socket.socket]:
-        """What to execute for a process that leaves a spare, and the end of its link that it shall inherit."""
+        """The command for a process that forks standby processes, and the end of the link that it inherits."""
         self._drop(local)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self._spares[local] = Standby(ours, _likeness(warm, env, directory))
+        self._standbys[local] = Standby(ours, _conditions(warm, env, directory))
         modules = ",".join(warm["modules"])
         own = [str(self._bundle), "warm", str(theirs.fileno()), str(os.getpid()), modules]
         return [*warm["python"], *own, *warm["program"]], theirs
@@ -69,75 +70,79 @@ class StandbyPool:
         stdout: int,
         stderr: int,
     ) -> Optional[int]:
-        """The number of the spare that has become this process; None: there is none that could."""
-        self.look()
-        spare = self._spares.get(local)
-        if spare is not None and spare.ready is None and spare.waiting:
-            # Its turn has come just now. It takes much longer to begin from nothing.
-            select.select([spare.link], [], [], ANSWER)
-            self.look()
-        if spare is None or spare.ready is None or spare.likeness != _likeness(warm, env, directory):
+        """Start the standby process for this rank; its pid, or None if there is none that fits."""
+        self.update()
+        standby = self._standbys.get(local)
+        if standby is not None and standby.ready is None and standby.waiting:
+            # It is about to be ready. A new process takes much longer.
+            select.select([standby.link], [], [], ANSWER)
+            self.update()
+        if (
+            standby is None
+            or standby.ready is None
+            or standby.conditions != _conditions(warm, env, directory)
+        ):
             return None
-        pid = spare.ready
-        told = json.dumps({"env": dict(env), "directory": directory}).encode()
+        pid = standby.ready
+        message = json.dumps({"env": dict(env), "directory": directory}).encode()
         ends = array.array("i", [stdout, stderr])
         try:
-            spare.link.settimeout(ANSWER)
-            head = b"%*d" % (LENGTH, len(told))
-            spare.link.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ends)])
-            spare.link.sendall(told)
-            spare.link.setblocking(False)
+            standby.link.settimeout(ANSWER)
+            head = b"%*d" % (HEADER_BYTES, len(message))
+            standby.link.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ends)])
+            standby.link.sendall(message)
+            standby.link.setblocking(False)
         except OSError:
             self._drop(local)
             return None
         self.exited(pid)
         return pid
 
-    def look(self) -> None:
-        """Hear of those that have come, so that they do not count as what a body left behind."""
-        for local, spare in list(self._spares.items()):
+    def update(self) -> None:
+        """Read which standby processes there are, so that they do not count as leftovers of a body."""
+        for local, standby in list(self._standbys.items()):
             try:
-                said = spare.link.recv(1 << 12)
+                received = standby.link.recv(1 << 12)
             except BlockingIOError:
                 continue
             except OSError:
-                said = b""
-            if not said:
+                received = b""
+            if not received:
                 self._drop(local)
                 continue
-            *lines, spare.said = (spare.said + said).split(b"\n")
+            *lines, standby.received = (standby.received + received).split(b"\n")
             for line in lines:
                 word, _, number = line.partition(b" ")
                 if number.isdigit() and _is_child(int(number)):
-                    spare.waiting.add(int(number))
-                    spare.ready = int(number) if word == b"ready" else spare.ready
+                    standby.waiting.add(int(number))
+                    standby.ready = int(number) if word == b"ready" else standby.ready
         self._count()
 
     def exited(self, pid: int) -> None:
-        """It has ended, or it is a spare no more."""
-        for spare in self._spares.values():
-            spare.waiting.discard(pid)
-            if spare.ready == pid:
-                spare.ready = None
+        """A process has ended, or is no longer a standby process."""
+        for standby in self._standbys.values():
+            standby.waiting.discard(pid)
+            if standby.ready == pid:
+                standby.ready = None
         self._count()
 
     def drop(self) -> None:
-        """Let all of them go: nothing will be started here any more."""
-        for local in list(self._spares):
+        """End all of them: nothing more will be started here."""
+        for local in list(self._standbys):
             self._drop(local)
         self._count()
 
     def _drop(self, local: int) -> None:
-        """It ends when its link does."""
-        spare = self._spares.pop(local, None)
-        if spare is not None:
-            spare.link.close()
+        """A standby process ends when its link is closed."""
+        standby = self._standbys.pop(local, None)
+        if standby is not None:
+            standby.link.close()
 
     def _count(self) -> None:
-        self._tree.spare({pid for spare in self._spares.values() for pid in spare.waiting})
+        self._tree.exclude({pid for standby in self._standbys.values() for pid in standby.waiting})
 
 
-def _likeness(warm: Mapping[str, Any], env: Mapping[str, str], directory: str) -> Any:
+def _conditions(warm: Mapping[str, Any], env: Mapping[str, str], directory: str) -> Any:
     steady = {name: value for name, value in env.items() if not name.startswith(CHANGING)}
     return warm, steady, directory
 

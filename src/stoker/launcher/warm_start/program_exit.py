@@ -1,4 +1,4 @@
-"""The end of a program in a process that was kept warm: all that Python does, except the teardown of the interpreter.
+"""The end of a program in a process that was kept warm: everything that Python does, except the teardown of the interpreter.
 
 Threads of native libraries (gloo's among them) can outlive the program. One that asks for the interpreter's lock during the
 teardown aborts the process, and a training that has done its work would count as failed. So the process leaves with `_exit`
@@ -24,11 +24,14 @@ INTERRUPTED = -int(signal.SIGINT)
 FLUSH_FAILED = 120
 """Python's exit code where its standard output could not be written."""
 FLUSH_WITHIN = 5.0
-"""Seconds for files that the program left open. A thread that still runs may hold the lock of one."""
+"""Seconds to flush the files that the program left open. A thread that still runs may hold the lock of one."""
 
 
 def status_of(exc: BaseException, frames: int) -> int:
-    """Report what ended the program as Python does; its exit status. `frames`: those of a traceback that are not its own."""
+    """Report the exception that ended the program, as Python does; the exit status.
+
+    `frames`: number of frames at the start of a traceback that do not belong to the program.
+    """
     if isinstance(exc, SystemExit):
         return _exit_status(exc)
     trace: Any = exc.__traceback__
@@ -52,7 +55,7 @@ def status_of(exc: BaseException, frames: int) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """Finish the program and end the process. The caller holds nothing of the program any more."""
+    """Finish the program and end the process. The caller must not refer to any object of the program."""
     try:
         threading: Any = sys.modules.get("threading")
         if threading is not None:
@@ -96,9 +99,9 @@ def _flush_standard(report: bool) -> bool:
 
 
 def _release_program() -> None:
-    """Let go of the program's module. Objects whose work ends with their release (archives, temporary files) do it now.
+    """Release the program's module, so that its archives and temporary files are closed by their destructors.
 
-    What a thread or a library still uses stays, with the module's names intact.
+    An object that a thread or a library still uses remains, and the names of the module with it.
     """
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):

@@ -1,14 +1,15 @@
-"""A main process that leaves a copy of itself before it begins, so that the next generation need not import all again.
+"""A main process that forks a standby process before its program starts, so that the next generation need not import torch
+again.
 
     python [OPTIONS] BUNDLE warm DESCRIPTOR LAUNCHER MODULES PROGRAM...
 
-The process imports MODULES (`torch`: seconds), leaves the copy and then is `python [OPTIONS] PROGRAM...` in every
-respect that a program asks about. The copy belongs to the launcher and has nothing open but DESCRIPTOR. When it is its turn
-it says so, leaves a copy too, and waits to be told to go: to become the program of the next generation, with that one's
-environment, output and directory. Nothing of the program has run in it before. Copies are made ahead, because that takes
-longer the more has been imported. (`spares` is the launcher's side.)
+The process imports MODULES (`torch`: seconds), forks the standby process, and then behaves as `python [OPTIONS] PROGRAM...`.
+The standby process is a child of the launcher and has only DESCRIPTOR open. When the process before it has been started or has
+ended, it reports `ready`, forks the next standby process, and waits for a message: the environment, the output and the
+directory of the next generation. Then it runs the program. No code of the program has run in it before. Each copy is forked in
+advance, because a fork takes the longer the more was imported. (`pool` is the launcher's side.)
 
-This runs in the training's own Python, whatever that is: standard library only, and no more of it than needed.
+This runs in the training's own Python: standard library only, and as few modules as possible.
 """
 
 from __future__ import annotations
@@ -27,65 +28,66 @@ from typing import Any, Dict, List, NoReturn, Optional, Tuple
 from stoker.launcher.warm_start import program_exit
 from stoker.launcher.warm_start.env_check import sets_environment
 
-LENGTH = 8
-"""Bytes before a message that say how long it is."""
-OURS = 2
-"""Frames of a traceback of the program that are of this module."""
-AFTER = 1.0
-"""Seconds that a process has to begin before the one that follows it copies itself."""
-ADOPTED = 5.0
-"""Seconds within which the kernel has given an orphan to the launcher."""
+HEADER_BYTES = 8
+"""Bytes before a message, which hold its length."""
+OWN_FRAMES = 2
+"""Frames of this module at the start of a traceback of the program."""
+FORK_DELAY = 1.0
+"""Seconds by which a fork is delayed, while the process before starts its program."""
+ADOPTION_TIMEOUT = 5.0
+"""Seconds within which the kernel must have made the launcher the parent of a standby process."""
 
 
 def main(argv: List[str]) -> NoReturn:
     descriptor, launcher, modules, program = int(argv[0]), int(argv[1]), argv[2].split(","), argv[3:]
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
-    if not sets_environment(program) and _imported(modules):
-        _leave_successor(link, launcher)
+    if not sets_environment(program) and _import_modules(modules):
+        _fork_standbys(link, launcher)
     link.close()
     _become(program)
 
 
-def _imported(modules: List[str]) -> bool:
-    """Whether the first of them is there. The others are parts that not every version has."""
+def _import_modules(modules: List[str]) -> bool:
+    """Import them; whether the first one could be. Not every version has the others."""
     for name in modules:
         try:
             importlib.import_module(name)
-        except BaseException:  # noqa: BLE001 - the program imports it as well, and says itself what is wrong
+        except BaseException:  # noqa: BLE001 - the program imports it too, and reports the error itself
             return name != modules[0]
     return True
 
 
-# -- leaving a copy, and being one -------------------------------------------------------------------------------
+# -- standby processes -------------------------------------------------------------------------------------------
 
 
-def _leave_successor(link: socket.socket, launcher: int) -> None:
-    """Returns in whoever is to run the program now: at once in the first, then in one copy after the other."""
+def _fork_standbys(link: socket.socket, launcher: int) -> None:
+    """Returns in the process that is to run the program: first in this one, later in one standby process after the other."""
     copy = False
     while True:
         turn, hold = os.pipe()
-        if not _leave_copy(launcher):
+        if not _fork_standby(launcher):
             break
         copy = True
         os.close(hold)
-        _say(link, "later")
-        os.read(turn, 1)  # ends when the one before goes, or is gone
+        _report(link, "later")
+        os.read(turn, 1)  # returns when the process before starts its program, or is dead
         os.close(turn)
-        _say(link, "ready")
-        select.select([link], [], [], AFTER)
+        _report(link, "ready")
+        select.select([link], [], [], FORK_DELAY)
     os.close(turn)
     if copy:
-        _wait(link)
+        _wait_for_order(link)
     os.close(hold)
 
 
-def _leave_copy(launcher: int) -> bool:
-    """True in the copy. It is nobody's child but the launcher's: a program that waits for its children has none."""
+def _fork_standby(launcher: int) -> bool:
+    """Fork; True in the copy. The copy is a child of the launcher, not of this process: a program that waits for all its
+    children must not find it."""
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that libraries have threads: those that do so see to it themselves
+        warnings.simplefilter("ignore")  # about threads of libraries: these handle a fork themselves
         try:
             between = os.fork()
         except OSError:
@@ -99,17 +101,17 @@ def _leave_copy(launcher: int) -> bool:
             os._exit(1)
         if copy:
             os._exit(0)
-    _settle(launcher)
+    _detach(launcher)
     return True
 
 
-def _settle(launcher: int) -> None:
+def _detach(launcher: int) -> None:
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for target in (0, 1, 2):
         os.dup2(null, target)
     os.close(null)
-    deadline = time.monotonic() + ADOPTED
+    deadline = time.monotonic() + ADOPTION_TIMEOUT
     while os.getppid() != launcher:
         if time.monotonic() > deadline:
             os._exit(0)
@@ -118,11 +120,11 @@ def _settle(launcher: int) -> None:
         _die_with(launcher)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        numpy.seed()  # another process would have begun elsewhere; `random` does so by itself
+        numpy.seed()  # as in a new process; `random` does so by itself
 
 
 def _die_with(launcher: int) -> None:
-    """As every body of this launcher."""
+    """Die with the launcher, as every body does."""
     try:
         import ctypes
 
@@ -133,21 +135,21 @@ def _die_with(launcher: int) -> None:
         os._exit(0)
 
 
-def _wait(link: socket.socket) -> None:
-    """Until it is told to go. When the launcher is gone it is gone too."""
+def _wait_for_order(link: socket.socket) -> None:
+    """Wait for the message of the launcher and apply it. Exits when the launcher is dead."""
     try:
-        told, descriptors = _receive(link)
+        message, descriptors = _receive(link)
     except (OSError, ValueError, EOFError):
         os._exit(0)
     for at, fd in enumerate(descriptors):
         os.dup2(fd, at + 1)
         os.close(fd)
     os.environ.clear()
-    os.environ.update(told["env"])
-    os.chdir(told["directory"])
+    os.environ.update(message["env"])
+    os.chdir(message["directory"])
 
 
-def _say(link: socket.socket, word: str) -> None:
+def _report(link: socket.socket, word: str) -> None:
     try:
         link.sendall(f"{word} {os.getpid()}\n".encode())
     except OSError:
@@ -158,12 +160,12 @@ def _receive(link: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
     import array
 
     room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
-    head, more, _, _ = link.recvmsg(LENGTH, room)
+    head, more, _, _ = link.recvmsg(HEADER_BYTES, room)
     found = array.array("i")
     for _, _, data in more:
         found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    while head and len(head) < LENGTH:
-        head += link.recv(LENGTH - len(head))
+    while head and len(head) < HEADER_BYTES:
+        head += link.recv(HEADER_BYTES - len(head))
     left, parts = int(head or b"0"), []
     while left:
         part = link.recv(min(left, 1 << 16))
@@ -180,7 +182,7 @@ def _receive(link: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
 
 
 def _become(program: List[str]) -> NoReturn:
-    """Run it as Python would have: what it sees of us is gone, and what it fails with is its own."""
+    """Run the program as Python does: it sees no module of Stoker, and its tracebacks have no frame of this module."""
     for name in [name for name in sys.modules if name == "stoker" or name.startswith("stoker.")]:
         del sys.modules[name]
     words: List[str] = getattr(sys, "orig_argv", [])  # from Python 3.10 on
@@ -196,7 +198,7 @@ def _become(program: List[str]) -> NoReturn:
     else:
         failure = None
     # Not in the handler: a hook of the program would find the exception there, and its own would refer to it.
-    status = 0 if failure is None else program_exit.status_of(failure, OURS)
+    status = 0 if failure is None else program_exit.status_of(failure, OWN_FRAMES)
     del failure  # it refers to what the program's module holds
     program_exit.leave(status)
 
@@ -222,7 +224,7 @@ def _run_script(program: List[str]) -> None:
             f"{sys.executable}: can't open file {path!r}: [Errno {exc.errno}] {exc.strerror}", file=sys.stderr
         )
         sys.exit(2)
-    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is what we are here for
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - this is the program
 
 
 def _run_module(program: List[str]) -> None:
@@ -236,7 +238,7 @@ def _run_module(program: List[str]) -> None:
 
 
 def _first_on_path(place: str) -> None:
-    """Where ours was."""
+    """Put the program's folder in the place of the bundle."""
     if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     else:
