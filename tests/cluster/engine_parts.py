@@ -137,7 +137,7 @@ class Stage:
         if not (directory := os.environ.get("STOKER_RECORD_PODS")):
             return
         cluster = (await engine._ready()).cluster
-        there = [*cluster.pods(), *engine._tombs.values()]
+        there = [*cluster.pods(), *engine._deleted_pods.values()]
         pod = next(one for one in there if one["metadata"]["name"].startswith("digits-7f3k"))
         nodes = [_part(node, _NODE) for node in cluster.nodes() or ()]
         shown = {

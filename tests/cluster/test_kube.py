@@ -27,7 +27,7 @@ from stoker.engine.kubernetes.api import (
     Select,
     kinds,
 )
-from stoker.engine.kubernetes.api.errors import Cut
+from stoker.engine.kubernetes.api.errors import Disconnected
 from stoker.engine.kubernetes.api.session import Answer
 from stoker.errors import EngineUnavailable
 from support.waiting import wait_async
@@ -377,7 +377,7 @@ async def again(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     """On a busy machine the API server may lose its connection to the pod in the middle of an answer. All who ask
     through it ask again then."""
     for _ in range(2):
-        with contextlib.suppress(Cut):
+        with contextlib.suppress(Disconnected):
             return await ask()
     return await ask()
 

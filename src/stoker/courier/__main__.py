@@ -74,25 +74,25 @@ def main(argv: List[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     _deny_ptrace()
-    _keep_small()
+    _limit_arenas()
     key = _key(os.path.join(given.key_dir, "courier.key"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(os.path.join(given.key_dir, "tls.crt"), os.path.join(given.key_dir, "tls.key"))
-    verbs = Handlers(given.directory, shared=given.shared)
-    verbs.recover()
+    handlers = Handlers(given.directory, shared=given.shared)
+    handlers.recover()
     listener = server.listen(given.port, given.host)
     print(f"courier listens on port {listener.getsockname()[1]}", flush=True)
     contact = Contact(given.directory)
-    near = LocalTaskDir(given.directory)
-    server.CourierServer(listener, context, key, verbs, contact.touch).serve(
-        lambda: ending.is_set() and released(near)
+    local = LocalTaskDir(given.directory)
+    server.CourierServer(listener, context, key, handlers, contact.touch).serve(
+        lambda: ending.is_set() and released(local)
     )
     return 0
 
 
-def released(near: LocalTaskDir) -> bool:
-    order = near.order()
+def released(local: LocalTaskDir) -> bool:
+    order = local.order()
     return order is None or order.verb == "release"
 
 
@@ -112,7 +112,7 @@ def _deny_ptrace() -> None:
         pass  # not Linux
 
 
-def _keep_small() -> None:
+def _limit_arenas() -> None:
     """Return big freed blocks to the system at once, and share arenas between threads."""
     try:
         libc = ctypes.CDLL(None)

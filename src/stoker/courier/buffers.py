@@ -11,7 +11,7 @@ from stoker.task import courier_protocol
 
 SMALL = 64 << 10
 COUNT = 3
-PATIENCE = 20.0
+WAIT = 20.0
 
 
 class Busy(Exception):
@@ -21,11 +21,9 @@ class Busy(Exception):
 class Buffers:
     """May be used from any thread. Pages of a buffer that were never used take no memory."""
 
-    def __init__(
-        self, count: int = COUNT, size: int = courier_protocol.MAX_BODY, patience: float = PATIENCE
-    ) -> None:
+    def __init__(self, count: int = COUNT, size: int = courier_protocol.MAX_BODY, wait: float = WAIT) -> None:
         self._size = size
-        self._patience = patience
+        self._wait = wait
         self._free: queue.LifoQueue[mmap.mmap] = queue.LifoQueue()
         for _ in range(count):
             self._free.put(mmap.mmap(-1, size))
@@ -39,7 +37,7 @@ class Buffers:
         if length > self._size:
             raise ValueError(f"{length} bytes are more than any buffer has")
         try:
-            buffer = self._free.get(timeout=self._patience)
+            buffer = self._free.get(timeout=self._wait)
         except queue.Empty:
             raise Busy("every buffer is in use") from None
         try:

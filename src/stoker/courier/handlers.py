@@ -15,7 +15,7 @@ from stoker.courier.manifest import is_digest
 from stoker.courier.placement import Incomplete, TreePlacement, split
 from stoker.courier.shared_volume import SharedVolume
 from stoker.courier.staging import Damaged, Piece, Staging
-from stoker.courier.sync import Asked, Gone, Sync
+from stoker.courier.sync import ClientGone, Sync, SyncRequest
 from stoker.task import courier_protocol, formats, layout
 from stoker.task.courier_protocol import Bytes, Malformed
 from stoker.task.local_directory import LocalTaskDir, UnsafePath
@@ -39,7 +39,7 @@ class Request(NamedTuple):
     data: memoryview
     lend: Callable[[int], memoryview]
     """Gives a buffer that is valid until the answer is sent."""
-    other: Optional[int] = None
+    client: Optional[int] = None
     """A descriptor that becomes readable when the client has disconnected."""
 
 
@@ -50,16 +50,16 @@ class Handlers:
         """`shared`: the volume for checkpoints that the tasks of one server share, if there is one."""
         self._directory = directory
         self._shared = SharedVolume(shared) if shared else None
-        self._near = LocalTaskDir(directory)
+        self._local = LocalTaskDir(directory)
         self._sync = Sync(directory)
         self._staging = Staging(directory, lasting=shared is not None)
         self._placing = TreePlacement(directory, self._staging)
         self._jobs = Jobs(wait=job_wait)
         self._order_lock = threading.Lock()
-        self._newest = -1
+        self._newest_order = -1
         """The sequence number of the newest order. A delayed older order does not replace it."""
         self._verbs: Dict[str, Callable[[Request], Reply]] = {
-            courier_protocol.SYNC: self._news,
+            courier_protocol.SYNC: self._changes,
             courier_protocol.ORDER: self._order,
             courier_protocol.READ: self._read,
             courier_protocol.MISSING: self._missing,
@@ -75,14 +75,14 @@ class Handlers:
     def recover(self) -> None:
         self._staging.recover()
 
-    def obey(self, path: str, call: Request) -> Reply:
+    def handle(self, path: str, call: Request) -> Reply:
         """The reply to a request. Raises nothing but Gone (see sync)."""
         verb = self._verbs.get(path)
         if verb is None:
             return Reply({"error": f"no such verb: {path[:40]}"}, status=404)
         try:
             return verb(call)
-        except Gone:
+        except ClientGone:
             raise
         except Malformed as exc:
             return Reply({"error": str(exc)}, status=400)
@@ -103,9 +103,9 @@ class Handlers:
 
     # -- short requests --------------------------------------------------------------------------------------
 
-    def _news(self, call: Request) -> Reply:
-        news = self._sync.wait(Asked.parse(call.header), call.other)
-        return Reply(news.header(), news.data)
+    def _changes(self, call: Request) -> Reply:
+        answer = self._sync.wait(SyncRequest.parse(call.header), call.client)
+        return Reply(answer.header(), answer.data)
 
     def _order(self, call: Request) -> Reply:
         raw = call.header.get("order")
@@ -114,10 +114,10 @@ class Handlers:
         except TypeError as exc:
             raise Malformed(f"not an order: {exc}") from exc
         with self._order_lock:
-            if order.seq < self._newest:
-                return Reply({"stale": self._newest})
-            self._near.write_order(order)
-            self._newest = order.seq
+            if order.seq < self._newest_order:
+                return Reply({"stale": self._newest_order})
+            self._local.write_order(order)
+            self._newest_order = order.seq
         return Reply({})
 
     def _read(self, call: Request) -> Reply:
@@ -146,7 +146,7 @@ class Handlers:
     def _open(self, path: str) -> int:
         if self._shared is not None and path.startswith(f"{layout.SHARED}/"):
             return self._shared.open(path[len(layout.SHARED) + 1 :])
-        return self._near.open(path)
+        return self._local.open(path)
 
     def _discard(self, call: Request) -> Reply:
         path = courier_protocol.text(call.header.get("path"))

@@ -54,14 +54,14 @@ class Channel:
     def head(self, seconds: float) -> Optional[Head]:
         """The next request; None at the end of the connection. Raises BadRequest, and OSError after `seconds`."""
         data = self._rest
-        end_of_time = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
             end = data.find(b"\r\n\r\n")
             if end >= 0:
                 break
             if len(data) > HEAD:
                 raise BadRequest("the head is too long")
-            self.sock.settimeout(max(0.01, end_of_time - time.monotonic()))
+            self.sock.settimeout(max(0.01, deadline - time.monotonic()))
             more = self.sock.recv(HEAD)
             if not more:
                 if data:
@@ -73,13 +73,13 @@ class Channel:
 
     def fill(self, view: memoryview, seconds: Optional[float] = None) -> None:
         """Read exactly `len(view)` bytes. Raises OSError after `seconds`, even if some have arrived."""
-        end_of_time = None if seconds is None else time.monotonic() + seconds
+        deadline = None if seconds is None else time.monotonic() + seconds
         taken = min(len(self._rest), len(view))
         view[:taken] = self._rest[:taken]
         self._rest = self._rest[taken:]
         while taken < len(view):
-            if end_of_time is not None:
-                self.sock.settimeout(max(0.01, end_of_time - time.monotonic()))
+            if deadline is not None:
+                self.sock.settimeout(max(0.01, deadline - time.monotonic()))
             count = self.sock.recv_into(view[taken:])
             if count == 0:
                 raise BadRequest("the body ended early")

@@ -29,14 +29,14 @@ def page(directory: str, path: str, after: str, max_entries: int) -> Dict[str, A
         root = open_beneath(directory, path)
     except FileNotFoundError:
         return {"entries": entries, "seen": 0, "after": None}
-    near = LocalTaskDir(directory)
+    local = LocalTaskDir(directory)
     seen, size, end = 0, 0, time.monotonic() + PAUSE
     try:
         for found, name in _walk(root, after.split("/") if after else [], max_entries):
             seen += 1
             if seen > max_entries:
                 raise TooMany(f"more than {max_entries} entries")
-            entry = _describe(near, path, found) if found is not None else None
+            entry = _describe(local, path, found) if found is not None else None
             if entry is not None:
                 entries.append(entry)
                 size += len(name) + 150
@@ -106,11 +106,11 @@ def _is_directory(fd: int, name: str) -> bool:
     return True
 
 
-def _describe(near: LocalTaskDir, folder: str, found: Found) -> Optional[Dict[str, Any]]:
+def _describe(local: LocalTaskDir, folder: str, found: Found) -> Optional[Dict[str, Any]]:
     if found.link is not None:
         return {"path": found.path, "link": found.link}
     try:
-        fd = near.open(f"{folder}/{found.path}" if folder else found.path)
+        fd = local.open(f"{folder}/{found.path}" if folder else found.path)
     except (FileNotFoundError, UnsafePath):
         return None  # removed or replaced since it was listed
     try:

@@ -33,7 +33,7 @@ class TreePlacement:
     """May be used from any thread."""
 
     def __init__(self, directory: str, staging: Staging) -> None:
-        self._near = LocalTaskDir(directory)
+        self._local = LocalTaskDir(directory)
         self._staging = staging
         self._lock = threading.Lock()
 
@@ -79,7 +79,7 @@ class TreePlacement:
 
     def _recorded(self, path: str) -> Any:
         try:
-            return json.loads(self._near.read(f"{_PLACED}/{slot_name(path, '')}"))
+            return json.loads(self._local.read(f"{_PLACED}/{slot_name(path, '')}"))
         except (OSError, ValueError, RecursionError):
             return None
 
@@ -89,7 +89,7 @@ class TreePlacement:
             inode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_ino
         except FileNotFoundError:
             inode = -1
-        order = self._near.order()
+        order = self._local.order()
         return {"manifest": manifest, "inode": inode, "order": order.seq if order is not None else 0}
 
 

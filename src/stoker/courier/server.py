@@ -19,7 +19,7 @@ from typing import Callable, Dict, List, Optional
 from stoker.courier.buffers import Buffers, Busy
 from stoker.courier.handlers import Handlers, Reply, Request
 from stoker.courier.http import BadRequest, Channel, Head
-from stoker.courier.sync import Gone
+from stoker.courier.sync import ClientGone
 from stoker.task import courier_protocol
 from stoker.task.courier_protocol import Forged, Guard, Malformed, WrongBoot
 
@@ -50,14 +50,14 @@ class CourierServer:
         listener: socket.socket,
         context: ssl.SSLContext,
         key: bytes,
-        verbs: Handlers,
+        handlers: Handlers,
         touch: Callable[[], None],
     ) -> None:
         """`touch`: called for every authentic request."""
         self._listener = listener
         self._context = context
         self._key = key
-        self._verbs = verbs
+        self._handlers = handlers
         self._touch = touch
         self._guard = Guard()
         self._buffers = Buffers()
@@ -110,7 +110,7 @@ class CourierServer:
             connection.channel.secure(self._context, KEY_TIMEOUT)
             while self._exchange(connection):
                 pass
-        except (OSError, BadRequest, Gone):
+        except (OSError, BadRequest, ClientGone):
             pass  # another protocol or a broken connection: there is no client left to answer
         except Exception as exc:  # noqa: BLE001 - a bug in this program: other connections are still served
             sys.stderr.write(f"courier: {type(exc).__name__}: {exc}\n")
@@ -145,9 +145,9 @@ class CourierServer:
             return False
         channel.sock.settimeout(IDLE)
         with contextlib.ExitStack() as lent:
-            return self._obey(connection, head, claim, lent)
+            return self._handle(connection, head, claim, lent)
 
-    def _obey(
+    def _handle(
         self, connection: _Connection, head: Head, claim: courier_protocol.Claim, lent: contextlib.ExitStack
     ) -> bool:
         channel = connection.channel
@@ -176,7 +176,7 @@ class CourierServer:
             reply = Reply({"error": str(exc)}, status=400)
         else:
             lend = lambda length: lent.enter_context(self._buffers.lend(length))  # noqa: E731
-            reply = self._verbs.obey(head.path, Request(header, data, lend, channel.fileno()))
+            reply = self._handlers.handle(head.path, Request(header, data, lend, channel.fileno()))
         self._answer(channel, claim.nonce, reply)
         return True
 

@@ -26,7 +26,7 @@ class SharedVolume:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._near = LocalTaskDir(root)
+        self._local = LocalTaskDir(root)
         # One per user: a user cannot move files into a directory that another one created.
         self._trash = f".trash-{os.getuid()}"
 
@@ -49,7 +49,7 @@ class SharedVolume:
     def open(self, path: str) -> int:
         """Open a regular file in a part. The caller closes it."""
         _check(path)
-        return self._near.open(path)
+        return self._local.open(path)
 
     def discard(self, path: str) -> None:
         """Remove a part or an entry in it, or a run without parts. An absent one is success."""

@@ -26,9 +26,9 @@ from stoker.task.safe_open import open_beneath
 ANSWER = 4 << 20
 """The most bytes of deltas in one answer."""
 LONGEST_WAIT = 30.0
-FALLBACK = 1.0
+CHECK_SECONDS = 1.0
 """Seconds after which the files are checked even without an inotify event."""
-REST = 0.02
+BATCH_SECONDS = 0.02
 """Seconds between a change and the check: more changes may come with it."""
 LONG_LINE = 1 << 20
 """A piece of a line of this length is sent before the end of the line is written."""
@@ -48,7 +48,7 @@ _EVENTS = (
 )
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client does not wait any more."""
 
 
@@ -57,7 +57,7 @@ class Mark(NamedTuple):
     files: Dict[str, int]
 
 
-class Asked(NamedTuple):
+class SyncRequest(NamedTuple):
     """The client's state and request."""
 
     have: Dict[str, Tuple[int, str]]
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
     mark: Optional[Mark]
 
     @classmethod
-    def parse(cls, raw: Dict[str, Any]) -> Asked:
+    def parse(cls, raw: Dict[str, Any]) -> SyncRequest:
         have, records, mark = raw.get("have"), raw.get("records"), raw.get("mark")
         wait = raw.get("wait")
         if not isinstance(have, dict) or not isinstance(records, dict) or type(wait) not in (int, float):
@@ -83,7 +83,7 @@ class Asked(NamedTuple):
         )
 
 
-class News:
+class SyncAnswer:
     """One answer under construction."""
 
     def __init__(self) -> None:
@@ -121,41 +121,41 @@ class Sync:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._near = LocalTaskDir(directory)
+        self._local = LocalTaskDir(directory)
 
-    def wait(self, asked: Asked, other: Optional[int] = None) -> News:
+    def wait(self, request: SyncRequest, client: Optional[int] = None) -> SyncAnswer:
         """What is new, as soon as there is something; empty after `asked.wait` seconds. `other`: a descriptor that
         becomes readable when the client has disconnected; then Gone is raised."""
-        end = time.monotonic() + asked.wait
-        with _Watch(self._directory, other) as watch:
-            if asked.wait:
+        end = time.monotonic() + request.wait
+        with _Watch(self._directory, client) as watch:
+            if request.wait:
                 watch.begin()
-            news = self._look(asked, check=True)
-            while not news and news.mark is None and asked.mark is None:
+            answer = self._look(request, check=True)
+            while not answer and answer.mark is None and request.mark is None:
                 left = end - time.monotonic()
                 if left <= 0:
                     break
-                watch.wait(min(left, FALLBACK))
-                news = self._look(asked, check=False)
-            return news
+                watch.wait(min(left, CHECK_SECONDS))
+                answer = self._look(request, check=False)
+            return answer
 
-    def _look(self, asked: Asked, *, check: bool) -> News:
+    def _look(self, request: SyncRequest, *, check: bool) -> SyncAnswer:
         """`check`: also verify that files which have not grown are unchanged."""
-        news = News()
-        before = self._size(layout.JOURNAL) if asked.mark is None else asked.mark.journal
-        files = self._growing() if asked.mark is None else dict(asked.mark.files)
-        for path in sorted(files, key=_first):
-            self._grown(news, asked, path, files[path], check)
-        if asked.mark is None:
-            news.gone = [path for path in asked.have if path not in files and not self._there(path)]
-        if not news.behind:
-            self._grown(news, asked, layout.JOURNAL, before, check)
-        if news.behind:
-            files_behind = {path: size for path, size in news.behind.items() if path != layout.JOURNAL}
-            news.mark = Mark(before, files_behind)
+        answer = SyncAnswer()
+        before = self._size(layout.JOURNAL) if request.mark is None else request.mark.journal
+        files = self._growing() if request.mark is None else dict(request.mark.files)
+        for path in sorted(files, key=_by_urgency):
+            self._add_growth(answer, request, path, files[path], check)
+        if request.mark is None:
+            answer.gone = [path for path in request.have if path not in files and not self._exists(path)]
+        if not answer.behind:
+            self._add_growth(answer, request, layout.JOURNAL, before, check)
+        if answer.behind:
+            files_behind = {path: size for path, size in answer.behind.items() if path != layout.JOURNAL}
+            answer.mark = Mark(before, files_behind)
         else:
-            self._records(news, asked)
-        return news
+            self._records(answer, request)
+        return answer
 
     def _growing(self) -> Dict[str, int]:
         """Sizes of the growing files, without the journal."""
@@ -175,7 +175,7 @@ class Sync:
         try:
             names = [name for name in _names(fd) if courier_protocol.grows(f"{folder}/{name}")]
             found = {}
-            for name in sorted(names, key=_newest, reverse=True)[:FILES]:
+            for name in sorted(names, key=_by_number, reverse=True)[:FILES]:
                 with contextlib.suppress(FileNotFoundError):
                     info = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     if stat.S_ISREG(info.st_mode):
@@ -184,30 +184,32 @@ class Sync:
         finally:
             os.close(fd)
 
-    def _grown(self, news: News, asked: Asked, path: str, size: int, check: bool) -> None:
+    def _add_growth(
+        self, answer: SyncAnswer, request: SyncRequest, path: str, size: int, check: bool
+    ) -> None:
         """Add what is new of a file up to `size`, as far as the answer has room."""
-        held, tail = asked.have.get(path, (0, ""))
+        held, tail = request.have.get(path, (0, ""))
         if held < 0 or (held == size and not check):
             return
         try:
-            fd = self._near.open(path)
+            fd = self._local.open(path)
         except (FileNotFoundError, UnsafePath, PermissionError):
             return
         try:
             if held and not _continues(fd, held, tail):
-                news.resets.append(path)
+                answer.resets.append(path)
                 held = 0
-            self._send(news, path, fd, held, size, whole=not asked.final)
+            self._send(answer, path, fd, held, size, whole=not request.final)
         finally:
             os.close(fd)
 
-    def _send(self, news: News, path: str, fd: int, held: int, size: int, *, whole: bool) -> None:
+    def _send(self, answer: SyncAnswer, path: str, fd: int, held: int, size: int, *, whole: bool) -> None:
         if held >= size:
             return
-        if news.left <= 0:
-            news.behind[path] = size
+        if answer.left <= 0:
+            answer.behind[path] = size
             return
-        data = os.pread(fd, min(size - held, news.left), held)
+        data = os.pread(fd, min(size - held, answer.left), held)
         reached = not data or held + len(data) >= size
         end = len(data)
         if whole:
@@ -215,34 +217,34 @@ class Sync:
             if newline or (reached and len(data) < LONG_LINE):
                 end = newline
         if end:
-            news.add(path, held, memoryview(data)[:end])
+            answer.add(path, held, memoryview(data)[:end])
         if not reached:
-            news.behind[path] = size
+            answer.behind[path] = size
 
-    def _records(self, news: News, asked: Asked) -> None:
+    def _records(self, answer: SyncAnswer, request: SyncRequest) -> None:
         for path in courier_protocol.RECORDS:
             try:
-                data = self._near.read(path, 0, courier_protocol.LARGEST_RECORD)
+                data = self._local.read(path, 0, courier_protocol.LARGEST_RECORD)
             except OSError:
                 data = b""  # user code replaced it with something else
-            known = asked.records.get(path)
+            known = request.records.get(path)
             if not data:
                 if known is not None:
-                    news.gone.append(path)
+                    answer.gone.append(path)
             elif courier_protocol.tag(data) != known:
-                news.records.append((path, courier_protocol.tag(data), len(data)))
-                news.data.append(data)
+                answer.records.append((path, courier_protocol.tag(data), len(data)))
+                answer.data.append(data)
 
     def _size(self, path: str) -> int:
         try:
-            return self._near.size(path)
+            return self._local.size(path)
         except OSError:
             return 0
 
-    def _there(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         """Whether a file exists: one beyond the limit of mirrored files is not gone."""
         try:
-            os.close(self._near.open(path))
+            os.close(self._local.open(path))
         except OSError:
             return False
         return True
@@ -251,9 +253,9 @@ class Sync:
 class _Watch:
     """Waits for a change. If the kernel has no inotify watches left, only for the given time."""
 
-    def __init__(self, directory: str, other: Optional[int]) -> None:
+    def __init__(self, directory: str, client: Optional[int]) -> None:
         self._directory = directory
-        self._other = other
+        self._client = client
         self._inotify: Optional[inotify.Inotify] = None
 
     def begin(self) -> None:
@@ -267,13 +269,13 @@ class _Watch:
         poll = select.poll()
         if self._inotify is not None:
             poll.register(self._inotify.fileno(), select.POLLIN)
-        if self._other is not None:
-            poll.register(self._other, select.POLLIN)
+        if self._client is not None:
+            poll.register(self._client, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(int(seconds * 1000))]
-        if self._other is not None and self._other in ready:
-            raise Gone
+        if self._client is not None and self._client in ready:
+            raise ClientGone
         if ready and self._inotify is not None:
-            time.sleep(REST)
+            time.sleep(BATCH_SECONDS)
             self._inotify.read()
 
     def __enter__(self) -> _Watch:
@@ -308,13 +310,13 @@ def _names(fd: int) -> Iterator[str]:
             yield entry.name
 
 
-def _newest(name: str) -> Tuple[int, str]:
+def _by_number(name: str) -> Tuple[int, str]:
     """Sort key: names begin with the number of the segment or of the generation."""
     digits = name.split(".")[0].split("-")[0]
     return (int(digits) if digits.isdigit() and len(digits) < 19 else -1), name
 
 
-def _first(path: str) -> Tuple[bool, str]:
+def _by_urgency(path: str) -> Tuple[bool, str]:
     """Sort key: metrics are small and more urgent than the log."""
     return not path.startswith(layout.METRICS), path
 

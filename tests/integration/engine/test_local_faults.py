@@ -124,7 +124,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_may_end_before_it_is_one(bo
 
 
 def test_a_directory_that_somebody_keeps_is_no_end_of_the_run(box, monkeypatch) -> None:
-    monkeypatch.setattr("stoker.engine.local.tasks.starter.TAKEN", 0.2)
+    monkeypatch.setattr("stoker.engine.local.tasks.starter.DIRECTORY_SECONDS", 0.2)
 
     async def story() -> None:
         _, lock = _taken(box)

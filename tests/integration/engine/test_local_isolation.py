@@ -243,7 +243,7 @@ def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs the freezer of cgroup v1, in which nothing dies")
 def test_a_launcher_that_does_not_die_is_not_called_gone(box, monkeypatch) -> None:
-    monkeypatch.setattr("stoker.engine.local.tasks.terminator.DEATH", 0.3)
+    monkeypatch.setattr("stoker.engine.local.tasks.terminator.KILL_SECONDS", 0.3)
     ice = FREEZER / f"stoker-test-ice-{os.getpid()}"
 
     async def story() -> None:

@@ -230,7 +230,7 @@ def test_only_so_many_jobs_at_once_and_so_many_results() -> None:
 
 
 def test_buffers_are_lent_and_come_back() -> None:
-    buffers = Buffers(count=2, size=1 << 20, patience=0.01)
+    buffers = Buffers(count=2, size=1 << 20, wait=0.01)
     with buffers.lend(SMALL + 1) as one, buffers.lend(1 << 20) as two:
         one[:1], two[-1:] = b"1", b"2"
         assert len(one) == SMALL + 1 and len(two) == 1 << 20

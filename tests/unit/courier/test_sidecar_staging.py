@@ -292,7 +292,7 @@ def test_checkpoints_may_be_a_volume_of_their_own(here: Place, monkeypatch: pyte
         assert contents(here.root / "checkpoints/1") == {"model/a": text}
     for path in ("staged/000001", "checkpoints/1"):
         (here.root / path).mkdir(parents=True, exist_ok=True)
-        reply = Handlers(str(here.root), shared=str(here.root / "volume")).obey(
+        reply = Handlers(str(here.root), shared=str(here.root / "volume")).handle(
             courier_protocol.DISCARD, Request({"path": path}, memoryview(b""), lambda _: memoryview(b""))
         )
         assert reply.status == 200 and not (here.root / path).exists()

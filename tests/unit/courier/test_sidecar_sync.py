@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.courier import sync
-from stoker.courier.sync import Asked, Gone, News, Sync
+from stoker.courier.sync import ClientGone, Sync, SyncAnswer, SyncRequest
 from stoker.linux import inotify
 from stoker.task import courier_protocol, layout
 from stoker.task.courier_protocol import Malformed
@@ -33,15 +33,15 @@ class Asker:
         self.files: dict[str, bytes] = {}
         self.records: dict[str, bytes] = {}
 
-    def question(self, **more: Any) -> Asked:
+    def request(self, **more: Any) -> SyncRequest:
         have = {
             path: [len(data), courier_protocol.tag(data[-courier_protocol.TAIL :])]
             for path, data in self.files.items()
         }
         records = {path: courier_protocol.tag(data) for path, data in self.records.items()}
-        return Asked.parse({"have": have, "records": records, "wait": 0, **more})
+        return SyncRequest.parse({"have": have, "records": records, "wait": 0, **more})
 
-    def take(self, news: News) -> dict[str, Any]:
+    def take(self, news: SyncAnswer) -> dict[str, Any]:
         header, data = news.header(), list(news.data)
         for path in header["resets"]:
             self.files[path] = b""
@@ -59,7 +59,7 @@ class Asker:
         return header
 
     def ask(self, **more: Any) -> dict[str, Any]:
-        return self.take(self.sync.wait(self.question(**more)))
+        return self.take(self.sync.wait(self.request(**more)))
 
 
 def test_nothing_new_is_nothing(root: Path) -> None:
@@ -180,7 +180,7 @@ def test_what_is_gone_is_told(root: Path) -> None:
 def test_what_is_not_wanted_is_not_sent(root: Path) -> None:
     asker = Asker(root)
     (root / layout.segment(0)).write_bytes(b"a\n")
-    news = asker.sync.wait(asker.question(have={layout.segment(0): [-1, ""]}))
+    news = asker.sync.wait(asker.request(have={layout.segment(0): [-1, ""]}))
     assert not news and news.mark is None
 
 
@@ -215,7 +215,7 @@ def test_a_question_is_answered_when_something_comes(
 
         monkeypatch.setattr(inotify.Inotify, "__init__", refused)
         monkeypatch.setattr(inotify.Inotify, "close", lambda self: None)
-        monkeypatch.setattr(sync, "FALLBACK", 0.05)
+        monkeypatch.setattr(sync, "CHECK_SECONDS", 0.05)
     for path, data in (
         (layout.JOURNAL, b"entry\n"),
         (layout.segment(0), b"line\n"),
@@ -223,9 +223,9 @@ def test_a_question_is_answered_when_something_comes(
     ):
         asker = Asker(root)
         asker.ask()
-        found: list[News] = []
+        found: list[SyncAnswer] = []
         thread = threading.Thread(
-            target=lambda asker=asker, found=found: found.append(asker.sync.wait(asker.question(wait=30)))
+            target=lambda asker=asker, found=found: found.append(asker.sync.wait(asker.request(wait=30)))
         )
         thread.start()
         time.sleep(0.05)
@@ -240,8 +240,8 @@ def test_who_does_not_wait_any_more_is_not_waited_for(root: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         theirs.close()
-        with pytest.raises(Gone):
-            Sync(str(root)).wait(Asked({}, {}, 30.0, False, None), ours.fileno())
+        with pytest.raises(ClientGone):
+            Sync(str(root)).wait(SyncRequest({}, {}, 30.0, False, None), ours.fileno())
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_who_does_not_wait_any_more_is_not_waited_for(root: Path) -> None:
 )
 def test_what_is_not_a_question(raw: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        Asked.parse(raw)
+        SyncRequest.parse(raw)

@@ -22,7 +22,7 @@ from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation, Missing
 from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.engine.local.tasks.records import TaskRecords
-from stoker.engine.local.tasks.registry import Known
+from stoker.engine.local.tasks.registry import LocalTask
 from stoker.engine.local.tasks.task_info import render
 from stoker.errors import EngineUnavailable, Refused
 from stoker.settings import Home, Settings
@@ -177,7 +177,7 @@ def test_a_glance_at_podman_sees_what_the_machine_lets_it_limit(
     monkeypatch.setattr(runtimes, "_run", lambda argv, **_: pytest.fail("podman was started"))
     monkeypatch.setattr(runtimes, "_controllers", lambda user: {"memory", "io"})
     monkeypatch.setattr(runtimes.os, "geteuid", lambda: 7)
-    found = runtimes.glance()
+    found = runtimes.describe()
     assert found is not None and found.limits == {"memory"} and found.rootless
     assert commands.summary(found) == "podman /bin/podman (rootless, without limits on cpu, pids)"
 
@@ -348,7 +348,7 @@ def test_what_cannot_be_resized_says_why(tmp_path: Path) -> None:
 
 
 def test_ways_in() -> None:
-    known = Known(PLACE, "/home/ada/tasks/t", TaskInfo("digits-7f3k", 2, "worker-0"), container="n")
+    known = LocalTask(PLACE, "/home/ada/tasks/t", TaskInfo("digits-7f3k", 2, "worker-0"), container="n")
     argv = shell.container_argv(DOCKER, known, "/bundle")
     assert argv[:5] == ["/usr/bin/docker", "exec", "--interactive", "--tty", "n"]
     assert argv[5:] == container_layout.command("/bundle", "shell", "/home/ada/tasks/t")
@@ -393,7 +393,7 @@ def test_work_in_a_thread_is_waited_for_however_often_it_is_given_up(final: bool
         return 7
 
     async def story() -> None:
-        waiting = asyncio.create_task(runtimes.finished(asyncio.to_thread(work), final=final))
+        waiting = asyncio.create_task(runtimes.uninterrupted(asyncio.to_thread(work), final=final))
         for _ in range(3):
             await asyncio.sleep(0.01)
             waiting.cancel()

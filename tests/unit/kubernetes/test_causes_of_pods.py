@@ -436,7 +436,7 @@ def test_what_a_pod_asks_for_is_counted_as_kubernetes_does() -> None:
             "overhead": {"cpu": "50m"},
         }
     }
-    found = unschedulable.ask(pod)
+    found = unschedulable.requests_of(pod)
     assert (found.cpu, found.memory) == (4.05, (8 << 30) + (64 << 20))
     assert found.devices == (("nvidia.com/gpu", 2),)
 

@@ -68,7 +68,7 @@ async def seen(found: KubernetesEngine) -> dict[str, Observation]:
     return {one.task: one for one in await found.observe()}
 
 
-def marks(server: Server) -> dict[str, Any]:
+def incarnations(server: Server) -> dict[str, Any]:
     (secret,) = server.of("secrets").values()
     return json.loads(secret["metadata"]["annotations"].get(names.SUBMITTED, "{}"))
 
@@ -87,7 +87,9 @@ def test_an_attempt_is_a_secret_and_its_pods_owned_by_it(ca: trustme.CA, tmp_pat
                 (owner,) = pod["metadata"]["ownerReferences"]
                 assert (owner["kind"], owner["uid"]) == ("Secret", secret["metadata"]["uid"])
             uids = {name: pod["metadata"]["uid"] for name, pod in server.of("pods").items()}
-            assert marks(server) == {f"worker-{n}": [1, uids[f"digits-7f3k-1-worker-{n}"]] for n in range(2)}
+            assert incarnations(server) == {
+                f"worker-{n}": [1, uids[f"digits-7f3k-1-worker-{n}"]] for n in range(2)
+            }
             first = server.writes[0], server.writes[-1]
             assert first == (("POST", "secrets"), ("PATCH", "secrets"))
 
@@ -124,7 +126,7 @@ def test_whatever_is_lost_on_the_way_the_next_submit_goes_on(
         async with Open(server, tmp_path) as second:
             await second.submit(attempt())
             assert set(server.of("pods")) == PODS and len(server.of("secrets")) == 1
-            assert set(marks(server)) == {"worker-0", "worker-1"}
+            assert set(incarnations(server)) == {"worker-0", "worker-1"}
             assert {one.presence for one in await second.observe()} == {Presence.ALIVE}
 
     play(ca, story)
@@ -330,7 +332,7 @@ def test_a_courier_that_came_up_while_secrets_were_not_known_is_called(
         async with Open(server, tmp_path) as made:
             await made.submit(attempt(tasks=1))
             assert made._parts is not None
-            known, links, missed = made._parts.cluster.secret, made._parts.links, []
+            known, links, missed = made._parts.cluster.secret, made._parts.connections, []
 
             def old(name: str) -> None:
                 missed.append(name)
@@ -346,8 +348,8 @@ def test_a_courier_that_came_up_while_secrets_were_not_known_is_called(
             await wait_async(heard)
             monkeypatch.setattr(made._parts.cluster, "secret", known)
             await made.observe()
-            link = links._links["digits-7f3k", 1, "worker-0"]
-            assert link.sailing is not None, "nobody would ever hear of its task"
+            link = links._connections["digits-7f3k", 1, "worker-0"]
+            assert link.polling is not None, "nobody would ever hear of its task"
 
     play(ca, story)
 

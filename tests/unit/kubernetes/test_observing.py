@@ -76,16 +76,16 @@ def test_a_task_that_answers_is_there() -> None:
 
 CONTACTS = [
     (Contact(), Presence.ALIVE, "waits for its courier", ""),
-    (Contact(silence=5.0, trouble="x"), Presence.ALIVE, "waits for its courier", ""),
+    (Contact(silence=5.0, problem="x"), Presence.ALIVE, "waits for its courier", ""),
     (
-        Contact(silence=60.0, trouble="no route"),
+        Contact(silence=60.0, problem="no route"),
         Presence.ALIVE,
         "its courier cannot be reached: no route",
         "engine-error",
     ),
-    (Contact(ever=True, silence=5.0, trouble="x"), Presence.ALIVE, "", ""),
-    (Contact(ever=True, silence=60.0, trouble="x"), Presence.SILENT, "has not answered for 60 s: x", ""),
-    (Contact(known=True, silence=60.0, trouble="x"), Presence.SILENT, "has not answered for 60 s: x", ""),
+    (Contact(ever=True, silence=5.0, problem="x"), Presence.ALIVE, "", ""),
+    (Contact(ever=True, silence=60.0, problem="x"), Presence.SILENT, "has not answered for 60 s: x", ""),
+    (Contact(known=True, silence=60.0, problem="x"), Presence.SILENT, "has not answered for 60 s: x", ""),
 ]
 
 
@@ -123,7 +123,7 @@ def test_a_pod_that_is_gone_is_told_as_it_was_last() -> None:
     last["status"]["conditions"] = [
         {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     ]
-    (found,) = look(tombs={"uid-1": last})
+    (found,) = look(deleted_pods={"uid-1": last})
     assert (found.presence, found.cause, found.node) == (Presence.GONE, "preempted", "n1")
     (found,) = look(ended=frozenset({KEY[:2]}))
     assert (found.proof, found.cause) == ("pod digits-7f3k-1-worker-0 was ended", "")

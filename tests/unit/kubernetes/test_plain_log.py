@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.kubernetes.lifecycle.pod_log import PlainLog
+from stoker.engine.kubernetes.lifecycle.pod_log import PodLog
 from stoker.task.formats import LogLine
 
 
-def opened(root: Path, budget: int = 1 << 30, segment: int = 8 << 20) -> PlainLog:
+def opened(root: Path, budget: int = 1 << 30, segment: int = 8 << 20) -> PodLog:
     (root / "log").mkdir(parents=True, exist_ok=True)
-    return PlainLog(root, budget=budget, segment=segment)
+    return PodLog(root, budget=budget, segment=segment)
 
 
 def lines(root: Path) -> list[str]:

@@ -44,8 +44,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch, found: Any, answers: dict[str, Any],
         knocks.append(address)
         return open_
 
-    monkeypatch.setattr(routes.Routes, "open", knock)
-    monkeypatch.setattr(routes._Chosen, "_make", lambda self, name, address: Road(name, told, answers))
+    monkeypatch.setattr(routes.Routes, "reachable", knock)
+    monkeypatch.setattr(routes._CurrentRoute, "_make", lambda self, name, address: Road(name, told, answers))
     return routes.Routes(found).to("pod", "certificate"), told, knocks
 
 
@@ -125,8 +125,8 @@ def test_a_pod_without_an_address_is_reached_otherwise(monkeypatch: pytest.Monke
 def test_knocking_is_remembered_for_all_pods() -> None:
     async def work() -> None:
         found = routes.Routes(cluster("auto"))
-        assert await found.open("127.0.0.1"), "nobody listens there, but somebody is there"
-        found._closed_until = float("inf")
-        assert not await found.open("127.0.0.1")
+        assert await found.reachable("127.0.0.1"), "the port is closed, but the host answers"
+        found._unreachable_until = float("inf")
+        assert not await found.reachable("127.0.0.1")
 
     asyncio.run(work())

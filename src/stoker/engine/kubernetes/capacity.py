@@ -18,7 +18,7 @@ from stoker.engine.base import Gpu, Node
 from stoker.engine.kubernetes.config import ClusterConfig, Pool, Toleration
 from stoker.engine.kubernetes.manifests import scheduling
 from stoker.engine.kubernetes.quantity import cores, number, size
-from stoker.engine.kubernetes.status.unschedulable import PodRequest, ask
+from stoker.engine.kubernetes.status.unschedulable import PodRequest, requests_of
 
 Object = Mapping[str, Any]
 
@@ -36,13 +36,13 @@ def nodes(
 ) -> list[Node]:
     """`listed` None: nodes may not be listed; one node then stands for the whole cluster."""
     if listed is None:
-        return [_whole(cluster, config)]
-    taken = _taken(others)
+        return [_whole_cluster_node(cluster, config)]
+    taken = _requests_by_node(others)
     found = []
     for node in listed:
         if (known := _node(cluster, config, node, taken.get(node["metadata"]["name"], []))) is not None:
             found.append(known)
-    return found + _to_come(cluster, config, listed)
+    return found + _autoscaled_nodes(cluster, config, listed)
 
 
 def ready(node: Object) -> bool:
@@ -88,18 +88,22 @@ def _tags(cluster: str, config: ClusterConfig, node: Object) -> list[str]:
     taints = [
         taint
         for taint in (node.get("spec") or {}).get("taints") or ()
-        if taint.get("effect") in ("NoSchedule", "NoExecute") and not _passing(taint)
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not _is_readiness_taint(taint)
     ]
     pools = pools_of(node, config)
     found = (
-        [] if any(config.pools[one].gpu_profile for one in pools) else _welcome(cluster, None, config, taints)
+        []
+        if any(config.pools[one].gpu_profile for one in pools)
+        else _tags_if_tolerated(cluster, None, config, taints)
     )
     for name in pools:
-        found += _welcome(f"{cluster}:pool:{name}", config.pools[name], config, taints)
+        found += _tags_if_tolerated(f"{cluster}:pool:{name}", config.pools[name], config, taints)
     return found
 
 
-def _welcome(tag: str, pool: Pool | None, config: ClusterConfig, taints: Sequence[Object]) -> list[str]:
+def _tags_if_tolerated(
+    tag: str, pool: Pool | None, config: ClusterConfig, taints: Sequence[Object]
+) -> list[str]:
     tolerated = pool.tolerations if pool is not None else ()
     left = [taint for taint in taints if not any(_tolerates(one, taint) for one in tolerated)]
     if not left:
@@ -108,7 +112,7 @@ def _welcome(tag: str, pool: Pool | None, config: ClusterConfig, taints: Sequenc
     return [f"{tag}:gpu"] if all(taint.get("key") in names for taint in left) else []
 
 
-def _passing(taint: Object) -> bool:
+def _is_readiness_taint(taint: Object) -> bool:
     """Whether the node controller set the taint for a node that does not respond: this says that it is not ready."""
     return taint.get("key") in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
@@ -121,12 +125,12 @@ def _tolerates(toleration: Toleration, taint: Object) -> bool:
     return toleration.operator == "Exists" or toleration.value == (taint.get("value") or "")
 
 
-def _taken(others: Iterable[Object]) -> dict[str, list[PodRequest]]:
+def _requests_by_node(others: Iterable[Object]) -> dict[str, list[PodRequest]]:
     found: dict[str, list[PodRequest]] = {}
     for pod in others:
         status, on = pod.get("status") or {}, (pod.get("spec") or {}).get("nodeName")
         if on and status.get("phase") not in ("Succeeded", "Failed"):
-            found.setdefault(str(on), []).append(ask(pod))
+            found.setdefault(str(on), []).append(requests_of(pod))
     return found
 
 
@@ -137,7 +141,7 @@ def _gpus(node: str, count: int, labels: Mapping[str, str]) -> tuple[Gpu, ...]:
     return tuple(Gpu(f"{node}:gpu-{index}", index, model, memory) for index in range(count))
 
 
-def _to_come(cluster: str, config: ClusterConfig, listed: Sequence[Object]) -> list[Node]:
+def _autoscaled_nodes(cluster: str, config: ClusterConfig, listed: Sequence[Object]) -> list[Node]:
     """The nodes that the cluster's autoscaler could add. Their names cannot be names of real nodes."""
     found = []
     for name, pool in config.pools.items():
@@ -165,7 +169,7 @@ def _virtual(node: str, cluster: str, name: str, pool: Pool) -> Node:
     )
 
 
-def _whole(cluster: str, config: ClusterConfig) -> Node:
+def _whole_cluster_node(cluster: str, config: ClusterConfig) -> Node:
     bound = config.capacity
     tags = [cluster, *(f"{cluster}:pool:{name}" for name in config.pools)]
     return Node(

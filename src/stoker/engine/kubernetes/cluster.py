@@ -34,8 +34,8 @@ class Cluster:
         self.config = config
         self.home = home
         self._kube: Kube | None = None
-        self._cache: Informer | None = None
-        self._around: Informer | None = None
+        self._own: Informer | None = None
+        self._shared: Informer | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._ours = Select(kinds.PODS, labels=f"{names.HOME}={home},{names.CLUSTER}={name}")
         self._secrets = Select(kinds.SECRETS, labels=self._ours.labels)
@@ -46,8 +46,8 @@ class Cluster:
             labels=f"{names.HOME}!={home}",
             fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
         )
-        self._listens: list[Callable[[Change], None]] = []
-        self._reading: list[asyncio.Task[None]] = []
+        self._listeners: list[Callable[[Change], None]] = []
+        self._readers: list[asyncio.Task[None]] = []
         self._events_of: dict[str, dict[str, Object]] = {}
         self.sees_nodes = self.sees_others = False
         """What this user may list."""
@@ -69,7 +69,7 @@ class Cluster:
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Call the listener with every change, in the event loop. To be called before the first `connect`."""
-        self._listens.append(listener)
+        self._listeners.append(listener)
 
     async def connect(self) -> None:
         """Connect and wait for the first lists. Raises EngineUnavailable with the reason; the next call tries again."""
@@ -77,23 +77,23 @@ class Cluster:
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(task)
-        assert self._cache is not None
-        await self._cache.ready(_LISTED)
-        if self._around is not None:
-            await self._around.ready(_LISTED)
+        assert self._own is not None
+        await self._own.ready(_LISTED)
+        if self._shared is not None:
+            await self._shared.ready(_LISTED)
 
     async def close(self) -> None:
-        tasks = [task for task in (self._connecting, *self._reading) if task is not None]
+        tasks = [task for task in (self._connecting, *self._readers) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for cache in (self._cache, self._around):
+        for cache in (self._own, self._shared):
             if cache is not None:
                 await cache.close()
         if self._kube is not None:
             await self._kube.close()
-        self._kube = self._cache = self._around = self._connecting = None
-        self._reading.clear()
+        self._kube = self._own = self._shared = self._connecting = None
+        self._readers.clear()
 
     async def may(self, verb: str, resource: str, subresource: str = "", *, namespace: str = "") -> bool:
         """Whether this user is allowed to; without a namespace: in the whole cluster."""
@@ -128,16 +128,16 @@ class Cluster:
 
     def nodes(self) -> list[Object] | None:
         """None: nodes may not be listed."""
-        return self._around.list(kinds.NODES) if self._around is not None and self.sees_nodes else None
+        return self._shared.list(kinds.NODES) if self._shared is not None and self.sees_nodes else None
 
     def node(self, name: str) -> Object | None:
-        if not name or self._around is None or not self.sees_nodes:
+        if not name or self._shared is None or not self.sees_nodes:
             return None
-        return self._around.get(kinds.NODES, name)
+        return self._shared.get(kinds.NODES, name)
 
     def others(self) -> list[Object]:
         """Pods of others that have a node; empty if they may not be listed."""
-        return self._around.list(self._others) if self._around is not None and self.sees_others else []
+        return self._shared.list(self._others) if self._shared is not None and self.sees_others else []
 
     def events(self, pod: Mapping[str, Any]) -> list[Object]:
         """The events of a pod, oldest first."""
@@ -152,9 +152,9 @@ class Cluster:
 
     @property
     def _mirror(self) -> Informer:
-        if self._cache is None:
+        if self._own is None:
             raise EngineUnavailable(f"{self.name}: not connected yet")
-        return self._cache
+        return self._own
 
     # -- connecting ------------------------------------------------------------------------------------------
 
@@ -174,23 +174,23 @@ class Cluster:
         self.sees_nodes, self.sees_others = await asyncio.gather(
             self.may("list", "nodes"), self.may("list", "pods")
         )
-        self._cache = Informer(
+        self._own = Informer(
             self._kube, [self._ours, self._secrets, self._events], max_silence=MAX_SILENCE, trim=_trimmed
         )
         around = [kinds.NODES] if self.sees_nodes else []
         selects: list[Select | Kind] = [*around, *([self._others] if self.sees_others else [])]
         if selects:
-            self._around = Informer(self._kube, selects, max_silence=MAX_SILENCE, trim=_trimmed)
-        for cache in (self._cache, self._around):
+            self._shared = Informer(self._kube, selects, max_silence=MAX_SILENCE, trim=_trimmed)
+        for cache in (self._own, self._shared):
             if cache is not None:
-                self._reading.append(asyncio.create_task(self._read(cache.changes())))
+                self._readers.append(asyncio.create_task(self._read(cache.changes())))
                 cache.start()
 
     async def _read(self, changes: AsyncIterator[Change]) -> None:
         async for change in changes:
             if change.kind is kinds.EVENTS:
                 self._take_event(change)
-            for listener in self._listens:
+            for listener in self._listeners:
                 listener(change)
 
     def _take_event(self, change: Change) -> None:

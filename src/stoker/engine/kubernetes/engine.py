@@ -18,9 +18,9 @@ from stoker.engine.kubernetes.cluster import Cluster
 from stoker.engine.kubernetes.config import ClusterConfig
 from stoker.engine.kubernetes.courier_client.connections import Connections, NoAddress
 from stoker.engine.kubernetes.lifecycle import resize as resizing
-from stoker.engine.kubernetes.lifecycle.create import Submitter, marks
+from stoker.engine.kubernetes.lifecycle.create import Submitter, incarnations
 from stoker.engine.kubernetes.lifecycle.delete import Deleter
-from stoker.engine.kubernetes.lifecycle.launcherless import LauncherlessTasks, is_plain
+from stoker.engine.kubernetes.lifecycle.launcherless import LauncherlessTasks, is_launcherless
 from stoker.engine.kubernetes.manifests import pod as render
 from stoker.engine.kubernetes.manifests import scheduling, volumes
 from stoker.engine.kubernetes.status import observe as observing
@@ -56,11 +56,11 @@ class KubernetesEngine:
         self.settings = settings
         self._parts: _Parts | None = None
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
-        self._readers: set[ChangeFeed] = set()
-        self._tombs: dict[str, Object] = {}
+        self._feeds: set[ChangeFeed] = set()
+        self._deleted_pods: dict[str, Object] = {}
         self._refusals: dict[Key, tuple[str, str]] = {}
-        self._trying: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._newest: dict[tuple[str, int], Attempt] = {}
+        self._retries: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._retried_attempts: dict[tuple[str, int], Attempt] = {}
         """As last submitted, for attempts with pods that are being retried."""
         self._ended: set[tuple[str, int]] = set()
         self._removed: dict[tuple[str, int], None] = {}
@@ -90,10 +90,10 @@ class KubernetesEngine:
     async def capacity(self) -> Sequence[Node]:
         cluster = (await self._ready()).cluster
         return capacity.nodes(
-            self.name, self.config, cluster.nodes(), [*cluster.others(), *self._leaving(cluster)]
+            self.name, self.config, cluster.nodes(), [*cluster.others(), *self._ending_pods(cluster)]
         )
 
-    def _leaving(self, cluster: Cluster) -> list[Object]:
+    def _ending_pods(self, cluster: Cluster) -> list[Object]:
         """Pods that were told to end and still run: the scheduler has released them, but they still use their node."""
         found = [pod for pod in cluster.pods() if names.attempt_of(pod) in self._ended] if self._ended else []
         return [pod for pod in found if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
@@ -121,11 +121,13 @@ class KubernetesEngine:
                 pods=cluster.pods(),
                 nodes=cluster.nodes(),
                 events=cluster.events,
-                contact=parts.links.contact,
-                tombs=self._tombs,
+                contact=parts.connections.contact,
+                deleted_pods=self._deleted_pods,
                 ended=frozenset(self._ended),
                 refusals=self._refusals,
-                bereft=[key for key in parts.links.known() if key[:2] not in there and not self._busy(key)],
+                without_secret=[
+                    key for key in parts.connections.known() if key[:2] not in there and not self._busy(key)
+                ],
             )
         )
 
@@ -133,70 +135,70 @@ class KubernetesEngine:
         key = _parsed(handle)
         parts = await self._ready()
         if not tasks:
-            await self._give_up_trying(key)
+            await self._cancel_retry(key)
         async with self._lock(*key):
             if not tasks:
                 self._ended.add(key)
             for task in tasks:
                 self._refusals.pop((*key, task), None)  # no further try
-            await parts.ender.stop(key, grace.total_seconds(), tasks)
+            await parts.deleter.stop(key, grace.total_seconds(), tasks)
 
     async def reach(self, handle: Handle, task: str) -> TaskDir:
         key = (*_parsed(handle), task)
         names.checked(key[0], task)
         parts = await self._ready()
         secret = parts.cluster.secret(names.secret_name(*key[:2]))
-        made = marks(secret)[1].get(task) if secret is not None else None
-        nowhere = NoAddress(str(parts.links.path(key)))
+        made = incarnations(secret)[1].get(task) if secret is not None else None
+        absent = NoAddress(str(parts.connections.path(key)))
         if secret is None or made is None:
-            return parts.links.directory(key) or parts.plains.directory(key) or nowhere
+            return parts.connections.directory(key) or parts.launcherless.directory(key) or absent
         pod = names.pod_name(*key, made[0])
-        if is_plain(secret):
-            lone = {"metadata": {"name": pod, "uid": made[1]}}
-            known = parts.plains.directory(key)
-            return known or parts.plains.take(key, lone, gone=parts.cluster.pod(pod) is None)
-        return parts.links.take(key, pod, made[1], secret) or nowhere
+        if is_launcherless(secret):
+            stub = {"metadata": {"name": pod, "uid": made[1]}}
+            known = parts.launcherless.directory(key)
+            return known or parts.launcherless.take(key, stub, gone=parts.cluster.pod(pod) is None)
+        return parts.connections.connect(key, pod, made[1], secret) or absent
 
     async def remove(self, handle: Handle) -> None:
         key = _parsed(handle)
         parts = await self._ready()
-        await self._give_up_trying(key)
+        await self._cancel_retry(key)
         async with self._lock(*key):
-            await parts.ender.remove(key)
+            await parts.deleter.remove(key)
             self._removed[key] = None
             while len(self._removed) > _REMEMBERED:
                 del self._removed[next(iter(self._removed))]
             self._ended.discard(key)
-            await parts.plains.drop(*key)
-            await parts.links.drop(*key)
+            await parts.launcherless.drop(*key)
+            await parts.connections.drop(*key)
 
     async def close(self) -> None:
         """Called when the server ends; pods continue."""
-        for key in list(self._trying):
-            await self._give_up_trying(key)
+        for key in list(self._retries):
+            await self._cancel_retry(key)
         if self._parts is not None:
-            await self._parts.plains.close()
-            await self._parts.links.close()
+            await self._parts.launcherless.close()
+            await self._parts.connections.close()
             await self._parts.cluster.close()
             self._parts = None
-        for reader in self._readers:
+        for reader in self._feeds:
             reader.close()
 
     # -- Watches, Drills, Resizes, Shows ---------------------------------------------------------------------
 
     async def changes(self) -> AsyncIterator[Key]:
-        hints = ChangeFeed()
-        self._readers.add(hints)
+        feed = ChangeFeed()
+        self._feeds.add(feed)
         try:
-            async for key in hints:
+            async for key in feed:
                 yield key
         finally:
-            self._readers.discard(hints)
+            self._feeds.discard(feed)
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         pod = await self._pod(handle, task)
         parts = await self._ready()
-        directory = parts.links.directory((*_parsed(handle), task))
+        directory = parts.connections.directory((*_parsed(handle), task))
         return await fault_injection.hurt(parts.cluster, pod, directory, how)
 
     async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
@@ -238,45 +240,45 @@ class KubernetesEngine:
             pods = parts.cluster.pods()
             parts.adopted = True
             for pod in pods:
-                self._take(pod)
+                self._connect_pod(pod)
         return parts
 
     async def _ready_cluster(self) -> Cluster:
         return (await self._ready()).cluster
 
-    def heard(self, change: Change) -> None:
+    def on_change(self, change: Change) -> None:
         """Something in the cluster changed. Called for every change, in the event loop."""
         if change.kind is kinds.PODS:
-            self._heard_pod(change)
+            self._on_pod_change(change)
         elif change.kind is kinds.SECRETS and not change.deleted:
             attempt = names.attempt_of(change.object)
             for pod in self._pods_of(attempt) if attempt is not None else ():
-                self._take(pod)
+                self._connect_pod(pod)
         elif change.kind is kinds.SECRETS and (attempt := names.attempt_of(change.object)) is not None:
-            self.hint((*attempt, ""))
+            self.notify((*attempt, ""))
 
-    def _heard_pod(self, change: Change) -> None:
+    def _on_pod_change(self, change: Change) -> None:
         key = names.key_of(change.object)
         if key is None or (change.object["metadata"].get("labels") or {}).get(names.CLUSTER) != self.name:
             return
         if change.deleted:
-            self._bury(key, change.object)
+            self._archive_pod(key, change.object)
         else:
-            self._take(change.object)
-        self.hint(key)
+            self._connect_pod(change.object)
+        self.notify(key)
 
-    def _bury(self, key: Key, pod: Object) -> None:
-        self._tombs[str(pod["metadata"].get("uid"))] = pod
-        while len(self._tombs) > _REMEMBERED:
-            del self._tombs[next(iter(self._tombs))]
+    def _archive_pod(self, key: Key, pod: Object) -> None:
+        self._deleted_pods[str(pod["metadata"].get("uid"))] = pod
+        while len(self._deleted_pods) > _REMEMBERED:
+            del self._deleted_pods[next(iter(self._deleted_pods))]
         if self._parts is None:
             return
-        if is_plain(pod):
-            self._parts.plains.take(key, pod, gone=True)
-        elif self._parts.links.is_of(key, str(pod["metadata"].get("uid"))):
-            self._parts.links.rest(key)
+        if is_launcherless(pod):
+            self._parts.launcherless.take(key, pod, gone=True)
+        elif self._parts.connections.is_of(key, str(pod["metadata"].get("uid"))):
+            self._parts.connections.pod_ended(key)
 
-    def _take(self, pod: Object) -> None:
+    def _connect_pod(self, pod: Object) -> None:
         """Keep a connection to a pod's courier while the pod exists."""
         key, parts = names.key_of(pod), self._parts
         if key is None or parts is None:
@@ -286,25 +288,25 @@ class KubernetesEngine:
         except EngineUnavailable:
             parts.adopted = False  # its Secret is not known yet: the next `_ready` connects it
             return
-        if secret is None or names.incarnation_of(pod) < marks(secret)[1].get(key[2], (0, ""))[0]:
+        if secret is None or names.incarnation_of(pod) < incarnations(secret)[1].get(key[2], (0, ""))[0]:
             return
         metadata = pod["metadata"]
-        if is_plain(pod):
-            parts.plains.take(key, pod)
+        if is_launcherless(pod):
+            parts.launcherless.take(key, pod)
             return
-        if parts.links.take(key, metadata["name"], metadata["uid"], secret) is None:
+        if parts.connections.connect(key, metadata["name"], metadata["uid"], secret) is None:
             return
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-            parts.links.rest(key)
+            parts.connections.pod_ended(key)
         elif pod_causes.courier_runs(pod):
-            parts.links.sail(key)
+            parts.connections.start_polling(key)
 
-    def hint(self, key: Key) -> None:
+    def notify(self, key: Key) -> None:
         """Something about this task may have changed."""
-        for reader in self._readers:
+        for reader in self._feeds:
             reader.put(key)
         if self._parts is not None:
-            self._parts.ender.wake(key[:2])
+            self._parts.deleter.wake(key[:2])
 
     def _pods_of(self, attempt: tuple[str, int]) -> list[Object]:
         if self._parts is None:
@@ -334,13 +336,13 @@ class KubernetesEngine:
             self._refusals.pop((*key, plan.name), None)
         self._refusals.update({(*key, task): found for task, found in refusals.items()})
         for pod in self._pods_of(key):
-            self._take(pod)
+            self._connect_pod(pod)
         if refusals:
-            self._newest[key] = attempt
-        if refusals and key not in self._trying:
-            self._trying[key] = asyncio.create_task(self._try_again(key))
+            self._retried_attempts[key] = attempt
+        if refusals and key not in self._retries:
+            self._retries[key] = asyncio.create_task(self._retry(key))
 
-    async def _try_again(self, key: tuple[str, int]) -> None:
+    async def _retry(self, key: tuple[str, int]) -> None:
         """Try until all pods are created: others may end, and quotas may be raised. Meanwhile `why` has the reason."""
         try:
             while any(found[:2] == key for found in self._refusals):
@@ -348,12 +350,12 @@ class KubernetesEngine:
                 try:
                     parts = await self._ready()
                     async with self._lock(*key):
-                        await self._submit(parts, self._refused(self._newest[key]))
+                        await self._submit(parts, self._refused(self._retried_attempts[key]))
                 except EngineError as exc:
                     log.info("attempt %d of %s is not taken yet: %s", key[1], key[0], exc)
         finally:
-            self._trying.pop(key, None)
-            self._newest.pop(key, None)
+            self._retries.pop(key, None)
+            self._retried_attempts.pop(key, None)
 
     def _refused(self, attempt: Attempt) -> Attempt:
         """The attempt with the refused tasks that are still wanted: some may have been stopped meanwhile."""
@@ -362,8 +364,8 @@ class KubernetesEngine:
             attempt, tasks=tuple(plan for plan in attempt.tasks if (*key, plan.name) in self._refusals)
         )
 
-    async def _give_up_trying(self, key: tuple[str, int]) -> None:
-        task = self._trying.pop(key, None)
+    async def _cancel_retry(self, key: tuple[str, int]) -> None:
+        task = self._retries.pop(key, None)
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -377,11 +379,13 @@ class _Parts:
     def __init__(self, engine: KubernetesEngine, home: str) -> None:
         settings = engine.settings
         self.cluster = Cluster(engine.name, engine.config, home)
-        self.cluster.listen(engine.heard)
-        self.links = Connections(self.cluster, settings.home.mirrors / engine.name, engine.hint)
-        self.plains = LauncherlessTasks(self.cluster, self.links.path, settings.logs, engine.hint)
+        self.cluster.listen(engine.on_change)
+        self.connections = Connections(self.cluster, settings.home.mirrors / engine.name, engine.notify)
+        self.launcherless = LauncherlessTasks(
+            self.cluster, self.connections.path, settings.logs, engine.notify
+        )
         self.submitter = Submitter(self.cluster, settings.home)
-        self.ender = Deleter(self.cluster, self.links)
+        self.deleter = Deleter(self.cluster, self.connections)
         self.adopted = False
 
 

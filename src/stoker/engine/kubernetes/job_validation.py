@@ -36,7 +36,7 @@ def refuse(job: Job, config: ClusterConfig, cluster: str) -> None:
         _refuse_mount(path, source, config)
     _refuse_template(job, config, cluster)
     if job.launcher == "none":
-        _refuse_plain(job)
+        _refuse_launcherless(job)
 
 
 def _refuse_input(name: str, uri: str, config: ClusterConfig) -> None:
@@ -109,7 +109,7 @@ def _checkpoints_claim(pod: Mapping[str, Any], config: ClusterConfig) -> Iterato
             )
 
 
-def _refuse_plain(job: Job) -> None:
+def _refuse_launcherless(job: Job) -> None:
     """Without a launcher Stoker runs nothing in the container, so these keys have no effect."""
     wants = {
         "setup": job.setup is not None,

@@ -114,10 +114,10 @@ def home_id(home: Home) -> str:
         found = ""
     if re.fullmatch(r"[a-z0-9]{12}", found):
         return found
-    return _made(path)
+    return _create(path)
 
 
-def _made(path: Path) -> str:
+def _create(path: Path) -> str:
     """Created once: if two processes do this together, the first one's identity counts for both."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(12))

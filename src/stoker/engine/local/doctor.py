@@ -96,7 +96,7 @@ def _resources(settings: Settings) -> Iterator[Fact]:
 
 
 def _containers() -> Iterator[Fact]:
-    found = runtime.glance()
+    found = runtime.describe()
     if found is None:
         yield Fact("containers", Health.OK, "none: jobs with `image:` are refused here")
     elif found.limits >= {"cpu", "memory", "pids"}:

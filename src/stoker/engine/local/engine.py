@@ -16,18 +16,18 @@ from weakref import WeakValueDictionary
 from stoker.engine.base import Attempt, Handle, Needs, Node, Observation, Presence, Surroundings
 from stoker.engine.change_feed import Key
 from stoker.engine.local import doctor
-from stoker.engine.local import shell as entering
+from stoker.engine.local import shell as shell_commands
 from stoker.engine.local.containers.runtime import ImageUnavailable
 from stoker.engine.local.containers.tasks import ContainerTasks
-from stoker.engine.local.host import capacity as machine
+from stoker.engine.local.host import capacity as host_capacity
 from stoker.engine.local.host import cgroups, processes
-from stoker.engine.local.host import resize as sizes
+from stoker.engine.local.host import resize as resizing
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation
 from stoker.engine.local.tasks import directories
 from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.engine.local.tasks.records import TaskRecords
-from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST, Known, TaskRegistry
+from stoker.engine.local.tasks.registry import DIRECTORY_LOST, RECORD_LOST, LocalTask, TaskRegistry
 from stoker.engine.local.tasks.starter import Starter
 from stoker.engine.local.tasks.task_info import group_name, render
 from stoker.engine.local.tasks.terminator import Terminator
@@ -63,15 +63,15 @@ class LocalEngine:
         self._starter = Starter(settings, self._gpus, _raise_open_files(), records)
         name = cgroups.home_name(self.home.root)
         self._registry = TaskRegistry(self.home.tasks, name, records)
-        self._boxes = ContainerTasks(
-            settings, name, self._gpus, _raise_open_files(), self._containers, records
+        self._container_tasks = ContainerTasks(
+            settings, name, self._gpus, _raise_open_files(), self._container_names, records
         )
-        self._follower = Terminator(self._registry, self._boxes)
+        self._terminator = Terminator(self._registry, self._container_tasks)
         self._starts: dict[Key, asyncio.Task[None]] = {}
         """Containers that are being started."""
         self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._first: asyncio.Task[None] | None = None
-        self._looking_at_gpus = asyncio.Lock()
+        self._gpu_lock = asyncio.Lock()
 
     # -- Engine ----------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class LocalEngine:
                 details={"key": "cluster"},
             )
         refuse_unsupported(job, self.name)
-        self._boxes.refuse(job)
+        self._container_tasks.refuse(job)
 
     def surroundings(self, job: Job) -> Surroundings:
         """Images are read from the local runtime: no registry needs to have them."""
@@ -103,12 +103,12 @@ class LocalEngine:
         owned = {
             gpu for known in self._registry if self._registry.is_alive(known) for gpu in known.info.gpus or ()
         }
-        async with self._looking_at_gpus:
+        async with self._gpu_lock:
             gpus = await asyncio.to_thread(self._gpus.look, owned)
         node = Node(
             name="local",
-            cpu=machine.cpus(self.settings.local),
-            memory=machine.memory(self.settings.local),
+            cpu=host_capacity.cpus(self.settings.local),
+            memory=host_capacity.memory(self.settings.local),
             gpus=tuple(gpus),
             isolation=self._starter.isolation.summary(),
             boot_id=processes.boot_id(),
@@ -126,10 +126,10 @@ class LocalEngine:
             infos = render(attempt, self._starter.isolation)
             seen = [attempt.seen_by(plan) for plan in attempt.tasks]
             if any(one.job is not None and one.job.image is not None for one in seen):
-                runtime = await self._boxes.runtime()
-                self._boxes.tidy()
+                runtime = await self._container_tasks.runtime()
+                self._container_tasks.tidy()
                 infos = [
-                    self._boxes.info(runtime, info, one) if one.job and one.job.image else info
+                    self._container_tasks.info(runtime, info, one) if one.job and one.job.image else info
                     for info, one in zip(infos, seen, strict=True)
                 ]
             await _all(
@@ -150,7 +150,7 @@ class LocalEngine:
         except OSError as exc:
             raise EngineUnavailable(f"the processes of this machine cannot be read: {exc.strerror}") from exc
         if dead:
-            await self._follower.settle(dead)
+            await self._terminator.settle(dead)
         return [self._observation(known) for known in self._registry if not self._vanished(known)]
 
     async def stop(self, handle: Handle, *, grace: timedelta, tasks: Sequence[str] = ()) -> None:
@@ -186,7 +186,7 @@ class LocalEngine:
         async with self._lock(run, attempt):
             self._look(run, attempt)
             tasks = self._registry.of(run, attempt)
-            await self._follower.settle([known for known in tasks if not self._registry.is_alive(known)])
+            await self._terminator.settle([known for known in tasks if not self._registry.is_alive(known)])
             if alive := [known.place.task for known in tasks if not known.proof]:
                 raise Conflict(f"{run} attempt {attempt} still has {', '.join(alive)}", hint="Stop it first.")
             path = self._path(handle)
@@ -199,9 +199,9 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Called when the server ends; tasks continue."""
-        await self._give_up(list(self._starts))
-        await self._boxes.close()
-        self._follower.close()
+        await self._cancel_starts(list(self._starts))
+        await self._container_tasks.close()
+        self._terminator.close()
         await self._starter.close()
         self._registry.close()
 
@@ -209,12 +209,12 @@ class LocalEngine:
 
     async def changes(self) -> AsyncIterator[Key]:
         await self._ready()
-        hints = self._follower.watcher.subscribe()
+        feed = self._terminator.watcher.subscribe()
         try:
-            async for key in hints:
+            async for key in feed:
                 yield key
         finally:
-            self._follower.watcher.unsubscribe(hints)
+            self._terminator.watcher.unsubscribe(feed)
 
     async def hurt(self, handle: Handle, task: str, how: str) -> str:
         if how not in ("process", "launcher"):
@@ -238,10 +238,10 @@ class LocalEngine:
     async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
         known, identity = await self._alive(handle, task)
         if known.container and known.info.pid_namespace:
-            reason = await asyncio.to_thread(sizes.refuse_container, identity.pid, memory)
-            return reason or await self._boxes.update(known, cpu, memory)
+            reason = await asyncio.to_thread(resizing.refuse_container, identity.pid, memory)
+            return reason or await self._container_tasks.update(known, cpu, memory)
         return await asyncio.to_thread(
-            sizes.resize, known.group, self._starter.isolation, cpu=cpu, memory=memory
+            resizing.resize, known.group, self._starter.isolation, cpu=cpu, memory=memory
         )
 
     def manifest(self, attempt: Attempt) -> str | None:
@@ -260,12 +260,16 @@ class LocalEngine:
         known, identity = await self._alive(handle, task)
         await self._starter.ensure()
         if not known.container:
-            return {"argv": entering.argv(identity.pid, known.path, self._starter.bundle)}
+            return {"argv": shell_commands.argv(identity.pid, known.path, self._starter.bundle)}
         if not known.info.pid_namespace:
             raise EngineError(f"{task} of {known.place.run} runs without a launcher and cannot be entered")
-        return {"argv": entering.container_argv(await self._boxes.runtime(), known, self._starter.bundle)}
+        return {
+            "argv": shell_commands.container_argv(
+                await self._container_tasks.runtime(), known, self._starter.bundle
+            )
+        }
 
-    async def _alive(self, handle: Handle, task: str) -> tuple[Known, processes.Identity]:
+    async def _alive(self, handle: Handle, task: str) -> tuple[LocalTask, processes.Identity]:
         place = TaskPlace(*_parsed(handle), task)
         await self._ready()
         self._look(place.run, place.attempt)
@@ -286,18 +290,18 @@ class LocalEngine:
         if self._first is None or (
             self._first.done() and (self._first.cancelled() or self._first.exception())
         ):
-            self._first = asyncio.create_task(self._find_out())
+            self._first = asyncio.create_task(self._initialise())
         await asyncio.shield(self._first)
 
-    async def _find_out(self) -> None:
+    async def _initialise(self) -> None:
         await self._starter.probe()
-        self._follower.begin()
+        self._terminator.begin()
         self._look()
         await asyncio.to_thread(self._tidy)
-        if any(self._containers()):
-            self._boxes.tidy()  # only for homes that have containers: podman leaves files behind
+        if any(self._container_names()):
+            self._container_tasks.tidy()  # only for homes that have containers: podman leaves files behind
 
-    def _containers(self) -> set[str]:
+    def _container_names(self) -> set[str]:
         """Containers of tasks that may still run."""
         return {known.container for known in self._registry if not known.proof}
 
@@ -320,9 +324,9 @@ class LocalEngine:
         self._registry.look()
         for known in found:
             if self._registry.is_alive(known):
-                self._follower.watcher.add(known.place.key(), known.path, known.pidfd)
+                self._terminator.watcher.add(known.place.key(), known.path, known.pidfd)
 
-    def _observation(self, known: Known) -> Observation:
+    def _observation(self, known: LocalTask) -> Observation:
         presence = Presence.GONE
         proof = known.proof
         if not proof:
@@ -343,16 +347,16 @@ class LocalEngine:
             gpus=tuple(known.info.gpus or ()) if known.recorded else (),
         )
 
-    def _vanished(self, known: Known) -> bool:
+    def _vanished(self, known: LocalTask) -> bool:
         """Whether it is dead and another program removed its directory: then nothing is left to observe."""
         if not known.proof or known.cause or Path(known.path).is_dir():
             return False
         self._forget(known)
         return True
 
-    def _forget(self, known: Known) -> None:
+    def _forget(self, known: LocalTask) -> None:
         """Also removes the cgroup of a task that never started; other cgroups went when the end was proven."""
-        self._follower.forget(known)
+        self._terminator.forget(known)
         if known.identity is None and known.group is not None:
             cgroups.remove(known.group)
 
@@ -362,7 +366,7 @@ class LocalEngine:
         self, place: TaskPlace, path: Path, info: TaskInfo, attempt: Attempt, started: bool
     ) -> None:
         if (known := self._registry.get(place)) is not None:
-            await self._follower.settled(known)  # the new start must not be mistaken for the old task
+            await self._terminator.settled(known)  # the new start must not be mistaken for the old task
             known = self._registry.get(place)
         if known is not None and (known.info.incarnation > info.incarnation or known.starting):
             return
@@ -370,75 +374,79 @@ class LocalEngine:
             if known.info.incarnation == info.incarnation:
                 await self._end_without_directory(known)
                 return
-            await self._put_aside(known, path)
+            await self._archive(known, path)
         elif started:
-            await self._find_lost(known, place, path, info)
+            await self._settle_lost(known, place, path, info)
             return
-        known = Known(place, str(path), info, group=info.cgroup, starting=True)
+        known = LocalTask(place, str(path), info, group=info.cgroup, starting=True)
         self._registry.add(known)
         if info.container is not None:
-            known.container = self._boxes.name(place, info.incarnation)
+            known.container = self._container_tasks.name(place, info.incarnation)
             if info.pid_namespace:
-                self._starts[place.key()] = asyncio.create_task(self._start_box(known, attempt))
+                self._starts[place.key()] = asyncio.create_task(self._start_container(known, attempt))
                 return
         try:
             self._registry.started(known, await self._starter.start(known))
         except BaseException:  # cancelled or failed: in both cases it may be tried again
             known.starting = False
             raise
-        self._follower.watch(known)
+        self._terminator.watch(known)
 
-    async def _end_without_directory(self, known: Known) -> None:
+    async def _end_without_directory(self, known: LocalTask) -> None:
         """End a launcher whose directory was deleted: it cannot get orders, and its output is lost."""
         if Path(known.path).is_dir() or known.cause:
             return
         if not known.proof:
             log.warning("%s was deleted: its processes are ended", known.path)
-            await self._follower.end(known, 0)
+            await self._terminator.end(known, 0)
         known.cause, known.proof = "lost", f"its task directory was deleted; {known.proof}"
 
-    async def _find_lost(self, known: Known | None, place: TaskPlace, path: Path, info: TaskInfo) -> None:
+    async def _settle_lost(
+        self, known: LocalTask | None, place: TaskPlace, path: Path, info: TaskInfo
+    ) -> None:
         """The task ran before and the record of its launcher is lost: find and end what still runs of it."""
         if known is None:
-            known = Known(place, str(path), info, group=info.cgroup)
+            known = LocalTask(place, str(path), info, group=info.cgroup)
             if info.container is not None:
-                known.container = self._boxes.name(place, info.incarnation)
+                known.container = self._container_tasks.name(place, info.incarnation)
             self._registry.add(known)
         known.recorded, known.unidentified, known.proof = False, not known.container, ""
-        await self._follower.settle([known])
+        await self._terminator.settle([known])
         if known.identity is not None:  # its container still runs
             await self._end_without_directory(known)
         elif known.proof:
             known.cause, known.proof = "lost", RECORD_LOST if path.is_dir() else DIRECTORY_LOST
 
-    async def _start_box(self, known: Known, attempt: Attempt) -> None:
+    async def _start_container(self, known: LocalTask, attempt: Attempt) -> None:
         """In the background, because a pull may take long. A failure becomes the task's end."""
         try:
-            self._registry.started(known, await self._boxes.start(known, attempt, self._starter.bundle))
+            self._registry.started(
+                known, await self._container_tasks.start(known, attempt, self._starter.bundle)
+            )
         except asyncio.CancelledError:
             known.starting = False
             raise
         except EngineUnavailable as exc:
             log.warning("%s: %s", known.path, exc)
             known.starting = False  # the next `observe` finds out what happened
-            self._follower.watcher.hint(known.place.key())
+            self._terminator.watcher.notify(known.place.key())
         except (EngineError, OSError) as exc:
             known.starting = False
             known.cause = "image" if isinstance(exc, ImageUnavailable) else "engine-error"
             known.proof = exc.message if isinstance(exc, EngineError) else str(exc)
             known.evidence = {"message": known.proof, "hint": getattr(exc, "hint", None) or ""}
-            self._follower.watcher.hint(known.place.key())
+            self._terminator.watcher.notify(known.place.key())
         else:
-            self._follower.watch(known)
+            self._terminator.watch(known)
         finally:
             known.waiting = ""
             self._starts.pop(known.place.key(), None)
 
-    async def _stop(self, known: Known, grace: float) -> None:
-        await self._give_up([known.place.key()])
-        await self._follower.end(known, grace)
+    async def _stop(self, known: LocalTask, grace: float) -> None:
+        await self._cancel_starts([known.place.key()])
+        await self._terminator.end(known, grace)
 
-    async def _give_up(self, keys: list[Key]) -> None:
+    async def _cancel_starts(self, keys: list[Key]) -> None:
         """Cancel the start of these containers."""
         tasks = [self._starts[key] for key in keys if key in self._starts]
         for task in tasks:
@@ -447,15 +455,15 @@ class LocalEngine:
             # Unlike gather, wait does not cancel the tasks a second time if this coroutine is cancelled.
             await asyncio.wait(tasks)
 
-    async def _put_aside(self, known: Known, path: Path) -> None:
+    async def _archive(self, known: LocalTask, path: Path) -> None:
         if not self._registry.is_alive(known):
-            await self._follower.settle([known])
+            await self._terminator.settle([known])
         if not known.proof:
             raise Conflict(
                 f"{known.place.task} of {known.place.run} is still running at incarnation {known.info.incarnation}",
                 hint="Stop it first.",
             )
-        self._follower.forget(known)
+        self._terminator.forget(known)
         directories.archive(path, known.info.incarnation)
 
     def _lock(self, run: str, attempt: int) -> asyncio.Lock:

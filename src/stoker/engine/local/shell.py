@@ -8,7 +8,7 @@ import sys
 
 from stoker.engine.local.containers import commands
 from stoker.engine.local.containers.commands import Runtime
-from stoker.engine.local.tasks.registry import Known
+from stoker.engine.local.tasks.registry import LocalTask
 from stoker.task import container_layout
 
 
@@ -25,7 +25,7 @@ def argv(launcher: int, directory: str, bundle: str) -> list[str]:
     return [program, "--target", str(launcher), *words, "--", *inside]
 
 
-def container_argv(runtime: Runtime, known: Known, bundle: str) -> list[str]:
+def container_argv(runtime: Runtime, known: LocalTask, bundle: str) -> list[str]:
     return commands.enter(runtime, known.container, container_layout.command(bundle, "shell", known.path))
 
 

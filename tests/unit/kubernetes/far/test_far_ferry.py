@@ -348,7 +348,7 @@ def test_a_ferry_brings_what_is_new_and_says_so(tmp_path: Path) -> None:
         task.cancel()
         assert changes == [("run", 1, "worker-0")] * 2
         assert far.directory.size(layout.segment(0)) == 200_004
-        assert ferry.last_contact is not None and ferry.trouble == ""
+        assert ferry.last_contact is not None and ferry.problem == ""
 
 
 @pytest.mark.parametrize(
@@ -393,19 +393,19 @@ def test_a_ferry_survives_whatever_it_meets(
         task = asyncio.run_coroutine_threadsafe(ferry.run(), far.thread.loop)
         assert done.wait(30)
         for _ in range(2000):
-            if not ferry.trouble and ferry.last_contact is not None:
+            if not ferry.problem and ferry.last_contact is not None:
                 break
             threading.Event().wait(0.01)
-        assert ferry.trouble == "" and not task.done()
+        assert ferry.problem == "" and not task.done()
         task.cancel()
     assert not (tmp_path / "evil").exists()
 
 
 def test_many_ferries_share_a_pace() -> None:
     pace = PollInterval(least=0.1, per_second=500)
-    assert 0.07 < pace.rest() < 0.13
-    pace.ferries = 1000
-    assert 1.4 < pace.rest() < 2.6
+    assert 0.07 < pace.pause() < 0.13
+    pace.pollers = 1000
+    assert 1.4 < pace.pause() < 2.6
 
 
 # -- HTTP ----------------------------------------------------------------------------------------------------

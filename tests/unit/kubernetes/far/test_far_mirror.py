@@ -45,11 +45,11 @@ def test_what_arrives_is_appended(tmp_path: Path) -> None:
     assert mirror.apply(*answer([(LOG, 4, b"two\n")]))
     assert not mirror.apply(*answer())
     assert (mirror.root / LOG).read_bytes() == b"one\ntwo\n"
-    assert mirror.question(wait=1)["have"] == {
+    assert mirror.request(wait=1)["have"] == {
         LOG: [8, courier_protocol.tag(b"one\ntwo\n")],
         layout.JOURNAL: [3, courier_protocol.tag(b"{}\n")],
     }
-    assert mirror.question(wait=1)["records"] == {layout.STATUS: courier_protocol.tag(b"{}")}
+    assert mirror.request(wait=1)["records"] == {layout.STATUS: courier_protocol.tag(b"{}")}
 
 
 def test_answers_to_older_questions_do_no_harm(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_answers_to_older_questions_do_no_harm(tmp_path: Path) -> None:
         have = 0
         waiting: list[tuple[int, bytes]] = []
         while have < len(data):
-            have = mirror.question(wait=0)["have"].get(LOG, [0])[0]
+            have = mirror.request(wait=0)["have"].get(LOG, [0])[0]
             waiting.append((have, data[have : have + chance.randrange(1, 300)]))
             if len(waiting) > 2 or chance.random() < 0.5:
                 offset, piece = waiting.pop(chance.randrange(len(waiting)))
@@ -84,7 +84,7 @@ def test_another_server_goes_on_where_this_one_was(tmp_path: Path) -> None:
     (mirror.root / f"{layout.STATUS}.tmp").write_bytes(b'{"pha')
     again = make(tmp_path)
     assert not again.synced
-    assert again.question(wait=0)["have"] == {LOG: [1010, courier_protocol.tag(b"x" * 246 + b"y" * 10)]}
+    assert again.request(wait=0)["have"] == {LOG: [1010, courier_protocol.tag(b"x" * 246 + b"y" * 10)]}
     again.apply(*answer([(LOG, 1010, b"z")], {layout.STATUS: b"{}"}))
     assert (again.root / LOG).read_bytes() == b"x" * 1000 + b"y" * 10 + b"z"
     assert (again.root / layout.STATUS).read_bytes() == b"{}"
@@ -94,7 +94,7 @@ def test_another_server_goes_on_where_this_one_was(tmp_path: Path) -> None:
 def test_a_mirror_that_may_be_wrong_is_dropped(tmp_path: Path, other: dict[str, str]) -> None:
     make(tmp_path).apply(*answer([(LOG, 0, b"one\n")], {layout.ORDER: b"{}"}))
     mirror = make(tmp_path, **other)
-    assert mirror.question(wait=0)["have"] == {} and mirror.question(wait=0)["records"] == {}
+    assert mirror.request(wait=0)["have"] == {} and mirror.request(wait=0)["records"] == {}
     assert not (mirror.root / LOG).exists() and not (mirror.root / layout.ORDER).exists()
 
 
@@ -102,7 +102,7 @@ def test_a_mirror_that_may_be_wrong_is_dropped(tmp_path: Path, other: dict[str, 
 def test_a_mirror_of_nobody_knows_what_is_dropped(tmp_path: Path, damage: bytes) -> None:
     make(tmp_path).apply(*answer([(LOG, 0, b"one\n")]))
     (tmp_path / "mirror" / ".mirror").write_bytes(damage)
-    assert make(tmp_path).question(wait=0)["have"] == {}
+    assert make(tmp_path).request(wait=0)["have"] == {}
 
 
 def test_resets_and_what_is_gone(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_resets_and_what_is_gone(tmp_path: Path) -> None:
     assert (mirror.root / LOG).read_bytes() == b"2\n"
     mirror.apply(*answer(gone=[LOG, layout.STATUS, layout.segment(77)]))
     assert not (mirror.root / LOG).exists() and not (mirror.root / layout.STATUS).exists()
-    assert list(mirror.question(wait=0)["have"]) == [layout.JOURNAL]
+    assert list(mirror.request(wait=0)["have"]) == [layout.JOURNAL]
 
 
 def test_lines_are_there_before_the_entry_that_follows_them(
@@ -148,7 +148,7 @@ def test_no_room_is_said_and_made_good(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError):
             mirror.apply(*answer([(LOG, 4, b"two\n")]))
-    assert mirror.question(wait=0)["have"] == {LOG: [6, courier_protocol.tag(b"one\ntw")]}
+    assert mirror.request(wait=0)["have"] == {LOG: [6, courier_protocol.tag(b"one\ntw")]}
     mirror.apply(*answer([(LOG, 6, b"o\n")]))
     assert (mirror.root / LOG).read_bytes() == b"one\ntwo\n"
 
@@ -207,8 +207,8 @@ def test_a_mirror_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mirror = make(tmp_path, limit=3000)
     mirror.apply(*answer([(LOG, 0, b"x" * 900)]))
     mirror.apply(*answer([(LOG, 900, b"x" * 101)]))
-    assert mirror.question(wait=0)["have"][LOG] == [-1, ""], "it is not asked for any more"
-    assert LOG in mirror.trouble
+    assert mirror.request(wait=0)["have"][LOG] == [-1, ""], "it is not asked for any more"
+    assert LOG in mirror.problem
     for number in range(1, 10):
         mirror.apply(*answer([(layout.segment(number), 0, b"x" * 500)]))
     assert sum(path.stat().st_size for path in mirror.root.rglob("*.log")) <= 3000
@@ -218,7 +218,7 @@ def test_a_mirror_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         mirror.apply(*answer([(f"metrics/1-{number}-a.jsonl", 0, b"x")]))
     assert len(list(mirror.root.rglob("*.*l*"))) <= 21
     mirror.apply(*answer(gone=[LOG]))
-    assert LOG not in mirror.question(wait=0)["have"], "another file of that name may be taken"
+    assert LOG not in mirror.request(wait=0)["have"], "another file of that name may be taken"
 
 
 def test_a_link_in_a_mirror_is_not_followed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stoker.courier import sync
-from stoker.courier.sync import Asked, Sync
+from stoker.courier.sync import SyncRequest, Sync
 from stoker.engine.kubernetes.courier_client.mirror import Mirror
 from stoker.task import courier_protocol, layout
 from stoker.task.local_directory import LocalTaskDir
@@ -153,8 +153,8 @@ class Mirroring(RuleBasedStateMachine):
                 assert self.near.read(path)[: len(content)] == content
 
     def _answer(self, mark: Any, *, final: bool) -> tuple[dict[str, Any], bytes]:
-        question = json.loads(json.dumps(self.mirror.question(wait=0.0, final=final, mark=mark)))
-        news = self.sync.wait(Asked.parse(question))
+        question = json.loads(json.dumps(self.mirror.request(wait=0.0, final=final, mark=mark)))
+        news = self.sync.wait(SyncRequest.parse(question))
         header, data = courier_protocol.unpack(courier_protocol.pack(news.header(), b"".join(news.data)))
         return header, bytes(data)
 

@@ -25,7 +25,7 @@ from support.waiting import wait_async
 
 @pytest.fixture(autouse=True)
 def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "LOOK", 0.0)
+    monkeypatch.setattr(credentials, "CHECK_SECONDS", 0.0)
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +84,7 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path, ca: trustme.
 def test_a_refused_token_is_looked_up_again_in_its_file_and_in_the_kubeconfig(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "LOOK", 3600.0)
+    monkeypatch.setattr(credentials, "CHECK_SECONDS", 3600.0)
 
     async def story() -> None:
         file = tmp_path / "token"

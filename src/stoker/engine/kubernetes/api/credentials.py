@@ -20,7 +20,7 @@ from stoker.errors import SpecError
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0
+CHECK_SECONDS = 1.0
 """Seconds between two checks of whether a file of credentials changed."""
 
 
@@ -112,7 +112,7 @@ class WatchedFile:
         now = time.monotonic()
         if now < self._next:
             return self._content
-        self._next = now + LOOK
+        self._next = now + CHECK_SECONDS
         try:
             state = os.stat(self.path)  # noqa: PTH116
             seen = (state.st_ino, state.st_mtime_ns, state.st_size)

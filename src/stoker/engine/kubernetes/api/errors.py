@@ -67,9 +67,9 @@ class KubeUnavailable(EngineUnavailable):
         self.status = status
 
 
-class Cut(KubeUnavailable):
+class Disconnected(KubeUnavailable):
     """No connection, or it was lost: a retry may work."""
 
 
-class Stalled(Cut):
+class Stalled(Disconnected):
     """The connection is open, but no data arrives."""

@@ -81,7 +81,7 @@ class Informer:
         """`trim` may drop unused fields from each object (managedFields are always dropped)."""
         self._readers: weakref.WeakSet[Changes] = weakref.WeakSet()
         self._mirrors = {
-            select: _Mirror(kube, select, max_silence, trim, self._tell)
+            select: _Mirror(kube, select, max_silence, trim, self._notify)
             for select in (Select(item) if isinstance(item, Kind) else item for item in selects)
         }
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,7 +138,7 @@ class Informer:
         self._readers.add(reader)
         return reader
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         for reader in self._readers:
             reader.put(change)
 
@@ -195,24 +195,24 @@ class _Mirror:
         select: Select,
         max_silence: float,
         trim: Callable[[Object], Object] | None,
-        tell: Callable[[Change], None],
+        notify: Callable[[Change], None],
     ) -> None:
         self._kube = kube
         self._select = select
         self._max_silence = max_silence
         self._trim = trim
-        self._tell = tell
+        self._notify = notify
         self._objects: dict[Key, Object] = {}
         self._version = ""
         """From where the next watch continues; "": list first."""
-        self._heard = float("-inf")
+        self._last_contact = float("-inf")
         self.listed = asyncio.Event()
         self.problem = ""
 
     # -- reading
 
     def fresh(self) -> bool:
-        return _now() - self._heard <= self._max_silence
+        return _now() - self._last_contact <= self._max_silence
 
     def get(self, name: str, namespace: str | None) -> Object | None:
         self._check()
@@ -255,7 +255,7 @@ class _Mirror:
             except Exception as exc:  # of `trim`, or an unexpected object: keep watching this kind
                 log.exception("watching %s", self._select)
                 problem, self._version = f"{type(exc).__name__}: {exc}", ""
-            failures = failures + 1 if self._heard < began or _now() - began < 1 else 0
+            failures = failures + 1 if self._last_contact < began or _now() - began < 1 else 0
             if problem and problem != self.problem:
                 log.warning("watching %s: %s", self._select, problem)
             self.problem = problem
@@ -287,7 +287,7 @@ class _Mirror:
         for obj in before.values():
             self._changed(obj, None)
         self._version = version
-        self._hear()
+        self._record_contact()
         self.listed.set()
 
     async def _watch(self) -> None:
@@ -307,11 +307,11 @@ class _Mirror:
                 elif name != "BOOKMARK":
                     self._put(self._trimmed(obj))
                 self._version = _version(obj)
-                self._hear()
-        self._hear()
+                self._record_contact()
+        self._record_contact()
 
-    def _hear(self) -> None:
-        self._heard = _now()
+    def _record_contact(self) -> None:
+        self._last_contact = _now()
         self.problem = ""
 
     def _put(self, obj: Object) -> None:
@@ -330,9 +330,9 @@ class _Mirror:
 
     def _changed(self, old: Object | None, new: Object | None) -> None:
         if old is not None and (new is None or _uid(new) != _uid(old)):
-            self._tell(Change(self._select, *_key(old), old, deleted=True))
+            self._notify(Change(self._select, *_key(old), old, deleted=True))
         if new is not None:
-            self._tell(Change(self._select, *_key(new), new))
+            self._notify(Change(self._select, *_key(new), new))
 
     def _trimmed(self, obj: Object) -> Object:
         obj["metadata"].pop("managedFields", None)

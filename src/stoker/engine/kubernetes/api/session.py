@@ -25,7 +25,7 @@ from yarl import URL
 
 from stoker.engine.kubernetes.api import proxies
 from stoker.engine.kubernetes.api.credentials import Identity, Login, StoredLogin
-from stoker.engine.kubernetes.api.errors import Cut, KubeError, KubeUnavailable, Stalled
+from stoker.engine.kubernetes.api.errors import Disconnected, KubeError, KubeUnavailable, Stalled
 from stoker.engine.kubernetes.api.exec_plugin import PluginLogin
 from stoker.engine.kubernetes.api.kubeconfig import KubeConfig
 from stoker.engine.kubernetes.api.tls import Tls
@@ -37,7 +37,7 @@ MAX_WAIT: Final = 10.0
 """The longest `Retry-After` in seconds that is obeyed here; a longer one is left to the caller."""
 IDLE: Final = 30.0
 """Seconds that an unused connection is kept; load balancers drop such connections silently after about a minute."""
-FAREWELL: Final = 0.25
+CLOSE_SECONDS: Final = 0.25
 """Seconds that closing a connection may wait for TLS's close notification. A dead server never sends it."""
 _BIG: Final = 1 << 20
 
@@ -54,7 +54,7 @@ class Answer:
         try:
             return json.loads(self.body)
         except ValueError:
-            raise Cut(
+            raise Disconnected(
                 f"the answer is not JSON, or only a part of it ({len(self.body)} bytes)", status=self.status
             ) from None
 
@@ -105,7 +105,7 @@ class Session:
         await self._connector.close(abort_ssl=True)
         await self._http.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(4 * FAREWELL):
+            async with asyncio.timeout(4 * CLOSE_SECONDS):
                 while any(each.fileno() != -1 for each in self._sockets):  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
 
@@ -125,7 +125,7 @@ class Session:
                         if wait is None:
                             self._raise(call, answer)
                         problem = f", last: {answer.status} {_status(answer)[1]}"
-                    except Cut as exc:
+                    except Disconnected as exc:
                         if call.method != "GET" or attempt == TRIES - 1:
                             raise
                         problem, wait = f", last: {exc.message}", _backoff(attempt)
@@ -290,21 +290,23 @@ class Session:
                 status = (
                     f"it answered {exc.status}" if isinstance(exc, aiohttp.ClientHttpProxyError) else str(exc)
                 )
-                return Cut(
+                return Disconnected(
                     f"{call}: the proxy {proxies.shown(self._proxy or '')} does not connect to {server}: {status}",
                     hint="Check proxy-url in the kubeconfig, HTTPS_PROXY and NO_PROXY.",
                 )
             case aiohttp.ConnectionTimeoutError():
-                return Cut(f"{call}: no connection to {server} within {CONNECT_TIMEOUT:g} s", hint=_REACH)
+                return Disconnected(
+                    f"{call}: no connection to {server} within {CONNECT_TIMEOUT:g} s", hint=_REACH
+                )
             case aiohttp.SocketTimeoutError():
                 return Stalled(f"{call}: {server} sends nothing")
             case aiohttp.ClientConnectorError():
-                return Cut(
+                return Disconnected(
                     f"{call}: no connection to {server}: {exc.os_error.strerror or exc.os_error}", hint=_REACH
                 )
             case aiohttp.ClientPayloadError():
-                return Cut(f"{call}: the answer of {server} ended early")
-        return Cut(f"{call}: the connection to {server} was lost: {str(exc) or type(exc).__name__}")
+                return Disconnected(f"{call}: the answer of {server} ended early")
+        return Disconnected(f"{call}: the connection to {server} was lost: {str(exc) or type(exc).__name__}")
 
 
 _KEEP_ALIVE: Final = (
@@ -367,5 +369,5 @@ def _connector(factory: Callable[[Any], socket.socket]) -> aiohttp.TCPConnector:
         # Deprecated without a replacement; without it closing takes up to 30 seconds.
         warnings.simplefilter("ignore", DeprecationWarning)
         return aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=IDLE, socket_factory=factory, ssl_shutdown_timeout=FAREWELL
+            limit=0, keepalive_timeout=IDLE, socket_factory=factory, ssl_shutdown_timeout=CLOSE_SECONDS
         )

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from stoker.engine.kubernetes.api.errors import Cut, KubeError, KubeUnavailable, Stalled
+from stoker.engine.kubernetes.api.errors import Disconnected, KubeError, KubeUnavailable, Stalled
 from stoker.engine.kubernetes.api.session import Call, Session
 from stoker.errors import TooLarge
 
@@ -45,7 +45,9 @@ async def events(reader: aiohttp.StreamReader, what: str) -> AsyncGenerator[tupl
             event = json.loads(line)
             name, obj = event["type"], event["object"]
         except (ValueError, KeyError, TypeError):
-            raise Cut(f"{what}: an event is not JSON, or only a part of it ({len(line)} bytes)") from None
+            raise Disconnected(
+                f"{what}: an event is not JSON, or only a part of it ({len(line)} bytes)"
+            ) from None
         if name == "ERROR":
             raise _error(what, obj)
         yield name, obj
@@ -143,7 +145,7 @@ async def _collect(ws: aiohttp.ClientWebSocketResponse, max_bytes: int) -> Ended
             out[channel] += data
             if len(out[1]) + len(out[2]) > max_bytes:
                 raise TooLarge(f"exec printed more than {max_bytes} bytes")
-    raise Cut("exec: the connection was lost before the command ended")
+    raise Disconnected("exec: the connection was lost before the command ended")
 
 
 def _code(status: dict[str, Any]) -> int:
@@ -178,7 +180,7 @@ async def forward(
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    task = asyncio.create_task(_carry(ws, ours))
+    task = asyncio.create_task(_relay(ws, ours))
     keep(task)
     try:
         async with asyncio.timeout(timeout):
@@ -189,11 +191,11 @@ async def forward(
         theirs.close()
         task.cancel()
         if isinstance(exc, OSError):  # TimeoutError and ssl.SSLError too
-            raise Cut(f"port-forward to {port}: no connection: {exc or type(exc).__name__}") from exc
+            raise Disconnected(f"port-forward to {port}: no connection: {exc or type(exc).__name__}") from exc
         raise
 
 
-async def _carry(ws: aiohttp.ClientWebSocketResponse, end: socket.socket) -> None:
+async def _relay(ws: aiohttp.ClientWebSocketResponse, end: socket.socket) -> None:
     loop = asyncio.get_running_loop()
 
     async def outwards() -> None:
@@ -201,26 +203,26 @@ async def _carry(ws: aiohttp.ClientWebSocketResponse, end: socket.socket) -> Non
             await ws.send_bytes(b"\x00" + data)
 
     async def inwards() -> None:
-        greeted = {0: False, 1: False}
+        announced = {0: False, 1: False}
         async for message in ws:
             if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
                 continue
             channel = message.data[0]
-            if channel in greeted and not greeted[channel]:
-                greeted[channel] = True  # the first message on each channel is the port number
+            if channel in announced and not announced[channel]:
+                announced[channel] = True  # the first message on each channel is the port number
             elif channel == 0:
                 await loop.sock_sendall(end, memoryview(message.data)[1:])
             elif channel == 1:
                 log.warning("port-forward: %s", message.data[1:].decode("utf-8", "replace").strip())
                 return
 
-    ways = [asyncio.create_task(outwards()), asyncio.create_task(inwards())]
+    directions = [asyncio.create_task(outwards()), asyncio.create_task(inwards())]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
-        for result in await asyncio.gather(*ways, return_exceptions=True):
+        for direction in directions:
+            direction.cancel()
+        for result in await asyncio.gather(*directions, return_exceptions=True):
             if isinstance(result, Exception) and not isinstance(result, (OSError, aiohttp.ClientError)):
                 log.error("port-forward ended", exc_info=result)
         end.close()

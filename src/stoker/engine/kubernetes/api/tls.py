@@ -23,7 +23,7 @@ class Tls:
         self._ca_file = WatchedFile(config.ca_file) if config.ca_file is not None else None
         self._made: tuple[bytes, bytes, bytes] | None = None
         self._context: ssl.SSLContext | None = None
-        self._complained: tuple[bytes, bytes, bytes] | None = None
+        self._reported: tuple[bytes, bytes, bytes] | None = None
         if config.insecure and config.server.startswith("https:"):
             log.warning(
                 "the certificate of %s is not checked (insecure-skip-tls-verify): any host on the way can read and "
@@ -37,7 +37,7 @@ class Tls:
         if not self._config.server.startswith("https:"):
             return None
         wanted = (self._authority(), identity.cert, identity.key)
-        if self._context is not None and wanted in (self._made, self._complained):
+        if self._context is not None and wanted in (self._made, self._reported):
             return self._context
         try:
             self._context = self._make(*wanted)
@@ -47,10 +47,10 @@ class Tls:
                     f"the certificates for {self._config.server} cannot be used: {_reason(exc)}",
                     hint="Check certificate-authority, client-certificate and client-key in the kubeconfig.",
                 ) from exc
-            self._complained = wanted
+            self._reported = wanted
             log.warning("the new certificates for %s cannot be used: %s", self._config.server, _reason(exc))
             return self._context
-        self._made, self._complained = wanted, None
+        self._made, self._reported = wanted, None
         return self._context
 
     def _authority(self) -> bytes:

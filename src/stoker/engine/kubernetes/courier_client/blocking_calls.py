@@ -14,7 +14,7 @@ from stoker.engine.kubernetes.courier_client.client import (
     Courier,
     CourierGone,
     CourierLost,
-    SignAnew,
+    SignAgain,
     Signed,
 )
 from stoker.task import courier_protocol
@@ -40,7 +40,7 @@ class Pauses:
         self._end = time.monotonic() + self._patience
         self._pause = _FIRST_PAUSE
 
-    def rest(self) -> bool:
+    def pause(self) -> bool:
         """Pause. False, without a pause, when the time is over."""
         if time.monotonic() + self._pause >= self._end:
             return False
@@ -61,7 +61,7 @@ class Pending:
         """Raises what Courier.check raises; SignAgain as CourierLost, since the request was not executed."""
         try:
             return self._courier.check(self._request, _result(self._future, TIMEOUT + 5))
-        except SignAnew as exc:
+        except SignAgain as exc:
             raise CourierLost("it has restarted") from exc
 
     def cancel(self) -> None:
@@ -85,19 +85,19 @@ class BlockingCalls:
         """One call, tried again while there is no answer."""
         body = courier_protocol.pack(header, data)
         pauses = Pauses(self.patience)
-        anew = 0
+        restarts = 0
         while True:
             request = self._courier.sign(verb, body)
             try:
                 return self._courier.check(
                     request, self.wait(self._courier.send(request, TIMEOUT), TIMEOUT + 5)
                 )
-            except SignAnew:
-                anew += 1
-                if anew > 3 and not pauses.rest():
+            except SignAgain:
+                restarts += 1
+                if restarts > 3 and not pauses.pause():
                     raise CourierLost("it restarts again and again") from None
             except CourierLost:
-                if not pauses.rest():
+                if not pauses.pause():
                     raise
 
     def job(self, verb: str, header: Mapping[str, Any]) -> dict[str, Any]:

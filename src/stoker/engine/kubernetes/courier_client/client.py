@@ -43,7 +43,7 @@ class Incomplete(OSError):
     """A tree cannot be placed yet: some of its content has not arrived, or was lost."""
 
 
-class SignAnew(Exception):
+class SignAgain(Exception):
     """The request was signed for another boot of the courier, which did not execute it."""
 
 
@@ -76,7 +76,7 @@ class Courier:
             request = self.sign(verb, body)
             try:
                 return self.check(request, await self.send(request, timeout))
-            except SignAnew:
+            except SignAgain:
                 continue
         raise CourierLost("it restarts again and again")
 
@@ -111,7 +111,7 @@ class Courier:
             raise CourierLost(f"invalid answer: {exc}") from exc
         if status == 409 and isinstance(header.get("boot"), str):
             self._boot = header["boot"]
-            raise SignAnew
+            raise SignAgain
         if status != 200:
             raise _error(request.verb, status, header)
         return header, data

@@ -33,19 +33,19 @@ class Contact:
     silence: float = 0.0
     """Seconds since the last answer, or since polling began. 0 while there is no failure: a courier that has nothing
     new does not answer at once."""
-    trouble: str = ""
+    problem: str = ""
     known: bool = False
     """The mirrored task had an order to run before."""
 
 
 @dataclass
-class _Link:
+class _Connection:
     uid: str
     directory: RemoteTaskDir
     mirror: Mirror
-    ferry: Poller
+    poller: Poller
     transport: Any
-    sailing: asyncio.Task[None] | None = None
+    polling: asyncio.Task[None] | None = None
     since: float = 0.0
 
 
@@ -56,61 +56,61 @@ class Connections:
         self._cluster = cluster
         self._root = root
         self._changed = changed
-        self._ways = Routes(cluster)
-        self._pace = PollInterval()
-        self._links: dict[Key, _Link] = {}
+        self._routes = Routes(cluster)
+        self._interval = PollInterval()
+        self._connections: dict[Key, _Connection] = {}
         self._boot_id = boot_id()
-        self._found: set[Key] | None = None
+        self._stored_keys: set[Key] | None = None
         self._closing: set[asyncio.Future[None]] = set()
 
-    def take(self, key: Key, pod: str, uid: str, secret: Object) -> RemoteTaskDir | None:
+    def connect(self, key: Key, pod: str, uid: str, secret: Object) -> RemoteTaskDir | None:
         """The directory in this pod; None if its Secret is damaged. The same pod gives the same directory again."""
-        known = self._links.get(key)
+        known = self._connections.get(key)
         if known is not None and known.uid == uid:
             return known.directory
         found = credentials.read(secret)
         if found is None:
             return None
         if known is not None:
-            self._dock(known)
-        transport = self._ways.to(pod, found[1])
+            self._close_in_background(known)
+        transport = self._routes.to(pod, found[1])
         mirror = Mirror(self.path(key), source=uid, boot_id=self._boot_id)
         shares = bool(self._cluster.config.checkpoints)
         loop = asyncio.get_running_loop()
         directory = RemoteTaskDir(Courier(found[0], transport), mirror, loop, shares=shares)
-        ferry = Poller(directory, key, self._changed, pace=self._pace)
-        self._links[key] = _Link(uid, directory, mirror, ferry, transport)
+        poller = Poller(directory, key, self._changed, pace=self._interval)
+        self._connections[key] = _Connection(uid, directory, mirror, poller, transport)
         return directory
 
-    def sail(self, key: Key) -> None:
+    def start_polling(self, key: Key) -> None:
         """The courier is up: keep the mirror up to date."""
-        link = self._links.get(key)
-        if link is not None and link.sailing is None:
-            link.since = time.monotonic()
-            link.sailing = asyncio.create_task(link.ferry.run())
+        connection = self._connections.get(key)
+        if connection is not None and connection.polling is None:
+            connection.since = time.monotonic()
+            connection.polling = asyncio.create_task(connection.poller.run())
 
-    def rest(self, key: Key) -> None:
+    def pod_ended(self, key: Key) -> None:
         """The courier is gone: end polling. What has arrived stays."""
-        link = self._links.get(key)
-        if link is not None:
-            link.directory.abandon("its pod has ended")
-            self._dock(link)
+        connection = self._connections.get(key)
+        if connection is not None:
+            connection.directory.abandon("its pod has ended")
+            self._close_in_background(connection)
 
     def directory(self, key: Key) -> RemoteTaskDir | None:
-        link = self._links.get(key)
-        return None if link is None else link.directory
+        connection = self._connections.get(key)
+        return None if connection is None else connection.directory
 
     def contact(self, key: Key) -> Contact:
-        link = self._links.get(key)
-        if link is None or link.sailing is None:
+        connection = self._connections.get(key)
+        if connection is None or connection.polling is None:
             return Contact()
-        last = link.ferry.last_contact
-        since = link.since if last is None else max(last, link.since)
+        last = connection.poller.last_contact
+        since = connection.since if last is None else max(last, connection.since)
         return Contact(
             ever=last is not None,
-            silence=time.monotonic() - since if link.ferry.trouble else 0.0,
-            trouble=link.ferry.trouble,
-            known=link.directory.order() is not None,
+            silence=time.monotonic() - since if connection.poller.problem else 0.0,
+            problem=connection.poller.problem,
+            known=connection.directory.order() is not None,
         )
 
     def path(self, key: Key) -> Path:
@@ -119,23 +119,23 @@ class Connections:
 
     def is_of(self, key: Key, uid: str) -> bool:
         """Whether this task's connection is to that pod."""
-        link = self._links.get(key)
-        return link is not None and link.uid == uid
+        connection = self._connections.get(key)
+        return connection is not None and connection.uid == uid
 
     def known(self) -> list[Key]:
         """Tasks with a mirror on this machine, including those of earlier servers."""
-        if self._found is None:
-            self._found = set(_on_disk(self._root))
-        return sorted(self._found | set(self._links))
+        if self._stored_keys is None:
+            self._stored_keys = set(_on_disk(self._root))
+        return sorted(self._stored_keys | set(self._connections))
 
     async def drop(self, run: str, attempt: int) -> None:
         """Delete the mirrors of an attempt."""
-        for key in [key for key in self._links if key[:2] == (run, attempt)]:
-            link = self._links.pop(key)
-            await self._close(link)
-            await asyncio.to_thread(link.mirror.drop)
-        if self._found is not None:
-            self._found = {key for key in self._found if key[:2] != (run, attempt)}
+        for key in [key for key in self._connections if key[:2] == (run, attempt)]:
+            connection = self._connections.pop(key)
+            await self._close(connection)
+            await asyncio.to_thread(connection.mirror.drop)
+        if self._stored_keys is not None:
+            self._stored_keys = {key for key in self._stored_keys if key[:2] != (run, attempt)}
         path = self._root / run / str(attempt)
         await asyncio.to_thread(shutil.rmtree, path, True)
         with contextlib.suppress(OSError):
@@ -143,20 +143,20 @@ class Connections:
 
     async def close(self) -> None:
         """Called when the server ends; mirrors stay."""
-        await asyncio.gather(*(self._close(link) for link in self._links.values()))
-        self._links.clear()
+        await asyncio.gather(*(self._close(connection) for connection in self._connections.values()))
+        self._connections.clear()
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _close(self, link: _Link) -> None:
-        sailing, link.sailing = link.sailing, None
-        if sailing is not None:
-            sailing.cancel()
-            await asyncio.gather(sailing, return_exceptions=True)
-        await link.transport.close()
+    async def _close(self, connection: _Connection) -> None:
+        polling, connection.polling = connection.polling, None
+        if polling is not None:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+        await connection.transport.close()
 
-    def _dock(self, link: _Link) -> None:
-        closing = asyncio.ensure_future(self._close(link))
+    def _close_in_background(self, connection: _Connection) -> None:
+        closing = asyncio.ensure_future(self._close(connection))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 

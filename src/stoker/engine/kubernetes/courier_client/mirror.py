@@ -54,7 +54,7 @@ class Mirror:
         self._refused: set[str] = set()
         self.synced = False
         """Everything has arrived at least once since this object was made."""
-        self.trouble = ""
+        self.problem = ""
         """Why a file is not mirrored completely."""
         self._open({"source": source, "boot_id": boot_id})
 
@@ -69,7 +69,7 @@ class Mirror:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def question(self, *, wait: float, final: bool = False, mark: Any = None) -> dict[str, Any]:
+    def request(self, *, wait: float, final: bool = False, mark: Any = None) -> dict[str, Any]:
         """The header of a sync request."""
         with self._lock:
             have: dict[str, list[Any]] = {
@@ -90,19 +90,19 @@ class Mirror:
 
         Other files are written before the journal's entries about them, and the status comes last.
         """
-        news = _parse(header, data)
+        answer = _parse(header, data)
         with self._lock:
-            for path in news.resets:
+            for path in answer.resets:
                 self._truncate(path)
-            for path, offset, piece in sorted(news.deltas, key=lambda delta: delta[0] == layout.JOURNAL):
+            for path, offset, piece in sorted(answer.deltas, key=lambda delta: delta[0] == layout.JOURNAL):
                 self._append(path, offset, piece)
-            for path, piece in news.records:
+            for path, piece in answer.records:
                 self._replace(path, bytes(piece))
-            for path in news.gone:
+            for path in answer.gone:
                 self._forget(path)
-        if news.whole:
+        if answer.whole:
             self.synced = True
-        return bool(news.resets or news.deltas or news.records or news.gone)
+        return bool(answer.resets or answer.deltas or answer.records or answer.gone)
 
     def record(self, path: str, data: bytes) -> None:
         """Replace a record that the server wrote: the courier has it already."""
@@ -128,9 +128,9 @@ class Mirror:
             found += [f"{folder}/{name}" for name in os.listdir(self._root / folder)]
         for path in found:
             if courier_protocol.grows(path):
-                self._look(path)
+                self._load(path)
 
-    def _look(self, path: str) -> None:
+    def _load(self, path: str) -> None:
         """Read the size and the last bytes of a file."""
         self._hold(path, None)
         try:
@@ -150,7 +150,7 @@ class Mirror:
         if path in self._refused or offset > held.size or offset + len(piece) <= held.size:
             return  # refused, or an answer to an older request, which the next one corrects
         piece = piece[held.size - offset :]
-        if not self._room(path, held.size, len(piece)):
+        if not self._has_room(path, held.size, len(piece)):
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._root / path, flags, 0o600)
@@ -161,7 +161,7 @@ class Mirror:
                 count = os.pwrite(fd, rest, at)
                 at, rest = at + count, rest[count:]
         except OSError:
-            self._look(path)
+            self._load(path)
             raise
         finally:
             os.close(fd)
@@ -175,13 +175,13 @@ class Mirror:
         if path != layout.JOURNAL:
             self._taken += (held.size if held else 0) - (before.size if before else 0)
 
-    def _room(self, path: str, size: int, more: int) -> bool:
+    def _has_room(self, path: str, size: int, more: int) -> bool:
         full = path != layout.JOURNAL and (
             self._taken + more > self._limit or (path not in self._held and len(self._held) >= MOST_FILES)
         )
         if full or size + more > LARGEST_FILE:
             self._refused.add(path)
-            self.trouble = f"{path} is not mirrored beyond {size} bytes: it exceeds the limits"
+            self.problem = f"{path} is not mirrored beyond {size} bytes: it exceeds the limits"
             return False
         return True
 
@@ -206,7 +206,7 @@ class Mirror:
 
 
 @dataclass
-class _News:
+class _SyncAnswer:
     resets: list[str]
     deltas: list[tuple[str, int, memoryview]]
     records: list[tuple[str, memoryview]]
@@ -214,7 +214,7 @@ class _News:
     whole: bool
 
 
-def _parse(header: Mapping[str, Any], data: memoryview) -> _News:
+def _parse(header: Mapping[str, Any], data: memoryview) -> _SyncAnswer:
     resets = courier_protocol.strings(header.get("resets"), MOST_FILES)
     gone = courier_protocol.strings(header.get("gone"), MOST_FILES)
     deltas: list[tuple[str, int, memoryview]] = []
@@ -239,7 +239,7 @@ def _parse(header: Mapping[str, Any], data: memoryview) -> _News:
         raise Malformed("an answer with files that are not mirrored")
     if not all(courier_protocol.grows(path) or path in courier_protocol.RECORDS for path in gone):
         raise Malformed("an answer about files that are not mirrored")
-    return _News(resets, deltas, records, gone, header.get("mark") is None)
+    return _SyncAnswer(resets, deltas, records, gone, header.get("mark") is None)
 
 
 def _triples(value: Any) -> list[Any]:

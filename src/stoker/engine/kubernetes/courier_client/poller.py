@@ -31,10 +31,10 @@ class PollInterval:
         approximate number of calls that all pollers together may make."""
         self._least = least
         self._per_second = per_second
-        self.ferries = 0
+        self.pollers = 0
 
-    def rest(self) -> float:
-        return max(self._least, self.ferries / self._per_second) * random.uniform(0.75, 1.25)
+    def pause(self) -> float:
+        return max(self._least, self.pollers / self._per_second) * random.uniform(0.75, 1.25)
 
 
 class Poller:
@@ -51,19 +51,19 @@ class Poller:
         self._directory = directory
         self._key = key
         self._on_change = on_change
-        self._pace = pace or PollInterval()
+        self._interval = pace or PollInterval()
         self.last_contact: float | None = None
         """When the courier last answered, time.monotonic(); None: never yet."""
-        self.trouble = ""
+        self.problem = ""
         """Why the last call failed; empty when it did not."""
 
     async def run(self) -> None:
         """Until cancelled. Raises nothing but CancelledError."""
-        self._pace.ferries += 1
+        self._interval.pollers += 1
         try:
             await self._run()
         finally:
-            self._pace.ferries -= 1
+            self._interval.pollers -= 1
 
     async def _run(self) -> None:
         backoff = 0.0
@@ -81,13 +81,13 @@ class Poller:
                 continue
             backoff = 0.0
             self.last_contact = time.monotonic()
-            self.trouble = ""
+            self.problem = ""
             if changed:
                 self._on_change(self._key)
-                await asyncio.sleep(0 if mark is not None else self._pace.rest())
+                await asyncio.sleep(0 if mark is not None else self._interval.pause())
 
     def _failed(self, exc: Exception) -> None:
         text = str(exc) or type(exc).__name__
-        if text != self.trouble:
+        if text != self.problem:
             log.info("%s, attempt %s, %s: %s", *self._key, text)
-        self.trouble = text
+        self.problem = text

@@ -24,9 +24,9 @@ from stoker.task import courier_protocol
 
 log = logging.getLogger(__name__)
 
-_KNOCK = 1.0
+_PROBE_SECONDS = 1.0
 """Seconds in which a pod's own address must answer to count as reachable."""
-_AGAIN = 300.0
+_RETRY_SECONDS = 300.0
 """Seconds after which an address that could not be reached is tried again, with another pod."""
 
 _REFUSALS = 4
@@ -40,24 +40,24 @@ class Routes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._closed_until = 0.0
+        self._unreachable_until = 0.0
 
     def to(self, pod: str, certificate: str) -> Transport:
         wanted = self._cluster.config.reach
         order = ("direct", "proxy", "forward") if wanted == "auto" else (wanted,)
-        return _Chosen(self, self._cluster, pod, certificate, order)
+        return _CurrentRoute(self, self._cluster, pod, certificate, order)
 
-    async def open(self, address: str) -> bool:
+    async def reachable(self, address: str) -> bool:
         """Whether the pod network can be reached from this machine, tested by connecting to one of its addresses."""
-        if time.monotonic() < self._closed_until:
+        if time.monotonic() < self._unreachable_until:
             return False
         try:
-            async with asyncio.timeout(_KNOCK):
+            async with asyncio.timeout(_PROBE_SECONDS):
                 _, writer = await asyncio.open_connection(address, courier_protocol.PORT)
         except ConnectionRefusedError:
             return True  # the pod is reachable, although its courier does not listen yet
         except OSError:
-            self._closed_until = time.monotonic() + _AGAIN
+            self._unreachable_until = time.monotonic() + _RETRY_SECONDS
             return False
         writer.close()
         with contextlib.suppress(OSError):
@@ -65,13 +65,13 @@ class Routes:
         return True
 
 
-class _Chosen:
+class _CurrentRoute:
     """Implements Transport over the current route."""
 
     def __init__(
-        self, ways: Routes, cluster: Cluster, pod: str, certificate: str, order: tuple[str, ...]
+        self, routes: Routes, cluster: Cluster, pod: str, certificate: str, order: tuple[str, ...]
     ) -> None:
-        self._ways = ways
+        self._routes = routes
         self._cluster = cluster
         self._pod = pod
         self._certificate = certificate
@@ -80,52 +80,52 @@ class _Chosen:
         self._worked = False
         self._refused = 0
         self._last = ""
-        self._made: dict[tuple[str, str], Transport] = {}
+        self._transports: dict[tuple[str, str], Transport] = {}
 
     async def call(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
-        way = await self._way()
+        transport = await self._current()
         try:
-            answer = await way.call(path, headers, body, timeout)
+            answer = await transport.call(path, headers, body, timeout)
         except ConnectionRefusedError:
             self._refused += 1
             if self._refused % _REFUSALS == 0:  # another host may have this address in the local network
-                self._next()
+                self._next_route()
             raise  # the route works: the courier does not listen yet
         except (OSError, StokerError):
-            self._next()
+            self._next_route()
             raise
         if courier_protocol.SESSION.lower() not in answer[1]:
             # Not the courier's answer: it comes from the API server or another host on the way.
-            self._next()
+            self._next_route()
         else:
             self._worked = True
         return answer
 
     async def close(self) -> None:
-        for made in self._made.values():
+        for made in self._transports.values():
             if isinstance(made, StreamTransport):
                 await made.close()
-        self._made.clear()
+        self._transports.clear()
 
-    def _next(self) -> None:
+    def _next_route(self) -> None:
         """A route that worked gets a second chance: pods change often, routes rarely."""
         if self._worked:
             self._worked = False
         else:
             self._at = (self._at + 1) % len(self._order)
 
-    async def _way(self) -> Transport:
+    async def _current(self) -> Transport:
         address = self._address()
-        untried = self._order[self._at] == "direct" and ("direct", address) not in self._made
-        if untried and len(self._order) > 1 and not (address and await self._ways.open(address)):
+        untried = self._order[self._at] == "direct" and ("direct", address) not in self._transports
+        if untried and len(self._order) > 1 and not (address and await self._routes.reachable(address)):
             self._at = 1
         name = self._order[self._at]
         if name == "direct" and not address:
             raise EngineUnavailable(f"pod {self._pod} has no address")
         key = name, address if name == "direct" else ""
-        if key not in self._made:
-            self._made[key] = self._make(name, address)
-        return self._made[key]
+        if key not in self._transports:
+            self._transports[key] = self._make(name, address)
+        return self._transports[key]
 
     def _make(self, name: str, address: str) -> Transport:
         if name == "direct":

@@ -49,7 +49,7 @@ class RemoteTaskDir:
         self._courier = courier
         self._mirror = mirror
         self._calls = BlockingCalls(courier, loop, patience)
-        self._near = LocalTaskDir(str(mirror.root))
+        self._local = LocalTaskDir(str(mirror.root))
 
     @property
     def turns(self) -> None:
@@ -64,33 +64,33 @@ class RemoteTaskDir:
 
     @property
     def root(self) -> str:
-        return self._near.root
+        return self._local.root
 
     def exists(self) -> bool:
         """Whether reads can be relied on: the mirror has been up to date since this object was created, or it has
         the order. False before the courier's first answer."""
-        return self._mirror.synced or self._near.order() is not None
+        return self._mirror.synced or self._local.order() is not None
 
     def info(self) -> formats.TaskInfo | None:
-        return self._near.info()
+        return self._local.info()
 
     def order(self) -> formats.Order | None:
-        return self._near.order()
+        return self._local.order()
 
     def status(self) -> formats.Status | None:
-        return self._near.status()
+        return self._local.status()
 
     def journal(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-        return self._near.journal(offset)
+        return self._local.journal(offset)
 
     def lines(self, path: str, offset: int, limit: int = 4 << 20) -> tuple[list[dict[str, Any]], int]:
-        return self._near.lines(path, offset, limit)
+        return self._local.lines(path, offset, limit)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
-        return self._near.read(path, offset, limit)
+        return self._local.read(path, offset, limit)
 
     def size(self, path: str) -> int:
-        return self._near.size(path)
+        return self._local.size(path)
 
     # -- through the courier ---------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class RemoteTaskDir:
                 return False
             except (OSError, ValueError):
                 mark = None
-                if not pauses.rest():
+                if not pauses.pause():
                     return False
                 continue
             if mark is None or time.monotonic() >= end:
@@ -214,8 +214,8 @@ class RemoteTaskDir:
     ) -> tuple[bool, Any]:
         """Bring what is new into the mirror. Returns whether there was anything, and the mark to continue with (None:
         that was all). Called in the loop. Raises CourierLost, Malformed, OSError."""
-        question = self._mirror.question(wait=wait, final=final, mark=mark)
-        header, data = await self._courier.call(courier_protocol.SYNC, question, timeout=wait + timeout)
+        request = self._mirror.request(wait=wait, final=final, mark=mark)
+        header, data = await self._courier.call(courier_protocol.SYNC, request, timeout=wait + timeout)
         if len(data) <= SMALL:
             changed = self._mirror.apply(header, data)
         else:
@@ -224,7 +224,7 @@ class RemoteTaskDir:
         return changed, header.get("mark")
 
     def list(self, path: str = "") -> list[str]:
-        return self._near.list(path)
+        return self._local.list(path)
 
 
 def _number(value: Any) -> int:

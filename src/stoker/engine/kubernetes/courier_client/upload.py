@@ -62,7 +62,7 @@ class Uploader:
                 if tries >= TRIES:
                     raise BlobDamaged(f"{self._target['path']} cannot be assembled: {exc}") from exc
             except CourierLost:
-                if not self._pauses.rest():
+                if not self._pauses.pause():
                     raise
 
     def _missing(self, contents: dict[str, int]) -> dict[str, tuple[int, int]] | None:

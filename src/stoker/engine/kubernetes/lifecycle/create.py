@@ -47,30 +47,32 @@ class Submitter:
         config = self._cluster.config
         pods = render.pods(attempt, config, origin)  # before anything is created: this may refuse the attempt
         secret, fresh = await self._secret(attempt, origin)
-        asked, made = marks(secret)
+        requested, created = incarnations(secret)
         wanted = [
             (plan, pod)
             for plan, pod in zip(attempt.tasks, pods, strict=True)
-            if plan.incarnation > made.get(plan.name, (0, ""))[0]
+            if plan.incarnation > created.get(plan.name, (0, ""))[0]
         ]
         if not wanted:
             return {}
         newer = {
-            plan.name: plan.incarnation for plan, _ in wanted if plan.incarnation > asked.get(plan.name, 0)
+            plan.name: plan.incarnation
+            for plan, _ in wanted
+            if plan.incarnation > requested.get(plan.name, 0)
         }
         for plan, _ in wanted:
-            await self._make_way(attempt, plan)
+            await self._delete_predecessors(attempt, plan)
         if newer:
-            secret = await self._ask_more(attempt, secret, asked | newer)
+            secret = await self._add_tasks(attempt, secret, requested | newer)
         again = not fresh and (secret["metadata"].get("annotations") or {}).get(names.PLAIN) == "none"
-        results = await self._make(wanted, secret, again=again)
+        results = await self._create_pods(wanted, secret, again=again)
         refusals = {task: found for task, found in results.items() if isinstance(found, tuple)}
         uids = {
             plan.name: (plan.incarnation, str(results[plan.name]))
             for plan, _ in wanted
             if plan.name not in refusals
         }
-        await self._mark(secret, {**made, **uids})
+        await self._annotate_created(secret, {**created, **uids})
         return refusals
 
     # -- the Secret ------------------------------------------------------------------------------------------
@@ -90,20 +92,20 @@ class Submitter:
                     f"the attempt's Secret cannot be created: {exc.message}", hint=exc.hint
                 ) from exc
             found = await cluster.kube.get(kinds.SECRETS, name)
-            _check_ours(found, body)
+            _check_labels(found, body)
             return found, False
         cluster.note(kinds.SECRETS, found)
         return found, True
 
-    async def _ask_more(self, attempt: Attempt, secret: Object, asked: Mapping[str, int]) -> Object:
+    async def _add_tasks(self, attempt: Attempt, secret: Object, requested: Mapping[str, int]) -> Object:
         """Add tasks of a higher incarnation: their identity must be in the Secret before their pod is created."""
         body = render.secret(attempt, self._cluster.config, render.PLACEHOLDERS, render.RunIdentity("", ""))
         data = {key: value for key, value in body["data"].items() if key.startswith("task.")}
-        annotations = {names.TASKS: json.dumps(dict(asked))}
+        annotations = {names.TASKS: json.dumps(dict(requested))}
         return await self._patch(secret, {"metadata": {"annotations": annotations}, "data": data})
 
-    async def _mark(self, secret: Object, made: Mapping[str, tuple[int, str]]) -> None:
-        text = json.dumps({task: list(found) for task, found in made.items()})
+    async def _annotate_created(self, secret: Object, created: Mapping[str, tuple[int, str]]) -> None:
+        text = json.dumps({task: list(found) for task, found in created.items()})
         await self._patch(secret, {"metadata": {"annotations": {names.SUBMITTED: text}}})
 
     async def _patch(self, secret: Object, patch: Object) -> Object:
@@ -116,7 +118,7 @@ class Submitter:
 
     # -- pods ------------------------------------------------------------------------------------------------
 
-    async def _make_way(self, attempt: Attempt, plan: TaskPlan) -> None:
+    async def _delete_predecessors(self, attempt: Attempt, plan: TaskPlan) -> None:
         """Delete pods of earlier incarnations, which must be proven dead."""
         for pod in self._cluster.pods():
             if names.key_of(pod) != (attempt.run, attempt.number, plan.name):
@@ -132,7 +134,7 @@ class Submitter:
                 kinds.PODS, pod["metadata"]["name"], grace=1, uid=pod["metadata"]["uid"]
             )
 
-    async def _make(
+    async def _create_pods(
         self, wanted: list[tuple[TaskPlan, Object]], secret: Object, *, again: bool
     ) -> dict[str, str | tuple[str, str]]:
         """By task: the pod's UID, or why there is none for now."""
@@ -140,7 +142,7 @@ class Submitter:
 
         async def one(plan: TaskPlan, pod: Object) -> str | tuple[str, str]:
             async with places:
-                return await self._make_one(_owned(pod, secret), again=again or plan.started)
+                return await self._create_pod(_owned(pod, secret), again=again or plan.started)
 
         found = await asyncio.gather(*(one(*item) for item in wanted), return_exceptions=True)
         for result in found:
@@ -148,7 +150,7 @@ class Submitter:
                 raise result
         return {plan.name: result for (plan, _), result in zip(wanted, found, strict=True)}  # type: ignore[misc]
 
-    async def _make_one(self, pod: Object, *, again: bool) -> str | tuple[str, str]:
+    async def _create_pod(self, pod: Object, *, again: bool) -> str | tuple[str, str]:
         kube, name = self._cluster.kube, pod["metadata"]["name"]
         if again:
             try:
@@ -157,14 +159,14 @@ class Submitter:
                 if exc.absent:
                     return ""  # it may have run, so it is not created again
                 raise
-            _check_ours(found, pod)
+            _check_labels(found, pod)
             return str(found["metadata"]["uid"])
         try:
             found = await kube.create(kinds.PODS, pod)
         except KubeError as exc:
             if exc.exists:
                 found = await kube.get(kinds.PODS, name)
-                _check_ours(found, pod)
+                _check_labels(found, pod)
                 return str(found["metadata"]["uid"])
             text, hint = pod_causes.refused(exc.message, exc.status)
             if pod_causes.over_quota(exc.message):
@@ -178,16 +180,16 @@ class Submitter:
     async def _origin(self) -> render.RunIdentity:
         cluster = self._cluster
         found = render.RunIdentity(cluster.home, cluster.name, cluster.namespace)
-        return found if cluster.config.stoker_image else replace(found, bundle=await self._have_bundle())
+        return found if cluster.config.stoker_image else replace(found, bundle=await self._ensure_bundle())
 
-    async def _have_bundle(self) -> str:
+    async def _ensure_bundle(self) -> str:
         """The digest of the bundle in the namespace. Created once per server; a failure is tried again."""
         task = self._bundle
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._bundle = asyncio.create_task(self._bring_bundle())
+            task = self._bundle = asyncio.create_task(self._upload_bundle())
         return await asyncio.shield(task)
 
-    async def _bring_bundle(self) -> str:
+    async def _upload_bundle(self) -> str:
         path = self._home.engine / f"bundle-{self._cluster.name}.zip"
         digest = await make_bundle(path)
         content = await asyncio.to_thread(path.read_bytes)
@@ -205,20 +207,20 @@ Refusals = dict[str, tuple[str, str]]
 """By task: why the cluster refuses its pod for now, and a hint."""
 
 
-def marks(secret: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[int, str]]]:
+def incarnations(secret: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[int, str]]]:
     """{task: incarnation} that were requested, and {task: (incarnation, pod's UID)} that were created."""
     annotations = secret["metadata"].get("annotations") or {}
-    asked = {
+    requested = {
         task: number
         for task, number in _parsed(annotations.get(names.TASKS)).items()
         if isinstance(number, int)
     }
-    made = {
+    created = {
         task: (found[0], str(found[1]))
         for task, found in _parsed(annotations.get(names.SUBMITTED)).items()
         if isinstance(found, list) and len(found) == 2 and isinstance(found[0], int)
     }
-    return asked, made
+    return requested, created
 
 
 async def make_bundle(path: Any) -> str:
@@ -259,7 +261,7 @@ def _owned(pod: Object, secret: Object) -> Object:
     return {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}
 
 
-def _check_ours(found: Object, wanted: Object) -> None:
+def _check_labels(found: Object, wanted: Object) -> None:
     """An existing object of this name must be the wanted one."""
     there, ours = found["metadata"].get("labels") or {}, wanted["metadata"]["labels"]
     for label in (names.HOME, names.CLUSTER, names.RUN, names.ATTEMPT, names.TASK, names.INCARNATION):

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ from stoker.engine.change_feed import Key
 from stoker.engine.kubernetes import names
 from stoker.engine.kubernetes.api import KubeError, KubeUnavailable, kinds
 from stoker.engine.kubernetes.cluster import Cluster
-from stoker.engine.kubernetes.lifecycle.pod_log import PlainLog
+from stoker.engine.kubernetes.lifecycle.pod_log import PodLog
 from stoker.engine.kubernetes.manifests.template import MAIN
 from stoker.engine.kubernetes.status import pod_causes
 from stoker.errors import EngineError, StokerError
@@ -41,11 +41,11 @@ Object = Mapping[str, Any]
 SAVE = 0.5
 """Seconds between two saves of the log position."""
 _BACKOFF = (0.2, 10.0)
-_SLOWER = 4
+_BACKOFF_FACTOR = 4
 """Factor by which the pause grows after each refused read of a log: with thousands of such tasks every try counts."""
 _MARKER = ".mirror"
 _DEADLINE = 30.0
-_UNREADABLE = 20.0
+_REFUSED_SECONDS = 20.0
 """Seconds for which the node may refuse the log of an ended container, before the task ends without it. An API server
 that does not answer at all is waited for."""
 
@@ -64,12 +64,12 @@ class LauncherlessTaskDir(LocalTaskDir):
 
     def exists(self) -> bool:
         """Its container has been started: before that, the pod's status says why it waits."""
-        return self._task.begun or self.order() is not None
+        return self._task.container_started or self.order() is not None
 
     def write_order(self, order: Order) -> None:
         """`run` only records the order: the container runs already. `stop` deletes the pod with its grace."""
         super().write_order(order)
-        self._do(self._task.ordered(order))
+        self._do(self._task.execute(order))
 
     def write_secrets(self, values: Mapping[str, str]) -> None:
         """Not needed: they are in the container's environment."""
@@ -92,12 +92,12 @@ class LauncherlessTaskDir(LocalTaskDir):
         """Nothing to do: there are no files."""
 
     def settle(self, generation: int) -> None:
-        self._do(self._task.lost(generation))
+        self._do(self._task.record_lost(generation))
 
     def catch_up(self, timeout: float) -> bool:
         try:
-            self._do(self._task.caught_up(timeout), timeout + 1)
-        except (OSError, TimeoutError, Late):
+            self._do(self._task.wait_for_log(timeout), timeout + 1)
+        except (OSError, TimeoutError, FutureTimeout):
             return False
         return True
 
@@ -130,18 +130,18 @@ class LauncherlessTask:
         self.uid = str(pod["metadata"]["uid"])
         self._name = str(pod["metadata"]["name"])
         _make(root, self.uid)
-        self._log = PlainLog(root, budget=logs.budget, segment=logs.segment)
+        self._log = PodLog(root, budget=logs.budget, segment=logs.segment)
         self._pod = pod
         self._gone = False
-        self._news = asyncio.Event()
-        self._drained = asyncio.Event()
+        self._updated = asyncio.Event()
+        self._log_complete = asyncio.Event()
         self._recorded = asyncio.Event()
         self._saved = 0.0
         self.directory = LauncherlessTaskDir(self, asyncio.get_running_loop())
         self._following = asyncio.create_task(self._follow())
 
     @property
-    def begun(self) -> bool:
+    def container_started(self) -> bool:
         """Whether its container was started."""
         state = (pod_causes.status_of(self._pod, MAIN) or {}).get("state") or {}
         return "running" in state or "terminated" in state
@@ -149,7 +149,7 @@ class LauncherlessTask:
     def take(self, pod: Object, *, gone: bool = False) -> None:
         """A new state of the pod; `gone`: it was deleted, and this is its last state."""
         self._pod, self._gone = pod, gone
-        self._news.set()
+        self._updated.set()
         self._record()
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class LauncherlessTask:
 
     # -- called by the directory -----------------------------------------------------------------------------
 
-    async def ordered(self, order: Order) -> None:
+    async def execute(self, order: Order) -> None:
         if order.verb == "stop":
             grace = 1 if order.kill else max(1, round(order.grace))
             try:
@@ -169,7 +169,7 @@ class LauncherlessTask:
                 raise EngineError(f"pod {self._name} cannot be deleted: {exc.message}") from exc
         self._record()
 
-    async def lost(self, generation: int) -> None:
+    async def record_lost(self, generation: int) -> None:
         """Record the end of a pod that is gone without a recorded end."""
         entries, _ = self.directory.journal()
         if not any(entry.get("k") == "ended" for entry in entries):
@@ -179,21 +179,21 @@ class LauncherlessTask:
             ending = Ending(seq, generation, "lost", message=finding.proof, at=time.time())
             self._end(ending, list(self._log.tail))
 
-    async def caught_up(self, timeout: float) -> None:
+    async def wait_for_log(self, timeout: float) -> None:
         if self._terminated() is None and not self._gone:
             return
         async with asyncio.timeout(timeout):
-            await self._drained.wait()
+            await self._log_complete.wait()
 
     # -- the log ---------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         wait = _BACKOFF[0]
         refused: float | None = None
-        while not self._drained.is_set():
-            if not self.begun and not self._gone:
-                self._news.clear()
-                await self._news.wait()
+        while not self._log_complete.is_set():
+            if not self.container_started and not self._gone:
+                self._updated.clear()
+                await self._updated.wait()
                 continue
             over = self._terminated() is not None or self._gone
             try:
@@ -207,12 +207,12 @@ class LauncherlessTask:
                     now = time.monotonic()
                     if over and isinstance(exc, KubeError | KubeUnavailable) and exc.status:
                         refused = refused or now
-                    over = refused is not None and now - refused > _UNREADABLE
-                    wait = min(wait * _SLOWER, _BACKOFF[1])
+                    over = refused is not None and now - refused > _REFUSED_SECONDS
+                    wait = min(wait * _BACKOFF_FACTOR, _BACKOFF[1])
             if over:
                 self._log.end()
                 self._log.save()
-                self._drained.set()
+                self._log_complete.set()
                 self._record()
             else:
                 await asyncio.sleep(wait)
@@ -243,14 +243,14 @@ class LauncherlessTask:
     def _record(self) -> None:
         """Write down what is known by now. `ended` only when the log is complete."""
         try:
-            self._write_down()
+            self._write_state()
         except OSError as exc:
             log.warning("%s: its state cannot be written: %s", self.root, exc)
 
-    def _write_down(self) -> None:
+    def _write_state(self) -> None:
         order = self.directory.order()
-        if not self.begun or order is None:
-            if self.begun:
+        if not self.container_started or order is None:
+            if self.container_started:
                 self._status("ready", None)
             return
         entries, _ = self.directory.journal()
@@ -265,7 +265,7 @@ class LauncherlessTask:
         terminated = self._terminated()
         if "ended" in done:
             return
-        if terminated is not None and self._drained.is_set() and not _by_force(self._pod, order):
+        if terminated is not None and self._log_complete.is_set() and not _ended_by_cluster(self._pod, order):
             self._end(self._ending(order, terminated), list(self._log.tail))
         else:
             self._status("stopping" if order.verb == "stop" else "running", None)
@@ -332,13 +332,13 @@ class LauncherlessTask:
         return found if isinstance(found, Mapping) else None
 
 
-def by_itself(pod: Object) -> bool:
+def ended_by_itself(pod: Object) -> bool:
     """Its container ended by itself. The end is in the journal, and the task counts as alive with an ended body."""
     terminated = ((pod_causes.status_of(pod, MAIN) or {}).get("state") or {}).get("terminated")
-    return terminated is not None and not _by_force(pod, None)
+    return terminated is not None and not _ended_by_cluster(pod, None)
 
 
-def _by_force(pod: Object, order: Order | None) -> bool:
+def _ended_by_cluster(pod: Object, order: Order | None) -> bool:
     """Whether the cluster ended it; its reason is better than the exit code. A deadline is the job's own."""
     found = pod_causes.by_cluster(pod)
     stopped = order is not None and order.verb == "stop"
@@ -385,7 +385,7 @@ class LauncherlessTasks:
         self._tasks.clear()
 
 
-def is_plain(obj: Object) -> bool:
+def is_launcherless(obj: Object) -> bool:
     """A pod or Secret of a task without a launcher."""
     return (obj["metadata"].get("annotations") or {}).get(names.PLAIN) == "none"
 

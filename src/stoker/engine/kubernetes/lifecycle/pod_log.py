@@ -26,7 +26,7 @@ _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\
 _STATE = "plain.json"
 
 
-class PlainLog:
+class PodLog:
     """Segments in `root`/log within a budget: the first half of it and the newest segments stay. One writer.
 
     `feed` takes the API's data in pieces of any size; call `begin` before each new stream.

@@ -17,7 +17,7 @@ Object = Mapping[str, Any]
 
 _WAIT = 20.0
 """Seconds that a node may take for it, before it counts as postponed."""
-_LOOK = 0.25
+_CHECK_SECONDS = 0.25
 
 
 async def resize(cluster: Cluster, pod: Object, *, cpu: float | None, memory: int | None) -> str | None:
@@ -64,7 +64,7 @@ async def _done(cluster: Cluster, name: str, wanted: Mapping[str, Any]) -> str |
             return "its pod is gone"
         if (problem := verdict(pod, wanted)) is not None:
             return problem or None
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_CHECK_SECONDS)
     return "its node has no room for the change yet"
 
 

@@ -172,7 +172,7 @@ class _Task:
         return self.attempt.job or _NO_JOB
 
     @property
-    def plain(self) -> bool:
+    def launcherless(self) -> bool:
         return self.job.launcher == "none"
 
     @property
@@ -206,18 +206,18 @@ class _Task:
 def _pod(task: _Task) -> Object:
     job, config = task.job, task.config
     spec: Object = {
-        "restartPolicy": "Never" if task.plain else "OnFailure",
+        "restartPolicy": "Never" if task.launcherless else "OnFailure",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": math.ceil(job.grace + (0 if task.plain else config.carry)),
+        "terminationGracePeriodSeconds": math.ceil(job.grace + (0 if task.launcherless else config.carry)),
         "securityContext": security_context.of_pod(task.user, config),
         **scheduling.spec(task.attempt, task.plan, job, config),
     }
-    if task.plain and job.timeout is not None:
+    if task.launcherless and job.timeout is not None:
         spec["activeDeadlineSeconds"] = math.ceil(job.timeout)  # otherwise the launcher enforces it
     if config.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in config.pull_secrets]
-    if not task.plain:
+    if not task.launcherless:
         spec["initContainers"] = [_init(task), _courier(task)]
     spec["containers"] = [_main(task)]
     spec["volumes"] = volumes.of_pod(task.attempt, task.plan, job, config, task.origin.bundle)
@@ -234,7 +234,7 @@ def _pod_metadata(task: _Task) -> Object:
         "karpenter.sh/do-not-disrupt": "true",
         "kubectl.kubernetes.io/default-container": template.MAIN,
     }
-    if task.plain:
+    if task.launcherless:
         annotations[names.PLAIN] = "none"
     return _metadata(task.name, task.attempt, task.config, task.origin, labels, annotations)
 
@@ -315,7 +315,7 @@ def _ours(task: _Task, program: str, verb: str, *arguments: str) -> Object:
 def _main(task: _Task) -> Object:
     job, config, many = task.job, task.config, len(task.attempt.tasks)
     found: Object = {"name": template.MAIN, "image": task.image}
-    if not task.plain:
+    if not task.launcherless:
         found["command"] = container_layout.command(
             container_layout.CURRENT, "launch", container_layout.TASK, python=task.python
         )
@@ -336,7 +336,7 @@ def _main(task: _Task) -> Object:
 
 def _environment(task: _Task) -> list[Object]:
     found: list[Object] = [] if scheduling.gpus(task.plan, task.job) else [_NO_GPUS]
-    if not task.plain:
+    if not task.launcherless:
         return found  # the launcher sets the body's environment, from the order
     attempt, plan = task.attempt, task.plan
     inputs = {

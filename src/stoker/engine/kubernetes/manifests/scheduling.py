@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 ZONE = "topology.kubernetes.io/zone"
-_PATIENT = [
+_TOLERATE_UNREADY = [
     {"key": f"node.kubernetes.io/{word}", "operator": "Exists", "effect": "NoExecute"}
     for word in ("not-ready", "unreachable")
 ]
@@ -25,12 +25,12 @@ that comes back continues."""
 def needs(job: Job, config: ClusterConfig, cluster: str) -> Needs:
     """What one task takes of a node, including the courier."""
     resources = job.resources
-    plain = job.launcher == "none"
+    launcherless = job.launcher == "none"
     cpu = config.default_cpu if resources.cpu is None else resources.cpu
     memory = resources.memory or 0
     return Needs(
-        cpu=cpu if plain else cpu + config.sidecar.cpu,
-        memory=memory if plain else memory + config.sidecar.memory,
+        cpu=cpu if launcherless else cpu + config.sidecar.cpu,
+        memory=memory if launcherless else memory + config.sidecar.memory,
         gpu=resources.gpu or 0,
         among=frozenset(tags(cluster, job.pool, gpu=bool(resources.gpu))),
     )
@@ -106,7 +106,7 @@ def spec(attempt: Attempt, plan: TaskPlan, job: Job, config: ClusterConfig) -> O
         if gpu_taint(config) != ours["key"]:
             tolerations.append({**ours, "key": gpu_taint(config)})
         tolerations.append(ours)
-    found["tolerations"] = [*{str(one): one for one in tolerations}.values(), *_PATIENT]
+    found["tolerations"] = [*{str(one): one for one in tolerations}.values(), *_TOLERATE_UNREADY]
     if affinity := _affinity(attempt, plan):
         found["affinity"] = affinity
     return found

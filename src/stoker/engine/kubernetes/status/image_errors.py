@@ -51,7 +51,9 @@ def cannot_pull(image: str, reason: str, message: str, events: Sequence[str] = (
     """`message`: the container's. If it only reports the back-off, the events have the registry's message."""
     if reason == "InvalidImageName":
         return f"the image {image!r} is not a reference that can be pulled"
-    said = _said(message) or next((found for text in reversed(events) if (found := _said(text))), "")
+    said = _registry_message(message) or next(
+        (found for text in reversed(events) if (found := _registry_message(text))), ""
+    )
     start = f"the image {image} cannot be pulled"
     lower = said.lower()
     if any(sign in lower for sign in _PLATFORM):
@@ -93,7 +95,7 @@ def _is_missing(words: str) -> bool:
     return "no such file" in words or "not found" in words
 
 
-def _said(message: str) -> str:
+def _registry_message(message: str) -> str:
     """The registry's own message, without what the kubelet and the runtime put around it."""
     if not message or ("ack-off" in message and "rror" not in message):
         return ""

@@ -227,8 +227,8 @@ def _not_placed(pod: Object, condition: Object, nodes: Sequence[Object] | None) 
     message = str(condition.get("message") or "")
     if condition.get("reason") == "SchedulingGated":
         return PodFinding(waiting="is held back by a scheduling gate", hopeless=Cause.ENGINE_ERROR)
-    text = unschedulable.explain(message, unschedulable.ask(pod), nodes)
-    return PodFinding(waiting=text, hopeless=Cause.ENGINE_ERROR, no_room=unschedulable.full(message))
+    text = unschedulable.explain(message, unschedulable.requests_of(pod), nodes)
+    return PodFinding(waiting=text, hopeless=Cause.ENGINE_ERROR, no_room=unschedulable.lacks_room(message))
 
 
 def _container_waits(pod: Object, name: str, events: Sequence[Object]) -> PodFinding | None:

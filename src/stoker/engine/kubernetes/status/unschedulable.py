@@ -26,20 +26,20 @@ class PodRequest:
         return {name: amount for name, amount in (found | dict(self.devices)).items() if amount}
 
 
-def ask(pod: Object) -> PodRequest:
+def requests_of(pod: Object) -> PodRequest:
     """By Kubernetes' rule: containers that run together add up; those that run before count if they need more."""
     spec = pod.get("spec") or {}
     total: dict[str, Any] = {}
-    beside: dict[str, Any] = {}
+    sidecars: dict[str, Any] = {}
     most: dict[str, Any] = {}
     for one in spec.get("initContainers") or ():
         wants = _requests(one)
         if one.get("restartPolicy") == "Always":
-            beside = _added(beside, wants)
-            most = _larger(most, beside)
+            sidecars = _added(sidecars, wants)
+            most = _larger(most, sidecars)
         else:
-            most = _larger(most, _added(beside, wants))
-    total = beside
+            most = _larger(most, _added(sidecars, wants))
+    total = sidecars
     for one in spec.get("containers") or ():
         total = _added(total, _requests(one))
     whole = _larger(_larger(total, most), _pod_level(spec))
@@ -60,13 +60,13 @@ def explain(message: str, wanted: PodRequest, nodes: Sequence[Object] | None = N
         return f'no node takes it: the volume claim "{found[1]}" {found[2]}'
     if not reasons:
         return f"no node takes it: {' '.join(message.split())}" if message else "no node takes it yet"
-    words = "; ".join(_said(number_, reason, count) for number_, reason in reasons)
+    words = "; ".join(_reason_text(number_, reason, count) for number_, reason in reasons)
     text = f"no node can take it now: {words}"
     too_large = _too_large(wanted, nodes) if nodes else ""
     return f"{text}. {too_large}" if too_large else text
 
 
-def full(message: str) -> bool:
+def lacks_room(message: str) -> bool:
     """Whether a node could take the pod if others had not taken its resources."""
     return any(reason.startswith(("Insufficient ", "Too many pods")) for _, reason in _parsed(message)[1])
 
@@ -84,7 +84,7 @@ def _parsed(message: str) -> tuple[int, list[tuple[int, str]]]:
     return int(found[1]), reasons
 
 
-def _said(number_: int, reason: str, count: int) -> str:
+def _reason_text(number_: int, reason: str, count: int) -> str:
     of = f"{number_} of {count} nodes" if count != 1 else "the only node"
     have, do = ("have", "do") if number_ != 1 and count != 1 else ("has", "does")
     if found := re.match(r"Insufficient (.+)", reason):
@@ -168,4 +168,4 @@ def _larger(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {key: max(one.get(key, 0), other.get(key, 0)) for key in {**one, **other}}
 
 
-__all__ = ["PodRequest", "ask", "cores", "explain", "size"]
+__all__ = ["PodRequest", "cores", "explain", "requests_of", "size"]

@@ -79,15 +79,15 @@ def launcher(bundle: str, directory: str, python: str | None) -> list[str]:
     return container_layout.command(bundle, "launch", directory, python=python)
 
 
-def create(runtime: Runtime, box: Container) -> list[str]:
+def create(runtime: Runtime, container: Container) -> list[str]:
     """Creates the container; `start` starts it. With two steps, a container whose server died in between never starts."""
-    argv = [runtime.path, "create", "--name", box.name, "--pull", "never"]
-    return [*argv, *_options(runtime, box), *_what(box.image, box.command)]
+    argv = [runtime.path, "create", "--name", container.name, "--pull", "never"]
+    return [*argv, *_options(runtime, container), *_image_and_command(container.image, container.command)]
 
 
-def run(runtime: Runtime, box: Container) -> list[str]:
+def run(runtime: Runtime, container: Container) -> list[str]:
     """Pulls the image and runs it in the foreground; image name and command are appended by the caller."""
-    return [runtime.path, "run", "--name", box.name, "--pull", "missing", *_options(runtime, box)]
+    return [runtime.path, "run", "--name", container.name, "--pull", "missing", *_options(runtime, container)]
 
 
 def start(runtime: Runtime, name: str) -> list[str]:
@@ -96,8 +96,8 @@ def start(runtime: Runtime, name: str) -> list[str]:
 
 def remove(runtime: Runtime, name: str) -> list[str]:
     """Ends it at once, if it runs. docker does so by default, podman would wait."""
-    patience = ["--time", "0"] if runtime.program == "podman" else []
-    return [runtime.path, "rm", "--force", *patience, name]
+    timeout = ["--time", "0"] if runtime.program == "podman" else []
+    return [runtime.path, "rm", "--force", *timeout, name]
 
 
 def update(runtime: Runtime, name: str, cpu: float | None, memory: int | None) -> list[str]:
@@ -117,57 +117,57 @@ def enter(runtime: Runtime, name: str, command: Sequence[str]) -> list[str]:
     return [runtime.path, "exec", "--interactive", "--tty", name, *command]
 
 
-def _options(runtime: Runtime, box: Container) -> list[str]:
+def _options(runtime: Runtime, container: Container) -> list[str]:
     argv = ["--network", "host", "--security-opt", "label=disable"]
-    for key, value in sorted(box.labels.items()):
+    for key, value in sorted(container.labels.items()):
         argv += ["--label", f"{key}={value}"]
-    argv += _identity(runtime, box)
-    argv += _limits(runtime, box)
-    argv += _devices(runtime, box)
-    for path, mode in box.mounts:
+    argv += _identity(runtime, container)
+    argv += _limits(runtime, container)
+    argv += _devices(runtime, container)
+    for path, mode in container.mounts:
         argv += ["--volume", f"{path}:{path}:{mode}"]
-    for outside, inside, mode in box.binds:
+    for outside, inside, mode in container.binds:
         argv += ["--volume", f"{outside}:{inside}:{mode}"]
     return argv
 
 
-def _identity(runtime: Runtime, box: Container) -> list[str]:
-    if box.user is None:
+def _identity(runtime: Runtime, container: Container) -> list[str]:
+    if container.user is None:
         return []
     if runtime.rootless and runtime.program == "podman":
         # The server's user is the same inside, so that it owns the files in the task directory.
         return ["--userns", "keep-id"]
     if runtime.rootless:
         return ["--user", "0:0"]  # this is the server's user outside
-    return ["--user", f"{box.user[0]}:{box.user[1]}"]
+    return ["--user", f"{container.user[0]}:{container.user[1]}"]
 
 
-def _limits(runtime: Runtime, box: Container) -> list[str]:
+def _limits(runtime: Runtime, container: Container) -> list[str]:
     argv: list[str] = []
-    if box.cpu is not None and "cpu" in runtime.limits:
-        argv += ["--cpus", f"{box.cpu:g}"]
-    if box.memory is not None and "memory" in runtime.limits:
-        argv += ["--memory", str(box.memory), "--memory-swap", str(box.memory)]
-    if box.pids is not None and "pids" in runtime.limits:
-        argv += ["--pids-limit", str(box.pids)]
-    if box.shm is not None:
-        argv += ["--shm-size", str(box.shm)]
-    for kind, limit in (("nofile", box.open_files), ("nproc", box.processes)):
+    if container.cpu is not None and "cpu" in runtime.limits:
+        argv += ["--cpus", f"{container.cpu:g}"]
+    if container.memory is not None and "memory" in runtime.limits:
+        argv += ["--memory", str(container.memory), "--memory-swap", str(container.memory)]
+    if container.pids is not None and "pids" in runtime.limits:
+        argv += ["--pids-limit", str(container.pids)]
+    if container.shm is not None:
+        argv += ["--shm-size", str(container.shm)]
+    for kind, limit in (("nofile", container.open_files), ("nproc", container.processes)):
         if limit is not None:
             argv += ["--ulimit", f"{kind}={limit[0]}:{limit[1]}"]
     return argv
 
 
-def _devices(runtime: Runtime, box: Container) -> list[str]:
-    if not box.gpus:
+def _devices(runtime: Runtime, container: Container) -> list[str]:
+    if not container.gpus:
         # Images set `all`, and with NVIDIA's runtime as default they would get all GPUs.
         return ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
     if runtime.program == "docker" and not runtime.cdi:
-        return ["--gpus", f'"device={",".join(box.gpus)}"']
-    return [word for gpu in box.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")]
+        return ["--gpus", f'"device={",".join(container.gpus)}"']
+    return [word for gpu in container.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")]
 
 
-def _what(image: str, command: Sequence[str]) -> list[str]:
+def _image_and_command(image: str, command: Sequence[str]) -> list[str]:
     if not command:
         return [image]
     return ["--entrypoint", command[0], image, *command[1:]]
@@ -181,27 +181,27 @@ def summary(runtime: Runtime) -> str:
     return f"{runtime.program} {runtime.version or runtime.path} ({how}{more})"
 
 
-def failure(program: str, said: str) -> str:
+def failure(program: str, output: str) -> str:
     """The most informative line of a runtime's output."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
     return (errors or lines or [f"{program} gave no reason"])[-1]
 
 
-def is_absent(said: str) -> bool:
+def is_absent(output: str) -> bool:
     """The runtime has no such container. "No such file" is another error."""
     words = ("no such container", "no such object", "no container with")
-    return any(word in said.lower() for word in words)
+    return any(word in output.lower() for word in words)
 
 
-def is_away(said: str) -> bool:
+def is_unreachable(output: str) -> bool:
     """The daemon cannot be reached, so the state is unknown."""
-    return any(word in said.lower() for word in ("cannot connect to", "failed to connect to the docker"))
+    return any(word in output.lower() for word in ("cannot connect to", "failed to connect to the docker"))
 
 
-def is_taken(said: str) -> bool:
+def is_taken(output: str) -> bool:
     """The name belongs to another container, or to one that is being created."""
-    return "already in use" in said.lower()
+    return "already in use" in output.lower()
 
 
 def state_of(raw: Mapping[str, Any]) -> tuple[bool, int, int, bool]:

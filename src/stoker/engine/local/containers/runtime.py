@@ -24,13 +24,13 @@ from stoker.errors import EngineError, EngineUnavailable
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+CALL_SECONDS = 60.0
 """Seconds that a runtime may take for anything except `pull` and `create`, which copy an image."""
-FINDING = 15.0
+INFO_SECONDS = 15.0
 """Seconds for the check whether the runtime works."""
-LATE = 600.0
+LATE_SECONDS = 600.0
 """Seconds in which a container may still appear after its creation was cancelled: a daemon continues without its client."""
-LAST = 10.0
+END_SECONDS = 10.0
 """Seconds that a cancelled client may take to end by itself."""
 DOCKER = "unix:///var/run/docker.sock"
 CGROUPS = Path("/sys/fs/cgroup")
@@ -86,14 +86,14 @@ def find() -> Runtime | None:
             continue
         try:
             how = "json" if program == "podman" else "{{json .}}"
-            raw = json.loads(_run([path, "info", "--format", how], patience=FINDING))
+            raw = json.loads(_run([path, "info", "--format", how], timeout=INFO_SECONDS))
             return _podman(path, raw) if program == "podman" else _docker(path, raw)
         except (EngineError, ValueError):
             continue
     return None
 
 
-def glance() -> Runtime | None:
+def describe() -> Runtime | None:
     """Like `find`, but without a call to podman: its first call by an ordinary user leaves a process and directories
     behind. So its version is not known, and its limits are those that the machine would allow."""
     path = shutil.which("podman")
@@ -180,19 +180,19 @@ async def pull(runtime: Runtime, reference: str) -> None:
         ) from exc
 
 
-async def create(runtime: Runtime, box: commands.Container) -> None:
+async def create(runtime: Runtime, container: commands.Container) -> None:
     """Create the container, replacing one of that name that was never started. May take long: without storage layers,
     or with mapped users, the whole image is copied. After a cancel or failure the container may still appear."""
-    argv = commands.create(runtime, box)
-    until, removed = time.monotonic() + LATE, False
+    argv = commands.create(runtime, container)
+    until, removed = time.monotonic() + LATE_SECONDS, False
     while True:
         try:
             await _run_long(argv)
             return
         except EngineError as exc:
-            there = await finished(asyncio.to_thread(state, runtime, box.name)) is not None
+            there = await uninterrupted(asyncio.to_thread(state, runtime, container.name)) is not None
             if there and not removed:
-                await finished(asyncio.to_thread(remove, runtime, box.name))
+                await uninterrupted(asyncio.to_thread(remove, runtime, container.name))
                 removed = True
             elif not there and commands.is_taken(exc.message) and time.monotonic() < until:
                 await asyncio.sleep(
@@ -202,18 +202,18 @@ async def create(runtime: Runtime, box: commands.Container) -> None:
                 raise
 
 
-async def finished(work: Coroutine[Any, Any, T], *, final: bool = False) -> T:
+async def uninterrupted(work: Coroutine[Any, Any, T], *, final: bool = False) -> T:
     """Wait for a thread's work even when cancelled: it cannot be interrupted, and the cancelling code must see its
     result. `final`: after success there is nothing left to cancel, so the cancel is ignored."""
     task = asyncio.ensure_future(work)
-    given_up: asyncio.CancelledError | None = None
+    cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as exc:
-            given_up = exc
-    if given_up is not None and (task.exception() is not None or not final):
-        raise given_up
+            cancelled = exc
+    if cancelled is not None and (task.exception() is not None or not final):
+        raise cancelled
     return task.result()
 
 
@@ -238,7 +238,7 @@ def state(runtime: Runtime, name: str) -> State | None:
     return State(*commands.state_of(raw))
 
 
-def said(runtime: Runtime, name: str) -> str:
+def last_output(runtime: Runtime, name: str) -> str:
     """The last output of a container; empty if it is not known."""
     try:
         return _run([runtime.path, "logs", "--tail", "20", name], both=True)
@@ -273,7 +273,7 @@ def client_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(more)}
 
 
-def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False) -> str:
+def _run(argv: Sequence[str], *, timeout: float = CALL_SECONDS, both: bool = False) -> str:
     try:
         done = subprocess.run(
             argv,
@@ -282,7 +282,7 @@ def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False)
             stderr=subprocess.STDOUT if both else subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=patience,
+            timeout=timeout,
             env=client_environment(),
             cwd="/",
             start_new_session=True,
@@ -291,15 +291,15 @@ def _run(argv: Sequence[str], *, patience: float = PATIENCE, both: bool = False)
     except OSError as exc:
         raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
     except subprocess.TimeoutExpired as exc:
-        raise EngineUnavailable(f"{Path(argv[0]).name} {argv[1]} took longer than {patience:.0f} s") from exc
+        raise EngineUnavailable(f"{Path(argv[0]).name} {argv[1]} took longer than {timeout:.0f} s") from exc
     if done.returncode != 0:
         raise _failed(argv, done.stderr or done.stdout or "")
     return done.stdout
 
 
-def _failed(argv: Sequence[str], said: str) -> EngineError:
-    reason = commands.failure(Path(argv[0]).name, said)
-    return EngineUnavailable(reason) if commands.is_away(reason) else EngineError(reason)
+def _failed(argv: Sequence[str], output: str) -> EngineError:
+    reason = commands.failure(Path(argv[0]).name, output)
+    return EngineUnavailable(reason) if commands.is_unreachable(reason) else EngineError(reason)
 
 
 async def _run_long(argv: Sequence[str]) -> None:
@@ -317,12 +317,12 @@ async def _run_long(argv: Sequence[str]) -> None:
     except OSError as exc:
         raise EngineUnavailable(f"cannot run {argv[0]}: {exc.strerror}") from exc
     try:
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     except BaseException:  # mostly a cancel; raised again: the process must not run on unattended
-        await finished(_end(process))
+        await uninterrupted(_end(process))
         raise
     if process.returncode != 0:
-        raise _failed(argv, said.decode(errors="replace"))
+        raise _failed(argv, output.decode(errors="replace"))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -330,7 +330,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
-            await asyncio.wait_for(process.wait(), LAST)
+            await asyncio.wait_for(process.wait(), END_SECONDS)
             return
         except ProcessLookupError:
             return

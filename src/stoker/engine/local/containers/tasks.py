@@ -25,7 +25,7 @@ from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.processes import Identity
 from stoker.engine.local.tasks import directories
 from stoker.engine.local.tasks.records import TaskRecords
-from stoker.engine.local.tasks.registry import Known
+from stoker.engine.local.tasks.registry import LocalTask
 from stoker.errors import EngineError, EngineUnavailable, Refused
 from stoker.settings import Settings
 from stoker.spec import Job
@@ -62,10 +62,10 @@ class ContainerTasks:
         self._gpus = gpus
         self._open_files = open_files
         self._runtime: Runtime | None = None
-        self._looking = asyncio.Lock()
-        self._complained: set[str] = set()
+        self._runtime_lock = asyncio.Lock()
+        self._reported: set[str] = set()
         self._tidying: asyncio.Task[None] | None = None
-        self._late = 0.0
+        self._search_until = 0.0
         """Leftover containers are searched for until then."""
         self._removing = asyncio.Lock()
         self._closed = False
@@ -74,7 +74,7 @@ class ContainerTasks:
 
     async def runtime(self) -> Runtime:
         """Raises EngineError if there is none. Searched for at each call until one is found."""
-        async with self._looking:
+        async with self._runtime_lock:
             if self._runtime is None:
                 self._runtime = await asyncio.to_thread(runtimes.find)
         if self._runtime is None:
@@ -115,8 +115,8 @@ class ContainerTasks:
         if job.launcher != "none":
             return replace(info, cgroup=None, pid_namespace=True, workdir=".", container=found)
         place = directories.TaskPlace(info.run, info.attempt, info.task)
-        box = self._box(runtime, info, attempt, image, name=self.name(place, info.incarnation))
-        found |= {"name": box.name, "run": commands.run(runtime, box), "memory": info.memory}
+        container = self._container(runtime, info, attempt, image, name=self.name(place, info.incarnation))
+        found |= {"name": container.name, "run": commands.run(runtime, container), "memory": info.memory}
         found["client"] = runtimes.client_environment()
         found["args"] = list(job.args)
         # Only the runtime's client runs outside: it needs no limits, and its helper processes outlive it a little.
@@ -127,7 +127,9 @@ class ContainerTasks:
     def name(self, place: directories.TaskPlace, incarnation: int) -> str:
         return commands.name_of(self._home, place, incarnation)
 
-    def _box(self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str) -> Container:
+    def _container(
+        self, runtime: Runtime, info: TaskInfo, attempt: Attempt, image: str, *, name: str
+    ) -> Container:
         assert attempt.job is not None
         place = directories.TaskPlace(info.run, info.attempt, info.task)
         processes_ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -154,7 +156,7 @@ class ContainerTasks:
 
     # -- starting --------------------------------------------------------------------------------------------
 
-    async def start(self, known: Known, attempt: Attempt, bundle: str) -> Identity:
+    async def start(self, known: LocalTask, attempt: Attempt, bundle: str) -> Identity:
         """Start the launcher of a task in its container. After an EngineError nothing of it runs, except after
         EngineUnavailable: then its state is unknown."""
         runtime = await self.runtime()
@@ -173,50 +175,52 @@ class ContainerTasks:
         job = attempt.job
         words = [*image.entrypoint, *(job.args or image.arguments)]
         known.info = replace(known.info, command=words, setups=setups)
-        box = self._box(runtime, known.info, attempt, reference, name=known.container)
+        container = self._container(runtime, known.info, attempt, reference, name=known.container)
         mounts = [(known.path, "rw"), (bundle, "ro"), (setups, "rw")]
         command = commands.launcher(bundle, known.path, job.python)
         binds = _binds(job, known.path)
-        box = replace(box, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command)
+        container = replace(
+            container, user=(os.getuid(), os.getgid()), mounts=mounts, binds=binds, command=command
+        )
         try:
-            await runtimes.finished(asyncio.to_thread(_prepare, box, known))
+            await runtimes.uninterrupted(asyncio.to_thread(_prepare, container, known))
             async with self._removing:  # a leftover of that name has been removed by now, or stays
                 pass
-            await runtimes.create(runtime, box)
-            return await runtimes.finished(
-                asyncio.to_thread(_start, runtime, box, known, self._records), final=True
+            await runtimes.create(runtime, container)
+            return await runtimes.uninterrupted(
+                asyncio.to_thread(_start, runtime, container, known, self._records), final=True
             )
         except BaseException:  # cancelled or failed, and raised again
-            self._tidy_late()  # remove the container if it exists or still appears
+            self._search_leftovers()  # remove the container if it exists or still appears
             raise
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def settle(self, known: Known) -> bool:
+    async def settle(self, known: LocalTask) -> bool:
         """Remove the container of a task whose launcher is dead or was never seen. False: it is not known whether
         anything of it runs, so nothing is concluded."""
         try:
             runtime = await self.runtime()
             return await asyncio.to_thread(_settle, runtime, known, self._records)
         except EngineError as exc:
-            self._complain(known.container, f"its container {known.container} cannot be examined: {exc}")
-            self._tidy_late()
+            self._warn_once(known.container, f"its container {known.container} cannot be examined: {exc}")
+            self._search_leftovers()
             # A dead launcher is proof enough: it was init of the container.
             return known.identity is not None and known.info.pid_namespace
 
     def tidy(self) -> None:
         """Remove the leftovers of earlier servers once, in the background; own containers are settled one by one."""
         if self._tidying is None:
-            self._tidy_late()
+            self._search_leftovers()
 
-    def _tidy_late(self) -> None:
-        self._late = time.monotonic() + runtimes.LATE
+    def _search_leftovers(self) -> None:
+        self._search_until = time.monotonic() + runtimes.LATE_SECONDS
         if not self._closed and (self._tidying is None or self._tidying.done()):
             self._tidying = asyncio.create_task(self._tidy())
 
     async def _tidy(self) -> None:
         pause, most = PAUSES
-        while not await self._remove_leftovers() or time.monotonic() < self._late:
+        while not await self._remove_leftovers() or time.monotonic() < self._search_until:
             await asyncio.sleep(pause)
             pause = min(2 * pause, most)
 
@@ -229,23 +233,23 @@ class ContainerTasks:
         try:
             names = await asyncio.to_thread(runtimes.names, runtime, self._home)
         except EngineError as exc:
-            self._complain(self._home, f"leftover containers cannot be listed: {exc}")
+            self._warn_once(self._home, f"leftover containers cannot be listed: {exc}")
             return False
         removed = True
         for name in names:
             async with self._removing:
                 if name not in self._keep():
                     try:
-                        await runtimes.finished(asyncio.to_thread(runtimes.remove, runtime, name))
+                        await runtimes.uninterrupted(asyncio.to_thread(runtimes.remove, runtime, name))
                     except EngineError as exc:
-                        self._complain(name, f"the leftover container {name} cannot be removed: {exc}")
+                        self._warn_once(name, f"the leftover container {name} cannot be removed: {exc}")
                         removed = False
         return removed
 
-    def _complain(self, about: str, words: str) -> None:
+    def _warn_once(self, about: str, words: str) -> None:
         """Log it once."""
-        if about not in self._complained:
-            self._complained.add(about)
+        if about not in self._reported:
+            self._reported.add(about)
             log.warning(words)
 
     async def close(self) -> None:
@@ -255,7 +259,7 @@ class ContainerTasks:
             self._tidying.cancel()
             await asyncio.gather(self._tidying, return_exceptions=True)
 
-    async def update(self, known: Known, cpu: float | None, memory: int | None) -> str | None:
+    async def update(self, known: LocalTask, cpu: float | None, memory: int | None) -> str | None:
         try:
             runtime = await self.runtime()
             await asyncio.to_thread(runtimes.update, runtime, known.container, cpu, memory)
@@ -264,40 +268,40 @@ class ContainerTasks:
         return None
 
 
-def _prepare(box: Container, known: Known) -> None:
-    for path, mode in box.mounts:
+def _prepare(container: Container, known: LocalTask) -> None:
+    for path, mode in container.mounts:
         if mode == "rw" and path != known.path:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     directories.create(Path(known.path), known.info)
-    for outside, _, _ in box.binds:
+    for outside, _, _ in container.binds:
         if outside.startswith(f"{known.path}/"):
             Path(outside).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _start(runtime: Runtime, box: Container, known: Known, records: TaskRecords) -> Identity:
+def _start(runtime: Runtime, container: Container, known: LocalTask, records: TaskRecords) -> Identity:
     try:
-        runtimes.start(runtime, box.name)
-        found = runtimes.state(runtime, box.name)
+        runtimes.start(runtime, container.name)
+        found = runtimes.state(runtime, container.name)
         identity = processes.identity_of(found.pid) if found is not None and found.running else None
         if identity is None:
-            said = runtimes.said(runtime, box.name).strip() or "no output"
+            output = runtimes.last_output(runtime, container.name).strip() or "no output"
             code = f" (exit code {found.exit_code})" if found is not None else ""
             raise runtimes.ImageUnavailable(
-                f"the launcher does not run in the image {box.image}{code}: {said.splitlines()[-1]}",
+                f"the launcher does not run in the image {container.image}{code}: {output.splitlines()[-1]}",
                 hint="The image needs Python 3.9 or newer; name it with `python:`, or use `launcher: none`.",
             )
         records.write(known.place, identity, known.info, known.container)
     except (EngineError, OSError) as exc:
-        log.info("%s: %s", box.name, exc)
+        log.info("%s: %s", container.name, exc)
         try:
-            runtimes.remove(runtime, box.name)
+            runtimes.remove(runtime, container.name)
         except EngineError as left:
-            raise EngineUnavailable(f"the container {box.name} may run: {left.message}") from exc
+            raise EngineUnavailable(f"the container {container.name} may run: {left.message}") from exc
         raise
     return identity
 
 
-def _settle(runtime: Runtime, known: Known, records: TaskRecords) -> bool:
+def _settle(runtime: Runtime, known: LocalTask, records: TaskRecords) -> bool:
     state = runtimes.state(runtime, known.container)
     if state is None:
         return True

@@ -161,15 +161,15 @@ def procs(record: Mapping[str, Any]) -> list[int]:
     """Processes in a task's group and the groups below it."""
     found: set[int] = set()
     for path in directories(record)[:1]:
-        for directory, _, _ in os.walk(path, onerror=_lacking):
+        for directory, _, _ in os.walk(path, onerror=_raise_if_short):
             words = processes.read_text(f"{directory}/cgroup.procs", strict=True).split()
             found.update(int(word) for word in words if word != "0")
     return sorted(found)
 
 
-def _lacking(exc: OSError) -> None:
+def _raise_if_short(exc: OSError) -> None:
     """Raise when descriptors or memory are short: an unreadable group may have processes, a missing one has none."""
-    if exc.errno in processes.LACKING:
+    if exc.errno in processes.SHORT_OF_RESOURCES:
         raise exc
 
 

@@ -111,9 +111,9 @@ def in_scope(found: Isolation, pid: int, name: str) -> Isolation:
     )
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}") if own is not None else None
     problem = "the fork server's cgroup is not known" if own is None else delegate(own, name, {pid})
-    missing = {kind: why for kind, why in found.missing.items() if kind not in _INSTEAD}
+    missing = {kind: why for kind, why in found.missing.items() if kind not in _FALLBACK}
     if problem is not None or own is None:
-        _explain(missing, dict.fromkeys(_INSTEAD, problem or ""), have=set(), version=2)
+        _explain(missing, dict.fromkeys(_FALLBACK, problem or ""), have=set(), version=2)
         return replace(_assembled(found.processes, None, (), missing), wrap=found.wrap)
     tree = _tree_at(f"{own}/{name}")
     _explain(missing, {}, have=set(tree.roots), version=2)
@@ -210,7 +210,7 @@ def _groups(home: Path, missing: dict[str, Missing]) -> tuple[cgroups.CgroupTree
         _explain(missing, problems, have=set(roots), version=1)
         return cgroups.CgroupTree(1, roots), ()
     if second is not None and not any(controller in first for controller in cgroups.V2_CONTROLLERS):
-        tree, wrap, problem = _second(second, name)
+        tree, wrap, problem = _find_v2_tree(second, name)
         if tree is not None and not wrap:
             problem = _try_v2(tree)
         if tree is not None and not problem:
@@ -256,7 +256,7 @@ def _try_joining(directory: str) -> str | None:
         child.communicate()
 
 
-def _second(own: str, name: str) -> tuple[cgroups.CgroupTree | None, tuple[str, ...], str]:
+def _find_v2_tree(own: str, name: str) -> tuple[cgroups.CgroupTree | None, tuple[str, ...], str]:
     """Version 2: the own subtree if it was delegated, else a systemd scope, else, as root, the top of the hierarchy."""
     own = own.removesuffix(f"/{cgroups.SERVER_LEAF}")
     ours = {os.getpid(), *_descendants(os.getpid())}
@@ -340,7 +340,7 @@ def _descendants(pid: int) -> list[int]:
 
 # -- messages ----------------------------------------------------------------------------------------------------
 
-_INSTEAD = {
+_FALLBACK = {
     "memory": "a watchdog checks memory at short intervals, so a fast allocation may exceed the limit",
     "cpu": "tasks are bound to whole cores",
     "pids": "a watchdog counts processes",
@@ -355,7 +355,7 @@ def _explain(
         if version == 1
         else "Start the server where systemd responds, or in a unit or container with a delegated cgroup."
     )
-    for kind, instead in _INSTEAD.items():
+    for kind, instead in _FALLBACK.items():
         if kind not in have:
             why = problems.get(kind, "this machine has no such cgroup controller")
             missing[kind] = Missing(f"no {kind} cgroup: {why}; {instead}", fix)

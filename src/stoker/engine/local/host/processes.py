@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 LINUX = sys.platform.startswith("linux")
-LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+SHORT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of opening an existing file: descriptors or memory are short."""
 _BATCH = 256
 """Processes that are opened at a time."""
@@ -214,7 +214,7 @@ def read_text(path: str, *, strict: bool = False) -> str:
     try:
         return Path(path).read_text(errors="replace")
     except OSError as exc:
-        if strict and exc.errno in LACKING:
+        if strict and exc.errno in SHORT_OF_RESOURCES:
             raise
         return ""
 

@@ -59,11 +59,11 @@ def create(directory: Path, info: formats.TaskInfo) -> None:
     directory.chmod(0o700)
     for name in layout.DIRECTORIES:
         (directory / name).mkdir(mode=0o755, exist_ok=True)
-    _take_turns(directory)
+    _share_turns(directory)
     formats.write_json(str(directory / layout.TASK), info.to_json(), mode=0o600)
 
 
-def _take_turns(directory: Path) -> None:
+def _share_turns(directory: Path) -> None:
     """Share one lock file among the tasks of an attempt. By a hard link, because a task cannot see the other directories.
     If the link is not possible, the task has its own lock."""
     own = directory / layout.TURNS
@@ -215,7 +215,7 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
     if not stat.S_ISDIR(info.st_mode):
         os.unlink(name, dir_fd=parent)
         return
-    _open_up(parent, name, info)
+    _make_accessible(parent, name, info)
     if top is not None and depth > _DEPTH:
         # Too deep for descriptors and stack: moved to the top level, where the next round finds it.
         os.rename(name, f".deep-{info.st_ino}", src_dir_fd=parent, dst_dir_fd=top)
@@ -230,7 +230,7 @@ def _remove_entry(parent: int, name: str, top: int | None, depth: int) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _open_up(parent: int, name: str, info: os.stat_result) -> None:
+def _make_accessible(parent: int, name: str, info: os.stat_result) -> None:
     """Make a directory readable and writable for its owner, so that it can be emptied."""
     if stat.S_IMODE(info.st_mode) & 0o700 != 0o700 and info.st_uid == os.geteuid():
         # chmod follows links, but the name was a directory a moment ago, and no process of the task is left that

@@ -21,11 +21,22 @@ from typing import Any
 from stoker.engine.local.host.processes import Identity
 from stoker.errors import EngineError
 
-PATIENCE = 30.0
+ANSWER_SECONDS = 30.0
 """Seconds without an answer after which the fork server counts as dead. A start takes milliseconds."""
 BUNDLES = "bundle"
 """The launcher's code is unpacked here, in one directory per version."""
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "PYTHONPATH")
+_PASSED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "USER",
+    "LOGNAME",
+    "PYTHONPATH",
+)
 """Variables of the server's environment for the fork server. A task does not get them: its environment is in its order."""
 
 
@@ -97,7 +108,7 @@ class ForkServerClient:
         }
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 await self._writer.drain()
                 raw = await answer
         except (ConnectionError, TimeoutError) as exc:
@@ -223,4 +234,4 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}

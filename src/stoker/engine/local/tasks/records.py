@@ -98,7 +98,7 @@ class TaskRecords:
 
 
 @dataclass(frozen=True)
-class Living:
+class LivingLauncher:
     """A living launcher."""
 
     run: str
@@ -107,7 +107,7 @@ class Living:
     """Its training has ended; it only waits until its results are taken in."""
 
 
-def launchers(home: Home) -> list[Living]:
+def launchers(home: Home) -> list[LivingLauncher]:
     """Every living launcher of this home, for a command without an engine."""
     records = TaskRecords(home.engine / "tasks")
     known = {
@@ -118,7 +118,7 @@ def launchers(home: Home) -> list[Living]:
         if directory not in known:
             known[directory] = of_earlier_version(directory)
     return [
-        Living(directory.parent.parent.name, record.identity, _has_ended(directory))
+        LivingLauncher(directory.parent.parent.name, record.identity, _has_ended(directory))
         for directory, record in sorted(known.items())
         if record is not None
         and record.identity is not None

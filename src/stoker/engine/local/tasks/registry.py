@@ -42,7 +42,7 @@ _PAUSE = 0.025
 
 
 @dataclass
-class Known:
+class LocalTask:
     """One task. Belongs to the event loop; `settle` may use it in a thread while no other code does."""
 
     place: TaskPlace
@@ -90,24 +90,24 @@ class TaskRegistry:
         self.records = records
         self._home_group = home_group
         self._mounts = cgroups.mounts(processes.read_text("/proc/self/mountinfo"))
-        self._known: dict[TaskPlace, Known] = {}
-        self._attempts: dict[tuple[str, int], dict[str, Known]] = {}
-        self._by_pidfd: dict[int, Known] = {}
+        self._known: dict[TaskPlace, LocalTask] = {}
+        self._attempts: dict[tuple[str, int], dict[str, LocalTask]] = {}
+        self._by_pidfd: dict[int, LocalTask] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._scanned = -1
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[LocalTask]:
         return iter(list(self._known.values()))
 
-    def get(self, place: TaskPlace) -> Known | None:
+    def get(self, place: TaskPlace) -> LocalTask | None:
         return self._known.get(place)
 
-    def of(self, run: str, attempt: int) -> list[Known]:
+    def of(self, run: str, attempt: int) -> list[LocalTask]:
         return [
             known for place, known in self._known.items() if place.run == run and place.attempt == attempt
         ]
 
-    def refresh(self) -> list[Known]:
+    def refresh(self) -> list[LocalTask]:
         """Adopt the tasks of unknown runs and return them. Raises OSError when the home cannot be read."""
         try:
             changed = self.tasks.stat().st_mtime_ns
@@ -124,13 +124,13 @@ class TaskRegistry:
         self._scanned = changed
         return found
 
-    def refresh_attempt(self, run: str, attempt: int) -> list[Known]:
+    def refresh_attempt(self, run: str, attempt: int) -> list[LocalTask]:
         """Adopt the unknown tasks of one attempt, from an earlier server, and return them."""
         parent = directories.path_of(self.tasks, TaskPlace(run, attempt, "any")).parent
         places = directories.scan_attempt(run, parent)
         return [self.adopt(place, path) for place, path in places if place not in self._known]
 
-    def adopt(self, place: TaskPlace, path: Path) -> Known:
+    def adopt(self, place: TaskPlace, path: Path) -> LocalTask:
         """Take over a task that an earlier server started."""
         record = self.records.read(place)
         if record is None or record.identity is None:
@@ -139,7 +139,7 @@ class TaskRegistry:
             info, recorded = record.info, True
         else:
             info, recorded = directories.read_info(path) or TaskInfo(*place.key()), False
-        known = Known(place, str(path), info, recorded=recorded)
+        known = LocalTask(place, str(path), info, recorded=recorded)
         group = f"{self._home_group}/{group_name(*place.key())}"
         known.group = info.cgroup if recorded else cgroups.trusted(info.cgroup, group, self._mounts)
         if info.container is not None:
@@ -164,12 +164,12 @@ class TaskRegistry:
                 self.records.write(place, found.identity, None, found.container)
         return found
 
-    def add(self, known: Known) -> None:
+    def add(self, known: LocalTask) -> None:
         place = known.place
         self._known[place] = known
         self._attempts.setdefault((place.run, place.attempt), {})[place.task] = known
 
-    def started(self, known: Known, identity: Identity) -> None:
+    def started(self, known: LocalTask, identity: Identity) -> None:
         """Record its launcher's process; from now on its end is noticed."""
         known.identity = identity
         known.starting = False
@@ -184,7 +184,7 @@ class TaskRegistry:
             for fd, _ in self._epoll.poll(0, len(self._by_pidfd)):
                 self._by_pidfd[fd].ended = True
 
-    def is_alive(self, known: Known) -> bool:
+    def is_alive(self, known: LocalTask) -> bool:
         """Whether its launcher lives. Call `look` before."""
         if known.starting:
             return True
@@ -194,7 +194,7 @@ class TaskRegistry:
             known.ended = True
         return not known.ended
 
-    def forget(self, known: Known) -> None:
+    def forget(self, known: LocalTask) -> None:
         """Forget a task. The caller has proof that none of its processes runs."""
         place = known.place
         self.records.remove(place)
@@ -205,7 +205,7 @@ class TaskRegistry:
             self._attempts.pop((place.run, place.attempt), None)
         self.release(known)
 
-    def release(self, known: Known) -> None:
+    def release(self, known: LocalTask) -> None:
         """Close the descriptors of a task."""
         if known.pidfd is None:
             return
@@ -221,7 +221,7 @@ class TaskRegistry:
             self._epoll.close()
 
 
-def settle(dead: list[Known]) -> None:
+def settle(dead: list[LocalTask]) -> None:
     """Prove that tasks whose launchers have ended are gone, and kill what they left. Blocks; run it in a thread.
 
     Removes the cgroups of those proven gone and then sets their `proof`: from then on the task may be started again in
@@ -237,13 +237,13 @@ def settle(dead: list[Known]) -> None:
     _kill_leftovers([known for known in dead if not known.proof])
 
 
-def _prove(known: Known, proof: str) -> None:
+def _prove(known: LocalTask, proof: str) -> None:
     if known.group is not None:
         cgroups.remove(known.group)
     known.proof = proof
 
 
-def _kill_leftovers(waiting: list[Known]) -> None:
+def _kill_leftovers(waiting: list[LocalTask]) -> None:
     for round_ in range(_ROUNDS):
         left = _leftovers(waiting)
         for known in waiting:
@@ -269,7 +269,7 @@ def _kill_leftovers(waiting: list[Known]) -> None:
             time.sleep(_PAUSE)
 
 
-def _leftovers(waiting: list[Known]) -> dict[str, list[int]]:
+def _leftovers(waiting: list[LocalTask]) -> dict[str, list[int]]:
     found = {known.path: cgroups.procs(known.group) for known in waiting if known.group is not None}
     without = {known.path for known in waiting if not known.info.pid_namespace or not known.recorded}
     for path, pids in processes.of_tasks(without).items():
@@ -280,7 +280,7 @@ def _leftovers(waiting: list[Known]) -> dict[str, list[int]]:
     return found
 
 
-def _kill(known: Known, pids: list[int]) -> None:
+def _kill(known: LocalTask, pids: list[int]) -> None:
     if known.group is not None:
         cgroups.kill(known.group)
     processes.kill(pids, lambda: _leftovers([known]).get(known.path, ()))

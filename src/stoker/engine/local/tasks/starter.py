@@ -20,7 +20,7 @@ from stoker.engine.local.tasks.forkserver_client import (
     ForkServerDied,
 )
 from stoker.engine.local.tasks.records import TaskRecords
-from stoker.engine.local.tasks.registry import Known
+from stoker.engine.local.tasks.registry import LocalTask
 from stoker.engine.local.tasks.task_info import group_name
 from stoker.errors import EngineError, EngineUnavailable
 from stoker.settings import Home, Settings
@@ -28,7 +28,7 @@ from stoker.task.formats import TaskInfo
 
 TRIES = 3
 """How often a fork server may die during one start."""
-TAKEN = 10.0
+DIRECTORY_SECONDS = 10.0
 """Seconds in which the launcher that holds a directory must be recorded, or end. The fork server of a killed server ends
 by itself, together with the launchers that it has not released."""
 
@@ -63,7 +63,7 @@ class Starter:
             self.isolation = await asyncio.to_thread(isolation.in_scope, self.isolation, pid, name)
             self._scoped = pid
 
-    async def start(self, known: Known) -> Identity:
+    async def start(self, known: LocalTask) -> Identity:
         """Start the launcher of a task that has none."""
         self._prepare(known)
         return await self._launch(known)
@@ -77,7 +77,7 @@ class Starter:
     async def close(self) -> None:
         await self._forks.close()
 
-    def _prepare(self, known: Known) -> None:
+    def _prepare(self, known: LocalTask) -> None:
         try:
             self._records.prepare()
             self._home.setups.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is visible to the task
@@ -94,8 +94,8 @@ class Starter:
     def _limits(self, info: TaskInfo) -> cgroups.Limits:
         return cgroups.Limits(info.cpu, info.memory, info.pids, self._gpus.denied(info.gpus or ()))
 
-    async def _launch(self, known: Known) -> Identity:
-        deaths, until = 0, time.monotonic() + TAKEN
+    async def _launch(self, known: LocalTask) -> Identity:
+        deaths, until = 0, time.monotonic() + DIRECTORY_SECONDS
         while deaths < TRIES:
             await self.ensure()
             try:

@@ -11,7 +11,7 @@ from stoker.engine.local.containers.tasks import ContainerTasks
 from stoker.engine.local.host import processes
 from stoker.engine.local.tasks import registry
 from stoker.engine.local.tasks.directories import TaskPlace
-from stoker.engine.local.tasks.registry import Known, TaskRegistry
+from stoker.engine.local.tasks.registry import LocalTask, TaskRegistry
 from stoker.engine.local.tasks.watcher import Watcher
 from stoker.errors import EngineError, EngineUnavailable
 from stoker.task.local_directory import LocalTaskDir
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 MARGIN = 5.0
 """Seconds beyond the grace period that a launcher has to end its processes before it is killed."""
-DEATH = 10.0
+KILL_SECONDS = 10.0
 """Seconds until the effect of a SIGKILL must be visible."""
 
 
 class Terminator:
     """Belongs to one event loop; `begin` is called inside it."""
 
-    def __init__(self, tasks: TaskRegistry, boxes: ContainerTasks) -> None:
+    def __init__(self, tasks: TaskRegistry, container_tasks: ContainerTasks) -> None:
         self._registry = tasks
-        self._boxes = boxes
+        self._container_tasks = container_tasks
         self._watcher: Watcher | None = None
         self._ends: dict[Key, asyncio.Event] = {}
 
@@ -47,12 +47,12 @@ class Terminator:
         if self._watcher is not None:
             self._watcher.close()
 
-    def watch(self, known: Known) -> None:
+    def watch(self, known: LocalTask) -> None:
         """Watch a task whose launcher was started or found."""
         self._registry.look()
         if self._registry.is_alive(known):
             self.watcher.add(known.place.key(), known.path, known.pidfd)
-        self.watcher.hint(known.place.key())
+        self.watcher.notify(known.place.key())
 
     def _launcher_died(self, key: Key) -> None:
         known = self._registry.get(TaskPlace(*key))
@@ -61,7 +61,7 @@ class Terminator:
         if key in self._ends:
             self._ends[key].set()
 
-    async def end(self, known: Known, grace: float) -> None:
+    async def end(self, known: LocalTask, grace: float) -> None:
         """End a task in any state. Raises EngineError when that is not possible."""
         if known.container and known.identity is None:
             await self.settle([known])  # its container may still run
@@ -69,10 +69,10 @@ class Terminator:
             return
         identity = known.identity
         if identity is not None and self._registry.is_alive(known):
-            if grace > 0 and not await self._ladder(known, identity, grace + MARGIN):
+            if grace > 0 and not await self._end_gracefully(known, identity, grace + MARGIN):
                 log.warning("%s: launcher %d did not end its processes in time", known.path, identity.pid)
             processes.send(identity, signal.SIGKILL, known.pidfd)
-            await self._dead(known, DEATH)
+            await self._wait_for_end(known, KILL_SECONDS)
         await self.settle([known])
         if not known.proof and known.identity is None:
             raise EngineUnavailable(f"it is not known whether the container {known.container} exists")
@@ -83,7 +83,7 @@ class Terminator:
                 hint="It waits in the kernel for a network disk or a GPU that does not respond.",
             )
 
-    async def _ladder(self, known: Known, identity: processes.Identity, seconds: float) -> bool:
+    async def _end_gracefully(self, known: LocalTask, identity: processes.Identity, seconds: float) -> bool:
         """Have the launcher end its body; the launcher then waits, so that nothing is lost, and is killed here.
 
         A launcher that was just started may not handle signals yet, and init of a PID namespace ignores signals that
@@ -92,7 +92,7 @@ class Terminator:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         directory = LocalTaskDir(known.path)
-        told = 0.0
+        signalled = 0.0
         while loop.time() < end:
             try:
                 status, order = directory.status(), directory.order()
@@ -100,14 +100,16 @@ class Terminator:
                 return True  # the directory is gone or damaged: there is nothing to wait for
             if order is None or (status is not None and status.phase == "ended"):
                 return True
-            if not told or ((status is None or status.phase == "ready") and loop.time() - told > 0.2):
+            if not signalled or (
+                (status is None or status.phase == "ready") and loop.time() - signalled > 0.2
+            ):
                 processes.send(identity, signal.SIGTERM, known.pidfd)
-                told = loop.time()
-            if await self._dead(known, 0.03):
+                signalled = loop.time()
+            if await self._wait_for_end(known, 0.03):
                 return True
         return False
 
-    async def _dead(self, known: Known, seconds: float) -> bool:
+    async def _wait_for_end(self, known: LocalTask, seconds: float) -> bool:
         """Wait for the launcher's end. False: it still lives after `seconds`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -127,7 +129,7 @@ class Terminator:
         finally:
             self._ends.pop(known.place.key(), None)
 
-    async def settle(self, dead: list[Known]) -> None:
+    async def settle(self, dead: list[LocalTask]) -> None:
         """Prove that these tasks are gone, whose launchers have ended or were never seen."""
         new = [known for known in dead if not known.proof and known.settling is None]
         for batch in [
@@ -140,14 +142,18 @@ class Terminator:
                     known.settling = work
         await _done({known.settling for known in dead if known.settling is not None})
 
-    async def settled(self, known: Known) -> None:
+    async def settled(self, known: LocalTask) -> None:
         """If the task is being settled, wait until that has finished."""
         await _done({known.settling} if known.settling is not None else set())
 
-    async def _settle(self, dead: list[Known]) -> None:
+    async def _settle(self, dead: list[LocalTask]) -> None:
         try:
-            sure = [known for known in dead if not known.container or await self._boxes.settle(known)]
-            await asyncio.to_thread(registry.settle, [known for known in sure if not self._revived(known)])
+            sure = [
+                known for known in dead if not known.container or await self._container_tasks.settle(known)
+            ]
+            await asyncio.to_thread(
+                registry.settle, [known for known in sure if not self._found_running(known)]
+            )
         except OSError as exc:
             raise EngineUnavailable(f"the processes of this machine cannot be read: {exc.strerror}") from exc
         finally:
@@ -159,15 +165,15 @@ class Terminator:
                 if current:
                     self.watcher.drop(known.place.key())
                 self._registry.release(known)
-            elif current and self._revived(known) and known.identity is not None:
+            elif current and self._found_running(known) and known.identity is not None:
                 self._registry.started(known, known.identity)
                 self.watch(known)
 
-    def _revived(self, known: Known) -> bool:
+    def _found_running(self, known: LocalTask) -> bool:
         """Its container still runs: an earlier server died before it recorded it."""
         return known.identity is not None and not known.ended and known.pidfd is None
 
-    def forget(self, known: Known) -> None:
+    def forget(self, known: LocalTask) -> None:
         if self._watcher is not None:
             self._watcher.drop(known.place.key())
         self._registry.forget(known)

@@ -55,7 +55,7 @@ class Watcher:
         self._died = died
         self._watched: dict[Key, _Watched] = {}
         self._by_number: dict[int, Key] = {}
-        self._readers: set[ChangeFeed] = set()
+        self._feeds: set[ChangeFeed] = set()
         self._polling: asyncio.TimerHandle | None = None
         self.problem = ""
         """Why files are not watched; empty: they are."""
@@ -64,15 +64,15 @@ class Watcher:
             self._loop.add_reader(self._inotify.fileno(), self._files_changed)
         except OSError as exc:
             self._inotify = None
-            self._complain(exc)
+            self._log_problem(exc)
 
     def subscribe(self) -> ChangeFeed:
-        hints = ChangeFeed()
-        self._readers.add(hints)
-        return hints
+        feed = ChangeFeed()
+        self._feeds.add(feed)
+        return feed
 
-    def unsubscribe(self, hints: ChangeFeed) -> None:
-        self._readers.discard(hints)
+    def unsubscribe(self, feed: ChangeFeed) -> None:
+        self._feeds.discard(feed)
 
     def add(self, key: Key, directory: str, pidfd: int | None) -> None:
         """Watch a live task. A second call for the same task has no effect."""
@@ -94,7 +94,7 @@ class Watcher:
                 if not name:
                     watched.root = number
         except OSError as exc:
-            self._complain(exc)
+            self._log_problem(exc)
             self._poll(watched, directory)
 
     def drop(self, key: Key) -> None:
@@ -110,9 +110,9 @@ class Watcher:
             if self._by_number.pop(number, None) is not None and self._inotify is not None:
                 self._inotify.remove(number)
 
-    def hint(self, key: Key) -> None:
+    def notify(self, key: Key) -> None:
         """Something about this task may have changed."""
-        for reader in self._readers:
+        for reader in self._feeds:
             reader.put(key)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Watcher:
             self._loop.remove_reader(self._inotify.fileno())
             self._inotify.close()
             self._inotify = None
-        for reader in self._readers:
+        for reader in self._feeds:
             reader.close()
 
     # -- helpers ---------------------------------------------------------------------------------------------
@@ -145,22 +145,22 @@ class Watcher:
             if event.wd != self._watched[key].root or event.name in _FILES:
                 touched[key] = None
         for key in touched:
-            self._coalesced(key)
+            self._notify_coalesced(key)
 
     def _poll(self, watched: _Watched, directory: str) -> None:
         watched.directory = directory
         watched.seen = _times(directory)
         if self._polling is None:
-            self._polling = self._loop.call_later(POLL, self._look)
+            self._polling = self._loop.call_later(POLL, self._poll_all)
 
-    def _look(self) -> None:
+    def _poll_all(self) -> None:
         for key, watched in list(self._watched.items()):
             if watched.directory and (seen := _times(watched.directory)) != watched.seen:
                 watched.seen = seen
-                self.hint(key)
-        self._polling = self._loop.call_later(POLL, self._look)
+                self.notify(key)
+        self._polling = self._loop.call_later(POLL, self._poll_all)
 
-    def _coalesced(self, key: Key) -> None:
+    def _notify_coalesced(self, key: Key) -> None:
         watched = self._watched.get(key)
         if watched is None or watched.timer is not None:
             return
@@ -168,7 +168,7 @@ class Watcher:
         wait = watched.last + INTERVAL - now
         if wait <= 0:
             watched.last = now
-            self.hint(key)
+            self.notify(key)
         else:
             watched.timer = self._loop.call_later(wait, self._due, key)
 
@@ -177,14 +177,14 @@ class Watcher:
         if watched is not None:
             watched.timer = None
             watched.last = self._loop.time()
-            self.hint(key)
+            self.notify(key)
 
     def _launcher_ended(self, key: Key) -> None:
         self.drop(key)
         self._died(key)
-        self.hint(key)
+        self.notify(key)
 
-    def _complain(self, exc: OSError) -> None:
+    def _log_problem(self, exc: OSError) -> None:
         if not self.problem:
             self.problem = str(exc)
             log.warning("task directories are polled instead of watched: %s", exc)
