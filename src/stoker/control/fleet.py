@@ -236,7 +236,9 @@ class Wait:
     text: str
     cause: str = ""
     patience: float = 600.0
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(
+        default_factory=lambda: time.monotonic()
+    )  # not bound at import: a test may drive the clock
     no_room: bool = False
     """Others may give back what it waits for."""
 

@@ -317,12 +317,16 @@ class ControlLoop:
         self, work: Coroutine[Any, Any, None], *inner: Coroutine[Any, Any, None]
     ) -> asyncio.Task[None] | None:
         """In this session, where there is one; what comes while it ends is left to the next. `inner`: what `work` would
-        have awaited."""
+        have awaited. It is closed also where `work` is cancelled before it begins."""
         if self._session is not None:
             try:
-                return self._session.create_task(work)
+                task = self._session.create_task(work)
             except RuntimeError:
                 log.debug("the session ends")
+            else:
+                for coroutine in inner:
+                    task.add_done_callback(lambda _, coroutine=coroutine: coroutine.close())  # type: ignore[misc]
+                return task
         for coroutine in (work, *inner):
             coroutine.close()
         return None

@@ -150,6 +150,7 @@ class FakeMachine:
         if status is not None:
             task.phase, task.seq, task.generation = status.phase, status.seq, status.generation
             task.started_at, task.ending, task.log_bytes = status.started_at, status.ending, status.log_bytes
+        task.stopping = task.phase == "stopping"
         task.proof = str(record.get("proof", ""))
         task.ends_at = record.get("ends_at")
         if order is not None and order.verb == "run":
@@ -235,6 +236,7 @@ class FakeMachine:
             return
         if task.behaviour.stubborn and not order.kill:
             task.phase, task.stopping, task.ends_at = "stopping", True, self._clock + self.stop_steps
+            self._record(task)
             self._publish(task)
             return
         number = signal.SIGKILL if order.kill else signal.SIGTERM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -110,10 +111,10 @@ class EngineWatcher:
 
     async def _presence(self) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self.observe.wait(), self._ctx.settings.control.poll)
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                # Not `wait_for`: Python 3.11's forgets that it was cancelled when the event is set at that moment.
+                async with asyncio.timeout(self._ctx.settings.control.poll):
+                    await self.observe.wait()
             self.observe.clear()
             before = {
                 (live.id, live.attempt.number, task.name)

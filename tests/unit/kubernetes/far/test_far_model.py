@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stoker.courier import sync
-from stoker.courier.sync import SyncRequest, Sync
+from stoker.courier.sync import Sync, SyncRequest
 from stoker.engine.kubernetes.courier_client.mirror import Mirror
 from stoker.task import courier_protocol, layout
 from stoker.task.local_directory import LocalTaskDir

@@ -1,0 +1,111 @@
+"""What a task gets before its order, and the order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from driven import STUBBORN, Driven, stage
+
+from stoker.spec.states import Cause, RunState
+from stoker.spec.tree import Tree, TreeFile
+
+
+def tree(server: Driven, **files: str) -> str:
+    found = []
+    for name, text in files.items():
+        digest, size = server.blobs.put_stream([text.encode()])
+        found.append(TreeFile(f"{name}.py", digest, size))
+    return server.blobs.put_tree(Tree.of(found))
+
+
+def test_the_order_says_what_to_run(server: Driven) -> None:
+    run = server.submit(env={"LR": "1e-3"}, grace="7s", timeout="1h", hang={"after": "5m"})
+    order = server.order(run)
+    assert (order.seq, order.generation, order.verb, order.argv) == (1, 1, "run", ["train"])
+    assert (order.env["LR"], order.grace, order.timeout, order.hang_after) == ("1e-3", 7, 3600, 300)
+    assert order.resume_from is None and order.scan_every is None
+
+
+def test_a_new_generation_does_not_begin_the_timeout_anew(server: Driven) -> None:
+    run = server.submit(timeout="1h", workers=2, resources={"cpu": 1})
+    server.advance(600)
+    server.kill_launcher(run, "worker-1")
+    order = server.order(run)
+    assert order.generation == 2 and order.timeout == pytest.approx(3000, abs=5)
+    assert order.scan_every is not None, "a world's first checkpoint is waited for"
+
+
+def test_the_code_is_there_before_the_order(server: Driven) -> None:
+    run = server.submit(code=tree(server, train="print(1)"))
+    assert (server.directory(run) / "code" / "train.py").read_text() == "print(1)"
+
+
+def test_secrets_are_there_and_forgotten(server: Driven) -> None:
+    run = server.submit(secrets={"TOKEN": "sesame-open"})
+    path = server.directory(run) / "secrets.json"
+    assert json.loads(path.read_text()) == {"TOKEN": "sesame-open"} and path.stat().st_mode & 0o777 == 0o600
+    server.restart()
+    assert server.live(run).redaction.text("it is sesame-open") == "it is [secret TOKEN]"
+    server.stop(run)
+    assert not any(Path(server.settings.home.root / "secrets").glob("*")) and not path.exists()
+
+
+def test_a_damaged_checkpoint_is_let_go_and_the_one_before_it_offered(server: Driven) -> None:
+    run = server.submit(retries=0)
+    for number in (1, 2):
+        stage(server.directory(run), number, f"step-{number}.pt", step=number, data=b"%d" % number * 10)
+        server.kick(run)
+    newest = next(row for row in server.store.checkpoints(run) if row.step == 2)
+    [file] = server.blobs.tree(newest.digest).files
+    blob = server.settings.home.blobs / "objects" / file.sha256[:2] / file.sha256[2:]
+    blob.chmod(0o600)
+    blob.write_bytes(b"flipped bit!")
+    server.kill_launcher(run)
+    server.advance(5)
+    assert server.order(run).resume_from == "step-1.pt"
+    assert "checkpoint step-2.pt is damaged and was not offered" in server.said(run)
+    assert {row.name: row.kept for row in server.store.checkpoints(run)} == {
+        "step-1.pt": True,
+        "step-2.pt": False,
+    }
+
+
+def test_what_a_world_of_another_size_wrote_is_not_offered_where_it_must_be_the_same(server: Driven) -> None:
+    run = server.submit(retries=1, checkpoint={"world_size": "same"})
+    stage(server.directory(run), 1, "last.pt", step=1)
+    server.kick(run)
+    [row] = server.store.checkpoints(run)
+    assert row.world_size is None, "of one task alone: any world may go on from it"
+    server.kill_launcher(run)
+    server.advance(5)
+    assert server.order(run).resume_from == "last.pt"
+
+
+def test_the_next_attempt_has_what_the_one_before_it_left(server: Driven) -> None:
+    run = server.submit()
+    (server.directory(run) / "output" / "model.txt").write_text("weights")
+    server.controller.suspend(run, by="ada")
+    server.settle()
+    assert server.state(run) is RunState.SUSPENDED
+    server.resume(run)
+    assert (server.directory(run) / "output" / "model.txt").read_text() == "weights"
+
+
+def test_an_order_to_stop_is_adopted_as_one(server: Driven) -> None:
+    server.otherwise = STUBBORN
+    run = server.submit(grace="60s")
+    server.stop(run, kill=False)
+    server.restart(after=30)
+    task = server.task(run)
+    assert task.stop_sent == "stop" and task.ordered and task.directory is not None
+
+
+def test_tasks_that_an_earlier_server_asked_for_are_not_asked_for_twice(server: Driven) -> None:
+    run = server.submit(workers=2, resources={"cpu": 1})
+    pids = sorted(task.pid for task in server.engine._machine.tasks.values())
+    server.restart()
+    assert sorted(task.pid for task in server.engine._machine.tasks.values()) == pids
+    assert server.attempt(run).cause is None and server.attempt(run).state == "running"
+    assert server.store.attempt(run, 1).cause != Cause.LOST
