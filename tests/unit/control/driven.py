@@ -366,3 +366,9 @@ def stage(
 def journal(directory: Path, entry: dict[str, Any]) -> None:
     with open(directory / layout.JOURNAL, "a") as file:
         file.write(json.dumps(entry) + "\n")
+
+
+def scanned(directory: Path, scans: int) -> None:
+    """Its launcher has finished so many looks at its checkpoints."""
+    path = directory / layout.STATUS
+    path.write_text(json.dumps({**json.loads(path.read_text()), "scans": scans}))

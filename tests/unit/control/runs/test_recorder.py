@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from driven import DONE, Driven, journal, stage
+from driven import DONE, Driven, journal, scanned, stage
 
 from stoker.errors import StokerError
 from stoker.spec.states import RunState
@@ -137,13 +137,10 @@ def test_checkpoints_of_several_tasks_are_put_together(server: Driven) -> None:
     run = server.submit(**GANG)
     for number, task in enumerate(("worker-0", "worker-1")):
         stage(server.directory(run, task), 1, f"step-5-rank{number}.pt", step=5, data=b"%d" % number)
-        status = json.loads((server.directory(run, task) / layout.STATUS).read_text())
-        (server.directory(run, task) / layout.STATUS).write_text(json.dumps({**status, "scans": 1}))
     server.kick(run)
-    for scans in (2, 3):
+    for scans in (1, 2, 3):
         for task in ("worker-0", "worker-1"):
-            path = server.directory(run, task) / layout.STATUS
-            path.write_text(json.dumps({**json.loads(path.read_text()), "scans": scans}))
+            scanned(server.directory(run, task), scans)
         server.kick(run)
     [row] = server.store.checkpoints(run, kept_only=True)
     assert row.world_size == 2 and row.step == 5
