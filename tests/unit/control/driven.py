@@ -38,6 +38,7 @@ from stoker.task import layout
 from stoker.task.formats import Order, StagedCheckpoint, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
 from stoker.testing.fake_engine import Behaviour, FakeEngine
+from stoker.testing.fake_machine import Simulated
 
 T = TypeVar("T")
 
@@ -154,7 +155,10 @@ class Driven:
         self.bodies: dict[tuple[str, int], Behaviour] = {}
         self.otherwise: Behaviour = LONG
         self.started: list[tuple[str, int, str, int]] = []
-        """(run, attempt, task, generation) of every body, as the journals have them."""
+        """(run, attempt, task, generation) of every body."""
+        self.wrong: list[str] = []
+        """What must not happen: states out of order, errors that the loop survives."""
+        self._chosen: dict[tuple[str, int, str, int, int], Behaviour] = {}
         self.states: dict[str, list[RunState]] = {}
         """By run: its states, as they were recorded."""
         self._keys = itertools.count()
@@ -165,6 +169,7 @@ class Driven:
         self._record()
         self.blobs = BlobStore(self.settings.home.blobs)
         self.engine = FakeEngine(self.settings.home, self._script, nodes=self.nodes)
+        self._write_down_bodies()
         self.event_loop = DrivenLoop(self.clock)
         self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
         self.loop: ControlLoop = self.controller._loop
@@ -308,7 +313,18 @@ class Driven:
     # -- what is written down --------------------------------------------------------------------------------
 
     def _script(self, info: TaskInfo, order: Order) -> Behaviour:
-        return self.bodies.get((info.task, order.generation), self.otherwise)
+        key = (info.run, info.attempt, info.task, info.incarnation, order.generation)
+        return self._chosen.setdefault(key, self.bodies.get((info.task, order.generation), self.otherwise))
+
+    def _write_down_bodies(self) -> None:
+        write = self.engine._machine._journal
+
+        def written(task: Simulated, entry: dict[str, Any]) -> None:
+            if entry["k"] == "starting":
+                self.started.append((task.place.run, task.place.attempt, task.place.task, task.generation))
+            write(task, entry)
+
+        self.engine._machine._journal = written  # type: ignore[method-assign]
 
     def starts(self, run: str, attempt: int, task: str) -> list[tuple[int, int]]:
         return self.engine.starts(run, attempt, task)
@@ -326,7 +342,8 @@ class Driven:
                     continue
                 known = self.states.setdefault(run, [RunState.QUEUED])
                 if RunState(state) is not known[-1]:
-                    assert (known[-1], RunState(state)) in steps, f"{run}: {known[-1]} to {state}"
+                    if (known[-1], RunState(state)) not in steps:
+                        self.wrong.append(f"{run}: {known[-1]} to {state}")
                     known.append(RunState(state))
 
         self.store.apply = recorded  # type: ignore[method-assign]
@@ -340,6 +357,8 @@ def driven(*nodes: Node, **control: float) -> Iterator[Driven]:
             yield made
         finally:
             made.close()
+        assert made.wrong == []
+        assert len(made.started) == len(set(made.started)), "a body started twice"
 
 
 def stage(
