@@ -114,6 +114,7 @@ def test_kill_everything_hits_only_whoever_says_it(box: Box) -> None:
     undisturbed(box, neighbour)
 
 
+@pytest.mark.shared_server
 def test_a_run_does_not_see_the_environment_of_another(box: Box) -> None:
     if not any("namespace" in str(value) for value in box.json("nodes")[0]["isolation"].values()):
         pytest.skip("no PID namespaces here")

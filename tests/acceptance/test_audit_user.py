@@ -45,6 +45,7 @@ def test_what_was_dropped_of_a_log_is_what_was_printed_and_is_not_shown(box: Box
     )
 
 
+@pytest.mark.shared_server
 def test_the_shortest_run_shows_what_it_used(box: Box) -> None:
     for run in [box.submit("--", "true") for _ in range(8)]:
         box.ended(run)
@@ -70,6 +71,7 @@ def test_a_command_line_in_quotes_is_refused_before_anything_starts(box: Box, li
     assert box.server_pid() is None
 
 
+@pytest.mark.shared_server
 def test_stop_suspend_and_wait_say_what_they_did(box: Box) -> None:
     run = box.submit("--grace", "1s", "--", "sleep", "100")
     box.until(run, "running")
@@ -83,6 +85,7 @@ def test_stop_suspend_and_wait_say_what_they_did(box: Box) -> None:
     assert box("stop", run).stderr == f"{run} stopped\n"
 
 
+@pytest.mark.shared_server
 def test_logs_of_what_there_is_not_are_an_error(box: Box) -> None:
     box("run", "-q", "--", "echo", "hello")
     assert box("logs", "@last", "--attempt", "1", "--task", "worker-0").stdout == "hello\n"
@@ -90,6 +93,7 @@ def test_logs_of_what_there_is_not_are_an_error(box: Box) -> None:
     assert "hint: Tasks: worker-0." in box("logs", "@last", "--task", "worker-1", code=3).stderr
 
 
+@pytest.mark.shared_server
 def test_a_backup_that_cannot_be_written_says_where(box: Box) -> None:
     box("run", "-q", "--", "true")
     for target in ("/proc/nowhere/backup", str(box.write("file", "") / "backup")):
@@ -98,6 +102,7 @@ def test_a_backup_that_cannot_be_written_says_where(box: Box) -> None:
         assert f"cannot write a backup to '{target}'" in refused.stderr and "hint: " in refused.stderr
 
 
+@pytest.mark.shared_server
 def test_why_reads_braces_as_text_and_promises_no_checkpoint_that_is_not_there(box: Box) -> None:
     box("run", "-q", "--", "sh", "-c", "echo \"ModuleNotFoundError: No module named '{x}'\"; exit 1", code=1)
     assert "`setup: pip install {x}`" in box("why", "@last").stdout

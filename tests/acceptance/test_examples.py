@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.shared_server
 @pytest.mark.long
 def test_digits_to_its_final_accuracy(box: Box) -> None:
     shutil.copytree(EXAMPLES / "digits", box.work, dirs_exist_ok=True)
@@ -42,6 +43,7 @@ def test_digits_without_stoker(tmp_path: Path) -> None:
     assert "final accuracy" in done.stdout
 
 
+@pytest.mark.shared_server
 def test_a_plain_script_resumes(box: Box) -> None:
     shutil.copytree(EXAMPLES / "plain", box.work, dirs_exist_ok=True)
     run = box.submit("--env", "STEPS=40", "--env", "PACE=0.1", "--retries", "1", "train.py")
@@ -72,6 +74,7 @@ def test_the_readme_tells_the_truth(box: Box) -> None:
     assert sum(line.startswith("step 100 ") for line in lines) == 1
 
 
+@pytest.mark.shared_server
 def test_the_readmes_workers(box: Box) -> None:
     shutil.copytree(EXAMPLES / "digits", box.work, dirs_exist_ok=True)
     commands = [words for block in _blocks("console")[1:] for words in _commands(block)]

@@ -53,6 +53,7 @@ def kill(box: Box, run: str, task: str) -> None:
     assert wait(killed)
 
 
+@pytest.mark.shared_server
 @pytest.mark.long
 @pytest.mark.parametrize("staleness", ["4", "inf"])
 def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None:
@@ -67,6 +68,7 @@ def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None
     assert max(ahead) <= float(staleness)
 
 
+@pytest.mark.shared_server
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["worker-1", "ps-0"])
 def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> None:
@@ -88,6 +90,7 @@ def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> 
         assert re.search(r"worker 1 begins at step [1-9]", said), said
 
 
+@pytest.mark.shared_server
 def test_gossip_goes_on_from_everybodys_part(box: Box) -> None:
     command = "run=python train.py --steps 3000 --save-every 100"
     run = box("submit", "stoker.yaml", "-d", "--set", command, cwd=PARALLEL / "gossip").stdout.split()[0]
@@ -101,6 +104,7 @@ def test_gossip_goes_on_from_everybodys_part(box: Box) -> None:
         assert re.search(rf"worker {worker}: going on after step [1-9]", said), said
 
 
+@pytest.mark.shared_server
 @pytest.mark.long
 def test_the_scaling_benchmark_measures_what_show_says(box: Box) -> None:
     script = str(PARALLEL.parent / "scaling" / "scaling.py")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from support.box import Box
 from support.waiting import wait
 
@@ -27,6 +29,7 @@ for step in range(first, int(sys.argv[1])):
 """
 
 
+@pytest.mark.shared_server
 def test_show_of_several_tasks(box: Box) -> None:
     box.write("train.py", TRAIN)
     alone = box.submit("--name", "both", "--", "python", "train.py", "20")
@@ -76,6 +79,7 @@ def test_a_task_is_drilled_and_the_world_comes_back(box: Box) -> None:
     box("stop", run, "--kill")
 
 
+@pytest.mark.shared_server
 def test_a_dry_run_of_several_tasks(box: Box) -> None:
     box.write(
         "stoker.yaml", "run: python train.py\nworkers: 2\nframework: none\nroles: {ps: {run: python ps.py}}\n"

@@ -16,6 +16,7 @@ from support.box import Box
 from support.waiting import wait
 
 
+@pytest.mark.shared_server
 def test_run_streams_and_exits_as_the_training_did(box: Box) -> None:
     box.write(
         "train.py", "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(int(sys.argv[1]))\n"
@@ -58,6 +59,7 @@ def test_a_job_file_with_overrides_and_a_dry_run(box: Box) -> None:
     assert box("submit", "stoker.yaml", "--set", "env.WHO=flag").stdout == "flag\n"
 
 
+@pytest.mark.shared_server
 def test_editing_after_the_submit_changes_nothing(box: Box) -> None:
     box.write(
         "train.py", "import time, pathlib\nwhile not pathlib.Path('/tmp').exists(): pass\nprint('first')\n"
@@ -71,6 +73,7 @@ def test_editing_after_the_submit_changes_nothing(box: Box) -> None:
     assert box("logs", run).stdout == "first\n"
 
 
+@pytest.mark.shared_server
 def test_ignored_files_are_not_shipped(box: Box) -> None:
     box.write(".gitignore", "*.bin\n")
     box.write(".stokerignore", "private/\n")
@@ -81,6 +84,7 @@ def test_ignored_files_are_not_shipped(box: Box) -> None:
     assert sorted(done.stdout.split()) == ["./.gitignore", "./.stokerignore", "./kept/data.txt"]
 
 
+@pytest.mark.shared_server
 def test_what_ran_is_recorded(box: Box) -> None:
     box.write("train.py", "print(1)\n")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
@@ -121,6 +125,7 @@ def test_a_secret_reaches_the_process_and_nothing_else(box: Box) -> None:
     assert holding == []
 
 
+@pytest.mark.shared_server
 def test_setup_runs_once_for_its_inputs(box: Box) -> None:
     counter = box.work / "count"
     box.write("requirements.txt", "one\n")
@@ -141,6 +146,7 @@ def test_setup_runs_once_for_its_inputs(box: Box) -> None:
     assert box.json("ps", "-n", "1")[0]["cause"] == "setup"
 
 
+@pytest.mark.shared_server
 def test_stop_is_graceful_and_resume_goes_on(box: Box) -> None:
     box.write(
         "train.py",
@@ -164,6 +170,7 @@ def test_stop_is_graceful_and_resume_goes_on(box: Box) -> None:
     assert box("logs", run, "--attempt", "2").stdout == "resumed 41\n"
 
 
+@pytest.mark.shared_server
 def test_stop_ends_the_whole_tree(box: Box) -> None:
     box.write(
         "train.py",
@@ -181,6 +188,7 @@ def test_stop_ends_the_whole_tree(box: Box) -> None:
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _command(pid) == ["sleep", "4711"]]
 
 
+@pytest.mark.shared_server
 def test_outputs_checkpoints_and_logs_come_back_verified(box: Box, tmp_path: Path) -> None:
     box.write(
         "train.py",
@@ -209,6 +217,7 @@ def test_outputs_checkpoints_and_logs_come_back_verified(box: Box, tmp_path: Pat
     assert any(p.is_file() for p in (tmp_path / "logs").rglob("*"))
 
 
+@pytest.mark.shared_server
 def test_metrics_are_listed_and_plotted(box: Box) -> None:
     box.write("train.py", "import stoker\nfor n in range(50): stoker.report(step=n, loss=1 / (n + 1))\n")
     run = box.submit("train.py")
@@ -219,6 +228,7 @@ def test_metrics_are_listed_and_plotted(box: Box) -> None:
     assert len(plot.splitlines()) > 4
 
 
+@pytest.mark.shared_server
 def test_a_progress_bar_and_binary_junk_do_not_break_the_log(box: Box) -> None:
     box.write(
         "train.py",
@@ -257,6 +267,7 @@ def test_drill_reports_the_recovery(box: Box) -> None:
     box("stop", run, "--kill")
 
 
+@pytest.mark.shared_server
 def test_rerun_changes_what_it_is_told(box: Box) -> None:
     box.write("train.py", "import os; print(os.environ.get('LR'))\n")
     run = box.submit("--env", "LR=1", "train.py")
@@ -266,6 +277,7 @@ def test_rerun_changes_what_it_is_told(box: Box) -> None:
     assert done.stdout == "2\n"
 
 
+@pytest.mark.shared_server
 def test_memory_over_the_limit_is_oom_and_the_neighbour_goes_on(box: Box) -> None:
     box.write("hog.py", "data = []\nwhile True: data.append(bytearray(10_000_000))\n")
     neighbour = box.submit(
@@ -325,6 +337,7 @@ def test_an_unchanged_tree_is_not_sent_again(box: Box) -> None:
     assert first.returncode == 0
 
 
+@pytest.mark.shared_server
 def test_ctrl_c_without_a_terminal_detaches_or_stops_as_documented(box: Box) -> None:
     box.write("train.py", "import time\nprint('go', flush=True)\ntime.sleep(600)\n")
     process = subprocess.Popen(
@@ -345,6 +358,7 @@ def test_ctrl_c_without_a_terminal_detaches_or_stops_as_documented(box: Box) -> 
     assert process.returncode != 0
 
 
+@pytest.mark.shared_server
 @pytest.mark.parametrize("args", [("ps",), ("nodes",), ("doctor",), ("server", "status")])
 def test_every_list_can_be_json(box: Box, args: tuple[str, ...]) -> None:
     box("server", "start")
@@ -399,6 +413,7 @@ def test_a_run_sees_neither_the_servers_key_nor_other_runs(box: Box) -> None:
     box("stop", other, "--kill")
 
 
+@pytest.mark.shared_server
 def test_a_secret_in_names_is_taken_out_and_the_checkpoint_is_found_again(box: Box) -> None:
     box.env["API_KEY"] = "sesame-open-1234"
     box.write(

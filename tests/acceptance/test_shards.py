@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from stoker.linux.direct_io import LARGE
+from support import shards
 from support.box import Box
 from support.waiting import wait
 
 
 def begin(box: Box, steps: int, pause: float = 0.5, size: int = 0) -> str:
-    shutil.copy(Path(__file__).with_name("shards.py"), box.work / "shards.py")
+    shutil.copy(Path(shards.__file__), box.work / "shards.py")
     job = ["python", "shards.py", str(steps), str(pause), str(size)]
     return box.submit("--workers", "2", "--retries", "1", "--", *job)
 
@@ -48,6 +49,7 @@ def _found(box: Box, run: str) -> list[tuple[str, str, str]]:
     return re.findall(r"found rank=(\d) rank0.txt=(\d+) rank1.txt=(\d+)", box("logs", run).stdout)
 
 
+@pytest.mark.shared_server
 def test_outputs_logs_and_metrics(box: Box) -> None:
     run = begin(box, 6, pause=0.02)
     seen = box.ended(run)

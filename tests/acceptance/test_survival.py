@@ -228,6 +228,7 @@ print(*(open(f"{directory}/{name}").read() for name in found), flush=True)
 """
 
 
+@pytest.mark.shared_server
 def test_what_a_script_looks_for_by_name_is_there_beside_the_newest(box: Box) -> None:
     """Lightning saves `step=3.ckpt` and `last.ckpt`, and goes on from the one called last."""
     box.write("train.py", NAMED)

@@ -19,6 +19,7 @@ from support.waiting import wait
 from support.worlds import expected
 
 
+@pytest.mark.shared_server
 def test_several_workers_train_as_one(box: Box) -> None:
     run = begin(box, "--workers", "3", pause=0.0)
     check(box, run, 3)
@@ -64,6 +65,7 @@ def test_a_killed_server_finds_the_world_as_it_was(box: Box) -> None:
     assert generation(box, run) == 1
 
 
+@pytest.mark.shared_server
 def test_a_stopped_world_goes_on_where_it_was(box: Box) -> None:
     run = begin(box, "--workers", "2")
     checkpointed(box, run)
@@ -74,6 +76,7 @@ def test_a_stopped_world_goes_on_where_it_was(box: Box) -> None:
     assert seen["attempts"][-1]["resumed_from"]
 
 
+@pytest.mark.shared_server
 def test_a_world_may_come_back_smaller(box: Box) -> None:
     run = begin(box, "--workers", "3")
     checkpointed(box, run)
@@ -85,6 +88,7 @@ def test_a_world_may_come_back_smaller(box: Box) -> None:
     assert sum(f"state={expected(STEPS)}" in line for line in lines(box, run)) == 2
 
 
+@pytest.mark.shared_server
 def test_an_elastic_world_shrinks_and_grows_as_it_is_told(box: Box) -> None:
     run = begin(box, "--workers", "1..2", "--cpu", "0.5", steps=2000, pause=0.5)
     trains(box, run, 1, 2)

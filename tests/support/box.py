@@ -36,16 +36,25 @@ class Calls:
 
 
 class Box:
-    """One home and one working directory. `close` ends the server and everything it started."""
+    """One home and one working directory. `close` ends the server and everything it started.
 
-    def __init__(self, root: Path, *, env: Mapping[str, str] | None = None) -> None:
-        self.home = Home(root / "home")
+    `host`: the box whose home and server this one uses; then `release` ends only what runs there.
+    """
+
+    def __init__(self, root: Path, *, env: Mapping[str, str] | None = None, host: Box | None = None) -> None:
+        self.root = root if host is None else host.root
+        self.home = Home(self.root / "home")
         self.work = root / "work"
         self.work.mkdir(parents=True, exist_ok=True)
-        (root / "user").mkdir(exist_ok=True)
+        (self.root / "user").mkdir(exist_ok=True)
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("STOKER_", "PYTEST_"))}
         path = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
-        own = {"STOKER_HOME": str(self.home.root), "HOME": str(root / "user"), "PATH": path, "NO_COLOR": "1"}
+        own = {
+            "STOKER_HOME": str(self.home.root),
+            "HOME": str(self.root / "user"),
+            "PATH": path,
+            "NO_COLOR": "1",
+        }
         own[STRICT] = "1"
         self.env = {**kept, **own, **(env or {})}
 
@@ -133,16 +142,19 @@ class Box:
         )
         return found
 
+    def release(self) -> None:
+        """End every run of the server, and wait until none holds anything."""
+        live = self.client().runs(state=("queued", "starting", "running", "stopping"), limit=500)["runs"]
+        for run in live:
+            self.client().stop(run["id"], kill=True)
+        wait(
+            lambda: not self.client().runs(state=("starting", "running", "stopping"), limit=1)["runs"],
+            limit=30,
+        )
+
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            for live in self.client().runs(state=("queued", "starting", "running", "stopping"), limit=500)[
-                "runs"
-            ]:
-                self.client().stop(live["id"], kill=True)
-            wait(
-                lambda: not self.client().runs(state=("starting", "running", "stopping"), limit=1)["runs"],
-                limit=30,
-            )
+            self.release()
             self.client().shutdown()
             wait(lambda: self.server_pid() is None, limit=30)
         self.kill_server()
