@@ -40,7 +40,7 @@ from stoker.spec.tree import Tree, TreeFile
 from stoker.task import courier_protocol, layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
-from stoker.testing.couriers import CourierProcess, far_directory
+from stoker.testing.couriers import CourierProcess, remote_directory
 from stoker.transfer import carry_checkpoint, restore_checkpoint
 
 STATUS_EVERY = 5.0
@@ -218,7 +218,7 @@ def transfers(size: int) -> dict[str, float]:
         tree = blobs.put_tree(Tree.of([TreeFile("model.pt", digest, size)]))
         courier = CourierProcess(root, home / "keys")
         try:
-            with far_directory(courier, home / "mirror" / "worker-0") as far:
+            with remote_directory(courier, home / "mirror" / "worker-0") as far:
                 for name, directory in (("near", LocalTaskDir(str(root))), ("far", far)):
                     used, ours_used = courier.cpu(), time.process_time()
                     begin = time.monotonic()

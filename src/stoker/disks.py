@@ -1,7 +1,7 @@
-"""What a file system says of itself, and the errors of one that takes nothing more: full, or read-only.
+"""Facts about file systems, and the errors of one that refuses writes because it is full or read-only.
 
-Neither damages anything: what was written before is there, and work goes on once the file system takes writes again. So
-both are told apart from damage, and both name the file system.
+Neither case damages anything: earlier writes are intact, and work continues once the file system takes writes again.
+So both differ from damage, and both errors name the file system.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stoker.errors import DiskFull, DiskReadOnly, StoreError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-"""How the kernel's list writes blanks and backslashes."""
+"""How the kernel's list of mounts writes blanks and backslashes."""
 _UNKNOWN = 1 << 40
-"""Taken for the free bytes of a file system that does not say."""
+"""Assumed free bytes of a file system that reports none."""
 
 
 def refusal(exc: OSError, path: Path) -> StoreError | None:
-    """The error for a file system that takes nothing more at `path`; None: it is something else."""
+    """The error for a file system that refuses writes at `path`; None: another error."""
     if exc.errno in FULL:
         return full(path)
     if exc.errno == errno.EROFS:
@@ -34,7 +34,7 @@ def full(path: Path) -> DiskFull:
     mount, left = mount_of(path), free(path)
     return DiskFull(
         f"no space left on {mount} for {path}: {left} bytes free",
-        hint="Free some space; nothing that was acknowledged is lost, and work goes on as soon as there is room.",
+        hint="Free some space; no acknowledged change is lost, and work continues as soon as there is room.",
         details={"file_system": str(mount), "free": left, "path": str(path)},
     )
 
@@ -44,37 +44,37 @@ def read_only(path: Path) -> DiskReadOnly:
     return DiskReadOnly(
         f"cannot write {path}: read-only file system {mount}",
         hint=f"Nothing was damaged. Find out why it is read-only (dmesg, mount) and make it writable again: "
-        f"mount -o remount,rw {mount}. Work goes on as soon as it is.",
+        f"mount -o remount,rw {mount}. Then work continues.",
         details={"file_system": str(mount), "path": str(path)},
     )
 
 
 def mount_of(path: Path) -> Path:
-    """Where the file system is mounted that holds `path`, or would hold it."""
-    mount = Path(os.path.realpath(_there(path)))
+    """The mount point of the file system that holds `path`, or would hold it."""
+    mount = Path(os.path.realpath(_existing(path)))
     mounts = _mounts()
-    # A directory that is mounted elsewhere once more is on the same device: only the kernel's list tells.
+    # A bind-mounted directory is on the same device: only the kernel's list shows it.
     while not (str(mount) in mounts or mount.is_mount()) and mount != mount.parent:
         mount = mount.parent
     return mount
 
 
 def free(path: Path) -> int:
-    """Bytes that are left for this user."""
+    """Bytes free for this user."""
     with contextlib.suppress(OSError):
-        found = os.statvfs(_there(path))
+        found = os.statvfs(_existing(path))
         return found.f_bavail * found.f_frsize
     return _UNKNOWN
 
 
 def is_read_only(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        return bool(os.statvfs(_there(path)).f_flag & os.ST_RDONLY)
+        return bool(os.statvfs(_existing(path)).f_flag & os.ST_RDONLY)
     return False
 
 
-def _there(path: Path) -> Path:
-    """The path itself or the nearest directory above it that is there."""
+def _existing(path: Path) -> Path:
+    """The path itself or the nearest existing directory above it."""
     path = path.absolute()
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent

@@ -1,4 +1,4 @@
-"""Every error a person may see, in one tree.
+"""Every error a user may see, in one tree.
 
     StokerError                  what happened; `hint` says what to do; `code` is stable and machine-readable
     ├── SpecError                a job file or flag is wrong: file, line, key, value, choices
@@ -8,10 +8,10 @@
     ├── Unauthorized             missing or wrong token, foreign Host or Origin
     ├── TooLarge                 over a cap on bytes, entries, depth
     ├── ServerUnreachable        no server answers (client side)
-    ├── BlobDamaged              stored or carried bytes do not have the hash they should have
+    ├── BlobDamaged              stored or transferred bytes do not have their hash
     ├── ImageError               an image cannot be read, built or pushed: damaged, too large, for another platform
     │   ├── ImageMissing         the registry says there is no such image
-    │   ├── RegistryDenied       the registry wants another login, or one at all
+    │   ├── RegistryDenied       the registry requires a login, or another one
     │   └── RegistryUnreachable  the registry does not answer; says nothing about the image
     ├── EngineError
     │   └── EngineUnavailable    the backend cannot be reached; says nothing about its tasks
@@ -19,9 +19,9 @@
         ├── StoreBusy            locked or connection lost; the caller may try again
         ├── NotLeading           another server leads; this one writes nothing
         ├── StoreDamaged         the database fails its checks; writes are refused
-        ├── StoreLost            the database is gone, and the home holds what it knew of
-        ├── DiskFull             names the disk and what is left on it
-        └── DiskReadOnly         names the file system that takes no writes
+        ├── StoreLost            the database is gone, but the home holds data of its runs
+        ├── DiskFull             names the disk and its free space
+        └── DiskReadOnly         names the read-only file system
 
 Vendor errors are translated into these where they arise. Messages are lower-case, without a full stop,
 and name the value; the hint is a separate sentence.
@@ -153,7 +153,7 @@ class DiskReadOnly(StoreError):
 
 
 def from_json(body: Mapping[str, Any]) -> StokerError:
-    """Rebuild the error a server sent. An unknown code becomes a plain StokerError."""
+    """Rebuilds the error that a server sent. An unknown code becomes a plain StokerError."""
     by_code = {cls.code: cls for cls in _subclasses(StokerError)}
     cls = by_code.get(str(body.get("code")), StokerError)
     return cls(

@@ -1,7 +1,7 @@
-"""Where everything of one user's Stoker lives, and the few numbers an operator may turn.
+"""The layout of a home, and the settings of its server.
 
-`STOKER_HOME` names the home (default: the XDG data directory). Two homes never touch each other: every
-path, lock, socket and port below belongs to exactly one home.
+`STOKER_HOME` names the home (default: the XDG data directory). Homes never touch each other: every path, lock, socket
+and port below belongs to exactly one home.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stoker.errors import SpecError
 
 @dataclass(frozen=True)
 class Home:
-    """The layout of a home. Knows names only; creates nothing."""
+    """The layout of a home. Only names paths; creates nothing."""
 
     root: Path
     replica: str = ""
-    """The name of one of several servers that share this home and a database; empty: the only one."""
+    """The name of one of several servers that share this home and a database; empty: the only server."""
 
     @classmethod
     def from_environment(cls) -> Home:
@@ -35,7 +35,7 @@ class Home:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the server keeps in the root. What has another name belongs to the person whose directory it is."""
+        """Names of the server's files in the root. Any other file belongs to the user."""
         files = (self.config, self.token, self.server_record, self.database, self.ledger)
         more = (self.blobs, self.tasks, self.runs, self.secrets, self.setups, self.backups, self.engine)
         return tuple(path.name for path in (*files, *more, self.mirrors, self.cache))
@@ -51,12 +51,12 @@ class Home:
 
     @property
     def server_record(self) -> Path:
-        """JSON: pid, start time, boot id, url, version of the server that runs or ran last."""
+        """JSON: pid, start time, boot id, URL, version of the server that runs or ran last."""
         return self.root / "server.json"
 
     @property
     def server_lock(self) -> Path:
-        """flock'ed by the one server, or the one replica of this name, for as long as it lives."""
+        """Locked (flock) by the server, or the replica of this name, while it lives."""
         return self.root / f"server{self._suffix}.lock"
 
     @property
@@ -73,7 +73,7 @@ class Home:
 
     @property
     def ledger(self) -> Path:
-        """One line per acknowledged run: lets `backup restore` name what a lost database knew."""
+        """One line per acknowledged run, so that `backup restore` can name runs that a lost database knew."""
         return self.root / "ledger.jsonl"
 
     @property
@@ -87,12 +87,12 @@ class Home:
 
     @property
     def runs(self) -> Path:
-        """runs/RUN/...: what is kept of a run for good: logs by attempt and task, outputs."""
+        """runs/RUN/...: what stays of a run for good: logs by attempt and task, outputs."""
         return self.root / "runs"
 
     @property
     def secrets(self) -> Path:
-        """0700; secrets/RUN.json, 0600, removed when the run is terminal."""
+        """0700; secrets/RUN.json, 0600, deleted when the run is terminal."""
         return self.root / "secrets"
 
     @property
@@ -106,97 +106,96 @@ class Home:
 
     @property
     def engine(self) -> Path:
-        """The local engine's own state: fork server socket, GPU and port locks."""
+        """State of the local engine: fork server socket, GPU and port locks."""
         return self.root / "engine"
 
     @property
     def identity(self) -> Path:
-        """Names this home in the labels of its pods: with another one it would not find them again."""
+        """The home's name in the labels of its pods. With another name it would not find them again."""
         return self.engine / "home-id"
 
     @property
     def mirrors(self) -> Path:
-        """mirror/CLUSTER/...: copies of what grows in the task directories of pods."""
+        """mirror/CLUSTER/...: copies of the growing files in task directories of pods."""
         return self.root / "mirror"
 
     @property
     def cache(self) -> Path:
-        """Client-side caches (file hashes). May be deleted at any time."""
+        """Caches of clients (file hashes). May be deleted at any time."""
         return self.root / "cache"
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How the server listens."""
+    """Where the server listens, and its database."""
 
     host: str = "127.0.0.1"
-    """Loopback unless an operator says otherwise."""
+    """Loopback unless an operator chooses otherwise."""
     port: int = 0
-    """0: a free one, remembered in server.json."""
+    """0: a free port, recorded in server.json."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names accepted in the Host header, beyond loopback."""
+    """Further names accepted in the Host header, besides loopback."""
     cluster: str = ""
-    """Where runs go that name no cluster; empty: this machine."""
+    """The cluster for runs that name none; empty: this machine."""
     database: str = field(default="", repr=False)
-    """postgresql://... ; empty: the SQLite file in the home. STOKER_DATABASE goes before it. Holds a password."""
+    """postgresql://...; empty: the SQLite file in the home. STOKER_DATABASE takes precedence. May hold a password."""
     lease: float = 15.0
     """Seconds of silence after which another server on the same database takes over."""
 
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Registries the server may read images from."""
+    """Registries that the server may read images from."""
 
     plain: tuple[str, ...] = ()
-    """Registries without TLS, as HOST or HOST:PORT. Loopback always may be."""
+    """Registries without TLS, as HOST or HOST:PORT. Loopback is always allowed."""
     inside: tuple[str, ...] = ()
-    """Hosts that may be at loopback and link-local addresses."""
+    """Hosts that may have loopback and link-local addresses."""
     ca_files: tuple[str, ...] = ()
     """Certificates to trust besides the system's."""
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What of this machine runs may use. None: all that is there."""
+    """What runs may use of this machine. None: everything."""
 
     enabled: bool = True
-    """False: nothing, whoever asks; the server has only its clusters. Tasks that run already go on."""
+    """False: nothing runs here, only on clusters. Tasks that run already go on."""
     cpu: float | None = None
     memory: int | None = None
-    """Bytes."""
     memory_reserve: float = 0.1
-    """Share of physical memory kept for the system, the server and the person at the keyboard."""
+    """Share of physical memory reserved for the system, the server and other use of the machine."""
     isolation: str = "auto"
     """auto | none. `none` is for debugging the isolation itself."""
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Budgets of one task's log."""
+    """Limits of one task's log."""
 
     budget: int = 1 << 30
-    """Bytes kept per task: the first part and the newest; the middle is dropped and said so."""
+    """Bytes kept per task: the first part and the newest. The middle is dropped, with a note."""
     segment: int = 8 << 20
-    """Bytes per log file; the unit of dropping."""
+    """Bytes per log file, the unit of dropping."""
 
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """Rhythms of the control loop, in seconds."""
+    """Timing of the control loop, in seconds."""
 
     poll: float = 2.0
-    """Full look at every live task; changes are noticed at once by watching, this is the safety net."""
+    """Interval of full checks of every live task. Changes are noticed at once by watching; this is the safety net."""
     retry_backoff: float = 1.0
-    """Wait before a lost or failed attempt is tried again, from the second in a row without progress; doubles each time."""
+    """Wait before a lost or failed attempt is repeated, from the second in a row without progress. Doubles each time."""
     retry_backoff_max: float = 300.0
     fault_retries: int = 20
-    """Attempts lost in a row through no fault of the user's before the run fails."""
+    """Attempts lost in a row by no fault of the user before the run fails."""
     grow_after: float = 30.0
-    """How long an elastic run is left alone after its world started before it may grow."""
+    """How long after the start of its world an elastic run may not grow."""
     grow_patience: float = 60.0
-    """How long those who join wait for the world's next checkpoint before they interrupt it."""
+    """How long joining tasks wait for the world's next checkpoint before they interrupt it."""
     backup_every: float = 3600.0
-    """Seconds between automatic copies of the database; the last two are kept."""
+    """Interval of automatic copies of the database. The last two are kept."""
 
 
 @dataclass(frozen=True)
@@ -210,13 +209,13 @@ class Settings:
 
     @property
     def database(self) -> str | Path:
-        """Where the database is: a url, or the file in the home."""
+        """The database: a URL, or the file in the home."""
         return self.server.database or self.home.database
 
     @classmethod
     def load(cls, home: Home | None = None, *, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Defaults, overlaid by `config.toml` in the home, overlaid by the environment. Unknown keys are errors
-        that name the choices."""
+        """Defaults, replaced by `config.toml` in the home, replaced by the environment. Raises SpecError for unknown
+        keys, with the choices."""
         home = home or Home.from_environment()
         raw: dict[str, Any] = {}
         if home.config.is_file():
@@ -273,11 +272,11 @@ def _group(home: Home, name: str, kind: Any, values: Any) -> Any:
 
 
 _RANGES = {"memory_reserve": (0, 0.99), "port": (0, 65535), "fault_retries": (0, 1_000_000)}
-"""Numbers that may be zero; all others must be more."""
+"""Numbers that may be zero. All others must be positive."""
 
 
 def _problem(key: str, kind: str, value: Any) -> str | None:
-    """What is wrong with a value, None when nothing is. `kind` is the annotation of its field."""
+    """What is wrong with a value; None for a valid one. `kind` is the annotation of its field."""
     if kind.startswith("tuple"):
         good = isinstance(value, list) and all(isinstance(one, str) for one in value)
         return None if good else "must be a list of texts"
@@ -285,7 +284,7 @@ def _problem(key: str, kind: str, value: Any) -> str | None:
         if not isinstance(value, str):
             return "must be a text in quotes"
         if key == "database" and value and "://" not in value:
-            return "must be a url: postgresql://user:password@host/name"
+            return "must be a URL: postgresql://user:password@host/name"
         return "must be auto or none" if key == "isolation" and value not in ("auto", "none") else None
     if kind == "bool":
         return None if isinstance(value, bool) else "must be true or false, without quotes"

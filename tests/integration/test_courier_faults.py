@@ -32,7 +32,7 @@ from stoker.engine.kubernetes.manifests.credentials import make
 from stoker.launcher import bundle
 from stoker.launcher.journal import Journal
 from stoker.task import courier_protocol, formats, layout
-from stoker.testing.couriers import BOOT, CourierProcess, LoopThread, far_directory
+from stoker.testing.couriers import BOOT, CourierProcess, LoopThread, remote_directory
 from stoker.testing.taskdir_suite import contents, tree_of
 from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore_checkpoint
 from stoker.transfer.fetch import RANGE
@@ -107,7 +107,7 @@ def test_journeys_with_a_courier_that_is_killed(
 ) -> None:
     files = {"big": random.Random(seed).randbytes(24 << 20), "d/small": b"s", "d/empty": b""}
     files |= {f"many/{number}": b"%d" % number for number in range(300)}
-    with far_directory(courier, tmp_path / "mirror" / "t") as far, Killer(courier, seed, 5) as killer:
+    with remote_directory(courier, tmp_path / "mirror" / "t") as far, Killer(courier, seed, 5) as killer:
         restore_checkpoint(blobs, tree_of(blobs, files), far, 1)
         assert contents(root / layout.checkpoints(1)) == files
         elsewhere = BlobStore(tmp_path / "elsewhere")
@@ -241,7 +241,7 @@ def test_a_journey_that_is_broken_off_goes_on_from_there(
     staged = stage(root, {"big": data})
     mirror, elsewhere = tmp_path / "m" / "t", BlobStore(tmp_path / "elsewhere")
     left = iter(range(3))
-    with far_directory(courier, mirror) as far:
+    with remote_directory(courier, mirror) as far:
         with pytest.raises(StopIteration):
             carry_checkpoint(far, staged, elsewhere, pause=lambda: print(next(left)))
         assert [part.stat().st_size for part in (mirror / ".fetch").iterdir()] == [4 * RANGE]
@@ -255,7 +255,7 @@ def test_content_that_was_never_handed_over_is_not_had_by_naming_it(
     blobs.put_stream([b"somebody else's weights"])
     staged = stage(root, {"a": b"somebody else's weights"})
     shutil.rmtree(root / layout.staged(1))
-    with far_directory(courier, tmp_path / "m" / "t") as far, pytest.raises(Exception, match="is gone"):
+    with remote_directory(courier, tmp_path / "m" / "t") as far, pytest.raises(Exception, match="is gone"):
         carry_checkpoint(far, staged, blobs)
 
 
@@ -276,7 +276,7 @@ def test_an_output_that_changes_while_it_is_carried(
 ) -> None:
     target = root / layout.OUTPUT / "growing"
     target.write_bytes(b"as it was listed")
-    with far_directory(courier, tmp_path / "m" / "t") as far:
+    with remote_directory(courier, tmp_path / "m" / "t") as far:
         real = far.walk
 
         def walk(path: str, *, max_entries: int) -> list[dict[str, Any]]:
@@ -309,7 +309,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
     courier: CourierProcess, root: Path, tmp_path: Path
 ) -> None:
     """Killed couriers in between: nothing is lost, nothing twice."""
-    with far_directory(courier, tmp_path / "m" / "t") as far:
+    with remote_directory(courier, tmp_path / "m" / "t") as far:
         changes: list[Any] = []
         ferry = Poller(far, ("run", 1, "worker-0"), changes.append)
         thread = LoopThread.__new__(LoopThread)
@@ -338,7 +338,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
 
 def test_orders_are_heard_while_much_is_carried(courier: CourierProcess, root: Path, tmp_path: Path) -> None:
     (root / layout.OUTPUT / "big").write_bytes(random.Random(SEED).randbytes(64 << 20))
-    with far_directory(courier, tmp_path / "m" / "t") as far:
+    with remote_directory(courier, tmp_path / "m" / "t") as far:
         carrying = threading.Thread(target=carry_outputs, args=(far, BlobStore(tmp_path / "b")))
         carrying.start()
         seq = 0
@@ -353,7 +353,7 @@ def test_orders_are_heard_while_much_is_carried(courier: CourierProcess, root: P
 def test_its_memory_is_small(courier: CourierProcess, root: Path, blobs: BlobStore, tmp_path: Path) -> None:
     """Limited to 96 MiB in a pod; the rest is for the page cache and for settling."""
     files = {f"d{number % 100}/f{number}": b"%d" % number for number in range(4000)}
-    with far_directory(courier, tmp_path / "m" / "t") as far:
+    with remote_directory(courier, tmp_path / "m" / "t") as far:
         bring_code(blobs, tree_of(blobs, files), far)
         big = random.Random(SEED).randbytes(50 << 20)
         restore_checkpoint(blobs, tree_of(blobs, {"big": big, "again": big}), far, 1)
@@ -374,7 +374,7 @@ def test_its_memory_is_small(courier: CourierProcess, root: Path, blobs: BlobSto
 
 def test_it_stays_until_the_task_was_released(courier: CourierProcess, root: Path, tmp_path: Path) -> None:
     assert courier.process is not None
-    with far_directory(courier, tmp_path / "m" / "t") as far:
+    with remote_directory(courier, tmp_path / "m" / "t") as far:
         far.write_order(formats.Order(seq=1, generation=1, verb="run"))
         courier.process.send_signal(signal.SIGTERM)
         (root / layout.OUTPUT / "late").write_bytes(b"late")
@@ -399,7 +399,7 @@ def test_a_launcher_that_lives_is_not_settled(courier: CourierProcess, root: Pat
     lock = take_lock(str(root))
     assert lock is not None
     try:
-        with far_directory(courier, tmp_path / "m" / "t") as far:
+        with remote_directory(courier, tmp_path / "m" / "t") as far:
             with pytest.raises(OSError, match="a launcher works"):
                 far.settle(1)
             assert far.catch_up(WAIT)
@@ -420,7 +420,7 @@ def test_it_runs_from_the_bundle_on_other_pythons(
     program = [python, "-I", "-S", str(tmp_path / "bundle.zip"), "courier"]
     courier = CourierProcess(root, tmp_path / "keys", program=program)
     try:
-        with far_directory(courier, tmp_path / "m" / "t") as far:
+        with remote_directory(courier, tmp_path / "m" / "t") as far:
             files = {"a.py": b"print()", "d/run.sh": b"#!/bin/sh"}
             bring_code(blobs, tree_of(blobs, files), far)
             assert contents(root / layout.CODE) == files

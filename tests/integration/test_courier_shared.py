@@ -19,7 +19,7 @@ from stoker.errors import BlobDamaged
 from stoker.launcher.checkpoints.scanner import Scanner
 from stoker.task import layout
 from stoker.task.layout import SharedPart
-from stoker.testing.couriers import CourierProcess, far_directory
+from stoker.testing.couriers import CourierProcess, remote_directory
 from stoker.transfer import carry_checkpoint
 
 LOST = SharedPart("digits-7f3k", 1, "worker-0", 1)
@@ -56,7 +56,7 @@ def far(tmp_path: Path, volume: Path) -> Iterator[RemoteTaskDir]:
         (root / name).mkdir(parents=True)
     courier = CourierProcess(root, tmp_path / "keys", shared=volume)
     try:
-        with far_directory(courier, tmp_path / "mirror/worker-0", shares=True) as directory:
+        with remote_directory(courier, tmp_path / "mirror/worker-0", shares=True) as directory:
             Path(directory.root).mkdir(parents=True, exist_ok=True)
             yield directory
     finally:
@@ -111,11 +111,11 @@ def test_without_a_shared_volume_there_is_nothing_to_ask_for(tmp_path: Path) -> 
     root.mkdir()
     courier = CourierProcess(root, tmp_path / "keys")
     try:
-        with far_directory(courier, tmp_path / "mirror/worker-0", shares=True) as directory:
+        with remote_directory(courier, tmp_path / "mirror/worker-0", shares=True) as directory:
             assert directory.parts() == ([], [])
             with pytest.raises(FileNotFoundError):
                 directory.salvage(LOST, 1, [])
-        with far_directory(courier, tmp_path / "mirror/worker-1", patience=0.1) as alone:
+        with remote_directory(courier, tmp_path / "mirror/worker-1", patience=0.1) as alone:
             courier.kill()
             assert alone.parts() == ([], []), "nobody was asked"
     finally:

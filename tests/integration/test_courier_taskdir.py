@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.launcher.recovery import collect
 from stoker.task.directory import TaskDir
 from stoker.task.local_directory import LocalTaskDir
-from stoker.testing.couriers import CourierProcess, far_directory
+from stoker.testing.couriers import CourierProcess, remote_directory
 from stoker.testing.taskdir_suite import TaskDirSuite
 
 
@@ -24,7 +24,7 @@ class TestFar(TaskDirSuite):
     def reach(self, root: Path, scratch: Path) -> Iterator[TaskDir]:
         courier = CourierProcess(root, scratch / "keys")
         try:
-            with far_directory(courier, scratch / "mirror" / "worker-0") as directory:
+            with remote_directory(courier, scratch / "mirror" / "worker-0") as directory:
                 yield directory
         finally:
             courier.kill()

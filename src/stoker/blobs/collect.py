@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GRACE = 24 * 3600.0
-"""Seconds a blob nobody refers to is kept: longer than any upload, carry or submit takes."""
+"""Seconds that an unreferenced blob is kept: longer than any upload, transfer or submit takes."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def collect(
     roots: set[str],
     grace: float,
 ) -> Freed:
-    """Delete what neither `roots` nor anything younger than `grace` refers to. `members` gives the blobs of a
-    tree; when it raises, nothing has been deleted yet."""
+    """Deletes what is referenced neither by `roots` nor by anything younger than `grace`. `members` gives the blobs
+    of a tree; when it raises, nothing has been deleted yet."""
     oldest = time.time() - grace
     keep = set(roots)
     for name, path in _entries(trees):
@@ -63,8 +63,8 @@ def discard(
     roots: set[str],
     grace: float,
 ) -> tuple[Freed, set[str]]:
-    """Delete these trees and those of their blobs that no other tree has. What was used within `grace` seconds may
-    be about to be referred to again and is left: the trees concerned are given back, for another time."""
+    """Deletes these trees, and their blobs that no other tree has. What was used within `grace` seconds may be about
+    to be referenced again and stays: its trees are returned, to be tried later."""
     oldest = time.time() - grace
     gone = {name for name in dropped if name not in roots}
     theirs = {name: set(members(name)) for name, _ in _entries(trees) if name in gone}
@@ -99,7 +99,7 @@ def usage(objects: Path, trees: Path) -> Usage:
 
 
 def _entries(base: Path) -> Iterator[tuple[str, Path]]:
-    """(digest, path) of all that is stored; other names are not ours and are left alone."""
+    """(digest, path) of everything stored. Files with other names are not the store's and are ignored."""
     for shard in _names(base):
         if len(shard) == 2:
             for rest in _names(base / shard):
@@ -125,7 +125,7 @@ def _sweep(temporary: Path, oldest: float) -> None:
 
 
 def _stat(path: Path) -> tuple[int, float]:
-    """Size and modification time; what vanished meanwhile counts as fresh, so nobody acts on it."""
+    """Size and modification time. A file that has vanished counts as fresh, so that nothing is done with it."""
     try:
         info = path.lstat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Hashing, copying and cloning file descriptors.
 
-Everything here works on descriptors that are already open, so that nobody can swap a path in between. A full
-disk becomes DiskFull, which names the disk and what is left on it.
+Everything here works on open descriptors, so that no process can swap a path meanwhile. A full disk becomes DiskFull,
+which names the disk and its free space.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.linux import direct_io, idle_throttle
 
 CHUNK = 1 << 20
 SMALL = 1 << 20
-"""Up to here a file is read and written in one go: fewer system calls than asking the kernel to copy."""
+"""Up to this size a file is read and written at once: fewer system calls than copying in the kernel."""
 
 _FICLONE = 0x40049409
 _CANNOT_CLONE = frozenset(
@@ -31,10 +31,10 @@ _CANNOT_CLONE = frozenset(
 
 
 class Copier:
-    """Copies between descriptors: reflink where the file system can, else in the kernel, else by hand.
+    """Copies between descriptors: by reflink if the file system can, else in the kernel, else by read and write.
 
-    Remembers that cloning is impossible, so that thousands of files do not each try. One per store; may be
-    used from any thread (the worst race is one more try).
+    Remembers that cloning is impossible, so that thousands of files do not each try it. One per store. May be used
+    from any thread: the worst race is one more try.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Copier:
         self._in_kernel = hasattr(os, "copy_file_range")
 
     def copy(self, source: int, target: int, size: int) -> None:
-        """All of `source`, which has `size` bytes, into the empty file `target`."""
+        """Copies all `size` bytes of `source` into the empty file `target`."""
         if size == 0:
             return
         if self._clones and size >= SMALL and self._clone(source, target):
@@ -84,7 +84,7 @@ class Copier:
 def hash_fd(
     fd: int, *, limit: int | None = None, pause: idle_throttle.Pause = idle_throttle.none
 ) -> tuple[str, int]:
-    """SHA-256 and size of a file, read from its start without moving its offset. `pause`: called between two pieces."""
+    """SHA-256 and size of a file, read from its start without moving its offset. `pause`: called between pieces."""
     digest = hashlib.sha256()
     done = 0
     for piece in direct_io.pieces(fd, os.fstat(fd).st_size):
@@ -103,10 +103,10 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def has_writer(fd: int) -> bool:
-    """Whether somebody has this file open for writing. True also where the kernel cannot say.
+    """Whether a process has this file open for writing. True also where the kernel cannot tell.
 
-    A read lease is granted only while nobody writes. It is given back at once; the signal that a break would
-    send in between is made one that is ignored by default.
+    The kernel grants a read lease only while there is no writer. The lease is given back at once. The signal for a
+    broken lease is set to one that is ignored by default.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
@@ -119,7 +119,7 @@ def has_writer(fd: int) -> bool:
 
 @contextlib.contextmanager
 def naming_full_disks(where: Path) -> Iterator[None]:
-    """Turn "no space" into DiskFull with the disk's name, and "read-only" into DiskReadOnly."""
+    """Turns "no space" into DiskFull with the disk's name, and "read-only" into DiskReadOnly."""
     try:
         yield
     except OSError as exc:
@@ -130,7 +130,7 @@ def naming_full_disks(where: Path) -> Iterator[None]:
 
 
 def sync_file_system(path: Path) -> None:
-    """Make everything written to the file system of a directory durable: one call for thousands of files."""
+    """Makes everything written to the file system of a directory durable: one call for thousands of files."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

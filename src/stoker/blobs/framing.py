@@ -1,6 +1,6 @@
 """Many blobs as one stream: for each a line `SHA256 SIZE` and that many bytes.
 
-A blob that cannot be sent is said in its place, with a word instead of the size: it costs the others nothing.
+A blob that cannot be sent has a word in place of the size; the others follow.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from stoker.errors import BlobDamaged, NotFound
 
 MISSING = "missing"
 DAMAGED = "damaged"
-"""It is stored with another size. Whether the bytes have their hash, the receiver finds out."""
+"""It is stored with another size. The receiver checks the hashes."""
 
 
 def framed(wanted: Iterable[tuple[str, int | None]], open_blob: OpenBlob) -> Iterator[bytes]:
-    """Pieces of about CHUNK. `wanted`: digests with their sizes; None: it is not to be had. One blob is open at a
-    time. BlobDamaged where a blob becomes shorter while it is read: the stream cannot go on then."""
+    """Yields pieces of about CHUNK. `wanted`: digests with their sizes; None: not available. One blob is open at a
+    time. Raises BlobDamaged where a blob becomes shorter while it is read: the stream cannot continue then."""
     gathered = bytearray()
     for digest, size in wanted:
         for piece in _frame(digest, size, open_blob):

@@ -1,8 +1,8 @@
-"""The trees that were read last, ready for the next question about them.
+"""A cache of the trees that were read last.
 
-A reader that asks for many files of one tree asks once for each, or once for each thousand. Reading and checking the
-manifest every time would cost the square of their number. A tree never changes under its digest, so what was read
-of it stays true; whether it is still stored is looked at every time.
+A reader that wants many files of one tree sends a request per file, or per thousand files. Reading and checking the
+manifest each time would cost the square of their number. A tree never changes under its digest, so the cached content
+stays valid; whether the tree is still stored is checked each time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.blobs.store import BlobStore
 from stoker.spec.tree import Tree, TreeFile
 
 ENTRIES = 250_000
-"""Files of all trees that are kept, about 0.4 KB each. The tree read last is kept whatever it has."""
+"""Files of all cached trees, about 0.4 KB each. The tree read last is kept whatever its size."""
 
 
 class Listing:
@@ -34,14 +34,14 @@ class _Entry:
 
 
 class Listings:
-    """Any thread. A tree that several threads ask for at once is read by one of them."""
+    """May be used from any thread. One thread reads a tree that several want at once."""
 
     def __init__(self, blobs: BlobStore, entries: int = ENTRIES) -> None:
         self._blobs = blobs
         self._entries = entries
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Entry] = OrderedDict()
-        """The one asked for last comes last."""
+        """The least recently used one first."""
 
     def get(self, digest: str) -> Listing:
         """Raises what `BlobStore.tree` raises, NotFound also for a tree that was deleted since it was read."""

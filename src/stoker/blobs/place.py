@@ -1,9 +1,8 @@
-"""Making a directory out of a tree.
+"""Makes a directory from a tree.
 
-The directory appears by one rename when it is complete, so a crash never leaves half a tree under its final
-name. Nothing is a hard link: what training code does to its files never reaches the store. Everything is
-opened relative to a directory descriptor and without following links, so a destination that training code may
-have prepared cannot lead the files elsewhere.
+The directory appears by one rename when it is complete, so a crash never leaves half a tree under its final name.
+Nothing is a hard link: changes by training code never reach the store. Everything is opened relative to a directory
+descriptor and without following links, so that a destination prepared by training code cannot lead elsewhere.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ OpenBlob = Callable[[str], int]
 def place_at(
     tree: Tree, parent: int, name: str, open_blob: OpenBlob, copier: Copier, *, verify: bool, replace: bool
 ) -> None:
-    """Make `name` in the directory `parent` (a descriptor) hold exactly `tree`, which has been validated.
+    """Makes `name` in the directory `parent` (a descriptor) hold exactly `tree`, which has been validated.
 
-    An empty directory of that name is taken over; a full one is refused unless `replace`.
+    An empty directory of that name is replaced; one with content is refused unless `replace`.
     """
     if not replace and _occupied(parent, name):
         raise Refused(f"the destination {name!r} is not empty")
@@ -56,7 +55,7 @@ def place_at(
 
 
 def remove_at(parent: int, name: str) -> None:
-    """Delete whatever `name` in the directory `parent` is, without following links. Absent is success."""
+    """Deletes `name` in the directory `parent`, whatever it is, without following links. Absent is success."""
     try:
         info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -70,12 +69,12 @@ def remove_at(parent: int, name: str) -> None:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         return
-    # Directories without write permission hold up rmtree; they are the owner's to open again.
-    _open_up(parent, name)
+    # rmtree fails at directories without write permission; the owner can restore it.
+    _make_writable(parent, name)
     shutil.rmtree(name, dir_fd=parent)
 
 
-def _open_up(parent: int, name: str) -> None:
+def _make_writable(parent: int, name: str) -> None:
     with contextlib.suppress(OSError):
         os.chmod(name, 0o700, dir_fd=parent)
     try:
@@ -85,7 +84,7 @@ def _open_up(parent: int, name: str) -> None:
     try:
         for _, names, _, here in os.fwalk(dir_fd=fd):
             for child in names:
-                # A link among the directory names is chmod'ed by nobody: fwalk does not descend into it.
+                # Skips links among the directory names: fwalk does not descend into them.
                 if not stat.S_ISLNK(os.stat(child, dir_fd=here, follow_symlinks=False).st_mode):
                     os.chmod(child, 0o700, dir_fd=here)
     finally:
@@ -109,7 +108,7 @@ def _occupied(parent: int, name: str) -> bool:
 
 
 def _fill(tree: Tree, root: int, open_blob: OpenBlob, copier: Copier, verify: bool) -> None:
-    """Files come sorted, so those of one directory mostly come together: one directory is open at a time."""
+    """Files come sorted, so those of one directory mostly follow each other: one directory is open at a time."""
     made: set[str] = {""}
     current, here = "", os.dup(root)
     try:
@@ -130,7 +129,7 @@ def _fill(tree: Tree, root: int, open_blob: OpenBlob, copier: Copier, verify: bo
 
 
 def _descend(root: int, directory: str, made: set[str]) -> int:
-    """A descriptor of `directory` beneath root, made where needed."""
+    """A descriptor of `directory` below root, created where needed."""
     fd = os.dup(root)
     path = ""
     for part in directory.split("/") if directory else ():

@@ -1,12 +1,12 @@
 """The blobs of one home, on its disk.
 
-    objects/ab/cdef...   file contents
-    trees/ab/cdef...     manifests of trees, canonical JSON
-    tmp/                 being written; never read
+objects/ab/cdef...   file contents
+trees/ab/cdef...     manifests of trees, canonical JSON
+tmp/                 being written; never read
 
-Collecting is mark and sweep with a grace age: a blob somebody asked about or put again counts as fresh (its
-modification time is renewed), so between "it is here, no need to send it" and the row that refers to it
-nothing disappears. Fresh trees keep what they refer to.
+Collecting is mark and sweep with a grace age. A blob that is asked for or stored again counts as fresh: its
+modification time is renewed. So nothing disappears between "it is stored, do not send it" and the row that refers to
+it. Fresh trees keep what they refer to.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ MAX_TREE = 256 << 20
 
 
 class BlobStore:
-    """May be used from any thread and by several processes at once; holds no state but the disk's.
+    """May be used from any thread and by several processes at once; all state is on the disk.
 
-    Putting is idempotent. A put that fails or is killed leaves at most a file under tmp/, which `collect`
-    removes. Every digest is checked for its form before it becomes a path.
+    Putting is idempotent. A put that fails or is killed leaves at most a file under tmp/, which `collect` removes.
+    Every digest is checked for its form before it becomes a path.
     """
 
     def __init__(self, root: Path) -> None:
@@ -57,10 +57,10 @@ class BlobStore:
         self._temporary = root / "tmp"
         self._copier = Copier()
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------
 
     def has(self, digest: str) -> bool:
-        """Whether a blob or a tree of this name is here."""
+        """Whether a blob or a tree of this name is stored."""
         return self._stored(self._object(digest), digest) is not None or self.has_tree(digest)
 
     def has_tree(self, digest: str) -> bool:
@@ -73,11 +73,11 @@ class BlobStore:
         return info.st_size
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Blobs that are not here, in order, once each. Those that are here stay for the grace age."""
+        """Blobs that are not stored, in order and each once. Those that are stored stay for the grace age."""
         return [digest for digest in dict.fromkeys(digests) if not self._renew(self._object(digest), digest)]
 
     def touch(self, digest: str) -> bool:
-        """Make a blob or tree count as fresh. False when it is not here."""
+        """Makes a blob or tree count as fresh. False when it is not stored."""
         renewed = [self._renew(path, digest) for path in (self._object(digest), self._tree(digest))]
         return any(renewed)
 
@@ -91,7 +91,7 @@ class BlobStore:
         size: int | None = None,
         durable: bool = True,
     ) -> tuple[str, int]:
-        """Store what `chunks` yields. With `digest` or `size`, anything else than that is refused."""
+        """Stores what `chunks` yields. With `digest` or `size`, any other content is refused."""
         with self._writing() as (fd, temporary):
             found, count = self._receive(fd, chunks, size)
             return self._finish(fd, temporary, found, count, digest, size, durable)
@@ -99,7 +99,7 @@ class BlobStore:
     def put_file(
         self, path: Path, *, digest: str | None = None, move: bool = False, durable: bool = True
     ) -> tuple[str, int]:
-        """Store a file of ours. `move` takes it away from where it is, without copying on the same disk."""
+        """Stores a file of Stoker's own. `move` removes it from its place, without copying on the same disk."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             result = self.put_fd(fd, digest=digest, move=move, durable=durable)
@@ -120,15 +120,15 @@ class BlobStore:
         limit: int | None = None,
         pause: Pause = none,
     ) -> tuple[str, int]:
-        """Store an open regular file. With `move` the caller unlinks its name afterwards, and the store takes
-        the file itself where that is safe (same disk, no other name, nobody writing it), else a copy. `pause`: called
-        between two pieces while it is read through."""
+        """Stores an open regular file. With `move` the caller unlinks its name afterwards. The store then takes the
+        file itself where that is safe (same disk, no other name, no writer), else a copy. `pause`: called between
+        pieces while reading."""
         if move and (taken := self._take(fd, digest, size, durable, limit, pause)):
             return taken
         return self.put_stream(_chunks(fd, limit, pause), digest=digest, size=size, durable=durable)
 
     def put_tree(self, tree: Tree, *, durable: bool = True) -> str:
-        """Store a manifest. That its blobs are here is the caller's business."""
+        """Stores a manifest. The caller makes sure that its blobs are stored."""
         tree.validate(max_files=None, max_bytes=None)
         data = tree.canonical()
         digest = hashlib.sha256(data).hexdigest()
@@ -142,33 +142,33 @@ class BlobStore:
         return digest
 
     def sync(self) -> None:
-        """Make durable all that was put with `durable=False`."""
+        """Makes everything durable that was put with `durable=False`."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_file_system(self.root)
 
     # -- getting ---------------------------------------------------------------------------------------------
 
     def path(self, digest: str) -> Path:
-        """Where a blob is. For reading; it must never be changed."""
+        """The path of a blob, for reading only."""
         path = self._object(digest)
         if self._stored(path, digest) is None:
             raise missing_blob(digest)
         return path
 
     def where(self, digest: str) -> Path:
-        """Where a blob is if it is here; nothing is looked up."""
+        """The path that a blob has if it is stored. Checks nothing."""
         return self._object(digest)
 
     def open(self, digest: str) -> BinaryIO:
         return os.fdopen(self._open(digest), "rb")
 
     def framed(self, wanted: Iterable[tuple[str, int | None]]) -> Iterator[bytes]:
-        """Many blobs as one stream, see `stoker.blobs.framing`. Every size is the one it must have; None: not to
-        be had."""
+        """Many blobs as one stream, see `stoker.blobs.framing`. Each comes with its expected size; None: not
+        available."""
         return framed(wanted, self._open)
 
     def tree(self, digest: str) -> Tree:
-        """A stored tree, its hash and its rules checked."""
+        """A stored tree. Its hash and its rules are checked."""
         path = self._tree(digest)
         try:
             if path.stat().st_size > MAX_TREE:
@@ -186,7 +186,7 @@ class BlobStore:
     def place(
         self, tree_digest: str, destination: Path, *, verify: bool = False, replace: bool = False
     ) -> None:
-        """Make `destination` hold exactly this tree, by one rename at the end. See `place_at`."""
+        """Makes `destination` hold exactly this tree, by one rename at the end. See `place_at`."""
         check_digest(tree_digest)
         parent = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -204,8 +204,8 @@ class BlobStore:
         replace: bool = False,
         rename: Callable[[str], str] | None = None,
     ) -> None:
-        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged. `rename`: what
-        files and directories are called there."""
+        """The same within an open directory. `verify` hashes every file again and raises BlobDamaged. `rename`: gives
+        files and directories other names there."""
         tree = self.tree(tree_digest)
         if rename is not None:
             tree = tree.renamed(rename)
@@ -213,7 +213,7 @@ class BlobStore:
             place_at(tree, parent, name, self._open, self._copier, verify=verify, replace=replace)
 
     def verify(self, digest: str) -> bool:
-        """Whether the stored bytes still have their hash. NotFound when there are none."""
+        """Whether the stored bytes still have their hash. Raises NotFound when there are none."""
         fd = self._open(digest)
         try:
             return hash_fd(fd)[0] == digest
@@ -221,7 +221,7 @@ class BlobStore:
             os.close(fd)
 
     def verify_tree(self, digest: str) -> list[str]:
-        """Paths in a tree whose contents are missing or damaged; empty when all is well."""
+        """Paths in a tree whose content is missing or damaged."""
         bad = []
         checked: dict[str, bool] = {}
         for file in self.tree(digest).files:
@@ -232,19 +232,19 @@ class BlobStore:
                     bad.append(file.path)
         return bad
 
-    # -- keeping house ---------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------
 
     def collect(self, roots: set[str], *, grace: float = GRACE) -> Freed:
-        """Delete what neither `roots` (trees or blobs) nor anything fresh refers to.
+        """Deletes what is referenced neither by `roots` (trees or blobs) nor by anything fresh.
 
-        A root whose manifest is damaged ends it before anything is deleted: its blobs would be unknown.
+        A root with a damaged manifest stops it before anything is deleted: its blobs would be unknown.
         """
         return collect(
             self._objects, self._trees, self._temporary, lambda name: self.tree(name).blobs(), roots, grace
         )
 
     def discard(self, dropped: set[str], roots: set[str], *, grace: float = 60.0) -> tuple[Freed, set[str]]:
-        """Free the bytes of trees that nothing refers to any more, now; what is left for another time comes back."""
+        """Frees the bytes of trees that are no longer referenced, now. Returns the trees to be tried later."""
         return discard(
             self._objects, self._trees, lambda name: self.tree(name).blobs(), dropped, roots, grace
         )
@@ -252,7 +252,7 @@ class BlobStore:
     def usage(self) -> Usage:
         return usage(self._objects, self._trees)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
     def _object(self, digest: str) -> Path:
         check_digest(digest)
@@ -263,7 +263,8 @@ class BlobStore:
         return self._trees / digest[:2] / digest[2:]
 
     def _stored(self, path: Path, digest: str) -> os.stat_result | None:
-        """An empty file under a name that is not the empty digest is what a power cut left: not stored."""
+        """The stored file; None if there is none. An empty file under another digest was left by a power cut: not
+        stored."""
         try:
             info = path.lstat()
         except FileNotFoundError:
@@ -288,7 +289,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[int, Path]]:
-        """A temporary file that is gone at the end unless it was renamed."""
+        """A temporary file that is deleted at the end unless it was renamed."""
         temporary = self._temporary / secrets.token_hex(12)
         with naming_full_disks(self.root):
             try:
@@ -344,9 +345,9 @@ class BlobStore:
     def _take(
         self, fd: int, digest: str | None, size: int | None, durable: bool, limit: int | None, pause: Pause
     ) -> tuple[str, int] | None:
-        """The file itself as a blob, or None when it has to be copied.
+        """Takes the file itself as a blob; None when it has to be copied.
 
-        The very inode that was hashed is linked (through /proc), so swapping names does not help anybody.
+        Links exactly the inode that was hashed (through /proc), so swapping names has no effect.
         """
         before = os.fstat(fd)
         if before.st_nlink != 1 or has_writer(fd):
@@ -393,10 +394,10 @@ def _chunks(fd: int, limit: int | None, pause: Pause) -> Iterator[bytes]:
 
 
 def _link_fd(fd: int, path: Path) -> bool:
-    """Give an open file another name. False on another disk, without /proc, or where links are not allowed."""
+    """Gives an open file another name. False on another disk, without /proc, or where links are not allowed."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # With a directory descriptor Python asks the kernel to follow /proc's link, without one it does not.
+        # With a directory descriptor Python lets the kernel follow the link in /proc, without one it does not.
         os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=directory, follow_symlinks=True)
     except OSError:
         return False

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.restore import server_kept_away
+from stoker.cli.restore import server_locked_out
 from stoker.errors import Conflict, NotFound, Refused
 from stoker.settings import Home, Settings
 
@@ -30,7 +30,7 @@ def migrate(home: Home, to: str | None, progress: Progress) -> dict[str, Any]:
             hint=f"--to postgresql://user:password@host/name, or the same in {ENVIRONMENT}.",
         )
     settings = Settings.load(home, environ={})
-    with server_kept_away(home):
+    with server_locked_out(home):
         if target == FILE:
             return _to_file(settings)
         if not is_shared(target):
@@ -63,7 +63,7 @@ def _to_server(settings: Settings, target: str, progress: Progress, *, named: bo
         "to": _shown(target),
         "rows": moved.rows,
         "already": moved.already,
-        "kept": _put_away(home),
+        "kept": _keep_old_file(home),
         "setting": str(home.config) if named else ENVIRONMENT,
     }
 
@@ -91,7 +91,7 @@ def _to_file(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _put_away(home: Home) -> str | None:
+def _keep_old_file(home: Home) -> str | None:
     """Moves the file to the backups. In its old place a server that lost its setting would use it again."""
     if not home.database.exists():
         return None

@@ -51,11 +51,11 @@ class Download:
         self._terminal = terminal.is_terminal(ctx.err)
         self._drawn = 0.0
 
-    def bring(self, plans: Sequence[Plan]) -> None:
+    def fetch(self, plans: Sequence[Plan]) -> None:
         """Downloads all of them. Raises for those that failed, after the others have arrived."""
         self.done = sum(plan.size for plan in plans if plan.is_here)
         try:
-            self._one_by_one(self._together([plan for plan in plans if not plan.is_here]))
+            self._fetch_large(self._fetch_small([plan for plan in plans if not plan.is_here]))
         finally:
             self._clear()
         if self._failed:
@@ -63,7 +63,7 @@ class Download:
 
     # -- many in one answer ----------------------------------------------------------------------------------
 
-    def _together(self, plans: Sequence[Plan]) -> list[Plan]:
+    def _fetch_small(self, plans: Sequence[Plan]) -> list[Plan]:
         """Downloads the small ones. Returns the others, which have to come one by one."""
         small: list[Plan] = []
         rest: list[Plan] = []
@@ -155,7 +155,7 @@ class Download:
 
     # -- one by one ------------------------------------------------------------------------------------------
 
-    def _one_by_one(self, plans: Sequence[Plan]) -> None:
+    def _fetch_large(self, plans: Sequence[Plan]) -> None:
         refused = 0
         for plan in plans:
             try:

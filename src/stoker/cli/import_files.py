@@ -51,7 +51,7 @@ def volumes(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def understood(
+def read_jobs(
     ctx: Context, data: bytes, source: str, *, sets: Sequence[str], volumes: Mapping[str, str], lenient: bool
 ) -> list[tuple[Translation, Job]]:
     """The jobs in a file. Reports what is changed or left out. Raises Refused for what is forbidden, and without

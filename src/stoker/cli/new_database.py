@@ -6,18 +6,18 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from stoker.cli.restore import server_kept_away
+from stoker.cli.restore import server_locked_out
 from stoker.errors import Conflict, NotFound, StokerError, StoreDamaged
 from stoker.settings import Home, Settings
 
 _NAMED = 3
 
 
-def begin_anew(home: Home) -> Path | None:
+def move_aside_all(home: Home) -> Path | None:
     """Returns the folder that now holds everything; None when there was nothing."""
     from stoker.engine.local import end_holding  # lazy: the engine is large
 
-    with server_kept_away(home):
+    with server_locked_out(home):
         _refuse_intact_database(home)
         _refuse_while_tasks_run(home)
         state = _run_data(home)

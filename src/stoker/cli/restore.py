@@ -34,11 +34,11 @@ def restore(home: Home, copy: Path) -> dict[str, Any]:
     database = database_in(home, copy)
     inside = copies.contents(database)
     home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with server_kept_away(home):
+    with server_locked_out(home):
         settings = Settings.load(home)
         aside = put_in_place(database, settings.database, aside=home.backups, lease=settings.server.lease)
         added = _add_files(home, copy) if copy.is_dir() else 0
-        _take_identity(home, copy)
+        _copy_identity(home, copy)
         with Store.open(settings.database, create=False) as store:
             missing = store.missing_runs(_ledger(home, copy))
     return {
@@ -100,7 +100,7 @@ def _kind(home: Home, database: Path) -> str:
 
 
 @contextlib.contextmanager
-def server_kept_away(home: Home) -> Iterator[None]:
+def server_locked_out(home: Home) -> Iterator[None]:
     """Holds the lock that a server needs to start, so that no other command starts one meanwhile."""
     fd = os.open(home.server_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -128,7 +128,7 @@ def _add_files(home: Home, copy: Path) -> int:
     return added
 
 
-def _take_identity(home: Home, copy: Path) -> None:
+def _copy_identity(home: Home, copy: Path) -> None:
     source = copy / home.identity.name
     if source.is_file() and not source.is_symlink():
         _put(source, home.identity)

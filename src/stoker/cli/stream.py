@@ -22,7 +22,7 @@ COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 """Colours for the names of several tasks."""
 
 
-class Seen:
+class ReadPositions:
     """How far each task's log has been read, so that reading again after a break neither loses nor repeats a line.
 
     Within one task and attempt, records come in the order they were written. While their times never went back,
@@ -86,7 +86,7 @@ def records(
     if not follow:
         yield from client.logs(run, **query, follow=False)
         return
-    seen = Seen(whole=query.get("since") is None and query.get("tail") is None)
+    seen = ReadPositions(whole=query.get("since") is None and query.get("tail") is None)
     failures = 0
     while True:
         try:

@@ -111,7 +111,7 @@ class _Watch:
             self.status.show(run)
         except ServerUnreachable:
             # The reading thread connects to the server again. Until then the last known state stays on screen.
-            self.status.say(
+            self.status.update(
                 f"{terminal.safe(self.id)}: the server went away; the training goes on; reconnecting"
             )
             try:
@@ -199,12 +199,12 @@ class _Status:
     def show(self, run: Json) -> None:
         state = run["state"]
         newest = (run.get("attempts") or [{}])[-1]
-        if state == "running" and newest.get("number", 1) <= 1 and not _re_forms(newest):
+        if state == "running" and newest.get("number", 1) <= 1 and not _is_incomplete(newest):
             self.clear()
             return
-        self.say(status_text(run))
+        self.update(status_text(run))
 
-    def say(self, text: str) -> None:
+    def update(self, text: str) -> None:
         if self.quiet or text == self._last:
             return
         self._last = text
@@ -224,7 +224,7 @@ class _Status:
             self._last = ""
 
 
-def _re_forms(attempt: Json) -> bool:
+def _is_incomplete(attempt: Json) -> bool:
     """Whether it runs without all of its tasks."""
     return attempt.get("up") is not None and int(attempt["up"]) < int(attempt.get("placed") or 0)
 
@@ -235,7 +235,7 @@ def status_text(run: Json) -> str:
     where = f" ({units.ordinal(int(place))} in line)" if place and run["state"] == "queued" else ""
     reason = terminal.safe(run.get("reason") or "")
     attempts = run.get("attempts") or []
-    if run["state"] == "running" and attempts and _re_forms(attempts[-1]):
+    if run["state"] == "running" and attempts and _is_incomplete(attempts[-1]):
         newest = attempts[-1]
         reason = (
             f"generation {newest.get('generation')} comes up, {newest['up']} of {newest['placed']} tasks up"

@@ -287,9 +287,9 @@ class Client:
         try:
             value = json.loads(data)
         except ValueError as exc:
-            raise _not_ours(self.url, response.status) from exc
+            raise _not_stoker(self.url, response.status) from exc
         if not isinstance(value, dict):
-            raise _not_ours(self.url, response.status)
+            raise _not_stoker(self.url, response.status)
         return value
 
     def _open(
@@ -321,7 +321,7 @@ class Client:
         try:
             return from_json(json.loads(data)["error"])
         except (ValueError, TypeError, KeyError, AttributeError):
-            return _not_ours(self.url, response.status)
+            return _not_stoker(self.url, response.status)
 
     def _connection(self) -> Connection:
         while self._idle:
@@ -371,7 +371,7 @@ def _listed(value: str | Sequence[str]) -> str:
     return value if isinstance(value, str) else ",".join(value)
 
 
-def _not_ours(url: str, status: int) -> StokerError:
+def _not_stoker(url: str, status: int) -> StokerError:
     return StokerError(
         f"{url} answered with status {status} and a body that is not Stoker's",
         hint="Check that STOKER_URL names a Stoker server and that no proxy stands in between.",

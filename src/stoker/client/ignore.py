@@ -47,7 +47,7 @@ class IgnoreLayer:
         """True: ignored; False: negated; None: not mentioned."""
         if self._patterns is None:
             self._patterns = self._compiled()
-            self._above = self._of_above(self._patterns)
+            self._above = self._of_parents(self._patterns)
         if self._above:
             return True
         found = self._patterns.decide(os.fsencode(self._add + path[self._strip :]), directory=is_directory)
@@ -61,7 +61,7 @@ class IgnoreLayer:
         except TooLarge as exc:
             raise TooLarge(f"{self._name}: {exc.message}", hint=exc.hint) from exc
 
-    def _of_above(self, patterns: Patterns) -> bool | None:
+    def _of_parents(self, patterns: Patterns) -> bool | None:
         decision = None
         parts = self._add.split("/")[:-1]
         for depth in range(1, len(parts) + 1):

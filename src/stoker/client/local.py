@@ -209,12 +209,12 @@ def _read(report: int) -> str:
 
 def _not_started(home: Home, reported: str, offset: int, status: int | None) -> StokerError:
     lines = tail(home.server_log, offset)
-    said = [
+    reported_lines = [
         line.removeprefix("stoker: ")
         for line in (*lines, *reported.splitlines())
         if line.startswith("stoker: ")
     ]
-    text = said[-1] if said else lines[-1] if lines else f"it ended with status {status}"
+    text = reported_lines[-1] if reported_lines else lines[-1] if lines else f"it ended with status {status}"
     message, _, hint = text.partition(" hint: ")
     return StokerError(
         f"the server did not start: {message}",

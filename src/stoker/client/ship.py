@@ -1,8 +1,8 @@
 """Sends the working directory: only what the server does not have yet.
 
 A usual submit sends only a digest: `submit_with_code` submits first and uploads when the server answers that the
-code is missing. The server hashes what arrives. A file that changed since the scan starts the scan again, so that a
-run gets the old or the new version of every file, never a mixture.
+code is missing. The server hashes what arrives. A file that changed since the scan
+starts the scan again. So a run gets the old or the new version of every file, never a mixture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The numbers behind the name in an image's USER.
+"""The user and group ids behind the name in an image's USER.
 
-Kubernetes does not start `USER app` where it must prove that the user is not root: it wants a number. The number is
-in the image's /etc/passwd, so the layers are read from the top until one has that file. Each layer that is used
-is read to its end and its digest verified.
+Kubernetes refuses `USER app` where it must prove that the user is not root: it needs a numeric id. The id is in the
+image's /etc/passwd, so the layers are read from the top until one contains that file. Each layer that is used is read
+to its end, and its digest is verified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from stoker.errors import ImageError
 from stoker.images.manifest import Blob, ImageConfig
 from stoker.images.reference import Reference
-from stoker.images.session import Ask, Session, check
+from stoker.images.session import RepositoryRequest, Session, check
 from stoker.images.tarscan import TarMember, members
 
 BUDGET: Final = 1 << 30
@@ -32,12 +32,12 @@ _PASSWD, _GROUP = "etc/passwd", "etc/group"
 class Account:
     uid: int
     gid: int | None
-    """None: the image does not say, which means the user's own group, or root's."""
+    """None: the image does not say; then it is the user's own group, or root's."""
 
 
 @dataclass
 class _Search:
-    """What is known so far, going down from the top layer."""
+    """The files found so far, from the top layer down."""
 
     wanted: set[str]
     found: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class _Search:
 
 
 def find(session: Session, config: ImageConfig) -> Account:
-    """Raises ImageError where the numbers cannot be had."""
+    """Raises ImageError where the ids cannot be found."""
     user, _, group = config.user.partition(":")
     if _is_number(user or "0") and _is_number(group or "0"):
         return Account(int(user or "0"), int(group) if group else (None if user else 0))
@@ -76,9 +76,7 @@ def _read_files(session: Session, config: ImageConfig, wanted: set[str]) -> dict
             break
         left -= layer.size
         if left < 0:
-            raise _unknown(
-                config, f"its layers are larger than {BUDGET >> 20} MiB, the most that is read for it"
-            )
+            raise _unknown(config, f"its layers are larger than {BUDGET >> 20} MiB, the limit for this")
         fresh = _Search(wanted - set(search.found))
         for member in _layer(session, reference, layer, fresh.wanted):
             fresh.see(member)
@@ -87,7 +85,7 @@ def _read_files(session: Session, config: ImageConfig, wanted: set[str]) -> dict
 
 
 def _layer(session: Session, reference: Reference, layer: Blob, wanted: set[str]) -> Iterator[TarMember]:
-    with session.open(Ask(reference, "GET", f"blobs/{layer.digest}")) as answer:
+    with session.open(RepositoryRequest(reference, "GET", f"blobs/{layer.digest}")) as answer:
         check(answer, reference, 200)
         raw = _Hashed(answer.pieces(), layer)
         yield from members(_inflated(raw.pieces(), layer), wanted, _LARGEST_FILE)
@@ -95,7 +93,7 @@ def _layer(session: Session, reference: Reference, layer: Blob, wanted: set[str]
 
 
 class _Hashed:
-    """The bytes of a layer on their way, counted and hashed."""
+    """Passes on the bytes of a layer while counting and hashing them."""
 
     def __init__(self, source: Iterator[bytes], layer: Blob) -> None:
         self._source = source
@@ -117,12 +115,12 @@ class _Hashed:
         if self._left or self._hash.hexdigest() != self._layer.digest.partition(":")[2]:
             raise ImageError(
                 f"layer {self._layer.digest} does not have this digest",
-                hint="The registry or something on the way to it is damaged; nothing was used of it.",
+                hint="The registry, or a proxy before it, is damaged. Nothing of this layer was used.",
             )
 
 
 def _inflated(pieces: Iterator[bytes], layer: Blob) -> Iterator[bytes]:
-    """A layer's tar stream. Gzip layers may have several members, as pigz and stargz make them."""
+    """A layer's tar stream. Gzip layers may have several members, as made by pigz and stargz."""
     first = next(pieces, b"")
     if first.startswith(b"\x28\xb5\x2f\xfd"):
         raise ImageError(
@@ -156,7 +154,7 @@ def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _hidden_by(name: str) -> str | None:
-    """What a whiteout takes away of the layers below."""
+    """The path that a whiteout removes from the layers below."""
     folder, _, base = name.rpartition("/")
     if base == ".wh..wh..opq":
         return folder
@@ -187,7 +185,7 @@ def _is_number(text: str) -> bool:
 
 def _unknown(config: ImageConfig, why: str) -> ImageError:
     return ImageError(
-        f"{config.reference} runs as {config.user!r}, whose number is not known: {why}",
+        f"{config.reference} runs as {config.user!r}, whose numeric id is not known: {why}",
         hint="Give the image a numeric USER, as in `USER 1000`.",
         details={"user": config.user},
     )

@@ -1,7 +1,7 @@
-"""What to say when a registry asks who is there: nothing, a password, or a token it sends us to fetch.
+"""Answers a registry's demand for authentication: with nothing, a password, or a token from its token server.
 
 Tokens are kept until shortly before they expire. They are bound to one registry and one scope
-(`repository:NAME:pull`), which we name ourselves: a registry cannot talk us into asking for more.
+(`repository:NAME:pull`), which this client chooses, so a registry cannot widen it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stoker.images.wire import Call, Wire
 
 _LARGEST_TOKEN = 1 << 20
 _SHORTEST_LIFE = 60.0
-"""Seconds. What the token specification promises where the answer does not say."""
+"""Seconds: the lifetime by the token specification where the answer gives none."""
 _MARGIN = 10.0
 _PAIR = re.compile(r'(?<![A-Za-z0-9_-])([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))\s*,?\s*')
 
 
-class Keys:
+class AuthHeaders:
     """The Authorization headers of one client. May be used from any thread."""
 
     def __init__(self, wire: Wire, logins: Logins) -> None:
@@ -35,7 +35,7 @@ class Keys:
         self._logins = logins
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str], tuple[str, float]] = {}
-        """Registry and scope to the header and when it ends, by the monotonic clock."""
+        """(registry, scope) -> (header, end of its validity by the monotonic clock)."""
 
     def known(self, reference: Reference, scope: str) -> str | None:
         with self._lock:
@@ -43,7 +43,7 @@ class Keys:
             return header if monotonic() < end else None
 
     def obtain(self, reference: Reference, scope: str, registry: str, challenges: Sequence[str]) -> str:
-        """Answer a 401. RegistryDenied when there is nothing (better) to say."""
+        """Answers a 401. Raises RegistryDenied without (better) credentials."""
         login = self._logins.find(reference)
         offers = dict(_challenge(text) for text in challenges)
         if "bearer" in offers:
@@ -61,20 +61,20 @@ class Keys:
             self._known.pop((reference.host, scope), None)
 
     def refused(self, reference: Reference) -> RegistryDenied:
-        """The error for a registry that turned down what we said."""
+        """The error for a registry that refused the credentials."""
         return self.denied(reference, self._logins.find(reference))
 
     def denied(self, reference: Reference, login: Login | None) -> RegistryDenied:
         if login is None:
             where = f" in {self._logins.source}" if self._logins.source else ""
             return RegistryDenied(
-                f"{reference.host} does not show {reference.path} to strangers, or has no such repository; "
+                f"{reference.host} does not show {reference.path} without a login, or has no such repository; "
                 f"there is no login for {reference.host}{where}",
                 hint=f"Check the name, or log in with `docker login {reference.host}`.",
                 details={"host": reference.host, "login": None},
             )
         return RegistryDenied(
-            f"{reference.host} does not let {login.describe()} at {reference.path}, or has no such repository",
+            f"{reference.host} refuses {reference.path} to {login.describe()}, or has no such repository",
             hint="Check the name and the rights of that login, or log in again.",
             details={"host": reference.host, "login": login.user},
         )
@@ -99,13 +99,13 @@ class Keys:
         return f"Bearer {token}", max(life - _MARGIN, 1.0)
 
     def _realm(self, registry: str, offer: dict[str, str]) -> str:
-        """Where tokens are to be had. Passwords go there: never without TLS, but where the registry has none."""
+        """The URL for tokens. Passwords are sent there, so it needs TLS unless the registry itself has none."""
         realm = offer.get("realm", "")
         origin = Origin.of(realm)
         plain = registry.startswith("http://") and self._wire.rules.may_be_plain(origin.host, origin.port)
         if origin.scheme == "http" and not plain:
             raise RegistryDenied(
-                f"{Origin.of(registry).host} sends us for a token to {shown(realm)}, without TLS: refused"
+                f"{Origin.of(registry).host} names {shown(realm)} for tokens, which is without TLS: refused"
             )
         return realm
 

@@ -1,5 +1,4 @@
-"""Images out of layers, without a daemon: configs, manifests, archives, and a cache of layers.
-
+"""Builds images from layers, without a daemon: configs, manifests, archives, and a cache of layers.
 tree = Tree(); tree.file("app/train.py", ...)
 layer = Cache().layer(key, lambda: tree)
 image = assemble([layer], Settings(entrypoint=("python3", "/app/train.py")))
@@ -26,13 +25,13 @@ from stoker.images.manifest import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFES
 from stoker.images.reference import Reference
 
 _KEPT = 30 * 24 * 3600.0
-"""Seconds that a layer which nobody asks for stays in the cache."""
+"""Seconds after which an unused layer is removed from the cache."""
 _CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the image says of itself: see ImageConfig."""
+    """The image's settings, as in ImageConfig."""
 
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
@@ -100,7 +99,7 @@ def assemble(layers: Sequence[Layer], settings: Settings) -> Image:
 
 
 def write_archive(image: Image, path: Path, name: str) -> None:
-    """An OCI layout in one tar, as `ctr images import`, `podman load` and `skopeo` take it, under this name."""
+    """Writes an OCI layout in one tar under this name, as `ctr images import`, `podman load` and `skopeo` read it."""
     reference = Reference.parse(name)
     entry: dict[str, Any] = _descriptor(OCI_MANIFEST, image.digest, len(image.manifest))
     entry["platform"] = {"architecture": image.settings.architecture, "os": "linux"}
@@ -124,9 +123,9 @@ def write_archive(image: Image, path: Path, name: str) -> None:
 
 
 class Cache:
-    """Layers made earlier, by a key that must name everything they were made of.
+    """Layers built earlier, by a key that must name everything they were made of.
 
-    Several processes may use it at once: a layer appears complete, and who comes second replaces it by the same.
+    Several processes may use it at once: a layer appears complete, and a second process replaces it by an equal one.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -151,23 +150,23 @@ class Cache:
 
 
 def cache_home() -> Path:
-    """Where builds keep what they need not fetch or make again; outside of any checkout, safe to delete."""
+    """The directory where builds keep what they need not fetch or make again. Safe to delete."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "stoker-images"
 
 
 def _prune(folder: Path) -> None:
-    """Forget layers that nobody has asked for in a long time."""
+    """Deletes layers that were not used for a long time."""
     oldest = time.time() - _KEPT
     for note in folder.glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):  # somebody else is at it too
+        with contextlib.suppress(FileNotFoundError):  # another process prunes too
             if note.stat().st_mtime < oldest:
                 note.unlink()
                 note.with_name(f"{note.stem}.tar.gz").unlink()
 
 
 def _noted(path: Path, note: Path) -> Layer | None:
-    """A cached layer, unless it is not there or not whole."""
+    """A cached layer; None if it is missing or incomplete."""
     try:
         found = json.loads(note.read_bytes())
         layer = Layer(path, str(found["digest"]), str(found["diff_id"]), int(found["size"]))

@@ -1,4 +1,4 @@
-"""One connection to a host that was vetted, and how errors on the way are told.
+"""One connection to a host that was checked, and the translation of its errors.
 
 Origin       scheme, host and port: what credentials and connections belong to
 resolve      every address of a host
@@ -23,7 +23,7 @@ from stoker.errors import ImageError, RegistryUnreachable
 
 CONNECT_TIMEOUT: Final = 10.0
 READ_TIMEOUT: Final = 60.0
-"""Seconds without a single byte."""
+"""Seconds without a byte."""
 _BLOCK = 1 << 20
 
 
@@ -34,14 +34,14 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """Raises ImageError for anything but http and https, and for URLs with a password in them."""
+        """Raises ImageError for anything but http and https, and for URLs that contain a password."""
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
         except ValueError as exc:
-            raise ImageError(f"the registry named a broken address: {shown(url)}") from exc
+            raise ImageError(f"the registry named an invalid address: {shown(url)}") from exc
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ImageError(f"the registry named an address that is not followed: {shown(url)}")
+            raise ImageError(f"the registry named an address that is not allowed: {shown(url)}")
         return cls(parts.scheme, parts.hostname.lower(), port or (443 if parts.scheme == "https" else 80))
 
 
@@ -67,7 +67,7 @@ Where = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 
 
 class Connection(http.client.HTTPConnection):
-    """To addresses that were vetted: the name is not resolved a second time."""
+    """A connection to checked addresses: the name is not resolved a second time."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         wait = min(CONNECT_TIMEOUT, self.timeout or CONNECT_TIMEOUT)
-        sock = _through(self._proxy, self._origin, wait) if self._proxy else _dial(self._addresses, wait)
+        sock = _tunnel(self._proxy, self._origin, wait) if self._proxy else _dial(self._addresses, wait)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._context is not None:
                 sock = self._context.wrap_socket(sock, server_hostname=self._origin.host)
             sock.settimeout(self.timeout)
-        except BaseException:  # raised again: only the socket must not stay open
+        except BaseException:  # raised again; only closes the socket
             sock.close()
             raise
         self.sock = sock
@@ -108,7 +108,7 @@ class Connection(http.client.HTTPConnection):
                 method, target, body=body.pieces() if isinstance(body, FileBody) else body, headers=headers
             )
         except (BrokenPipeError, ConnectionResetError) as exc:
-            # Who refuses a body early answers before having read all of it: listen to what it says.
+            # A registry that refuses a body answers before it has read all of it. Read that answer.
             try:
                 return self.getresponse()
             except (OSError, http.client.HTTPException):
@@ -130,8 +130,8 @@ def _dial(addresses: list[Where], timeout: float) -> socket.socket:
     raise problem
 
 
-def _through(proxy: str, origin: Origin, timeout: float) -> socket.socket:
-    """A tunnel made by an HTTP proxy, which resolves the name itself."""
+def _tunnel(proxy: str, origin: Origin, timeout: float) -> socket.socket:
+    """A tunnel through an HTTP proxy, which resolves the name itself."""
     parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     sock = socket.create_connection((parts.hostname or "", parts.port or 3128), timeout)
     try:
@@ -146,21 +146,21 @@ def _through(proxy: str, origin: Origin, timeout: float) -> socket.socket:
             head += data
         if head.split(b" ", 2)[1:2] != [b"200"]:
             raise OSError(f"the proxy {parts.hostname} answered {head[:60]!r}")
-    except BaseException:  # raised again: only the socket must not stay open
+    except BaseException:  # raised again; only closes the socket
         sock.close()
         raise
     return sock
 
 
 def proxy_for(origin: Origin) -> str | None:
-    """HTTPS_PROXY and NO_PROXY as other programs understand them. Plain registries are near: no proxy."""
+    """The proxy by HTTPS_PROXY and NO_PROXY, with their usual meaning. Registries without TLS are local: no proxy."""
     if origin.scheme != "https" or urllib.request.proxy_bypass(origin.host):
         return None
     return urllib.request.getproxies().get("https")
 
 
 def resolve(origin: Origin, *, must: bool) -> list[tuple[str, Where]]:
-    """Every address of the host, as text and as something to connect to. Behind a proxy it may be unknown here."""
+    """Every address of the host, as text and as a socket address. Behind a proxy the host may be unknown here."""
     try:
         found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
@@ -176,7 +176,7 @@ def resolve(origin: Origin, *, must: bool) -> list[tuple[str, Where]]:
 
 @contextlib.contextmanager
 def translated(origin: Origin) -> Iterator[None]:
-    """Whatever goes wrong on the way is RegistryUnreachable; `again` says that another try may help."""
+    """Turns errors of the network into RegistryUnreachable; `again` says that another try may help."""
     try:
         yield
     except ssl.SSLCertVerificationError as exc:
@@ -202,15 +202,15 @@ def translated(origin: Origin) -> Iterator[None]:
 
 
 def joined(url: str, location: str) -> str:
-    """Where a Location leads from here."""
+    """The URL that a Location header names."""
     try:
         return urllib.parse.urljoin(url, location)
     except ValueError as exc:
-        raise ImageError(f"{Origin.of(url).host} named a broken address") from exc
+        raise ImageError(f"{Origin.of(url).host} named an invalid address") from exc
 
 
 def shown(url: str) -> str:
-    """Without its query, which may hold a signature, and without a password."""
+    """The URL without its query, which may hold a signature, and without a password."""
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:

@@ -1,7 +1,7 @@
 """Layers: trees of files, written so that the same tree always gives the same bytes.
 
-Sorted by name, one fixed time for everything, owner root unless said otherwise, gzip without a time. Nothing of the
-machine that builds shows in a layer.
+Names are sorted, all times are equal, the owner is root unless given, and gzip has no time. Nothing of the building
+machine appears in a layer.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import IO, Final
 from stoker.errors import ImageError
 
 EPOCH: Final = 315_619_200
-"""The time of every file: 2 January 1980. Zip archives know no earlier one, and people make them of installed files."""
+"""The time of every file: 2 January 1980. Zip archives cannot hold earlier times, and users zip installed files."""
 _LEVEL = 6
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in a tree. With neither content nor target it is a directory."""
+    """One name in a tree. Without content and target it is a directory."""
 
     mode: int
     data: bytes | Path | None = None
-    """Content of a file; a Path is read when the layer is written."""
+    """Content of a file. A Path is read when the layer is written."""
     target: str | None = None
-    """Of a symbolic link."""
+    """Target of a symbolic link."""
     uid: int = 0
     gid: int = 0
 
@@ -47,7 +47,7 @@ class Entry:
 
 
 class LayerTree:
-    """Names and what is under them, relative to the root of an image. What is added later replaces what was there."""
+    """Names and their entries, relative to the root of an image. A later entry replaces an earlier one."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -68,9 +68,9 @@ class LayerTree:
         self._entries.update(other._entries)
 
     def copy(self, source: Path, name: str = "", keep: Callable[[str], bool] = lambda _: True) -> None:
-        """A directory of this machine, beneath `name`. `keep` is asked with each path relative to `source`.
+        """Adds a directory of this machine below `name`. `keep` decides for each path relative to `source`.
 
-        Of the modes only "may be executed" is kept: the rest is the umask of whoever unpacked it.
+        Of a mode only "executable" is kept: the rest depends on the umask under which the file was unpacked.
         """
         for folder, folders, files in os.walk(source):
             folders.sort()
@@ -82,7 +82,7 @@ class LayerTree:
                 self.put(f"{name}/{relative}", _of(path))
 
     def remove(self, name: str) -> None:
-        """A name and everything beneath it."""
+        """Removes a name and everything below it."""
         name = _clean(name)
         for one in [one for one in self._entries if one == name or one.startswith(name + "/")]:
             del self._entries[one]
@@ -91,7 +91,7 @@ class LayerTree:
         return self._entries.get(_clean(name))
 
     def __iter__(self) -> Iterator[tuple[str, Entry]]:
-        """Sorted, with the directories that nobody named."""
+        """Sorted, including parent directories without an entry."""
         names = set(self._entries)
         for name in self._entries:
             while "/" in name:
@@ -104,12 +104,12 @@ class LayerTree:
         return len(self._entries)
 
     def unpack(self, root: Path) -> None:
-        """Write it to this machine, as its user. For running what is in an image while it is being built."""
+        """Writes the tree to this machine as its user, to run programs of an image that is being built."""
         root.mkdir(parents=True, exist_ok=True)
         for name, entry in self:
             path = root / name
             if not path.resolve().is_relative_to(root.resolve()):
-                raise ImageError(f"{name!r} is beneath a link that leads out of the image")
+                raise ImageError(f"{name!r} is below a link that leads out of the image")
             if entry.is_directory:
                 path.mkdir(exist_ok=True)
             elif entry.target is not None:
@@ -125,9 +125,9 @@ class Layer:
 
     path: Path
     digest: str
-    """Of the compressed bytes: its name in registries."""
+    """Digest of the compressed bytes: its name in registries."""
     diff_id: str
-    """Of the tar inside: its name in configs."""
+    """Digest of the tar inside: its name in configs."""
     size: int
     made_by: str = ""
 
@@ -136,7 +136,7 @@ class Layer:
 
 
 def write_layer(tree: LayerTree, path: Path) -> Layer:
-    """The tree as a gzipped tar at `path`, which appears complete or not at all."""
+    """Writes the tree as a gzipped tar to `path`, which appears complete or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as raw:

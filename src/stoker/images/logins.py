@@ -1,7 +1,7 @@
-"""Logins for registries, from where `docker login` and `podman login` put them.
+"""Logins for registries, from the files of `docker login` and `podman login`.
 
-A login belongs to one registry host and is offered to nobody else. Its secrets never appear in `repr`, messages
-or arguments of processes.
+A login belongs to one registry host and is offered to no other. Its secrets never appear in `repr`, messages or
+arguments of processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.errors import RegistryDenied, SpecError
 from stoker.images.reference import DOCKER_HUB, Reference
 
 HELPER_TIMEOUT = 30.0
-"""Seconds. Helpers that open a browser would hang for ever in a server."""
+"""Seconds. A helper that opens a browser would hang for ever in a server."""
 _LARGEST_FILE = 4 << 20
 _LARGEST_ANSWER = 1 << 20
 _HUB_KEY = "https://index.docker.io/v1/"
@@ -30,14 +30,14 @@ _HUB_KEY = "https://index.docker.io/v1/"
 
 @dataclass(frozen=True)
 class Login:
-    """Who we are to one registry."""
+    """The credentials for one registry."""
 
     user: str
     password: str = field(repr=False)
     token: str = field(default="", repr=False)
-    """An identity token: exchanged for access tokens instead of the password."""
+    """An identity token, which is exchanged for access tokens in place of the password."""
     source: str = ""
-    """Where it came from, for messages."""
+    """Its file or helper, for messages."""
 
     @property
     def basic(self) -> str:
@@ -45,24 +45,24 @@ class Login:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
     def describe(self) -> str:
-        who = f"the login of {self.user!r}" if self.user else "the login"
-        return f"{who} from {self.source}" if self.source else who
+        name = f"the login of {self.user!r}" if self.user else "the login"
+        return f"{name} from {self.source}" if self.source else name
 
 
 @dataclass(frozen=True)
 class Logins:
-    """Logins of several registries: the content of a config.json. May be used from any thread."""
+    """Logins for several registries: the content of a config.json. May be used from any thread."""
 
     auths: Mapping[str, Any] = field(default_factory=dict, repr=False)
     helpers: Mapping[str, str] = field(default_factory=dict)
-    """Registry host to the name of the program `docker-credential-NAME`."""
+    """Registry host -> NAME of the program `docker-credential-NAME`."""
     store: str = ""
-    """The helper for every other host."""
+    """The helper for all other hosts."""
     source: str = ""
 
     @classmethod
     def load(cls, path: Path | None = None) -> Logins:
-        """Of `path`, else of the first config.json there is. Nobody logged in anywhere is no error."""
+        """Reads `path`, else the first existing config.json. No login at all is no error."""
         for candidate in [path] if path else _usual_places():
             try:
                 with open(candidate, "rb") as file:
@@ -78,9 +78,9 @@ class Logins:
 
     @classmethod
     def parse(cls, data: bytes | str, *, source: str = "", helpers: bool = False) -> Logins:
-        """A config.json, or what is in a Secret of type kubernetes.io/dockerconfigjson.
+        """Parses a config.json, or the content of a Secret of type kubernetes.io/dockerconfigjson.
 
-        `helpers` allows it to name programs to run: only for files of the person or the admin themselves.
+        `helpers` lets it name programs to run: only for files of the user or the admin.
         """
         what = source or "the logins"
         if len(data) > _LARGEST_FILE:
@@ -100,7 +100,7 @@ class Logins:
         return cls(auths, {str(k): str(v) for k, v in named.items()}, str(store), source)
 
     def find(self, reference: Reference) -> Login | None:
-        """The login for this repository's registry: its own helper, its own entry, the common helper."""
+        """The login for this repository's registry: from its own helper, its own entry, or the common helper."""
         host = _HUB_KEY if reference.host == DOCKER_HUB else reference.host
         if helper := self.helpers.get(reference.host) or self.helpers.get(host):
             return _ask(helper, host)
@@ -136,7 +136,7 @@ def _usual_places() -> list[Path]:
 
 
 def _weight(key: str, reference: Reference) -> int:
-    """How well an entry's key fits: 0 not at all, else more for a longer one."""
+    """How well an entry's key matches: 0 not at all, else more for a longer key."""
     plain = re.sub(r"^https?://", "", key).rstrip("/")
     host, _, path = plain.partition("/")
     if path in ("v1", "v2"):
@@ -151,7 +151,7 @@ def _weight(key: str, reference: Reference) -> int:
 
 
 def _matches(pattern: str, host: str) -> bool:
-    """Kubernetes' wildcards: a star stands for at most one part of the name, and the port must be the same."""
+    """Kubernetes' wildcards: a star matches at most one part of the name, and the port must be equal."""
     (pattern, _, port), (host, _, other) = pattern.partition(":"), host.partition(":")
     parts, labels = pattern.split("."), host.split(".")
     return (
@@ -176,7 +176,7 @@ def _login(entry: Mapping[str, Any], source: str) -> Login | None:
 
 
 def _ask(helper: str, host: str) -> Login | None:
-    """Run `docker-credential-NAME get`: the host on its standard input, the login as JSON on its output."""
+    """Runs `docker-credential-NAME get` with the host on its standard input; it prints the login as JSON."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", helper):
         raise SpecError(f"{helper!r} is not the name of a credential helper", hint="Fix config.json.")
     program = f"docker-credential-{helper}"
@@ -211,5 +211,5 @@ def _answer(output: bytes, program: str) -> Login | None:
 
 
 def _line(text: str) -> str:
-    first = text.splitlines()[0] if text else "it said nothing"
+    first = text.splitlines()[0] if text else "it printed nothing"
     return "".join(c if c.isprintable() else "?" for c in first)[:200]

@@ -1,7 +1,7 @@
-"""The documents of an image as they come from a registry: strangers' JSON, checked field by field.
+"""The documents of an image as a registry sends them: untrusted JSON, checked field by field.
 
-An image is a manifest that names a config and layers by their digests; an index names one manifest per platform.
-Docker's and OCI's forms are the same but for the media types.
+A manifest names a config and layers by their digests; an index names one manifest per platform. Docker's and OCI's
+forms differ only in the media types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_WORDS = 10_000
 
 @dataclass(frozen=True)
 class Blob:
-    """What a manifest says of one blob."""
+    """The description of one blob in a manifest."""
 
     digest: str
     size: int
@@ -37,18 +37,18 @@ class Blob:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What an image says of itself."""
+    """The settings of an image."""
 
     reference: str
-    """With the digest of what the reference named: of the index, where there is one."""
+    """With the digest of what the reference names: of the index, if there is one."""
     digest: str
-    """Of the manifest for this platform."""
+    """Digest of the manifest for this platform."""
     entrypoint: tuple[str, ...]
     cmd: tuple[str, ...]
     workdir: str
     """Empty: `/`."""
     user: str
-    """As the image has it: `""` (root), `1000`, `app`, `1000:1000`, `app:staff`."""
+    """As in the image: `""` (root), `1000`, `app`, `1000:1000`, `app:staff`."""
     env: Mapping[str, str]
     labels: Mapping[str, str]
     os: str
@@ -61,7 +61,7 @@ class ImageConfig:
 
     @property
     def size(self) -> int:
-        """Compressed bytes of all layers: what a node has to pull."""
+        """Compressed bytes of all layers, which a node has to pull."""
         return sum(layer.size for layer in self.layers)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,12 +69,12 @@ class ImageConfig:
 
 
 def verified(data: bytes, digest: str, what: str) -> bytes:
-    """The bytes, if they have this digest."""
+    """Returns the bytes if they have this digest; else raises ImageError."""
     name, _, value = digest.partition(":")
     if not DIGEST.fullmatch(digest) or hashlib.new(name, data).hexdigest() != value:
         raise ImageError(
             f"{what} does not have the digest {digest}",
-            hint="The registry or something on the way to it is damaged; nothing was used of it.",
+            hint="The registry, or a proxy before it, is damaged. Nothing of it was used.",
         )
     return data
 
@@ -94,7 +94,7 @@ def is_index(found: Mapping[str, Any]) -> bool:
 
 
 def choose(index: Mapping[str, Any], platforms: Sequence[str], reference: Reference) -> Blob:
-    """The manifest for the first of `platforms` (`linux/amd64`) that an index has."""
+    """The manifest for the first of `platforms` (`linux/amd64`) that the index has."""
     offered: dict[str, Blob] = {}
     for entry in _list(index, "manifests", "the index"):
         found = entry.get("platform") if isinstance(entry, dict) else None
@@ -109,8 +109,8 @@ def choose(index: Mapping[str, Any], platforms: Sequence[str], reference: Refere
 
 def other_platform(reference: Reference, wanted: Sequence[str], offered: Sequence[str]) -> ImageError:
     return ImageError(
-        f"{reference} is not there for {' or '.join(wanted)}",
-        hint=f"It is there for {', '.join(offered[:20])}." if offered else "Its index names no platform.",
+        f"{reference} is not available for {' or '.join(wanted)}",
+        hint=f"It is available for {', '.join(offered[:20])}." if offered else "Its index names no platform.",
         details={"platforms": list(offered)},
     )
 
@@ -120,7 +120,7 @@ def parts(manifest: Mapping[str, Any], reference: Reference) -> tuple[Blob, tupl
     what = f"the manifest of {reference}"
     if manifest.get("schemaVersion") != 2 or not isinstance(manifest.get("config"), dict):
         raise ImageError(
-            f"{what} is not one of a container image",
+            f"{what} is not that of a container image",
             hint="Images pushed by very old Docker versions must be pushed again."
             if manifest.get("schemaVersion") == 1
             else "It may be a chart, a signature or another artifact.",
@@ -137,7 +137,7 @@ def read_config(
     what = f"the config of {reference}"
     inner = data.get("config") or {}
     if not isinstance(inner, dict) or not isinstance(data.get("rootfs"), dict):
-        raise ImageError(f"{what} is not one of a container image")
+        raise ImageError(f"{what} is not that of a container image")
     labels = inner.get("Labels") or {}
     if not isinstance(labels, dict):
         raise ImageError(f"{what}: Labels is not an object")

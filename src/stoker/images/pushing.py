@@ -1,4 +1,4 @@
-"""Sending an image: the blobs that are missing, then the manifest that makes them an image."""
+"""Pushes an image: the blobs that are missing, then the manifest that makes them an image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.images.build import Image
 from stoker.images.connection import FileBody, Origin, joined
 from stoker.images.manifest import OCI_MANIFEST
 from stoker.images.reference import Reference
-from stoker.images.session import Ask, Session, check
+from stoker.images.session import RepositoryRequest, Session, check
 from stoker.images.wire import Answer
 
 CHUNK = 256 << 20
-"""Bytes per request. Larger layers go in several: proxies in front of registries limit what one may carry."""
+"""Bytes per request. Larger layers are sent in several: proxies in front of registries limit the size."""
 _PAUSES = (0.5, 2.0)
 _PUSH = "pull,push"
 
@@ -28,7 +28,7 @@ def push(session: Session, image: Image, reference: Reference, mount_from: Seque
         _send(session, reference, layer.digest, FileBody(layer.path, 0, layer.size), mount_from)
     blob = image.config_blob
     _send(session, reference, blob.digest, image.config, ())
-    ask = Ask(
+    ask = RepositoryRequest(
         reference,
         "PUT",
         f"manifests/{reference.tag or image.digest}",
@@ -44,7 +44,7 @@ def push(session: Session, image: Image, reference: Reference, mount_from: Seque
 def _send(
     session: Session, reference: Reference, digest: str, body: bytes | FileBody, mount_from: Sequence[str]
 ) -> None:
-    """One blob, from the start again when the way to the registry breaks."""
+    """Sends one blob; from its start again when the connection breaks."""
     if _has(session, reference, digest, _PUSH):
         return
     source = next((one for one in mount_from if _readable(session, reference, digest, one)), "")
@@ -63,13 +63,13 @@ def _send(
 
 
 def _has(session: Session, reference: Reference, digest: str, actions: str) -> bool:
-    with session.open(Ask(reference, "HEAD", f"blobs/{digest}", actions)) as answer:
+    with session.open(RepositoryRequest(reference, "HEAD", f"blobs/{digest}", actions)) as answer:
         check(answer, reference, 200, 404)
         return answer.status == 200
 
 
 def _readable(session: Session, reference: Reference, digest: str, path: str) -> bool:
-    """Whether another repository has the blob and shows it to us."""
+    """Whether another repository has the blob and this login may read it."""
     try:
         return path != reference.path and _has(session, replace(reference, path=path), digest, "pull")
     except RegistryDenied:
@@ -77,9 +77,11 @@ def _readable(session: Session, reference: Reference, digest: str, path: str) ->
 
 
 def _start(session: Session, reference: Reference, digest: str, source: str) -> str | None:
-    """Where to upload to; None when the registry could take the blob from `source` instead."""
+    """The upload URL; None when the registry could take the blob from `source`."""
     query = f"?{urllib.parse.urlencode({'mount': digest, 'from': source})}" if source else ""
-    ask = Ask(reference, "POST", f"blobs/uploads/{query}", _PUSH, {"Content-Length": "0"}, source=source)
+    ask = RepositoryRequest(
+        reference, "POST", f"blobs/uploads/{query}", _PUSH, {"Content-Length": "0"}, source=source
+    )
     with session.open(ask) as answer:
         check(answer, reference, *((201, 202) if source else (202,)))
         return None if answer.status == 201 else _location(session, reference, answer)
@@ -95,7 +97,7 @@ def _upload(session: Session, reference: Reference, digest: str, body: bytes | F
             start += CHUNK
         last = FileBody(body.path, start, body.size - start)
     url = f"{where}{'&' if '?' in where else '?'}{urllib.parse.urlencode({'digest': digest})}"
-    with session.open(Ask(reference, "PUT", url, _PUSH, headers, last)) as answer:
+    with session.open(RepositoryRequest(reference, "PUT", url, _PUSH, headers, last)) as answer:
         check(answer, reference, 201)
 
 
@@ -103,13 +105,13 @@ def _patch(
     session: Session, reference: Reference, where: str, part: FileBody, headers: dict[str, str]
 ) -> str:
     range_ = {**headers, "Content-Range": f"{part.offset}-{part.offset + part.size - 1}"}
-    with session.open(Ask(reference, "PATCH", where, _PUSH, range_, part)) as answer:
+    with session.open(RepositoryRequest(reference, "PATCH", where, _PUSH, range_, part)) as answer:
         check(answer, reference, 202)
         return _location(session, reference, answer)
 
 
 def _location(session: Session, reference: Reference, answer: Answer) -> str:
-    """Where to go on. A registry behind a TLS proxy may think that it is spoken to in plain: it is not."""
+    """The URL to continue with. A registry behind a TLS proxy may name itself with http, which is corrected."""
     base = session.base(reference)
     where = joined(answer.url, answer.headers.get("location", ""))
     home, there = Origin.of(base), Origin.of(where)

@@ -1,6 +1,6 @@
 """Names of images: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`, with Docker's defaults.
 
-`torch` means `docker.io/library/torch:latest`; a first part with a dot, a colon or the name `localhost` is a host.
+`torch` means `docker.io/library/torch:latest`. A first part with a dot, a colon or the name `localhost` is a host.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 @dataclass(frozen=True)
 class Reference:
-    """One image, or with neither tag nor digest a repository."""
+    """One image; with neither tag nor digest a repository."""
 
     host: str
-    """With its port, where one is named; `docker.io` for Docker Hub."""
+    """With its port, where one is given; `docker.io` for Docker Hub."""
     path: str
     tag: str | None = None
     digest: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """What a person wrote. Neither tag nor digest means the tag `latest`."""
+        """Parses a reference as users write it. Neither tag nor digest means the tag `latest`."""
         rest, at, digest = text.partition("@")
         if at and not DIGEST.fullmatch(digest):
             raise _wrong(text, f"{digest!r} is not a digest, which is sha256: and 64 hex digits")
@@ -54,7 +54,7 @@ class Reference:
 
     @property
     def api_host(self) -> str:
-        """Who serves the registry API for this host."""
+        """The host of the registry API for this host."""
         return "registry-1.docker.io" if self.host == DOCKER_HUB else self.host
 
     @property
@@ -63,11 +63,11 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What to ask the registry for: the digest if there is one, else the tag."""
+        """The version to request: the digest if there is one, else the tag."""
         return self.digest or self.tag or "latest"
 
     def pinned(self, digest: str) -> Reference:
-        """The same, by content. The tag stays, for people to read; registries and runtimes go by the digest."""
+        """The same image by its digest. The tag stays for readers; registries and runtimes use the digest."""
         return replace(self, digest=digest)
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
-"""Reading images from registries and pushing them there, over the OCI distribution protocol.
+"""Reads images from registries and pushes them, over the OCI distribution protocol.
 
-Documents have caps, digests are verified, and what a registry may make us do is limited by `HostRules`.
+Documents have size limits, digests are verified, and `HostRules` limits the hosts that a registry can send this client
+to.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stoker.images.logins import Logins
 from stoker.images.manifest import Blob, ImageConfig
 from stoker.images.reference import Reference
 from stoker.images.rules import HostRules
-from stoker.images.session import Ask, Session, check
+from stoker.images.session import RepositoryRequest, Session, check
 
 LARGEST_MANIFEST: Final = 4 << 20
 LARGEST_CONFIG: Final = 8 << 20
@@ -31,9 +32,9 @@ _REMEMBERED = 256
 
 
 class Registry:
-    """A client for every registry at once. May be used from any thread; close it when done.
+    """A client for all registries. May be used from any thread; close it when done.
 
-    What was found under a digest is remembered: asking again for the same image costs one small request.
+    Content is cached by its digest: reading the same image again costs one small request.
     """
 
     def __init__(self, *, logins: Logins | None = None, rules: HostRules | None = None) -> None:
@@ -54,9 +55,9 @@ class Registry:
     def config(
         self, name: str | Reference, *, platforms: Sequence[str] = ("linux/amd64", "linux/arm64")
     ) -> ImageConfig:
-        """What the image says of itself, and its reference pinned to what it is now.
+        """The image's settings, and its reference pinned to the present digest.
 
-        Of an image for several platforms, the first of `platforms` that is there.
+        For an image with several platforms, the first of `platforms` that it has.
         """
         reference = _parsed(name)
         named, top = self._manifest(reference)
@@ -73,7 +74,7 @@ class Registry:
         return result
 
     def account(self, config: ImageConfig) -> Account:
-        """Number of user and group that the image runs as. Reads layers where the image has only a name."""
+        """User and group id that the image runs as. Reads layers where the image has only a name."""
         key = (config.digest, config.user)
         with self._lock:
             if key in self._accounts:
@@ -84,24 +85,24 @@ class Registry:
         return found
 
     def digest(self, name: str | Reference) -> str | None:
-        """Of what the reference names; None when there is no such image."""
+        """The digest that the reference names; None when there is no such image."""
         try:
             return self._manifest(_parsed(name))[0]
         except ImageMissing:
             return None
 
     def tags(self, name: str | Reference) -> list[str]:
-        """A repository's tags: the first page of them."""
+        """A repository's tags (the first page)."""
         reference = _parsed(name)
-        with self._session.open(Ask(reference, "GET", "tags/list?n=1000")) as answer:
+        with self._session.open(RepositoryRequest(reference, "GET", "tags/list?n=1000")) as answer:
             check(answer, reference, 200)
             found = documents.document(answer.read(_LARGEST_LIST, "the list of tags"), "the list of tags")
         return [tag for tag in found.get("tags") or [] if isinstance(tag, str)]
 
     def push(self, image: Image, name: str | Reference, *, mount_from: Sequence[str] = ()) -> Reference:
-        """Put an image there under this name, and say its reference with the digest.
+        """Pushes an image under this name and returns its reference with the digest.
 
-        Only what is missing is sent; `mount_from` are repositories of the same registry that may have layers already.
+        Sends only what is missing. `mount_from`: repositories of the same registry that may have layers already.
         """
         return pushing.push(self._session, image, _parsed(name), mount_from)
 
@@ -110,7 +111,7 @@ class Registry:
         what = f"the manifest of {reference}"
         data = self._known(reference.digest)
         if data is None:
-            ask = Ask(
+            ask = RepositoryRequest(
                 reference, "GET", f"manifests/{reference.version}", headers={"Accept": documents.ACCEPT}
             )
             with self._session.open(ask) as answer:
@@ -126,11 +127,11 @@ class Registry:
         return digest, documents.document(data, what)
 
     def _blob(self, reference: Reference, blob: Blob) -> bytes:
-        """A config, whole and verified."""
+        """A config, complete and verified."""
         what = f"the config of {reference}"
         data = self._known(blob.digest)
         if data is None:
-            with self._session.open(Ask(reference, "GET", f"blobs/{blob.digest}")) as answer:
+            with self._session.open(RepositoryRequest(reference, "GET", f"blobs/{blob.digest}")) as answer:
                 check(answer, reference, 200)
                 data = documents.verified(answer.read(LARGEST_CONFIG, what), blob.digest, what)
             self._keep(blob.digest, data)
@@ -146,11 +147,11 @@ class Registry:
                 _remember(self._blobs, digest, data)
 
     def _missing(self, reference: Reference) -> ImageMissing:
-        """No such image. Names the nearest tag, which costs one more request."""
+        """The error for a missing image. Names the nearest tag, which costs one more request."""
         try:
             tags = self.tags(reference)
         except StokerError:
-            tags = []  # the hint is a courtesy; that the image is missing is known already
+            tags = []  # only the hint needs it: that the image is missing is known already
         if not tags:
             near = difflib.get_close_matches(reference.path, self._repositories(reference), n=1, cutoff=0.7)
             return ImageMissing(
@@ -169,14 +170,14 @@ class Registry:
         )
 
     def _repositories(self, reference: Reference) -> list[str]:
-        """What else the registry has, if it tells: many do not."""
-        ask = Ask(reference, "GET", f"{self._session.base(reference)}/v2/_catalog?n=1000")
+        """Other repositories of the registry. Many registries do not list them."""
+        ask = RepositoryRequest(reference, "GET", f"{self._session.base(reference)}/v2/_catalog?n=1000")
         try:
             with self._session.open(ask) as answer:
                 check(answer, reference, 200)
                 found = documents.document(answer.read(_LARGEST_LIST, "the catalog"), "the catalog")
         except StokerError:
-            return []  # a courtesy, as above
+            return []  # only a hint, as above
         return [name for name in found.get("repositories") or [] if isinstance(name, str)]
 
 

@@ -1,8 +1,8 @@
-"""Which hosts a registry client may speak to, and how.
+"""The hosts that a registry client may contact, and how.
 
-Users name registries, and registries name further hosts (redirects, token servers, places to upload to). Both could
-point at what only this machine can reach: its own services, or the metadata service of a cloud, which hands out
-keys. So every host is judged by the addresses it resolves to, and the connection is made to those very addresses.
+Users name registries, and registries name further hosts (redirects, token servers, upload URLs). Both could point at
+hosts that only this machine can reach: its own services, or the metadata service of a cloud, which gives out
+credentials. So every host is judged by its resolved addresses, and connections are made to exactly these addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _METADATA = frozenset(
     ipaddress.ip_address(text)
     for text in ("169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")
 )
-"""Metadata services, some of which are outside of the link-local range."""
+"""Metadata services, some of them outside the link-local range."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class HostRules:
     """What the admin allows. Hosts are written `HOST` (any port) or `HOST:PORT`."""
 
     plain: tuple[str, ...] = ()
-    """Registries that may be spoken to without TLS. Loopback always may."""
+    """Registries that may be contacted without TLS. Loopback always may."""
     inside: tuple[str, ...] = ()
-    """Hosts that may be at loopback and link-local addresses."""
+    """Hosts that may have loopback and link-local addresses."""
     loopback: bool = True
     """Whether an image may be named `localhost:5000/...` or `127.0.0.1:5000/...`."""
     ca_files: tuple[str, ...] = ()
@@ -39,10 +39,11 @@ class HostRules:
     def check(
         self, host: str, port: int, addresses: Iterable[str], registry: Callable[[], Iterable[str]] | None
     ) -> None:
-        """Raise Refused for a host that must not be spoken to.
+        """Raises Refused for a host that must not be contacted.
 
-        `registry` is None for the host a user named. For one that a registry named it gives the addresses of that
-        registry: it may send us to where it is itself, a registry on this machine to other ports of this machine.
+        `registry` is None for a host named by the user. For a host named by a registry it returns the addresses of
+        that registry. A registry may name its own address, and a registry on this machine may name other ports of
+        this machine.
         """
         for address in addresses:
             kind = _kind(address)
@@ -56,14 +57,14 @@ class HostRules:
                 if address in own or (kind == "loopback" and any(_kind(a) == "loopback" for a in own)):
                     continue
             raise Refused(
-                f"{host}:{port} is at {address}, a {kind} address: refused",
-                hint="An admin can list the host among those that may be inside.",
+                f"{host}:{port} has the {kind} address {address}: refused",
+                hint="An admin can add the host to `inside` under [images] in config.toml.",
                 details={"host": host, "address": address},
             )
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether it says so itself; other names that resolve to loopback are somebody else's idea."""
+    """Whether the name itself means loopback. Other names that resolve to loopback are not trusted."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -71,7 +72,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def _kind(address: str) -> str:
-    """What makes an address special; empty for an ordinary one, private networks included."""
+    """Why an address is special; empty for an ordinary one, private networks included."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -90,7 +91,7 @@ def _kind(address: str) -> str:
 
 
 def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The IPv4 address that an IPv6 address stands for, where it does: mapped, 6to4, NAT64."""
+    """The IPv4 address that an IPv6 address contains, if any: mapped, 6to4, NAT64."""
     if ip.ipv4_mapped:
         return ip.ipv4_mapped
     if ip.sixtofour:

@@ -1,4 +1,4 @@
-"""Requests about one repository: the address of its registry, logging in, and what its refusals mean."""
+"""Requests about one repository: the address of its registry, the login, and the meaning of its refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from stoker.errors import ImageError, StokerError
-from stoker.images.auth import Keys
+from stoker.images.auth import AuthHeaders
 from stoker.images.connection import FileBody, Origin, shown
 from stoker.images.logins import Logins
 from stoker.images.manifest import document
@@ -20,19 +20,19 @@ _LARGEST_ERROR = 64 << 10
 
 
 @dataclass(frozen=True)
-class Ask:
+class RepositoryRequest:
     """One request about a repository."""
 
     reference: Reference
     method: str
     path: str
-    """Beneath `/v2/PATH/`, or a whole URL that the registry gave us."""
+    """Below `/v2/PATH/`, or a whole URL from the registry."""
     actions: str = "pull"
     """What the token must allow: `pull` or `pull,push`."""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | FileBody | None = field(default=None, repr=False)
     source: str = ""
-    """A second repository to read from: for mounting its blobs."""
+    """A second repository to read from, to mount its blobs."""
 
     @property
     def scope(self) -> str:
@@ -45,7 +45,7 @@ class Session:
 
     def __init__(self, logins: Logins, rules: HostRules) -> None:
         self._wire = Wire(rules)
-        self._keys = Keys(self._wire, logins)
+        self._keys = AuthHeaders(self._wire, logins)
 
     def close(self) -> None:
         self._wire.close()
@@ -54,8 +54,8 @@ class Session:
         return self._wire.base(reference.api_host)
 
     @contextlib.contextmanager
-    def open(self, ask: Ask) -> Iterator[Answer]:
-        """Ask, log in where the registry wants it, and give the answer, whatever its status but 401 and 403."""
+    def open(self, ask: RepositoryRequest) -> Iterator[Answer]:
+        """Sends a request, logs in if the registry requires it, and yields the answer, unless it is 401 or 403."""
         base = self.base(ask.reference)
         url = ask.path if "://" in ask.path else f"{base}/v2/{ask.reference.path}/{ask.path}"
         ours = Origin.of(url) == Origin.of(base)
@@ -76,22 +76,22 @@ class Session:
 
 
 def check(answer: Answer, reference: Reference, *wanted: int) -> None:
-    """Raise what an unwanted status means."""
+    """Raises the error for an unwanted status."""
     if answer.status in wanted:
         return
-    said = _said(answer)
+    text = _error_text(answer)
     raise ImageError(
-        f"{shown(answer.url)} answered {answer.status} about {reference}" + (f": {said}" if said else ""),
+        f"{shown(answer.url)} answered {answer.status} about {reference}" + (f": {text}" if text else ""),
         hint="Try again in a moment." if answer.status >= 500 or answer.status == 429 else None,
         details={"status": answer.status},
     )
 
 
-def _said(answer: Answer) -> str:
-    """The registry's own words, one printable line of them."""
+def _error_text(answer: Answer) -> str:
+    """The registry's own message, as one printable line."""
     try:
         first = document(answer.read(_LARGEST_ERROR, "an error"), "an error")["errors"][0]
         text = f"{first.get('code', '')} {first.get('message', '')}"
     except (StokerError, LookupError, TypeError, AttributeError):
-        return ""  # it did not explain itself in the registry's way: the status must do
+        return ""  # no message in the registry's format: only the status
     return re.sub(r"[^\x20-\x7e]+", "?", text).strip()[:200]

@@ -1,7 +1,6 @@
-"""Finding a few small files in a stream of tar, with constant memory, whatever the archive claims.
+"""Finds a few small files in a tar stream with constant memory, whatever the archive claims.
 
-Made for layers from strangers: nothing is unpacked, headers of extensions are passed over unread, and names are
-only ever compared.
+Made for untrusted layers: nothing is unpacked, extension headers are skipped unread, and names are only compared.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class TarMember:
     name: str
     """Without a leading `./` or `/`."""
     text: str = ""
-    """Content, of a file that was wanted."""
+    """Content of a wanted file."""
 
 
 def members(stream: Iterator[bytes], wanted: set[str], largest: int) -> Iterator[TarMember]:
-    """Every member with an ordinary name; content only of wanted regular files, which may have `largest` bytes."""
+    """Every member with an ordinary name. Content only of wanted regular files of at most `largest` bytes."""
     source = _Source(stream)
     while header := source.header():
         name, size, kind = _name(header), _number(header[124:136]), header[156:157]
@@ -47,7 +46,7 @@ class _Source:
         self._have = b""
 
     def header(self) -> bytes | None:
-        """The next one; None at the end of the archive."""
+        """The next header; None at the end of the archive."""
         data = self._some(_BLOCK)
         if len(data) < _BLOCK or not data.strip(b"\0"):
             return None
@@ -94,7 +93,7 @@ def _name(header: bytes) -> str:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or base 256 for what is too large for them."""
+    """Octal digits, or base 256 for larger numbers."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     digits = field.strip(b" \0")

@@ -1,9 +1,9 @@
-"""HTTP as registries need it: redirects that carry no credentials elsewhere, caps on everything, vetted addresses.
+"""HTTP for registries: redirects carry no credentials to other hosts, everything is bounded, addresses are checked.
 
-    Wire.base     how a registry is spoken to: https, or http where the rules allow it and it knows no TLS
-    Wire.open     one request, redirects followed; the answer is read inside the `with`
+  Wire.base     the URL of a registry: https, or http where the rules allow it and it has no TLS
+  Wire.open     one request, redirects followed; the answer is read inside the `with`
 
-An `authorization` goes to the origin it was meant for (scheme, host and port) and to nobody else.
+An `authorization` is sent only to the origin it is for (scheme, host and port).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from stoker.images.connection import (
 from stoker.images.rules import HostRules
 
 DOCUMENT_DEADLINE: Final = 120.0
-"""Seconds for one whole document, however it trickles."""
+"""Seconds for one whole document, however slowly it arrives."""
 _PROBE_TIMEOUT = 5.0
 _REDIRECTS = 5
 _PAUSES = (0.2, 1.0)
-"""Seconds before a failed read is tried again, each with as much jitter."""
+"""Seconds before a failed read is repeated, each with up to the same amount of jitter."""
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 _REDIRECT = frozenset({301, 302, 303, 307, 308})
 _READING = frozenset({"GET", "HEAD"})
@@ -51,14 +51,14 @@ class Call:
     method: str
     url: str
     registry: str
-    """Base URL of the registry this is about. Other hosts are there because it named them."""
+    """Base URL of the registry concerned. Other hosts are contacted only because it named them."""
     headers: Mapping[str, str] = field(default_factory=dict)
     authorization: str | None = field(default=None, repr=False)
     body: bytes | FileBody | None = field(default=None, repr=False)
 
 
 class Answer:
-    """The head of an answer; the body is read once, while the connection is open."""
+    """The head of an answer. The body is read once, while the connection is open."""
 
     def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
         self.url = url
@@ -68,13 +68,13 @@ class Answer:
         self._response = response
 
     def read(self, limit: int, what: str) -> bytes:
-        """All of a document. TooLarge beyond `limit` bytes, unreachable beyond the deadline."""
+        """The whole document. Raises TooLarge beyond `limit` bytes and RegistryUnreachable beyond the deadline."""
         end = time.monotonic() + DOCUMENT_DEADLINE
         data = bytearray()
         for piece in self.pieces():
             data += piece
             if len(data) > limit:
-                raise TooLarge(f"{what} is larger than {limit >> 10} KiB, the most that is read")
+                raise TooLarge(f"{what} is larger than {limit >> 10} KiB, the limit")
             if time.monotonic() > end:
                 raise RegistryUnreachable(
                     f"{shown(self.url)} took more than {DOCUMENT_DEADLINE:.0f} s for {what}"
@@ -90,7 +90,7 @@ class Answer:
 
 
 class Wire:
-    """Connections to registries and to where they send us. May be used from any thread."""
+    """Connections to registries and to the hosts they name. May be used from any thread."""
 
     def __init__(self, rules: HostRules | None = None) -> None:
         self.rules = rules or HostRules()
@@ -100,7 +100,7 @@ class Wire:
         self._context: ssl.SSLContext | None = None
 
     def base(self, host: str) -> str:
-        """`https://HOST`; `http://HOST` for one that may be plain and does not answer to TLS."""
+        """`https://HOST`; `http://HOST` for a host that may be plain and does not answer to TLS."""
         if host in self._bases:
             return self._bases[host]
         secure, plain = f"https://{host}", f"http://{host}"
@@ -113,7 +113,7 @@ class Wire:
 
     @contextlib.contextmanager
     def open(self, call: Call) -> Iterator[Answer]:
-        """Send it and follow where it leads. Reads are tried again when the way or the far end fails."""
+        """Sends a request and follows redirects. Reads are repeated when the network or the server fails."""
         pauses = list(_PAUSES) if call.method in _READING else []
         while True:
             with contextlib.ExitStack() as stack:
@@ -153,7 +153,7 @@ class Wire:
         for _ in range(_REDIRECTS + 1):
             origin = Origin.of(url)
             if origin != start:
-                authorization = None  # for good: a way back through a stranger is not trusted either
+                authorization = None  # for good: a redirect back from another host is not trusted either
             step = contextlib.ExitStack()
             answer = step.enter_context(self._once(call, url, origin, authorization))
             if answer.status not in _REDIRECT or call.method not in _READING:
@@ -170,7 +170,7 @@ class Wire:
         if origin.scheme == "https" and there.scheme == "http" and not self.rules.may_be_plain(*there[1:]):
             raise ImageError(
                 f"{origin.host} redirects from https to {shown(target)}: refused",
-                hint="An admin can list the host among those that may be plain.",
+                hint="An admin can add the host to `plain` under [images] in config.toml.",
             )
 
     @contextlib.contextmanager
@@ -191,7 +191,7 @@ class Wire:
     def _sent(
         self, call: Call, origin: Origin, target: str, headers: dict[str, str]
     ) -> tuple[Connection, http.client.HTTPResponse]:
-        """One request. An idle connection may have been closed by the other side: then once more on a new one."""
+        """One request. If the server has closed an idle connection, the request is sent again on a new one."""
         while connection := self._take(origin):
             with contextlib.suppress(OSError, http.client.HTTPException):
                 return connection, connection.exchange(call.method, target, headers, call.body)
@@ -200,7 +200,7 @@ class Wire:
         try:
             with translated(origin):
                 return connection, connection.exchange(call.method, target, headers, call.body)
-        except BaseException:  # raised again: only the connection must not stay open
+        except BaseException:  # raised again; only closes the connection
             connection.close()
             raise
 
@@ -210,7 +210,7 @@ class Wire:
 
     def _put_back(self, origin: Origin, connection: Connection, response: http.client.HTTPResponse) -> None:
         if response.length == 0:
-            response.read()  # there is no body: only so that http.client knows that it was read
+            response.read()  # there is no body; tells http.client that it was read
         if not response.isclosed() or response.will_close:
             response.close()
             connection.close()
@@ -227,7 +227,7 @@ class Wire:
         return Connection(origin, [where for _, where in addresses], proxy, context, timeout)
 
     def _home(self, registry: str) -> Callable[[], list[str]]:
-        """Where the registry itself is. Judged as well: its name may resolve to something else by now."""
+        """The addresses of the registry itself. They are checked too: its name may resolve differently by now."""
 
         def addresses() -> list[str]:
             home = Origin.of(registry)

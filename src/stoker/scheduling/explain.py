@@ -79,10 +79,10 @@ def _queued(request: Request, queue: Queue, ledger: Ledger) -> Explanation:
         return Explanation(request.id, "impossible", _impossible(request, ledger))
     behind = _behind(request, bucket, queue, ledger)
     if place_in_one(bucket.shape, ledger.fields(bucket.shape.domains)) is None:
-        lack = _nearest_lack(bucket.shape, ledger)
-        short = () if lack is None else lack.short
+        shortfall = _nearest_shortfall(bucket.shape, ledger)
+        short = () if shortfall is None else shortfall.short
         holders = _holders(claim(bucket, ledger), {shortage.resource for shortage in short}, ledger)
-        reason = _waiting(request, lack, holders, behind)
+        reason = _waiting(request, shortfall, holders, behind)
         return Explanation(request.id, "waiting", reason, short=short, holders=holders, behind=behind)
     if behind is not None:
         reason = f"what it asks for is reserved for {behind}, which comes first"
@@ -132,7 +132,7 @@ def _overlap(wanted: set[tuple[str, int]], terms: Sequence[Term]) -> bool:
     )
 
 
-class _Lack(NamedTuple):
+class _Shortfall(NamedTuple):
     """What one task misses on the node where it misses least."""
 
     distance: tuple[int, float]
@@ -145,14 +145,18 @@ class _Lack(NamedTuple):
     """How many tasks fit there now."""
 
 
-def _nearest_lack(shape: Shape, ledger: Ledger) -> _Lack | None:
+def _nearest_shortfall(shape: Shape, ledger: Ledger) -> _Shortfall | None:
     """In the domain where least is missing. None: each task fits alone, and only all together do not."""
     known = {node.domain for node in ledger.shapes()}
-    lacks = [_lack(shape, field, known) for field in fitting_fields(shape, ledger)]
-    return min((lack for lack in lacks if lack is not None), key=lambda lack: lack.distance, default=None)
+    shortfalls = [_shortfall(shape, field, known) for field in fitting_fields(shape, ledger)]
+    return min(
+        (shortfall for shortfall in shortfalls if shortfall is not None),
+        key=lambda shortfall: shortfall.distance,
+        default=None,
+    )
 
 
-def _lack(shape: Shape, nodes: Sequence[NodeAccount], known: set[str]) -> _Lack | None:
+def _shortfall(shape: Shape, nodes: Sequence[NodeAccount], known: set[str]) -> _Shortfall | None:
     """Places the tasks that fit, then examines the first one that does not."""
     rooms = [Room.of(node) for node in nodes]
     fitting = 0
@@ -172,7 +176,7 @@ def _lack(shape: Shape, nodes: Sequence[NodeAccount], known: set[str]) -> _Lack 
     totals = {node.name: node.total for node in nodes}
     domain = nodes[0].shape.domain if nodes[0].shape is not None else ""
     distance, short = _nearest(group, eligible, totals)
-    return _Lack(distance, short, scope(group.among, [domain], known), index, fitting)
+    return _Shortfall(distance, short, scope(group.among, [domain], known), index, fitting)
 
 
 def _nearest(
@@ -214,15 +218,17 @@ def _holders(terms: Sequence[Term], resources: set[str], ledger: Ledger) -> tupl
     return tuple(sorted(found, key=lambda holder: (holder.resource, -holder.amount, holder.id)))
 
 
-def _waiting(request: Request, lack: _Lack | None, holders: Sequence[Holder], behind: str | None) -> str:
-    if lack is None:
+def _waiting(
+    request: Request, shortfall: _Shortfall | None, holders: Sequence[Holder], behind: str | None
+) -> str:
+    if shortfall is None:
         return "its tasks fit one by one, but not together, into what is free"
-    missing = " and ".join(amount_text(shortage.resource, shortage.short) for shortage in lack.short)
+    missing = " and ".join(amount_text(shortage.resource, shortage.short) for shortage in shortfall.short)
     text = f"short of {missing}"
     if len(request.asks) > 1:
-        name = task_name(request.asks, lack.task)
-        text = f"{lack.fitting} of {len(request.asks)} tasks fit now; {name} lacks {missing}"
-    text += f" on {lack.short[0].node}" + (f" of {lack.where}" if lack.where else "")
+        name = task_name(request.asks, shortfall.task)
+        text = f"{shortfall.fitting} of {len(request.asks)} tasks fit now; {name} lacks {missing}"
+    text += f" on {shortfall.short[0].node}" + (f" of {shortfall.where}" if shortfall.where else "")
     names = list(dict.fromkeys(holder.id for holder in holders))
     if names:
         text += f", held by {', '.join(names[:3])}" + (

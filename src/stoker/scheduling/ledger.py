@@ -1,8 +1,8 @@
 """What each request holds, and what is free on each node.
 
 Amounts are added and subtracted only here. Capacity may change under what is held: a node may shrink, lose a GPU, stop
-being ready or vanish, and its holders keep what they hold. So free is the capacity less what is held, at least zero,
-and a GPU is free only while the node offers it and no request holds it.
+being ready or vanish, and its holders keep what they hold. So free is
+the capacity less what is held, at least zero. A GPU is free only while the node offers it and no request holds it.
 """
 
 from __future__ import annotations

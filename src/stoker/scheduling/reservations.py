@@ -1,10 +1,10 @@
 """What is reserved for waiting requests, so that requests which overtake them never delay them.
 
-A blocked shape could one day run on every open node whose capacity and tags take one of its tasks, in every domain
-that could hold all of them. On such a node it could use at most as many tasks as wait, or as the node can hold. That
-much of each resource it asks for is reserved there; where less is free, all of it. What a later request takes beyond
-that is never what the blocked one lacks. Releases only add to what is free, so on that node enough of that resource
-stays free until the blocked request starts.
+A blocked shape could one day run on every open node whose capacity and tags take one of its tasks. The node's domain
+must be able to hold all of them. On such a node it could use at most as many tasks as wait, or as the node can hold.
+That much of each resource it asks for is reserved there; where less is free, all of it. What a later request takes
+beyond that is never what the blocked one lacks. Releases only add to what is free, so on that node enough of that
+resource stays free until the blocked request starts.
 
 In a domain that could not hold the shape even when empty, nothing is reserved: that would only make nodes idle. So a
 request that waits for GPUs of one cluster takes nothing from requests that run in another.

@@ -10,7 +10,7 @@ every request that can start has started and every waiting one has its reservati
 when a waiting request could start with them (see `reclaim`).
 
 A request may give back some of its tasks (`release_part`) or ask for a new place for one (`replace`). A gang that
-misses a task holds the rest for nothing, so it comes before all waiting requests, and what it could use is reserved
+misses a task holds the rest for nothing. So it comes before all waiting requests, and what it could use is reserved
 for it.
 
 A pass is incremental: it is needed only after a change, and it examines one head per bucket of equal shapes. While

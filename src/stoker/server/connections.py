@@ -220,7 +220,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.known = self._connections.recognises(self.headers)
         if self.known:
             self._cancel()
-            self._timer = self.loop.call_later(self._limits.body_seconds, self._look_at_body)
+            self._timer = self.loop.call_later(self._limits.body_seconds, self._check_body)
         super().on_headers_complete()
         if self.known:
             self._connections.mark_authenticated(self)
@@ -250,7 +250,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def abort(self) -> None:
         self._raw.abort()
 
-    def reading_again(self) -> None:
+    def reading_resumed(self) -> None:
         """The server had paused reading and resumes: that time does not count as silence."""
         self._moved = self.loop.time()
 
@@ -274,14 +274,14 @@ class GuardedProtocol(HttpToolsProtocol):
         )
         self.close()
 
-    def _look_at_body(self) -> None:
+    def _check_body(self) -> None:
         left = self._moved + self._limits.body_seconds - self.loop.time()
         if self.flow.read_paused:
             left = self._limits.body_seconds
         if left <= 0:
             self.abort()
         else:
-            self._timer = self.loop.call_later(left, self._look_at_body)
+            self._timer = self.loop.call_later(left, self._check_body)
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -308,7 +308,7 @@ class _DeferredClose(asyncio.Transport):
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        self._connection.reading_again()
+        self._connection.reading_resumed()
         self._raw.resume_reading()
 
     def abort(self) -> None:

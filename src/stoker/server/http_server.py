@@ -14,7 +14,7 @@ from stoker.client.local import running
 from stoker.server import startup
 from stoker.server.app import create_app
 from stoker.server.connections import Connections, GuardedProtocol, Limits
-from stoker.server.security import shows
+from stoker.server.security import has_token
 from stoker.server.services import Services
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, services: Services, lock: int | None = None, limits: Limits | None = None) -> None:
         """`lock`: the descriptor of the home's lock, watched while the server runs."""
-        connections = Connections(functools.partial(shows, services.token.encode()), limits or Limits())
+        connections = Connections(functools.partial(has_token, services.token.encode()), limits or Limits())
         config = uvicorn.Config(
             create_app(services),
             loop="uvloop",

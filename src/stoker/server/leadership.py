@@ -156,7 +156,7 @@ class Leadership:
                 assert self._leader_lease is not None
                 found = self._leader_lease.read()
                 if found != seen:
-                    self._note(found, moved=seen is not None)
+                    self._note_leader(found, moved=seen is not None)
                     seen, since = found, now()
                 if self._holder.is_gone(found.holder) or now() - since >= self._lease:
                     self._renewed = now()
@@ -166,16 +166,16 @@ class Leadership:
             except StokerError as exc:
                 # The leader could not renew either: its silence counts from when the database answers again.
                 seen = None
-                self._say(exc.message)
+                self._set_reason(exc.message)
             self._ending.wait(self._lease / 10)
         return None
 
-    def _note(self, found: Leader, *, moved: bool) -> None:
+    def _note_leader(self, found: Leader, *, moved: bool) -> None:
         name = found.holder.split(" ")[0] or "no server"
         self.leader = found if moved else None
-        self._say(f"{name} leads" if moved else f"{name} led and may still do so")
+        self._set_reason(f"{name} leads" if moved else f"{name} led and may still do so")
 
-    def _say(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         if reason != self.reason:
             log.info("waiting: %s", reason)
         self.reason = reason

@@ -28,7 +28,7 @@ OVER = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED, RunStat
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogQuery:
     """Which lines are requested."""
 
     task: str | None = None
@@ -38,7 +38,7 @@ class Wanted:
     tail: int | None = None
 
 
-async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool) -> AsyncIterator[bytes]:
+async def lines(services: Services, run_id: str, wanted: LogQuery, *, follow: bool) -> AsyncIterator[bytes]:
     """The log as NDJSON, in pieces."""
     controller, closing = services.controller, services.closing
     position: Position | None = None
@@ -55,8 +55,8 @@ async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool
             return
         if over is not None:
             end = {"state": over.state, "exit_code": over.exit_code, "cause": over.cause}
-            told = {"warnings": len(over.warnings)} if over.warnings else {}
-            yield encode({"end": {**end, **told}}) + b"\n"
+            extra = {"warnings": len(over.warnings)} if over.warnings else {}
+            yield encode({"end": {**end, **extra}}) + b"\n"
             return
         run = await run_in_threadpool(services.store.run, run_id)
         if run.state in OVER:
@@ -68,7 +68,7 @@ async def lines(services: Services, run_id: str, wanted: Wanted, *, follow: bool
 
 
 def _read(
-    services: Services, run_id: str, position: Position | None, wanted: Wanted
+    services: Services, run_id: str, position: Position | None, wanted: LogQuery
 ) -> tuple[bytes, Position, bool]:
     """A piece of log, the position after it, and whether there may be more at once."""
     records, after = services.archive.read(

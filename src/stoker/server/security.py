@@ -84,7 +84,7 @@ class Security:
         """The error and its status; None lets the request pass."""
         headers = _Headers(scope)
         host = headers.one(b"host")
-        if host is None or not self._is_ours(host, scope):
+        if host is None or not self._names_this_server(host, scope):
             return Unauthorized("the Host header does not name this server", hint=_HOST_HINT), 421
         origin = headers.all(b"origin")
         if origin and origin != [f"{scope.get('scheme', 'http')}://{host}".encode()]:
@@ -93,13 +93,13 @@ class Security:
             return Unauthorized("requests from other sites are refused"), 403
         if scope["path"] in OPEN and scope["method"] == "GET":
             return None
-        if shows(self._token, scope["headers"]):
+        if has_token(self._token, scope["headers"]):
             return None
         if not self._failures.allowed():
             return Unauthorized("too many requests with a wrong token"), 429
         return Unauthorized("missing or wrong token", hint="Send `Authorization: Bearer TOKEN`."), 401
 
-    def _is_ours(self, host: str, scope: Scope) -> bool:
+    def _names_this_server(self, host: str, scope: Scope) -> bool:
         name, port = split_host(host)
         if name in self._hosts or host.lower() in self._hosts:
             return True
@@ -126,7 +126,7 @@ class Failures:
         return True
 
 
-def shows(token: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def has_token(token: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether these headers hold this token, exactly once."""
     given = [value for name, value in headers if name == b"authorization"]
     return len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + token)

@@ -94,7 +94,7 @@ def still_locked(home: Home, lock: int) -> bool:
 
 def tune_garbage_collector() -> None:
     """Makes Python collect cyclic garbage less often. With ten thousand live runs a full collection stops the server
-    for a quarter of a second, every ten seconds under load, and hardly any object of the server is in a cycle.
+    for a quarter of a second, every ten seconds under load. Hardly any object of the server is in a cycle.
     Everything loaded by now stays for good and is exempt from collection."""
     gc.collect()
     gc.freeze()

@@ -28,7 +28,7 @@ IMAGE_PATTERN = (
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$"
 )
 INPUT_SCHEMES = ("data", "s3", "pvc")
-OUR_PLACES = ("/stoker", "/dev", "/proc", "/sys", "/tmp")
+RESERVED_PATHS = ("/stoker", "/dev", "/proc", "/sys", "/tmp")
 """Paths where nothing may be mounted."""
 LONGEST_ARGUMENT = 128 * 1024 - 1
 """Bytes that Linux accepts in one argument or variable, without its terminator."""
@@ -186,10 +186,10 @@ def mount_path(value: Any) -> str:
     if not found.startswith("/") or ".." in parts or len(parts) < 2 or ":" in found:
         raise Bad(f"{show(found)} is not a path to mount at", hint="Write it in full, as in `/data`.")
     clean = str(PurePath(found))
-    for ours in OUR_PLACES:
-        if clean == ours or clean.startswith(f"{ours}/"):
+    for reserved in RESERVED_PATHS:
+        if clean == reserved or clean.startswith(f"{reserved}/"):
             raise Bad(
-                f"{show(found)} is not free: {ours} is the system's or Stoker's own",
+                f"{show(found)} is not free: {reserved} is the system's or Stoker's own",
                 hint="Mount it elsewhere.",
             )
     return clean

@@ -2,7 +2,7 @@
 
 With too few files a change goes unnoticed. Running again is only slow; not running again is wrong. So without
 `inputs` a plain installer depends on the usual files and on everything it names (`pip install -e .` on the whole
-tree), and anything else (`make`, a script) on the whole tree.
+tree). Anything else (`make`, a script) depends on the whole tree.
 """
 
 from __future__ import annotations

@@ -286,8 +286,8 @@ def _syntax(exc: yaml.MarkedYAMLError, text: str) -> YamlError:
     found = re.search(r"found character '(.)' that cannot start", problem)
     if found:
         return YamlError(f"a value cannot begin with `{found[1]}`", mark, "Put the value in quotes.")
-    said = ", ".join(part for part in (context, problem) if part)
-    return YamlError(f"not valid YAML: {said}", mark, "Check quotes, brackets and indentation here.")
+    complaint = ", ".join(part for part in (context, problem) if part)
+    return YamlError(f"not valid YAML: {complaint}", mark, "Check quotes, brackets and indentation here.")
 
 
 def _stray_colon(lines: list[str], number: int, column: int) -> YamlError:

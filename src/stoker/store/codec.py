@@ -52,7 +52,7 @@ def exact(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def unexact(value: str) -> str:
+def from_exact(value: str) -> str:
     try:
         return value if "\\" not in value else str(json.loads(f'"{value}"'))
     except (ValueError, TypeError) as exc:
@@ -246,7 +246,7 @@ def run_row(row: Sequence[Any], record: str | None) -> RunRow:
     constructor of a frozen dataclass."""
     values = dict(zip(RUN_COLUMNS, row, strict=False))
     try:
-        values["key"] = unexact(values["key"])
+        values["key"] = from_exact(values["key"])
         values["job"] = _parse(values["job"])
         values["command"] = _parse(values["command"])
         values["tags"] = () if values["tags"] == "[]" else tuple(_parse(values["tags"]))
@@ -268,11 +268,11 @@ def _parse(value: str) -> Any:
 
 
 def checkpoint_row(row: Found) -> CheckpointRow:
-    return decode(CheckpointRow, {**row, "name": unexact(row["name"])})
+    return decode(CheckpointRow, {**row, "name": from_exact(row["name"])})
 
 
 def part_row(row: Found) -> PartRow:
-    return decode(PartRow, {**row, "name": unexact(row["name"])})
+    return decode(PartRow, {**row, "name": from_exact(row["name"])})
 
 
 def decode(kind: type[Row], row: Found) -> Row:

@@ -54,7 +54,7 @@ class Database:
 
     def write(self, work: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         def once() -> T:
-            self.dialect.still_there()
+            self.dialect.check_replaced()
             with self.writer.connect() as connection:
                 connection.begin()
                 result = work(connection, *args, **kwargs)

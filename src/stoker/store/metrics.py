@@ -123,7 +123,9 @@ class MetricWriter:
 
 
 def keys_of(connection: Connection, run: str) -> dict[str, int]:
-    return {codec.unexact(row.key): row.id for row in connection.execute(KEY_IDS, {"run": codec.text(run)})}
+    return {
+        codec.from_exact(row.key): row.id for row in connection.execute(KEY_IDS, {"run": codec.text(run)})
+    }
 
 
 def summary(connection: Connection, run: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Applies the changes that one pass of the control loop decided.
 
-Changes are sorted by table and keep their order within it. The result is the same as in the original order, because
-a row of one table depends on another table only by the existence of an earlier row. Equal statements then go to the
-database together, which makes hundreds of changes cheap.
+Changes are sorted by table and keep their order within it. The result is the same as in the original order: a row of
+one table depends on another table only by the existence of an earlier row. Equal statements then go to the database
+together, which makes hundreds of changes cheap.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ def events_of(connection: Connection, run_id: str) -> list[EventRow]:
 
 def cursors_of(connection: Connection, run_id: str, number: int) -> dict[tuple[str, str], int]:
     rows = connection.execute(CURSORS_OF, {"run": codec.text(run_id), "attempt": number})
-    return {(row.task, codec.unexact(row.file)): row.offset for row in rows}
+    return {(row.task, codec.from_exact(row.file)): row.offset for row in rows}
 
 
 def chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -1,4 +1,4 @@
-"""Real couriers for tests and measurements: processes of their own, over real TLS on loopback."""
+"""Real couriers for tests and measurements: separate processes, over real TLS on loopback."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BOOT = "the machine's boot"
 
 
 class CourierProcess:
-    """A courier on a task directory. It can be killed and started again on the same port, as the kubelet would."""
+    """A courier on a task directory. It can be killed and started again on the same port, as the kubelet does."""
 
     def __init__(
         self, directory: Path, keys: Path, *, program: Sequence[str] = (), shared: Path | None = None
     ) -> None:
-        """`program`: how to run it, when not as a module of this Python. `shared`: a volume for checkpoints."""
+        """`program`: its command, if not a module of this Python. `shared`: a volume for checkpoints."""
         self.directory = directory
         self._shared = shared
         made = attempt_keys.make()
@@ -74,13 +74,13 @@ class CourierProcess:
         return int(text.split("VmHWM:")[1].split()[0]) << 10
 
     def cpu(self) -> float:
-        """Seconds of processor time it has used."""
+        """Seconds of processor time used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class LoopThread:
-    """An event loop in a thread of its own: what the server is to its worker threads."""
+    """An event loop in its own thread, as the server's loop is to its worker threads."""
 
     def __init__(self, factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
         self.loop = factory()
@@ -106,7 +106,7 @@ class LoopThread:
 
 
 @contextlib.contextmanager
-def far_directory(
+def remote_directory(
     courier: CourierProcess,
     mirror: Path,
     *,
@@ -114,7 +114,7 @@ def far_directory(
     source: str = "a pod",
     shares: bool = False,
 ) -> Iterator[RemoteTaskDir]:
-    """A far directory over this courier, with an event loop of its own."""
+    """A remote task directory over this courier, with its own event loop."""
     thread = LoopThread()
     transport = courier.transport()
     try:

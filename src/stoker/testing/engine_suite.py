@@ -1,13 +1,13 @@
 """What every engine must do, as a pytest class: subclass `EngineSuite`, give it `make_engine`, and run it.
 
-    class TestMine(EngineSuite):
-        def make_engine(self, home): return MyEngine(...)
+class TestMine(EngineSuite):
+    def make_engine(self, home): return MyEngine(...)
 
-What differs between engines without meaning anything (what an attempt must say, how long things take, where a
-directory is) is asked of methods that a subclass may replace.
+Differences between engines that do not matter (required parts of an attempt, durations, where a directory is) are
+methods that a subclass may replace.
 
-The bodies are plain shell commands. An engine that only simulates (`FakeEngine`) uses `suite_script`, which knows
-what they would do.
+The bodies are plain shell commands. An engine that only simulates (`FakeEngine`) uses `suite_script`, which knows what
+they do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 HANG = ["/bin/sh", "-c", "while :; do sleep 0.05; done"]
 STUBBORN = ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
 WAIT = 60.0
-"""Generous: a limit for broken engines, not a measure of good ones."""
+"""A limit for broken engines, not a measure of good ones."""
 
 
 def exits(code: int) -> list[str]:
@@ -52,45 +52,45 @@ def suite_script(info: formats.TaskInfo, order: formats.Order) -> Behaviour:
 
 
 class EngineSuite:
-    """Each test gets a home of its own and engines made by `make_engine`; what it started is ended after it."""
+    """Each test has its own home and engines from `make_engine`. Everything it started is ended after it."""
 
     wait = WAIT
 
     def make_engine(self, home: Home) -> Engine:
-        """An engine on this home. Called again for the same home, it is what a restarted server would make."""
+        """An engine on this home. A second call for the same home is what a restarted server does."""
         raise NotImplementedError
 
     async def tick(self, engine: Engine) -> None:
-        """Let a little time pass. A simulated engine takes a step instead of waiting."""
+        """Lets some time pass. A simulated engine takes a step instead of waiting."""
         await asyncio.sleep(0.02)
 
     async def close(self, engine: Engine) -> None:
-        """The server goes away without a word to its tasks."""
+        """The server goes away without telling its tasks."""
         closing: Callable[[], Awaitable[None]] | None = getattr(engine, "close", None)
         if closing is not None:
             await closing()
 
     def attempt(self, run: str, number: int, tasks: tuple[TaskPlan, ...]) -> Attempt:
-        """An attempt this engine takes: one that runs containers wants an image."""
+        """An attempt that this engine accepts: one that runs containers needs an image."""
         return Attempt(run, number, tasks)
 
     async def order(
         self, engine: Engine, handle: Handle, order: formats.Order, task: str = "worker-0"
     ) -> None:
-        """Give an order as soon as there is somebody to take it."""
+        """Writes an order as soon as the task directory exists."""
         (await engine.reach(handle, task)).write_order(order)
 
     async def directories(self, engine: Engine, handle: Handle, task: str) -> set[str]:
-        """What there is in a new task directory, which must be nobody else's to read."""
+        """The directories of a new task directory, which only its owner may read."""
         root = Path((await engine.reach(handle, task)).root)
         assert root.stat().st_mode & 0o077 == 0
         return {path.name for path in root.iterdir() if path.is_dir()}
 
     def proof(self, engine: Engine, handle: Handle, status: formats.Status) -> str:
-        """How this engine says that the launcher with this status is dead: a regular expression."""
+        """The proof that the launcher with this status has died, as a regular expression."""
         return f"launcher {status.launcher_pid} is gone"
 
-    # -- the machinery ---------------------------------------------------------------------------------------
+    # -- fixtures and helpers --------------------------------------------------------------------------------
 
     @pytest.fixture(autouse=True)
     def _home(self, tmp_path: Path) -> Iterator[None]:
@@ -117,7 +117,7 @@ class EngineSuite:
         return made
 
     async def restarted(self) -> Engine:
-        """The server was killed and another one looks at the same home."""
+        """The server was killed, and another one uses the same home."""
         for engine in self._engines:
             await self.close(engine)
         self._engines.clear()
@@ -131,7 +131,7 @@ class EngineSuite:
         await self.close(engine)
 
     async def until(self, engine: Engine, probe: Callable[[], Awaitable[T | None]], what: str) -> T:
-        """Wait for a condition, letting the engine's time pass."""
+        """Waits for a condition while the engine's time passes."""
         end = time.monotonic() + self.wait
         while time.monotonic() < end:
             found = await probe()
@@ -149,7 +149,7 @@ class EngineSuite:
 
         found = await self.until(engine, look, f"{task} to be {' or '.join(phases)}")
         if found.phase == "ended":
-            # Of several files that were written, the one that says so may arrive first.
+            # Of several files, the one with this phase may arrive first.
             await asyncio.to_thread(directory.catch_up, 15.0)
         return found
 
@@ -171,9 +171,9 @@ class EngineSuite:
         await self.order(engine, handle, _order(1, argv), task)
         return handle
 
-    # -- what must hold --------------------------------------------------------------------------------------
+    # -- requirements ----------------------------------------------------------------------------------------
 
-    def test_a_submitted_task_holds_and_waits_for_orders(self) -> None:
+    def test_a_submitted_task_waits_for_orders(self) -> None:
         async def story() -> None:
             engine = await self.engine()
             plans = (TaskPlan("worker-0", cpu=1.0), TaskPlan("worker-1", index=1))
@@ -197,7 +197,7 @@ class EngineSuite:
 
         self.run(story())
 
-    def test_a_task_that_ran_before_and_of_which_nothing_is_left_is_lost_not_new(self) -> None:
+    def test_a_task_that_ran_before_and_left_nothing_is_lost_not_new(self) -> None:
         async def story() -> None:
             engine = await self.engine()
             plan = TaskPlan("worker-0", started=True)
@@ -344,7 +344,7 @@ class EngineSuite:
         self.run(story())
 
     async def let_the_trap_be_set(self) -> None:
-        """`running` is said when the shell was started; give it the moment it needs to ignore SIGTERM."""
+        """`running` means that the shell was started; it needs a moment to ignore SIGTERM."""
         await asyncio.sleep(0.3)
 
     def test_stop_ends_everything_whatever_its_state(self) -> None:
@@ -524,5 +524,5 @@ def _order(seq: int, argv: list[str]) -> formats.Order:
 
 def _drill(engine: Engine) -> Drills:
     if not isinstance(engine, Drills):
-        pytest.skip("this engine cannot hurt a task")
+        pytest.skip("this engine cannot inject faults")
     return engine

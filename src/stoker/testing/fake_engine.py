@@ -1,11 +1,10 @@
 """An engine without processes: real task directories, simulated launchers.
 
-Everything the server can see is as it would be with real launchers (task.json, order.json, journal, status, log,
-engine.json), so the control loop runs against it unchanged; only nothing is started. A thousand running tasks
-cost a dictionary entry each. Time is counted in steps that the test takes (`advance`), so nothing sleeps.
+Everything the server sees is as with real launchers (task.json, order.json, journal, status, log, engine.json), so the
+control loop runs against it unchanged; only no process is started. A thousand running tasks cost a dictionary entry
+each. Time is counted in steps that the test takes (`advance`), so nothing sleeps.
 
-What a launcher would remember is kept on disk: a new `FakeEngine` on the same home is the same machine seen by a
-restarted server.
+The launchers' memory is on disk: a new `FakeEngine` on the same home is the same machine for a restarted server.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["Behaviour", "FakeEngine", "FakeTaskDir", "Script", "at_once"]
 
 
 class FakeTaskDir(LocalTaskDir):
-    """A task directory whose launcher is simulated: an order is acted on as soon as it is written."""
+    """A task directory with a simulated launcher, which acts on an order as soon as it is written."""
 
     def __init__(
         self, root: str, ordered: Callable[[], None], arrived: Callable[[], bool] = lambda: True
@@ -46,7 +45,7 @@ class FakeTaskDir(LocalTaskDir):
         return self._arrived() and super().exists()
 
     def write_order(self, order: formats.Order) -> None:
-        # Not fsync'ed: there is no power to lose here, and a benchmark of a thousand tasks must not wait for disks.
+        # Without fsync: there is no power cut, and a benchmark of a thousand tasks must not wait for disks.
         formats.write_json(f"{self.root}/{layout.ORDER}", order.to_json(), mode=0o600)
         self._ordered()
 
@@ -54,10 +53,10 @@ class FakeTaskDir(LocalTaskDir):
 class FakeEngine:
     """Implements Engine, Watches and Drills for tests and benchmarks.
 
-    `script` says what each body does and must give the same answer for the same order: it is asked again after
-    a restart. `before` and `after` are called with the name of each engine method and its first argument; what
-    they raise comes out of the call, before or after it took effect (an answer that was lost on its way).
-    Used from one event loop; `advance`, `kill_launcher` and the other levers are plain calls.
+    `script` decides what each body does. It must give the same answer for the same order, because it is called again
+    after a restart. `before` and `after` are called with the name of each engine method and its first argument. What
+    they raise comes out of that call, before or after it took effect (an answer that was lost). Use it from one event
+    loop; `advance`, `kill_launcher` and the like are plain calls.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class FakeEngine:
         self.silent: set[tuple[str, int, str]] = set()
         """Tasks that are neither seen nor proven dead."""
         self.waiting: tuple[str, str, float] | None = None
-        """(why, hopeless cause, patience): while set, what is submitted does not come up."""
+        """(why, hopeless cause, patience): while set, submitted tasks do not come up."""
         self.node_ready: bool | None = None
-        """What is said of the nodes of silent tasks."""
+        """Readiness of the nodes of silent tasks."""
         self.on_nodes: dict[tuple[str, int, str], str] = {}
-        """By task: the node it was put on."""
-        self.grown = ""
+        """Task -> its node."""
+        self.resize_problem = ""
         """Why a task cannot be resized in place; empty: it can."""
         self.before: Callable[[str, Any], None] = _nothing
         self.after: Callable[[str, Any], None] = _nothing
@@ -149,7 +148,7 @@ class FakeEngine:
             directories.remove_empty(attempt.parent)
 
     async def close(self) -> None:
-        """The server goes away; the machine stays as it is."""
+        """The server goes away; the machine stays."""
         for listener in self._listeners:
             listener.close()
 
@@ -174,7 +173,7 @@ class FakeEngine:
                 self.kill_launcher(*place.key())
                 return f"killed launcher {found.pid}"
             if how != "process":
-                raise EngineError(f"cannot hurt a task by {how!r}", hint="Choices: process, launcher.")
+                raise EngineError(f"cannot inject the fault {how!r}", hint="Choices: process, launcher.")
             if not found.has_body:
                 raise NotFound(f"{task} of {place.run} has no training process")
             self._machine.end_body(found, ended(found, "signal", signal_number=signal.SIGKILL))
@@ -182,45 +181,44 @@ class FakeEngine:
 
     async def resize(self, handle: Handle, task: str, *, cpu: float | None, memory: int | None) -> str | None:
         with self._call("resize", (cpu, memory)):
-            return self.grown or None
+            return self.resize_problem or None
 
-    # -- levers ----------------------------------------------------------------------------------------------
+    # -- controls --------------------------------------------------------------------------------------------
 
     def advance(self, steps: int = 1) -> None:
-        """Let time pass: bodies whose steps are over end."""
+        """Lets time pass: bodies whose steps are over end."""
         with self._lock:
             self._machine.advance(steps)
 
     def kill_launcher(self, run: str, attempt: int, task: str) -> None:
-        """SIGKILL of a launcher: the body dies with it, nothing is written."""
+        """SIGKILL of a launcher: its body dies too, and nothing is written."""
         with self._lock:
             found = self._machine.tasks[TaskPlace(run, attempt, task)]
             self._machine.die(found, f"launcher {found.pid} is gone")
 
     def terminate_launcher(self, run: str, attempt: int, task: str) -> None:
-        """SIGTERM of a launcher, as when somebody deletes its pod: the body is stopped, and none is started any more."""
+        """SIGTERM of a launcher, as when its pod is deleted: the body is stopped, and none is started any more."""
         with self._lock:
             self._machine.terminate(self._machine.tasks[TaskPlace(run, attempt, task)])
 
     def reboot(self) -> None:
-        """The machine restarts: everything is gone, the boot id is another."""
+        """Restarts the machine: everything is gone, and the boot id is new."""
         with self._lock:
             self._machine.reboot()
             self.nodes = [replace(node, boot_id=self._machine.boot_id) for node in self.nodes]
 
     def set_gpu(self, gpu: str, *, healthy: bool, reason: str = "") -> None:
-        """Change the health of a GPU."""
         for number, node in enumerate(self.nodes):
             gpus = tuple(replace(g, healthy=healthy, reason=reason) if g.id == gpu else g for g in node.gpus)
             self.nodes[number] = replace(node, gpus=gpus)
 
     def starts(self, run: str, attempt: int, task: str) -> list[tuple[int, int]]:
-        """(seq, generation) of every body that was started there, from the journal."""
+        """(seq, generation) of every body started there, from the journal."""
         path = directories.path_of(self.home.tasks, TaskPlace(run, attempt, task))
         entries, _ = LocalTaskDir(str(path)).journal()
         return [(entry["seq"], entry["generation"]) for entry in entries if entry.get("k") == "starting"]
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
     def _call(self, method: str, argument: Any) -> _Call:
         return _Call(self, method, argument)
@@ -263,7 +261,7 @@ class FakeEngine:
 
 
 class _Call:
-    """Around every engine method: counts it, and lets tests fail it before or after it took effect."""
+    """Wraps every engine method: counts it, and lets tests make it fail before or after it took effect."""
 
     def __init__(self, engine: FakeEngine, method: str, argument: Any) -> None:
         self._engine, self._method, self._argument = engine, method, argument
@@ -283,4 +281,4 @@ class _Call:
 
 
 def _nothing(method: str, argument: Any) -> None:
-    """No fault is asked for."""
+    """No fault."""

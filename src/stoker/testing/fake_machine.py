@@ -1,6 +1,6 @@
-"""A machine that only exists on disk: launchers are simulated, their files are real.
+"""A machine that exists only on disk: launchers are simulated, their files are real.
 
-What a launcher would remember is in its files, so a machine loaded again from the same home goes on where it was.
+A launcher's memory is in its files, so a machine loaded again from the same home continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Behaviour:
 
     exit_code: int = 0
     steps: int = 0
-    """How many steps it runs; 0: it has ended by the time the order is written."""
+    """Steps that it runs; 0: it has ended when the order is written."""
     hang: bool = False
     """Never ends by itself."""
     stubborn: bool = False
@@ -39,11 +39,11 @@ class Behaviour:
     kind: str = "exit"
     """Ending.kind, for `oom`, `setup`, `timeout`, `start-failed`, `disk`."""
     launcher_dies: bool = False
-    """When its time comes the launcher dies without a word and the body with it."""
+    """At its end the launcher dies without a word, and the body with it."""
     lines: tuple[str, ...] = ()
     """What it prints, all at its start."""
     metrics: tuple[tuple[int, Mapping[str, float]], ...] = ()
-    """(step, values) it reports, all at its start."""
+    """(step, values) that it reports, all at its start."""
     message: str = ""
 
 
@@ -65,7 +65,7 @@ class Simulated:
     pid: int
     boot_id: str
     proof: str = ""
-    """Why it is gone; empty while it lives."""
+    """Proof of its death; empty while it lives."""
     phase: str = "ready"
     seq: int = 0
     generation: int = 0
@@ -74,7 +74,7 @@ class Simulated:
     started_at: float | None = None
     stopping: bool = False
     terminated: bool = False
-    """It was told to end by somebody else: it holds what it has, and starts nothing."""
+    """It was told to end from outside: it keeps what it has, and starts no body."""
     lines: int = 0
     log_bytes: int = 0
     ending: dict[str, Any] | None = None
@@ -89,7 +89,7 @@ class Simulated:
 
 
 class FakeMachine:
-    """Simulated launchers and their clock. `changed` is called with each task whose files or presence changed."""
+    """Simulated launchers and their clock. `changed` is called for each task whose files or presence changed."""
 
     def __init__(
         self, home: Home, script: Script, stop_steps: int, changed: Callable[[Simulated], None]
@@ -108,7 +108,7 @@ class FakeMachine:
         return f"fake-boot-{self._boot}"
 
     def advance(self, steps: int) -> None:
-        """Let time pass: bodies whose steps are over end."""
+        """Lets time pass: bodies whose steps are over end."""
         for _ in range(steps):
             self._clock += 1
             for place in sorted(self._running):
@@ -132,7 +132,7 @@ class FakeMachine:
         for place, path in directories.scan(self.home.tasks):
             info, record = directories.read_info(path), _record_in(path)
             if info is None or record is None:
-                continue  # a crash before its launcher started: the next submit goes on from there
+                continue  # a crash before its launcher started: the next submit continues from there
             self._pids = max(self._pids, record["pid"] + 1)
             self._adopt(Simulated(place, path, info, record["pid"], record["boot_id"]), record)
 
@@ -142,7 +142,7 @@ class FakeMachine:
         formats.write_json(str(self._state), state)
 
     def _adopt(self, task: Simulated, record: Mapping[str, Any]) -> None:
-        """Rebuild a launcher's memory from its files, and let it see an order it has not acted on yet."""
+        """Rebuilds a launcher's memory from its files, then handles an order that it has not acted on yet."""
         self.tasks[task.place] = task
         directory = LocalTaskDir(str(task.path))
         status = directory.status()
@@ -243,7 +243,7 @@ class FakeMachine:
         self.end_body(task, ended(task, "stopped", signal_number=number))
 
     def _finish(self, task: Simulated) -> None:
-        """A body's time has come."""
+        """Ends a body whose time is over."""
         behaviour = task.behaviour
         if task.stopping:
             self.end_body(task, ended(task, "stopped", signal_number=signal.SIGKILL))
@@ -332,7 +332,7 @@ def ended(
 
 
 def _record_in(path: Path) -> dict[str, Any] | None:
-    """A simulated launcher is recorded in its directory: nothing in there is hostile."""
+    """The record of a simulated launcher, which is trusted."""
     raw = LocalTaskDir(str(path)).read(layout.ENGINE)
     return json.loads(raw) if raw else None
 

@@ -1,4 +1,4 @@
-"""What the parts of the store suite share."""
+"""Shared parts of the store suite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A PostgreSQL server of one's own, from the installed programs: for tests and benchmarks.
+"""A private PostgreSQL server from the installed programs, for tests and benchmarks.
 
-It listens on a socket in its own directory only, trusts whoever can reach it, and ends with the process that
-started it. As root it runs as somebody else, as PostgreSQL demands.
+It listens only on a socket in its own directory, trusts every client, and ends with the process that started it. For
+root it runs as another user, because PostgreSQL refuses root.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ full_page_writes = {fsync}
 
 
 class PostgresServer:
-    """Use as a context manager, or `start` and `close` it. Raises FileNotFoundError where there are no programs."""
+    """A context manager, or `start` and `close`. Raises FileNotFoundError where PostgreSQL is not installed."""
 
     def __init__(self, *, fsync: bool = False) -> None:
         self._programs = programs()
@@ -45,12 +45,12 @@ class PostgresServer:
         self.root = Path()
 
     def start(self) -> None:
-        """Make it and start it."""
+        """Creates the database cluster and starts the server."""
         self.root = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
         if os.geteuid() == 0:
-            user = _somebody()
+            user = _server_user()
             os.chown(self.root, user.pw_uid, user.pw_gid)
-        # Another order than that of bytes, as most servers have: the store must not notice.
+        # A collation that is not by bytes, as on most servers: the store must give the same results.
         made = ["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"]
         command = [
             self._program("initdb"),
@@ -64,20 +64,20 @@ class PostgresServer:
             "UTF8",
             "-N",
         ]
-        subprocess.run(_as_somebody([*command, *made]), check=True, capture_output=True, cwd="/")
+        subprocess.run(_as_server_user([*command, *made]), check=True, capture_output=True, cwd="/")
         with open(f"{self._data}/postgresql.conf", "a") as file:
             file.write(_SETTINGS.format(root=self.root, fsync="on" if self._fsync else "off"))
         self.resume()
 
     def resume(self) -> None:
-        """Start what was made before."""
+        """Starts the server that was created before."""
         with open(self.root / "log", "ab") as log_file:
-            command = _as_somebody([self._program("postgres"), "-D", self._data])
+            command = _as_server_user([self._program("postgres"), "-D", self._data])
             self._process = subprocess.Popen(command, stdout=log_file, stderr=log_file, cwd="/")
         self.wait()
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Waits until it answers."""
         deadline = time.monotonic() + START_LIMIT
         while True:
             try:
@@ -90,14 +90,14 @@ class PostgresServer:
             time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT ends it in order, SIGQUIT at once, as a crash would."""
+        """SIGINT ends it in order, SIGQUIT at once, as a crash does."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(timeout=START_LIMIT)
             self._process = None
 
     def crash(self) -> None:
-        """Everybody is cut off, nothing under way is finished; it has to recover."""
+        """Cuts off all clients and finishes no transaction; the server has to recover."""
         self.stop(signal.SIGQUIT)
         self.resume()
 
@@ -109,13 +109,13 @@ class PostgresServer:
         return f"postgresql://stoker@/{database}?host={self.root}"
 
     def fresh(self) -> str:
-        """The url of a new, empty database."""
+        """The URL of a new, empty database."""
         name = f"test_{os.getpid()}_{next(self._names)}"
         self.execute(f"CREATE DATABASE {name}")
         return self.url(name)
 
     def execute(self, statement: str, url: str | None = None) -> list[tuple[object, ...]]:
-        """As an administrator; again when the server was just recovering."""
+        """Runs a statement as administrator; again while the server is recovering."""
         deadline = time.monotonic() + START_LIMIT
         while True:
             try:
@@ -130,7 +130,7 @@ class PostgresServer:
             time.sleep(0.05)
 
     def backends(self, url: str) -> list[int]:
-        """Process ids of those who work for stores on this database."""
+        """Process ids of the backends that serve stores on this database."""
         name = conninfo.conninfo_to_dict(url)["dbname"]
         found = self.execute(
             f"SELECT pid FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'stoker'"
@@ -153,7 +153,7 @@ class PostgresServer:
 
 
 def programs() -> Path:
-    """Where the server's programs are."""
+    """The directory of the server's programs."""
     on_path = shutil.which("postgres")
     if on_path:
         return Path(on_path).parent
@@ -163,16 +163,16 @@ def programs() -> Path:
     return max(found, key=lambda path: int(path.parent.name))
 
 
-def _somebody() -> pwd.struct_passwd:
+def _server_user() -> pwd.struct_passwd:
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
     return pwd.getpwuid(os.geteuid())
 
 
-def _as_somebody(command: list[str]) -> list[str]:
-    ours = ["setpriv", "--pdeathsig", "INT"]
+def _as_server_user(command: list[str]) -> list[str]:
+    prefix = ["setpriv", "--pdeathsig", "INT"]
     if os.geteuid() == 0:
-        user = _somebody()
-        ours += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    return [*ours, *command]
+        user = _server_user()
+        prefix += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    return [*prefix, *command]

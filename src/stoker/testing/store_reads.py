@@ -22,7 +22,7 @@ from stoker.store.rows import (
 from stoker.testing.store_case import StoreCase, checkpoint, new_run
 
 
-class Finding(StoreCase):
+class QueryTests(StoreCase):
     """Lists, references, roots."""
 
     def test_lists_are_filtered_and_paged(self, store: Store) -> None:
@@ -113,7 +113,7 @@ def _matches(run: RunRow, wanted: RunFilter) -> bool:
     )
 
 
-class Measuring(StoreCase):
+class MetricTests(StoreCase):
     """Metrics."""
 
     def test_every_number_survives(self, store: Store, run: RunRow) -> None:

@@ -28,11 +28,11 @@ from stoker.store.rows import (
     RunRow,
 )
 from stoker.testing.store_case import StoreCase, new_run
-from stoker.testing.store_reads import Finding, Measuring
-from stoker.testing.store_writes import Asking, Changing, Configuring
+from stoker.testing.store_reads import MetricTests, QueryTests
+from stoker.testing.store_writes import ClusterTests, MutationTests, SubmissionTests
 
 
-class Keeping(StoreCase):
+class DatabaseTests(StoreCase):
     """Reopening, copies, checks."""
 
     def test_everything_is_there_after_reopening(self, url: str) -> None:
@@ -78,7 +78,7 @@ class Keeping(StoreCase):
         assert not failures, failures
 
     def test_several_create_at_once(self, url: str) -> None:
-        """Each gets the same database, and what the first wrote is not replaced by the second's creation."""
+        """Each gets the same database, and the second creation does not replace what the first one wrote."""
         start = threading.Barrier(4)
         failures: list[BaseException] = []
 
@@ -118,8 +118,8 @@ class Keeping(StoreCase):
             writer.join(timeout=60)
 
 
-class StoreSuite(Asking, Changing, Configuring, Finding, Measuring, Keeping):
-    """Everything that one process can try."""
+class StoreSuite(SubmissionTests, MutationTests, ClusterTests, QueryTests, MetricTests, DatabaseTests):
+    """Everything that one process can test."""
 
 
 WRITER = """
@@ -159,14 +159,14 @@ class StoreCrashSuite(StoreCase):
         assert len(acknowledged) > self.kills
 
     def write_and_kill(self, url: str, round_: int, wait: float, *, after: str = "submitted") -> list[str]:
-        """What it said before it was killed, some moment after it first said `after`."""
+        """The output of a writer that is killed some time after it first printed `after`."""
         return self.write_during(url, round_, lambda: time.sleep(wait), after=after)
 
     def write_during(
         self, url: str, round_: int, happening: Callable[[], None], *, after: str = "submitted"
     ) -> list[str]:
-        """What a writer said that wrote while something happened to it or to its database, from the moment it
-        first said `after`. It must not end by itself, and is killed in the end."""
+        """The output of a writer that writes while something happens to it or to its database, from the moment it
+        first printed `after`. It must not end by itself, and is killed in the end."""
         arguments = [sys.executable, "-c", WRITER, url, str(round_)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
             assert writer.stdout is not None
@@ -184,7 +184,7 @@ class StoreCrashSuite(StoreCase):
         return [line for line in lines if line.endswith("\n") and not line.startswith("opening")]
 
     def check_all(self, url: str, round_: int, said: list[str], before: dict[str, str]) -> dict[str, str]:
-        """Nothing acknowledged is lost, nothing is there in part or twice. All that was ever acknowledged."""
+        """Nothing acknowledged is lost, nothing is there in part or twice. Returns all that was ever acknowledged."""
         lines = [line.split() for line in said]
         acknowledged = {**before, **{key: run_id for _, key, run_id in lines}}
         with Store.open(url, create=False) as store:

@@ -38,7 +38,7 @@ from stoker.store.rows import (
 from stoker.testing.store_case import StoreCase, checkpoint, new_run, part
 
 
-class Asking(StoreCase):
+class SubmissionTests(StoreCase):
     """Submit, stop, resume."""
 
     def test_a_submission_comes_back_as_it_was(self, store: Store) -> None:
@@ -177,7 +177,7 @@ class Asking(StoreCase):
             store.resume(other.id, key="r1", now=6.0)
 
 
-class Changing(StoreCase):
+class MutationTests(StoreCase):
     """What the control loop writes."""
 
     def test_everything_comes_back(self, store: Store, run: RunRow) -> None:
@@ -283,7 +283,7 @@ class Changing(StoreCase):
         assert store.cursors(run.id, 1) == {("worker\ufffd-0", "nul\0"): most}
 
     @pytest.mark.parametrize("name", ["a\0b", "\0", "\ud800", "'; DROP TABLE runs; --", "%s %(id)s :id", ""])
-    def test_names_of_nobody_are_not_found(self, store: Store, run: RunRow, name: str) -> None:
+    def test_unknown_names_are_not_found(self, store: Store, run: RunRow, name: str) -> None:
         for missing in (
             lambda: store.run(name),
             lambda: store.resolve(name),
@@ -379,7 +379,7 @@ class Changing(StoreCase):
         assert store.latest_attempts([run.id, "nobody-0000"]) == {run.id: store.attempt(run.id, 4)}
 
 
-class Configuring(StoreCase):
+class ClusterTests(StoreCase):
     """Clusters."""
 
     def test_clusters_are_kept_changed_and_removed(self, store: Store, url: str) -> None:

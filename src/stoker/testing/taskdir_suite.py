@@ -4,8 +4,8 @@
         @contextmanager
         def reach(self, root, scratch): yield MyTaskDir(...)
 
-The suite writes into the directory itself, as a launcher and training code would, and looks at it through the
-directory that is tested.
+The suite writes into the directory itself, as a launcher and training code do, and reads it through the tested
+implementation.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stoker.task.local_directory import UnsafePath
 from stoker.transfer import bring_code, bring_outputs, carry_checkpoint, carry_outputs, restore_checkpoint
 
 WAIT = 60.0
-"""Generous: a limit for broken directories, not a measure of good ones."""
-SECRET = b"not for anybody who reads task directories"
+"""A limit for broken implementations, not a measure of good ones."""
+SECRET = b"not readable through a task directory"
 
 
 def tree_of(blobs: BlobStore, files: dict[str, bytes], links: dict[str, str] | None = None) -> str:
-    """A stored tree; names that end in `.sh` are executable."""
+    """A stored tree. Names that end in `.sh` are executable."""
     entries = [
         TreeFile(path, *blobs.put_stream([data]), 0o755 if path.endswith(".sh") else 0o644)
         for path, data in files.items()
@@ -45,7 +45,7 @@ def tree_of(blobs: BlobStore, files: dict[str, bytes], links: dict[str, str] | N
 
 
 def contents(root: Path) -> dict[str, bytes | str]:
-    """What is beneath a directory: bytes of files, targets of links as text."""
+    """The files and links below a directory: bytes of files, targets of links as text."""
     found: dict[str, bytes | str] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -57,10 +57,10 @@ def contents(root: Path) -> dict[str, bytes | str]:
 
 
 class TaskDirSuite:
-    """Each test gets a directory of its own, as an engine makes it."""
+    """Each test has its own directory, as an engine makes it."""
 
     def reach(self, root: Path, scratch: Path) -> AbstractContextManager[TaskDir]:
-        """The way to the directory `root`. `scratch`: a place for whatever that needs."""
+        """The implementation under test on the directory `root`. `scratch`: a directory for its own files."""
         raise NotImplementedError
 
     @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ class TaskDirSuite:
             yield
 
     def arrive(self) -> None:
-        """Everything that is there now can be read."""
+        """Waits until everything that is there now can be read."""
         assert self.dir.catch_up(WAIT)
 
     def write(self, path: str, data: bytes) -> None:
@@ -97,7 +97,7 @@ class TaskDirSuite:
         return formats.StagedCheckpoint(number=number, generation=1, name="step-1", how="sdk", files=listed)
 
     def files(self, digest: str) -> dict[str, bytes | str]:
-        """What a stored tree holds."""
+        """The content of a stored tree."""
         tree = self.blobs.tree(digest)
         return {
             file.path: file.link if file.link is not None else self.blobs.path(file.sha256).read_bytes()
@@ -167,7 +167,7 @@ class TaskDirSuite:
         assert offset == self.dir.size(layout.JOURNAL) == (self.root / layout.JOURNAL).stat().st_size
 
     def test_what_was_taken_back_is_not_read(self) -> None:
-        """A line that did not fit on the disk is truncated, and another one written in its place."""
+        """A line that did not fit on the disk is truncated, and another one is written in its place."""
         self.write(layout.JOURNAL, b'{"k":"one"}\n{"k":"a long one that does not f')
         self.arrive()
         os.truncate(self.root / layout.JOURNAL, 12)
@@ -204,7 +204,7 @@ class TaskDirSuite:
         assert self.dir.list(layout.LOG) == ["000000.log", "000003.log", "000004.log"]
 
     def test_much_at_once(self) -> None:
-        """More than goes into one answer; every line of the log before the journal's entry."""
+        """More than fits into one answer. Every line of the log comes before the journal's entry."""
         line = b"o 1700000000000 " + b"x" * 1000 + b"\n"
         for number in range(4):
             self.write(layout.segment(number), line * 4000)
@@ -244,7 +244,7 @@ class TaskDirSuite:
         with suppress(UnsafePath):
             assert self.dir.list(layout.LOG) == []
 
-    def test_pipes_and_directories_hold_nobody_up(self) -> None:
+    def test_pipes_and_directories_do_not_block(self) -> None:
         os.mkfifo(self.root / layout.STATUS)
         (self.root / layout.JOURNAL).mkdir()
         os.mkfifo(self.root / layout.segment(0))
@@ -361,7 +361,7 @@ class TaskDirSuite:
         assert not (self.root / layout.staged(1)).exists()
 
     def test_a_checkpoint_is_carried_again(self) -> None:
-        """The server was killed between carrying and recording."""
+        """The server was killed between transfer and recording."""
         staged = self.stage({"a": b"one", "b": b"two"})
         assert carry_checkpoint(self.dir, staged, self.blobs) == carry_checkpoint(
             self.dir, staged, self.blobs

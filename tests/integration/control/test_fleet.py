@@ -327,7 +327,7 @@ def test_resizing_in_place_frees_room_for_others(rig: Rig) -> None:
 
 def test_resizing_by_restart_says_so(rig: Rig) -> None:
     lab = rig.add("lab")
-    lab.grown = "the node has no room for it"
+    lab.resize_problem = "the node has no room for it"
     row = rig.submit("hang", "train", cluster="lab")
     rig.until(row.id, "running")
     answer = rig.controller.resize(row.id, cpu=2.0, memory=None)

@@ -110,7 +110,7 @@ def test_what_was_deleted_does_not_count(images: Images, whiteout: str) -> None:
 
 @pytest.mark.parametrize("user", ["nobody-here", "odd", "short", "app:none"])
 def test_unknown_names(images: Images, user: str) -> None:
-    with pytest.raises(ImageError, match="whose number is not known") as caught:
+    with pytest.raises(ImageError, match="whose numeric id is not known") as caught:
         images.account(user, LAYER)
     assert caught.value.hint == "Give the image a numeric USER, as in `USER 1000`."
 

@@ -82,14 +82,14 @@ def test_an_index(fake: Fake, registry: Registry) -> None:
     top = serve(fake, "many", {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
     config = registry.config(f"{fake.host}/team/app:many")
     assert config.reference.endswith(f":many@{top}") and config.digest == manifest["digest"]
-    with pytest.raises(ImageError, match="not there for linux/s390x") as caught:
+    with pytest.raises(ImageError, match="not available for linux/s390x") as caught:
         registry.config(f"{fake.host}/team/app:many", platforms=["linux/s390x"])
-    assert caught.value.hint == "It is there for linux/amd64, linux/arm64."
+    assert caught.value.hint == "It is available for linux/amd64, linux/arm64."
 
 
 def test_one_platform_that_is_another(fake: Fake, registry: Registry) -> None:
     fake.serve_image()
-    with pytest.raises(ImageError, match="not there for linux/arm64"):
+    with pytest.raises(ImageError, match="not available for linux/arm64"):
         registry.config(f"{fake.host}/team/app:1", platforms=["linux/arm64"])
 
 

@@ -78,7 +78,7 @@ def restore(ctx: Context, *, path: str | None, stop_server: bool, as_json: bool)
     if as_json:
         ctx.json(report)
         return 0
-    _say_restored(ctx, report)
+    _print_restored(ctx, report)
     return 0
 
 
@@ -98,7 +98,7 @@ def _restore_first(ctx: Context, paths: list[Path]) -> Json:
     raise AssertionError("no copy was named")
 
 
-def _say_restored(ctx: Context, report: Json) -> None:
+def _print_restored(ctx: Context, report: Json) -> None:
     runs = "?" if report["runs"] is None else units.plural(report["runs"], "run")
     ctx.note(
         f"restored from {terminal.safe(report['from'])}: {runs}, made {units.age(report['made_at'])} ago"
@@ -170,8 +170,8 @@ _SUBS = (
     Command(
         "restore",
         restore,
-        summary="bring the home back from a copy, and say which runs it does not know",
-        help="Bring the home back from a copy (default: of those in the home with the most runs, the newest). The "
+        summary="restore the home from a copy, and list runs that the copy does not know",
+        help="Restore the home from a copy (default: of those in the home with the most runs, the newest). The "
         "server must be stopped. The old database is moved aside, not deleted. Tasks go on. Runs that were acknowledged "
         "after the copy was made are listed, and left alone.",
         arguments=[Argument("path", count=0, complete="file")],
@@ -202,7 +202,7 @@ COMMANDS = {
     "backup": Command(
         "backup",
         None,
-        summary="copy the whole home, and bring it back",
+        summary="copy the whole home, or restore it",
         help="Copies of the home: runs, logs, checkpoints, outputs. The database alone is also copied every hour.",
         subcommands=_SUBS,
     )

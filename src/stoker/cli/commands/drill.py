@@ -44,7 +44,7 @@ def drill(ctx: Context, *, run: str, how: str, task: str | None, timeout: str, a
     did, last_step = _inject(ctx, before, how, task)
     if not as_json:
         ctx.note(terminal.safe(did))
-    after = watcher.until_back(before, how, began + limit)
+    after = watcher.until_recovered(before, how, began + limit)
     report = judge(before, after, how, did, last_step, time.monotonic() - began, injected_at, task)
     if as_json:
         ctx.json(report)
@@ -110,7 +110,7 @@ class _Watcher:
     def skip_past(self) -> None:
         self._shown = len(self.ctx.client.events(self.run_id)["events"])
 
-    def until_back(self, before: Json, how: str, until: float) -> Json:
+    def until_recovered(self, before: Json, how: str, until: float) -> Json:
         while True:
             try:
                 run: Json = self.ctx.client.run(self.run_id)
@@ -120,7 +120,7 @@ class _Watcher:
                     raise
                 self.ctx.reconnect()
                 continue
-            over = _ended(run) or _is_back(before, run, how) or _loss_ignored(run, self.task)
+            over = _ended(run) or _is_recovered(before, run, how) or _loss_ignored(run, self.task)
             if over or time.monotonic() >= until:
                 self._show_events()
                 return run
@@ -148,7 +148,7 @@ def _body(run: Json) -> tuple[int, int]:
     return int(newest.get("number") or 0), int(newest.get("generation") or 0)
 
 
-def _is_back(before: Json, run: Json, how: str) -> bool:
+def _is_recovered(before: Json, run: Json, how: str) -> bool:
     if run["state"] != "running":
         return False
     if how == "server":
@@ -177,7 +177,7 @@ def _loss_ignored(run: Json, task: str | None) -> bool:
     return len(_tasks(run)) > 1 and rule == "ignore"
 
 
-def _came_back_alone(before: Json, after: Json, task: str | None) -> bool:
+def _recovered_alone(before: Json, after: Json, task: str | None) -> bool:
     """Whether that task alone has a new generation, so that the others never stopped."""
     if len(_tasks(after)) < 2 or _body(after)[0] != _body(before)[0]:
         return False
@@ -200,13 +200,13 @@ def judge(
     newest = (after.get("attempts") or [{}])[-1]
     same = _body(after) == _body(before)
     finished = how == "server" and after["state"] == "succeeded"
-    resumed = _is_back(before, after, how) or finished or (after["state"] == "succeeded" and not same)
+    resumed = _is_recovered(before, after, how) or finished or (after["state"] == "succeeded" and not same)
     checkpoint = newest.get("resumed_from") if not same else None
     known = {c["id"]: c for c in after.get("checkpoints") or []}
     from_step = known.get(checkpoint, {}).get("step") if checkpoint else None
     kept_going = same and resumed
     loss_ignored = same and not resumed and _loss_ignored(after, task)
-    alone = resumed and _came_back_alone(before, after, task)
+    alone = resumed and _recovered_alone(before, after, task)
     lost = (
         None
         if last_step is None or kept_going or alone

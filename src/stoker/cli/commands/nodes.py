@@ -29,12 +29,12 @@ def nodes(ctx: Context, *, as_json: bool) -> int:
     for line in table(columns, rows, fit=ctx.columns, color=ctx.out_color):
         ctx.print(line)
     for node in answer["nodes"]:
-        for line in (*_gpus(node), *_asides(node)):
+        for line in (*_gpus(node), *_set_aside(node)):
             ctx.print(line)
     return 0
 
 
-def _asides(node: dict[str, Any]) -> list[str]:
+def _set_aside(node: dict[str, Any]) -> list[str]:
     """Nodes and GPUs that too many tasks failed on: the scheduler avoids them or uses them last."""
     lines = []
     for aside in node.get("set_aside") or []:

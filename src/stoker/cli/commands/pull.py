@@ -44,7 +44,7 @@ def pull(
     plans = plan_all(folder, files, force=force)
     total = sum(plan.size for plan in plans)
     download = Download(ctx, run_id, what, chosen, total)
-    download.bring(plans)
+    download.fetch(plans)
     if as_json:
         ctx.json([{"path": str(plan.target), "size": plan.size, "sha256": plan.sha256} for plan in plans])
         return 0
@@ -60,11 +60,11 @@ def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     kept = [c for c in run.get("checkpoints") or [] if c.get("kept", True)]
     kept.sort(key=lambda c: c.get("created_at") or 0)
     refused = refusals.of_run(run)
-    said = terminal.safe(refused.summary)
+    reason = terminal.safe(refused.summary)
     if not kept:
         raise NotFound(
-            f"{run['id']} has no checkpoints" + (f": {said}" if said else ""),
-            hint=terminal.safe(refused.hint) if said else "Write them to $STOKER_CHECKPOINT_DIR.",
+            f"{run['id']} has no checkpoints" + (f": {reason}" if reason else ""),
+            hint=terminal.safe(refused.hint) if reason else "Write them to $STOKER_CHECKPOINT_DIR.",
             details={"what": "checkpoint", "refused": refused.reasons},
         )
     if wanted is None:
@@ -74,7 +74,7 @@ def _checkpoint(run: dict[str, Any], wanted: str | None) -> str:
     if not found:
         names = ", ".join(terminal.safe(c["id"]) for c in kept[-5:])
         raise NotFound(
-            f"{run['id']} keeps no checkpoint {wanted!r}" + (f"; {said}" if said else ""),
+            f"{run['id']} keeps no checkpoint {wanted!r}" + (f"; {reason}" if reason else ""),
             hint=f"Kept: {names}.",
             details={"what": "checkpoint"},
         )
@@ -93,8 +93,8 @@ COMMANDS = {
     "pull": Command(
         "pull",
         pull,
-        summary="bring outputs, checkpoints or logs to a folder",
-        help="Bring a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
+        summary="download outputs, checkpoints or logs to a folder",
+        help="Download a run's outputs, a checkpoint or its logs to a folder (default: ./RUN/WHAT). Every file is checked "
         "against its SHA-256; damaged and missing files are listed after the others have arrived. An interrupted "
         "pull continues when it is repeated. Logs come as "
         "they are kept: stream (o, e, or s for Stoker's own; upper-case: the line goes on), milliseconds since the epoch, "
@@ -105,7 +105,7 @@ COMMANDS = {
                 "--what",
                 kind=WHAT,
                 default="outputs",
-                help="What to bring: outputs (default), checkpoints or logs.",
+                help="What to download: outputs (default), checkpoints or logs.",
             ),
             Option(
                 "--checkpoint", metavar="ID", help="Which checkpoint, by id or name; default: the newest."

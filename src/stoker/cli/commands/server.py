@@ -21,7 +21,7 @@ def start(ctx: Context, *, anew: bool = False, as_json: bool) -> int:
     from stoker.client import local
 
     if anew:
-        _put_aside(ctx)
+        _move_aside(ctx)
     before = local.running(ctx.home)
     record = before or local.start(ctx.home)
     if as_json:
@@ -37,12 +37,12 @@ def start(ctx: Context, *, anew: bool = False, as_json: bool) -> int:
     return 0
 
 
-def _put_aside(ctx: Context) -> None:
-    from stoker.cli.new_database import begin_anew  # lazy: rarely needed
+def _move_aside(ctx: Context) -> None:
+    from stoker.cli.new_database import move_aside_all  # lazy: rarely needed
 
     if has_no_database(facts(ctx)):
         stop_server(ctx)
-    aside = begin_anew(ctx.home)
+    aside = move_aside_all(ctx.home)
     if aside is not None:
         ctx.note(f"what was left of the lost database is in {terminal.safe(str(aside))}")
 

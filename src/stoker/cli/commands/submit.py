@@ -39,7 +39,7 @@ def submit(
     base = Path() if file == "-" else Path(file).absolute().parent
     folders = import_files.volumes(volume)
     if is_foreign(data):
-        found = import_files.understood(ctx, data, source, sets=sets, volumes=folders, lenient=lenient)
+        found = import_files.read_jobs(ctx, data, source, sets=sets, volumes=folders, lenient=lenient)
         if dry_run:
             return import_files.dry_run(ctx, found, secret=secret, as_json=as_json)
         return import_files.submit(
@@ -53,7 +53,7 @@ def submit(
             quiet=quiet,
             as_json=as_json,
         )
-    _only_foreign(lenient, folders)
+    _refuse_foreign_flags(lenient, folders)
     job = parse_job(data, source=source, overrides=sets, folder=base)
     tree, secrets = import_files.with_secrets(ctx, job, secret)
     workdir = submit_flow.workdir_of(base, tree)
@@ -64,7 +64,7 @@ def submit(
     return submit_flow.deliver(ctx, answer, detach=detach, as_json=as_json, quiet=quiet)
 
 
-def _only_foreign(lenient: bool, volumes: Mapping[str, str]) -> None:
+def _refuse_foreign_flags(lenient: bool, volumes: Mapping[str, str]) -> None:
     if lenient or volumes:
         flag = "--lenient" if lenient else "--volume"
         raise UsageMistake(

@@ -133,9 +133,9 @@ def _checkpoint(services: Services, run: RunRow, checkpoint: str | None) -> str:
     if not checkpoint:
         if not kept:
             refused = refusals.read(run.warnings)
-            said = f": {refused.summary}" if refused.summary else ""
+            reason = f": {refused.summary}" if refused.summary else ""
             raise NotFound(
-                f"{run.id} has no stored checkpoint{said}", hint=refused.hint if refused.summary else None
+                f"{run.id} has no stored checkpoint{reason}", hint=refused.hint if refused.summary else None
             )
         return kept[-1].digest
     for row in kept:

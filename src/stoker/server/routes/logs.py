@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from stoker.server.log_stream import Wanted, lines
+from stoker.server.log_stream import LogQuery, lines
 from stoker.server.routes import run_of, services_of
 
 router = APIRouter(prefix="/api/v1/runs/{run}/logs")
@@ -27,7 +27,7 @@ async def logs(
 ) -> StreamingResponse:
     services = services_of(request)
     row = await run_in_threadpool(run_of, request, run)
-    wanted = Wanted(task=task, attempt=attempt, stream=stream, since=since, tail=tail)
+    wanted = LogQuery(task=task, attempt=attempt, stream=stream, since=since, tail=tail)
     return StreamingResponse(
         lines(services, row.id, wanted, follow=follow), media_type="application/x-ndjson"
     )

@@ -73,16 +73,16 @@ def world_view(attempt: AttemptRow, tasks: Sequence[Json], *, elastic: bool = Fa
 def _state(generation: int, tasks: Sequence[Json], size: int, elastic: bool) -> str:
     """`world of 4, generation 3; worker-2 was replaced once`. In an elastic world tasks may also have left and come
     back."""
-    said = [f"world of {size}, generation {generation}"]
+    parts = [f"world of {size}, generation {generation}"]
     for phase, verb in (("joining", "join"), ("leaving", "leave")):
         names = [task["name"] for task in tasks if task["phase"] == phase]
         if names:
-            said.append(f"{', '.join(names)} will {verb}")
+            parts.append(f"{', '.join(names)} will {verb}")
     for task in tasks:
         if (again := task["incarnation"] - 1) > 0:
             verb = "came back" if elastic else "was replaced"
-            said.append(f"{task['name']} {verb} {_times(again)}")
-    return "; ".join(said)
+            parts.append(f"{task['name']} {verb} {_times(again)}")
+    return "; ".join(parts)
 
 
 def _times(count: int) -> str:

@@ -98,7 +98,7 @@ def scaling_view(store: Store, run: RunRow, tasks: Sequence[Json]) -> Json | Non
     }
     if workers < 2:
         return view
-    for one in _single(store, run):
+    for one in _single_worker_runs(store, run):
         found = compare(here, workers, _speed(store, one.id), one.id)
         if found is not None:
             other = "" if one.command == run.command else "; that run had another command"
@@ -124,7 +124,7 @@ def _workers(job: Mapping[str, Any], tasks: Sequence[Json]) -> int:
     return len(training) * int(job.get("processes") or 1)
 
 
-def _single(store: Store, run: RunRow) -> list[RunRow]:
+def _single_worker_runs(store: Store, run: RunRow) -> list[RunRow]:
     """Earlier runs of one worker that succeeded, best match first: the same command, then the same name."""
     states = (str(RunState.SUCCEEDED),)
     named = store.runs(

@@ -50,23 +50,34 @@ def export(source: Source, kind: str) -> Exported:
     }
     if source.job.framework == "none":
         source = replace(source, job=source.job.model_copy(update={"framework": None}))
-    said = {"retries", "timeout", "name", "image", "run", "args", "env", "resources", "workers", "mounts"}
-    said |= {"grace", "secrets", "tags", "pod"} | (
+    expressed = {
+        "retries",
+        "timeout",
+        "name",
+        "image",
+        "run",
+        "args",
+        "env",
+        "resources",
+        "workers",
+        "mounts",
+    }
+    expressed |= {"grace", "secrets", "tags", "pod"} | (
         set() if kind == "job" else {"roles", "framework", "processes"}
     )
     if kind in ("job",):
-        said.add("on_loss")
+        expressed.add("on_loss")
     if kind in ("pytorchjob", "tfjob", "mpijob"):
-        said.add("start_within")
+        expressed.add("start_within")
     if source.job.inputs:
         hint = "Mount what the training reads: `mounts`, with a `pvc://CLAIM`."
         raise Refused(
             "`inputs` are fetched by Stoker and cannot be exported", hint=hint, details={"key": "inputs"}
         )
-    return Exported(makers[kind](source), tuple(_left_out(source.job, said)))
+    return Exported(makers[kind](source), tuple(_left_out(source.job, expressed)))
 
 
-def _left_out(job: Job, said: set[str]) -> list[str]:
+def _left_out(job: Job, expressed: set[str]) -> list[str]:
     """Keys that were set and are not in the manifest. Keys about Stoker's own scheduling mean nothing elsewhere."""
     nowhere = {
         "project",
@@ -80,7 +91,7 @@ def _left_out(job: Job, said: set[str]) -> list[str]:
         "warm",
     }
     mine, usual = job.to_json(), _DEFAULTS.to_json()
-    return [key for key in mine if key not in said | nowhere and mine[key] != usual.get(key)]
+    return [key for key in mine if key not in expressed | nowhere and mine[key] != usual.get(key)]
 
 
 def _job(source: Source) -> Object:

@@ -58,7 +58,7 @@ class Dialect(Protocol):
         """An engine with one connection, outside the order of writers. Only for shared databases."""
         ...
 
-    def still_there(self) -> None:
+    def check_replaced(self) -> None:
         """Called before each write, cheap. Raises StoreDamaged when the open file is no longer the one at the path."""
         ...
 

@@ -105,7 +105,7 @@ class PostgresDialect:
     def apart(self) -> Engine:
         return self._engine(lambda driver: _execute(driver, _PLAIN), size=1)
 
-    def still_there(self) -> None:
+    def check_replaced(self) -> None:
         """Nothing: the statement that begins a transaction fails when the database is gone."""
 
     def verify(self, engine: Engine) -> None:

@@ -84,7 +84,7 @@ def _is_final(error: psycopg.Error) -> bool:
 def _first_line(error: psycopg.Error) -> str:
     lines = (error.diag.message_primary or str(error)).splitlines()
     # Of several refusals, one per address, the last one says most. Indented lines are advice.
-    said = [
+    lines_shown = [
         line.strip() for line in lines if line and not line[0].isspace() and not line.startswith("DETAIL")
     ]
-    return said[-1] if said else type(error).__name__
+    return lines_shown[-1] if lines_shown else type(error).__name__

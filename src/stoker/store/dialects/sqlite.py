@@ -106,7 +106,7 @@ class SqliteDialect:
     def apart(self) -> Engine:
         raise ValueError(f"{self.where} is not shared; a lock decides which server uses it")
 
-    def still_there(self) -> None:
+    def check_replaced(self) -> None:
         try:
             found = self.path.stat()
         except (FileNotFoundError, NotADirectoryError) as exc:
@@ -123,7 +123,7 @@ class SqliteDialect:
         log = files.read_log(self.path)
         if isinstance(log, str):
             raise damage(self.path, log)
-        self.still_there()
+        self.check_replaced()
         with _raw(engine) as connection:
             # A lock that another process holds shows here, not at the first submit.
             connection.execute("BEGIN IMMEDIATE")
@@ -207,7 +207,7 @@ class SqliteDialect:
         the old file open: it holds everything until this process ends. Writing has stopped, so that connection is
         free."""
         try:
-            self.still_there()
+            self.check_replaced()
         except StoreDamaged:
             if self._writer is None:
                 raise
