@@ -24,6 +24,7 @@ from typing import Any
 from stoker.client.ignore import ALWAYS, NAMES, IgnoreRules, read_rules, rules_above
 from stoker.errors import Refused, SpecError, TooLarge
 from stoker.spec.tree import CODE_BYTES, CODE_FILES, Tree, TreeFile, check_link, check_path
+from stoker.task.units import readable_size
 
 WARN_BYTES = 500 << 20
 RACY_NS = 2_000_000_000
@@ -204,17 +205,17 @@ class _Scanner:
     def _check_size(self) -> None:
         if self._total > CODE_BYTES:
             self._too_large(
-                f"the working directory holds {_human(self._total)}, more than {_human(CODE_BYTES)}"
+                f"the working directory holds {readable_size(self._total)}, more than {readable_size(CODE_BYTES)}"
             )
         if self._total > WARN_BYTES:
-            biggest = ", ".join(f"{name} ({_human(size)})" for name, size in self._biggest())
+            biggest = ", ".join(f"{name} ({readable_size(size)})" for name, size in self._biggest())
             self._warnings.append(
-                f"the working directory holds {_human(self._total)}; the largest: {biggest}; "
+                f"the working directory holds {readable_size(self._total)}; the largest: {biggest}; "
                 "list what the run does not need in .stokerignore"
             )
 
     def _too_large(self, text: str) -> None:
-        biggest = "; ".join(f"{name}: {_human(size)}" for name, size in self._biggest())
+        biggest = "; ".join(f"{name}: {readable_size(size)}" for name, size in self._biggest())
         raise TooLarge(
             f"{text}. The largest: {biggest}",
             hint="List what the run does not need in .stokerignore, one pattern per line.",
@@ -280,15 +281,6 @@ def _unreadable(path: str, exc: OSError) -> Refused:
         f"cannot read {path!r} in the working directory: {what}",
         hint="Make it readable, or add it to .stokerignore.",
     )
-
-
-def _human(size: int) -> str:
-    value = float(size)
-    for unit in ("bytes", "KB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
 
 
 def _cache_path(root: Path, cache: Path) -> Path:

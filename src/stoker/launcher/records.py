@@ -8,7 +8,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 from stoker.launcher import task_files
 from stoker.launcher.journal import Journal
 from stoker.launcher.telemetry.output_log import OutputLog
-from stoker.linux import syscalls
+from stoker.linux.process import boot_id
 from stoker.task import layout
 from stoker.task.formats import Ending, Status
 
@@ -20,7 +20,7 @@ class Records:
         self.directory = directory
         self.journal = Journal(directory)
         self.log = log
-        self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=syscalls.boot_id())
+        self.status = Status(phase="ready", launcher_pid=os.getpid(), boot_id=boot_id())
         self.status.version = task_files.version()
         self.status_due: Optional[float] = None
         """The latest time at which the status must be written."""

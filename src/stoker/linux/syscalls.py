@@ -95,10 +95,6 @@ def _error(what: str) -> OSError:
     return OSError(number, f"{what}: {os.strerror(number)} ({errno.errorcode.get(number, str(number))})")
 
 
-def boot_id() -> str:
-    return read_text("/proc/sys/kernel/random/boot_id").strip()
-
-
 def start_time(pid: int) -> Optional[int]:
     """Field 22 of /proc/PID/stat. Boot id, pid and start time together identify a process."""
     fields = stat_fields(pid)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.errors import SpecError
+from stoker.task.units import readable_size
 
 ANYWHERE: frozenset[str] = frozenset()
 """The tags of a task that may run on any node."""
@@ -307,20 +308,11 @@ def in_units(resource: str, amount: int) -> float:
 
 
 def amount_text(resource: str, amount: float) -> str:
-    """`4 GPUs`, `1 CPU`, `0.5 CPUs`, `8Gi of memory`. `amount` is in the units that users write."""
+    """`4 GPUs`, `1 CPU`, `0.5 CPUs`, `8 GiB of memory`. `amount` is in the units that users write."""
     if resource == "memory":
-        return f"{_binary(int(amount))} of memory"
+        return f"{readable_size(amount)} of memory"
     name = resource.upper()
     return f"{amount:g} {name}" if amount == 1 else f"{amount:g} {name}s"
-
-
-def _binary(size: int) -> str:
-    value, unit = float(size), ""
-    for larger in ("Ki", "Mi", "Gi", "Ti", "Pi"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{round(value, 1):g}{unit}" if unit else f"{size} bytes"
 
 
 _ROUNDING = 1e-6

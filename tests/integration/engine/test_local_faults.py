@@ -18,6 +18,7 @@ from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.errors import EngineUnavailable
 from stoker.launcher.forkserver import child
 from stoker.launcher.task_files import take_lock
+from stoker.linux import process
 from stoker.task.formats import TaskInfo
 
 SLEEP = "import time; print('up'); time.sleep(600)"
@@ -96,7 +97,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
             submitting = asyncio.create_task(box.engine.submit(Attempt("run-1", 1, (TaskPlan("worker-0"),))))
             await asyncio.wait([submitting], timeout=0.5)
             assert not submitting.done() and not box.record().exists()
-            recorded = child.record(str(box.record()), processes.boot_id(), earlier.pid)
+            recorded = child.record(str(box.record()), process.boot_id(), earlier.pid)
             handle = await submitting
             (seen,) = await box.engine.observe()
             assert seen.presence is Presence.ALIVE

@@ -322,7 +322,7 @@ def test_resizing_a_group(version: int, tmp_path: Path) -> None:
         )
     assert resize.resize(record, Isolation(), cpu=None, memory=45 << 20) is None
     reason = resize.resize(record, Isolation(), cpu=0.5, memory=41 << 20)
-    assert reason == "it uses 40 MiB now, which 41 MiB has no room for"
+    assert reason == "it uses 40 MiB now, too much for a limit of 41 MiB"
 
 
 def test_swap_goes_first_when_there_is_to_be_more(tmp_path: Path) -> None:

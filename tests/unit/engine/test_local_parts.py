@@ -25,6 +25,7 @@ from stoker.engine.local.tasks import directories, watcher
 from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.engine.local.tasks.task_info import render
 from stoker.errors import EngineError
+from stoker.linux import process
 from stoker.settings import Home, LocalSettings, Settings
 from stoker.task import formats
 from stoker.task.formats import TaskInfo
@@ -97,7 +98,7 @@ def seen(**more: Any) -> Seen:
             seen(used=int(2.1 * GIB), holders=((4_000_001, int(2.1 * GIB)),)),
             "2.1 GiB still held by pid 4000001",
         ),
-        (seen(used=3 * GIB), "3.0 GiB still held by no visible process"),
+        (seen(used=3 * GIB), "3 GiB still held by no visible process"),
         (seen(used=3 * GIB, graphics=int(2.5 * GIB)), ""),
         (seen(xid=79), "Xid 79"),
         (seen(uncorrected=2), "2 uncorrectable memory errors since the driver was loaded"),
@@ -220,7 +221,7 @@ def test_a_share_of_the_memory_is_kept_back() -> None:
 
 def test_a_process_is_itself_only_with_its_boot_and_start_time() -> None:
     start = int(processes.stat_fields(os.getpid())[19])
-    me = Identity(processes.boot_id(), os.getpid(), start)
+    me = Identity(process.boot_id(), os.getpid(), start)
     assert processes.is_alive(me, "")
     assert not processes.is_alive(Identity("another", me.pid, start), "")
     assert not processes.is_alive(Identity(me.boot_id, me.pid, start + 1), "")
@@ -379,7 +380,8 @@ def test_a_process_is_not_called_dead_for_want_of_descriptors() -> None:
     code = """
         import os, resource
         from stoker.engine.local.host import cgroups, processes
-        me = processes.Identity(processes.boot_id(), os.getpid(), int(processes.stat_fields(os.getpid())[19]))
+        from stoker.linux import process
+        me = processes.Identity(process.boot_id(), os.getpid(), int(processes.stat_fields(os.getpid())[19]))
         assert processes.is_alive(me, "")
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
         for ask in (lambda: processes.is_alive(me, ""), lambda: cgroups.procs({"procs": ["/sys/fs/cgroup/cgroup.procs"]})):

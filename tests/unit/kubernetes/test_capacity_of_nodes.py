@@ -165,3 +165,8 @@ def test_needs_count_the_courier() -> None:
 )
 def test_quantities(text: object, value: float) -> None:
     assert float(quantity.number(text)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.25, "0.25 CPU"), (64, "64 CPU"), (1280, "1280 CPU")])
+def test_cpus_in_a_message(value: float, shown: str) -> None:
+    assert quantity.show_cores(value) == shown

@@ -146,7 +146,7 @@ def test_an_overcommitted_node_recovers_as_runs_end():
     [
         ([Ask(gpu=4)], "asks for 4 GPUs; the largest node has 2"),
         ([Ask(cpu=8.5)], "asks for 8.5 CPUs; the largest node has 8"),
-        ([Ask(memory=20 * GI)], "asks for 20Gi of memory; the largest node has 16Gi"),
+        ([Ask(memory=20 * GI)], "asks for 20 GiB of memory; the largest node has 16 GiB"),
         ([Ask(cpu=8, gpu=2)], "asks for 8 CPUs and 2 GPUs on one node; no node has all of it"),
         ([Ask(gpu=1)] * 3, "asks for 3 tasks of 1 GPU at once; all nodes together hold 2"),
     ],

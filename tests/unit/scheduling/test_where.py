@@ -112,7 +112,7 @@ CLUSTERS = (
         (
             [Ask(memory=20 * GI, among=A100)],
             ("gpu-prod",),
-            "no node of pool a100 in cluster gpu-prod has 20Gi of memory; the largest has 16Gi",
+            "no node of pool a100 in cluster gpu-prod has 20 GiB of memory; the largest has 16 GiB",
         ),
         (
             [Ask(gpu=8, among=frozenset({"gpu-prod", "gpu-prod:gpu"}))],

@@ -200,7 +200,7 @@ def test_an_interrupted_pull_is_continued(
     (there / "d5/e2/00005.part").write_bytes(b"")
     requests.clear()
     code, said = pull(run)
-    assert code == 0 and "(1.0 MiB fetched)" in said, said
+    assert code == 0 and "(1 MiB fetched)" in said, said
     assert (requests["contents"], requests["content"]) == (0, 2)
     assert found_in(there) == contents
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from stoker.cli.rendering import terminal
+from stoker.task.units import readable_size
 
 
 def duration(seconds: float | None) -> str:
@@ -50,18 +51,7 @@ def clock(then: float | None, now: float | None = None) -> str:
 
 def size(count: float | None) -> str:
     """`512 B`, `1.5 GiB`"""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            return (
-                f"{value:.0f} {unit}"
-                if unit == "B" or value >= 100 or value == int(value)
-                else f"{value:.1f} {unit}"
-            )
-        value /= 1024
-    raise AssertionError("unreachable")
+    return "-" if count is None else readable_size(count)
 
 
 def number(value: Any) -> str:

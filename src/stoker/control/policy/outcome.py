@@ -10,6 +10,7 @@ from typing import Any
 from stoker.engine.base import Observation
 from stoker.spec.states import Cause, RunState
 from stoker.task.formats import Ending
+from stoker.task.units import readable_size
 
 _FULL = ("No space left on device", "Disk quota exceeded")
 """What a program says, in any language, when it dies of a full disk."""
@@ -181,9 +182,5 @@ def _signal_name(number: int) -> str:
 def _oom_text(ending: Ending) -> str:
     if not ending.limit:
         return "out of memory"
-    peak = f", peak {_mebibytes(ending.peak)}" if ending.peak else ""
-    return f"out of memory: limit {_mebibytes(ending.limit)}{peak}"
-
-
-def _mebibytes(size: int | None) -> str:
-    return f"{(size or 0) / (1 << 20):,.0f} MiB"
+    peak = f", peak {readable_size(ending.peak)}" if ending.peak else ""
+    return f"out of memory: limit {readable_size(ending.limit)}{peak}"

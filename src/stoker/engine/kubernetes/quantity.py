@@ -38,13 +38,5 @@ def size(text: object) -> int:
     return int(number(text))
 
 
-def show_size(value: int) -> str:
-    """For people: 8 GiB, 1.5 GiB, 96 MiB."""
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value} bytes"
-
-
 def show_cores(value: float) -> str:
-    return f"{value:.3g} CPU"
+    return f"{value:.3g} CPU" if value < 999.5 else f"{value:.0f} CPU"

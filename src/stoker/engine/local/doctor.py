@@ -19,7 +19,9 @@ from stoker.engine.local.host import capacity, isolation, processes
 from stoker.engine.local.host.gpus import Gpus
 from stoker.engine.local.host.isolation import Isolation
 from stoker.linux.inotify import Inotify
+from stoker.linux.process import boot_id
 from stoker.settings import Settings
+from stoker.task.units import readable_size
 
 LITTLE_DISK = 5 << 30
 LITTLE_SHM = 1 << 30
@@ -70,8 +72,8 @@ def _system() -> Iterator[Fact]:
         yield Fact("system", Health.WARN, text, "Linux 5.3 or newer has pidfds.")
     else:
         yield Fact("system", Health.OK, f"Linux {platform.release()}")
-    if processes.boot_id():
-        yield Fact("boot id", Health.OK, processes.boot_id())
+    if boot_id():
+        yield Fact("boot id", Health.OK, boot_id())
     else:
         text = "/proc/sys/kernel/random/boot_id cannot be read: a reboot of the machine is not recognised"
         yield Fact("boot id", Health.FAIL, text, "Mount /proc.")
@@ -91,7 +93,10 @@ def _resources(settings: Settings) -> Iterator[Fact]:
     yield Fact("cpu", Health.OK, f"{cores:g} cores for runs")
     status = Health.OK if memory >= 1 << 30 else Health.WARN
     yield Fact(
-        "memory", status, f"{_size(memory)} for runs", "" if status is Health.OK else "Stop other programs."
+        "memory",
+        status,
+        f"{readable_size(memory)} for runs",
+        "" if status is Health.OK else "Stop other programs.",
     )
 
 
@@ -119,7 +124,7 @@ def _gpus() -> Iterator[Fact]:
     elif not found:
         yield Fact("gpu", Health.OK, "none")
     for gpu in found:
-        text = f"{gpu.model}, {_size(gpu.memory)}"
+        text = f"{gpu.model}, {readable_size(gpu.memory)}"
         if gpu.healthy:
             yield Fact(f"gpu {gpu.index}", Health.OK, text)
         else:
@@ -140,13 +145,15 @@ def _disk(home: Path) -> Iterator[Fact]:
     usage = shutil.disk_usage(existing)
     enough = usage.free >= LITTLE_DISK
     fix = "" if enough else "Make room, or set STOKER_HOME to a bigger disk."
-    yield Fact("disk", Health.OK if enough else Health.WARN, f"{_size(usage.free)} free for {home}", fix)
+    yield Fact(
+        "disk", Health.OK if enough else Health.WARN, f"{readable_size(usage.free)} free for {home}", fix
+    )
     shm = Path("/dev/shm")
     if shm.is_dir():
         total = shutil.disk_usage(shm).total
         enough = total >= LITTLE_SHM
         fix = "" if enough else "In a container: --shm-size=2g. Otherwise: mount -o remount,size=2G /dev/shm."
-        text = f"{_size(total)} in /dev/shm" + (
+        text = f"{readable_size(total)} in /dev/shm" + (
             "" if enough else ": data loaders with workers may die with a bus error"
         )
         yield Fact("shared memory", Health.OK if enough else Health.WARN, text, fix)
@@ -219,7 +226,3 @@ def _synchronised() -> bool | None:
 def _sysctl(path: str) -> int:
     text = processes.read_text(path).strip()
     return int(text) if text.isdigit() else 0
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"

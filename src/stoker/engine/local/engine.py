@@ -32,6 +32,7 @@ from stoker.engine.local.tasks.starter import Starter
 from stoker.engine.local.tasks.task_info import group_name, render
 from stoker.engine.local.tasks.terminator import Terminator
 from stoker.errors import Conflict, EngineError, EngineUnavailable, NotFound, Refused
+from stoker.linux.process import boot_id
 from stoker.settings import Settings
 from stoker.spec import Job, refuse_unsupported
 from stoker.task.formats import TaskInfo
@@ -111,7 +112,7 @@ class LocalEngine:
             memory=host_capacity.memory(self.settings.local),
             gpus=tuple(gpus),
             isolation=self._starter.isolation.summary(),
-            boot_id=processes.boot_id(),
+            boot_id=boot_id(),
             tags=frozenset({self.name}),
         )
         return [node]

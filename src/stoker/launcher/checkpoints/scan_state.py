@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from stoker.launcher.checkpoints import snapshot, stager
+from stoker.linux.process import boot_id
 from stoker.task import checkpoint_names, formats, layout
 
 _BEFORE = "scan.jsonl"
@@ -181,11 +182,3 @@ class ScanState:
                 os.fsync(self._fd)
         except OSError:
             return
-
-
-def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -28,6 +28,7 @@ from typing import Any, Dict, List, Optional
 from stoker.launcher import bundle
 from stoker.launcher.forkserver import child
 from stoker.linux import syscalls
+from stoker.linux.process import boot_id
 from stoker.task import formats
 
 
@@ -50,7 +51,7 @@ class ForkServer:
     def __init__(self, fd: int, bundle_path: Optional[str]) -> None:
         self.fd = fd
         self.bundle = bundle_path
-        self.boot_id = syscalls.boot_id()
+        self.boot_id = boot_id()
         self._input = b""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)

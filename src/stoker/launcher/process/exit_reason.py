@@ -10,6 +10,7 @@ from typing import Any, Iterable, List, Mapping, Optional
 
 from stoker.launcher.process.spawn import CannotStart
 from stoker.task.formats import Ending, Order
+from stoker.task.units import readable_size
 
 PEER = "peer"
 """The other processes were ended because one had failed; its end is the body's."""
@@ -177,9 +178,4 @@ def _outcome(result: Ending) -> str:
 
 
 def _bytes(count: Optional[int]) -> str:
-    if count is None:
-        return "unknown size"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} bytes"
+    return "unknown size" if count is None else readable_size(count)

@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from stoker.launcher.process.process_tree import ProcessTree
 from stoker.launcher.telemetry.shared_memory import SharedMemory
 from stoker.linux import syscalls
+from stoker.linux.process import boot_id
 
 QUICK = 0.05
 """The exact memory of a tree is read with every sample if that takes at most this long (seconds): the kernel walks all pages for
@@ -84,7 +85,7 @@ class Cgroup:
             info = os.stat(self._memory) if self._memory else None
         except OSError:
             return ""
-        return "" if info is None else f"{syscalls.boot_id()} {info.st_dev} {info.st_ino}"
+        return "" if info is None else f"{boot_id()} {info.st_dev} {info.st_ino}"
 
     def memory(self) -> Optional[int]:
         """Bytes in use, without the file cache that the kernel drops first."""

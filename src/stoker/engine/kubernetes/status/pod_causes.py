@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker.engine.kubernetes.quantity import show_size, size
+from stoker.engine.kubernetes.quantity import size
 from stoker.engine.kubernetes.status import image_errors, unschedulable
 from stoker.spec.states import Cause
+from stoker.task.units import readable_size
 
 Object = Mapping[str, Any]
 
@@ -145,7 +146,7 @@ def _evicted(name: str, message: str) -> PodFinding:
         )
     if "ephemeral" in message or "EmptyDir" in message:
         limit = re.search(r"\"([0-9][\w.]*)\"|containers ([0-9]\w*)", message)
-        words = f" ({show_size(size(limit[1] or limit[2]))})" if limit else ""
+        words = f" ({readable_size(size(limit[1] or limit[2]))})" if limit else ""
         return PodFinding(
             f"pod {name} was evicted: it used more disk than it may{words}; raise `resources.disk`{_after(message)}",
             Cause.DISK,
@@ -194,7 +195,7 @@ def _by_container(pod: Object, name: str) -> PodFinding | None:
     )
     if reason == "OOMKilled":
         limit = memory_limit(pod)
-        words = f" (limit {show_size(limit)})" if limit else ""
+        words = f" (limit {readable_size(limit)})" if limit else ""
         return PodFinding(
             f"container main of pod {name} ran out of memory{words}", Cause.OOM, evidence=_limit(limit)
         )

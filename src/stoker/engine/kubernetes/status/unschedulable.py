@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.engine.kubernetes.quantity import cores, number, show_cores, show_size, size
+from stoker.engine.kubernetes.quantity import cores, number, show_cores, size
+from stoker.task.units import readable_size
 
 Object = Mapping[str, Any]
 
@@ -142,7 +143,7 @@ def _resource(name: str) -> str:
 def _amount(name: str, amount: float) -> str:
     if name == "cpu":
         return show_cores(amount)
-    return show_size(int(amount)) if name in ("memory", "ephemeral-storage") else f"{amount:g}"
+    return readable_size(int(amount)) if name in ("memory", "ephemeral-storage") else f"{amount:g}"
 
 
 def _unit(name: str) -> str:

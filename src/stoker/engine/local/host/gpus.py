@@ -15,6 +15,7 @@ from typing import Any
 
 from stoker.engine.base import Gpu
 from stoker.engine.local.host import processes
+from stoker.task.units import readable_size
 
 log = logging.getLogger(__name__)
 
@@ -204,15 +205,11 @@ def _held(seen: Seen) -> str:
     if seen.holders and seen.used >= HELD_BY_PROCESS:
         pid, size = max(seen.holders, key=lambda holder: holder[1])
         name = processes.read_text(f"/proc/{pid}/comm").strip()
-        return f"{_size(size or seen.used)} still held by pid {pid}" + (f" ({name})" if name else "")
+        return f"{readable_size(size or seen.used)} still held by pid {pid}" + (f" ({name})" if name else "")
     free_of_desktop = seen.used - seen.graphics
     if not seen.holders and free_of_desktop >= HELD_WITHOUT_PROCESS:
-        return f"{_size(free_of_desktop)} still held by no visible process"
+        return f"{readable_size(free_of_desktop)} still held by no visible process"
     return ""
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 100 << 20 else f"{size >> 20} MiB"
 
 
 def _text(value: Any) -> str:

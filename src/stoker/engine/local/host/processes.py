@@ -10,9 +10,10 @@ import stat
 import sys
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+from stoker.linux.process import boot_id
 
 LINUX = sys.platform.startswith("linux")
 SHORT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -46,12 +47,6 @@ def identity_of(pid: int) -> Identity | None:
     """The identity of a living process; None: there is none."""
     fields = stat_fields(pid) if pid > 1 else []
     return Identity(boot_id(), pid, int(fields[19])) if fields and fields[0] not in _DEAD else None
-
-
-@cache
-def boot_id() -> str:
-    """Another one after every restart of the machine; empty where the system has none."""
-    return read_text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def is_alive(identity: Identity, lock: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from stoker.engine.local.host import cgroups, processes
 from stoker.engine.local.host.isolation import Isolation
 from stoker.linux import cgroup_paths
+from stoker.task.units import readable_size
 
 ROOM = 0.95
 """The largest share of its new limit that a task may already use: it continues to allocate meanwhile."""
@@ -57,4 +58,4 @@ def _too_small(version: int, directory: str, memory: int) -> str | None:
     used = cgroups.memory_in_use(version, directory)
     if used is None or used <= memory * ROOM:
         return None
-    return f"it uses {used >> 20} MiB now, which {memory >> 20} MiB has no room for"
+    return f"it uses {readable_size(used)} now, too much for a limit of {readable_size(memory)}"

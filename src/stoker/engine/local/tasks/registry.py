@@ -28,6 +28,7 @@ from stoker.engine.local.tasks import directories
 from stoker.engine.local.tasks.directories import TaskPlace
 from stoker.engine.local.tasks.records import TaskRecord, TaskRecords, of_earlier_version
 from stoker.engine.local.tasks.task_info import group_name
+from stoker.linux.process import boot_id
 from stoker.task import layout
 from stoker.task.formats import TaskInfo
 
@@ -232,7 +233,7 @@ def settle(dead: list[LocalTask]) -> None:
         if known.identity is None:
             if not known.unidentified:
                 known.proof = NEVER_STARTED
-        elif known.identity.boot_id != processes.boot_id():
+        elif known.identity.boot_id != boot_id():
             _prove(known, RESTARTED)
     _kill_leftovers([known for known in dead if not known.proof])
 
