@@ -14,6 +14,7 @@ safe_open         opens files beneath a directory that user code owns
 fencing           when a body may start, a record counts and a lost task is replaced
 courier_protocol  what goes between the server and a courier in a pod
 container_layout  where Stoker's code lies in a user's container
+units             sizes in messages
 
 Standard library only, Python 3.9: this package is copied into other people's images.
 """
