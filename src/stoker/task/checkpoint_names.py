@@ -39,23 +39,23 @@ POINTERS = {"checkpoint", "latest", "latest_checkpointed_iteration.txt"}
 
 
 def is_temporary(name: str) -> bool:
-    """Names that never count: somebody is still writing, or it is hidden."""
+    """Whether an entry never counts by its name: it is still being written, or hidden."""
     return name.startswith(".") or is_unfinished(name)
 
 
 def is_unfinished(name: str) -> bool:
-    """Names under which writers keep what is not ready. Inside a directory, hidden files may well be ready."""
+    """Whether a name is one that writers use for unfinished files. Inside a directory, hidden files may be finished."""
     return _UNFINISHED.search(name) is not None
 
 
 def meant(name: str) -> str:
-    """What something with a temporary name is probably going to be called."""
+    """The probable final name of an entry with a temporary name."""
     return _MADE_BY.sub("", _UNFINISHED.sub("", name)).lstrip(".") or name
 
 
 @functools.lru_cache(maxsize=65536)
 def unit_of(name: str) -> Optional[str]:
-    """The checkpoint that a top-level entry belongs to; None for what never is one."""
+    """The checkpoint that a top-level entry belongs to; None for an entry that never is one."""
     if is_temporary(name) or name in POINTERS or _SIDE.search(name):
         return None
     for pattern in (_TF_PART, _SHARD, _SHARD_INDEX):
@@ -66,21 +66,21 @@ def unit_of(name: str) -> Optional[str]:
 
 
 def is_weak(unit: str) -> bool:
-    """Text that may be a checkpoint of its own (`state.json`), or a note beside one (`config.json`).
+    """Whether it is text that may be a checkpoint (`state.json`) or a note beside one (`config.json`).
 
-    It is taken for a checkpoint only where nothing else in the directory is one.
+    It counts as a checkpoint only where nothing else in the directory is one.
     """
     return _WEAK.search(unit) is not None or is_note(unit)
 
 
 def is_note(unit: str) -> bool:
-    """Text that is weaker still: loggers write it in place, line by line or once at the start. Only one that was renamed
-    into place was meant to be a state."""
+    """Whether it is text of a kind that loggers write in place, line by line or once at the start. It counts as a checkpoint
+    only if it was renamed into place."""
     return _NOTE.search(unit) is not None
 
 
 def step_of(name: str) -> Optional[int]:
-    """The training step a name speaks of: `step-100`, `checkpoint-500`, `epoch=3-step=400.ckpt`, `ckpt-3`."""
+    """The training step in a name: `step-100`, `checkpoint-500`, `epoch=3-step=400.ckpt`, `ckpt-3`."""
     for pattern in _STEP:
         found = pattern.search(name)
         if found and len(found.group(1)) <= 15:
@@ -89,7 +89,7 @@ def step_of(name: str) -> Optional[int]:
 
 
 def group(names: Iterable[str]) -> Dict[str, List[str]]:
-    """Top-level entries by checkpoint. Members of each are sorted."""
+    """Top-level entries by checkpoint, sorted."""
     units: Dict[str, List[str]] = {}
     for name in names:
         unit = unit_of(name)
@@ -101,12 +101,12 @@ def group(names: Iterable[str]) -> Dict[str, List[str]]:
 
 
 def strong_units(units: Dict[str, List[str]]) -> Dict[str, List[str]]:
-    """Without notes beside checkpoints, where there are checkpoints."""
+    """The checkpoints without the notes beside them; only notes, if there is nothing else."""
     strong = {name: members for name, members in units.items() if not is_weak(name)}
     return strong or units
 
 
 def is_partial(members: List[str]) -> bool:
-    """A TensorFlow group whose index, which is written last, is not there yet."""
+    """Whether it is a TensorFlow group without its index, which is written last."""
     parts = [member for member in members if ".data-" in member and _TF_PART.match(member)]
     return bool(parts) and len(parts) == len(members)

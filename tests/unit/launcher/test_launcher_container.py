@@ -153,7 +153,7 @@ def test_a_body_nobody_saw_the_end_of(memory: exit_reason.Memory, kind: str) -> 
 
 
 def test_killed_at_the_limit_by_a_kernel_that_does_not_count() -> None:
-    facts = exit_reason.ExitFacts(status=9, squeezed=True, limit=64 << 20)
+    facts = exit_reason.ExitFacts(status=9, limit_reached=True, limit=64 << 20)
     assert exit_reason.ending(Order(1, 1, "run"), facts).kind == "oom"
     facts.status = 1 << 8
     assert exit_reason.ending(Order(1, 1, "run"), facts).kind == "exit"

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.launcher.telemetry.framing import BAR_EVERY, MAX_LINE, QUIET, Marked, Redactor, Stream
+from stoker.launcher.telemetry.framing import BAR_EVERY, MAX_LINE, QUIET, PrefixedStream, Redactor, Stream
 from stoker.task.formats import LogLine
 
 pieces = st.lists(st.binary(max_size=40), max_size=12)
@@ -125,7 +125,9 @@ class TestMarked:
     """Lines of several processes in one log."""
 
     def test_every_line_bears_the_mark(self) -> None:
-        records = feed(Marked("o", None, "[r3] "), [b"one\ntw", b"o\n", b"thr", b"ee"], every=QUIET * 3)
+        records = feed(
+            PrefixedStream("o", None, "[r3] "), [b"one\ntw", b"o\n", b"thr", b"ee"], every=QUIET * 3
+        )
         assert [(record.text, record.partial) for record in records] == [
             (b"[r3] one", False),
             (b"[r3] two", False),
@@ -135,13 +137,13 @@ class TestMarked:
     def test_a_long_line_becomes_several(self) -> None:
         text = b"x" * (2 * MAX_LINE + 5)
         for chunks in ([text + b"\n"], [text, b"\n"]):
-            records = feed(Marked("e", None, "[r0] "), chunks)
+            records = feed(PrefixedStream("e", None, "[r0] "), chunks)
             assert {record.partial for record in records} == {False}
             assert b"".join(record.text[len(b"[r0] ") :] for record in records) == text
             assert all(len(record.text) <= MAX_LINE + 5 for record in records)
 
     def test_a_bar_is_shown_now_and_then(self) -> None:
-        stream = Marked("o", None, "[r1] ")
+        stream = PrefixedStream("o", None, "[r1] ")
         out = stream.feed(b"\r 1%", 1, 0.0) + stream.flush(1, 1.0) + stream.feed(b"\r 2%", 1, 1.0)
         out += stream.flush(1, 1.0 + BAR_EVERY) + stream.feed(b"\r 3%\n", 1, 8.0)
         assert [record.text for record in decode(out)] == [b"[r1]  1%", b"[r1]  2%", b"[r1]  3%"]
@@ -149,7 +151,7 @@ class TestMarked:
     @given(pieces)
     def test_nothing_is_lost(self, chunks: list[bytes]) -> None:
         chunks = [chunk.replace(b"\r", b"") for chunk in chunks]
-        records = feed(Marked("o", None, ">"), chunks, every=QUIET * 2)
+        records = feed(PrefixedStream("o", None, ">"), chunks, every=QUIET * 2)
         text = b"".join(chunks)
         assert [record.text[1:] for record in records] == (text.split(b"\n") if text else [])[
             : None if text and not text.endswith(b"\n") else -1

@@ -108,7 +108,7 @@ class TestRemoteShell:
 
             thread = threading.Thread(target=pretend)
             thread.start()
-            with pytest.raises(rsh_protocol.Refused, match="has not the key"):
+            with pytest.raises(rsh_protocol.Refused, match="does not have the key"):
                 ask(Host("worker-0", "127.0.0.1", server.getsockname()[1], 1), "true", KEY)
             thread.join()
 

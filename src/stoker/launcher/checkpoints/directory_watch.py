@@ -1,4 +1,4 @@
-"""Sees what happens in a checkpoint directory, as it happens: by inotify, in the whole tree."""
+"""Changes in a checkpoint directory, reported by inotify for the whole tree."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _MASK = (
 
 class DirectoryChange(NamedTuple):
     entry: str
-    """The top-level entry it happened to or in."""
+    """The top-level entry that changed, or in which something changed."""
     kind: str
     """arrived (renamed into place) | created | written | closed | gone"""
     inside: bool
-    """It happened in a directory, not to the entry itself."""
+    """Whether the change was inside the entry, a directory, and not to the entry itself."""
 
 
 class DirectoryWatch:
-    """Watches one directory and everything in it. When the directory itself is deleted, so is the watch.
+    """Watches one directory and everything in it. The watch ends when the directory itself is deleted.
 
-    `overflowed`: the kernel dropped events, look at everything once. `blind`: it does not tell everything (no
-    inotify here, or more directories than it lets us watch), look at everything now and then.
+    `overflowed`: the kernel has dropped events, so one full scan is needed. `blind`: not all changes are reported (no inotify, or
+    more directories than the limit of watches), so regular full scans are needed.
     """
 
     def __init__(self, directory: str) -> None:
@@ -45,8 +45,8 @@ class DirectoryWatch:
         """By watch: the top-level entry ('' for the directory itself) and the path."""
         self._watches: Dict[str, int] = {}
         self._departed: Dict[int, str] = {}
-        """By cookie: directories that were renamed. One that arrives elsewhere in the tree keeps its watch, so
-        that no write inside it is missed; one that does not has left us."""
+        """By cookie: directories that were renamed. One that arrives elsewhere in the tree keeps its watch, so that no write
+        inside it is missed. Any other has left the tree."""
         try:
             self._inotify = inotify.Inotify()
             self._add(directory, "")
@@ -103,7 +103,7 @@ class DirectoryWatch:
         changes.append(DirectoryChange(entry, _kind(event.mask), bool(top)))
 
     def _add_tree(self, path: str, top: str) -> None:
-        """Directories only; the watch is set before looking inside, so that nothing slips through between."""
+        """Watch a directory and those in it. The watch is set before the directory is listed, so that no change is missed."""
         if not os.path.isdir(path) or os.path.islink(path):
             return
         try:

@@ -1,10 +1,9 @@
-"""Is anybody writing to these files?
+"""Finds files that a process has open for writing.
 
-Closing is the only sign that a writer gives when it is done with a file it writes in place, so a checkpoint
-that somebody still holds open for writing, or has mapped shared and writable, is not complete. The kernel knows:
-it grants a read lease on a file only while nobody can write to it. The lease is given back at once; a writer that
-comes in between waits for microseconds. Where there are no leases (some network filesystems, other people's
-files) the processes that we can see are looked through.
+A writer that writes a file in place shows only by closing it that it is done. So a checkpoint is not complete while a process
+has it open for writing, or mapped shared and writable. The kernel grants a read lease on a file only while no process can write
+to it. The lease is released at once; a writer that opens the file meanwhile waits for microseconds. Where there are no
+leases (some network file systems, files of other users), /proc is searched.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Identity = Tuple[int, int]
 
 
 def being_written(directory: str, members: Iterable[snapshot.FileState]) -> Set[int]:
-    """Inodes of those that are open for writing, in any process. What vanished meanwhile is passed over."""
+    """Inodes of those files that any process has open for writing. Files removed meanwhile are skipped."""
     found: Set[int] = set()
     unknown: Dict[Identity, int] = {}
     try:
@@ -51,11 +50,11 @@ def being_written(directory: str, members: Iterable[snapshot.FileState]) -> Set[
 
 
 def _has_writer(fd: int) -> Optional[bool]:
-    """None: leases cannot tell here."""
+    """Whether a process has the file open for writing; None where leases do not work."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return None
     try:
-        # Should somebody want to write just now, this is the signal we get: one that does nothing.
+        # A writer that opens the file now causes this signal, which has no effect.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as exc:
@@ -63,12 +62,12 @@ def _has_writer(fd: int) -> Optional[bool]:
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:
-        pass  # Somebody wanted to write: closing the descriptor gives the lease back.
+        pass  # A writer has opened the file; closing the descriptor releases the lease.
     return False
 
 
 def seen_in_processes(wanted: Set[Identity], proc: str = "/proc") -> Set[Identity]:
-    """Those of these files that a process we may look into has open for writing. None where there is no /proc."""
+    """Those of these files that a process has open for writing, as far as /proc shows it. Empty without /proc."""
     found: Set[Identity] = set()
     if not wanted:
         return found
@@ -77,7 +76,7 @@ def seen_in_processes(wanted: Set[Identity], proc: str = "/proc") -> Set[Identit
             _find_open(f"{proc}/{pid}", wanted, found)
             _find_mapped(f"{proc}/{pid}", wanted, found)
         except OSError:
-            # It ended while we looked, or belongs to somebody else.
+            # The process has ended, or belongs to another user.
             continue
     return found
 
@@ -114,5 +113,5 @@ def _find_mapped(process: str, wanted: Set[Identity], found: Set[Identity]) -> N
             fields = line.split(None, 5)
             if len(fields) < 6 or fields[1][1:2] != b"w" or fields[1][3:4] != b"s" or fields[4] == b"0":
                 continue
-            # Devices are not compared: some filesystems show another number here than stat does.
+            # Devices are not compared: for some file systems this number differs from that of stat.
             found.update(identity for identity in wanted if identity[1] == int(fields[4]))

@@ -1,9 +1,8 @@
-"""What a scanner has seen, kept so that the next one knows it: `scan.jsonl` among the staged copies.
+"""The state of a scanner, stored for the next one: `scan.jsonl` beside the staged copies.
 
-That a file was renamed into place, or was quiet while its writer lived, cannot be seen afterwards. After the
-launcher was killed, a new scanner on the same directory reads here what its predecessor saw. It lies beside the
-copies because they may outlive the rest of the directory. Only what it says of copies is forced to disk: after a power
-cut they count, and everything else has to be verified.
+That a file was renamed into place, or was quiet while its writer lived, cannot be seen afterwards. When the launcher was killed,
+the next scanner of the directory reads it here. The file is beside the copies because they may outlive the rest of the
+directory. Only records of copies are synced: after a power cut these count, and everything else has to be verified.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from stoker.linux.process import boot_id
 from stoker.task import checkpoint_names, formats, layout
 
 _BEFORE = "scan.jsonl"
-"""Where launchers of earlier versions wrote it."""
+"""The path in launchers of earlier versions."""
 _NUMBER = re.compile(r"^\d{6,}$")
 CARRIED = "carried"
-"""Kind of a journal's entry that only says which copy was carried away (see stoker.launcher.recovery)."""
+"""Kind of a journal entry that only names a copy that was transferred (see stoker.launcher.recovery)."""
 
 
 def key_of(signature: snapshot.Signature) -> str:
-    """A short name for the state that a checkpoint's files are in. Modes do not matter."""
+    """A short key for the state of a checkpoint's files, without their modes."""
     text = "\n".join(f"{m.ino} {m.size} {m.mtime_ns} {m.path}" for m in signature)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 class ScanState:
-    """Facts about one generation, and the numbers used in this task directory. One writer, the scanner."""
+    """What is known of one generation, and the numbers used in this task directory. The scanner is the only writer."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -42,24 +41,24 @@ class ScanState:
     def forget(self) -> None:
         self.generation = -1
         self.resumed = False
-        """An earlier scanner has begun this generation."""
+        """Whether an earlier scanner has begun this generation."""
         self.rebooted = False
         self.commits_offset = 0
         self.settled: Dict[str, str] = {}
-        """By name: the state that was there at the start, or has been dealt with."""
+        """By name: the state at the start, or at the last decision."""
         self.contents: Dict[str, str] = {}
-        """By name: what was last staged."""
+        """By name: digest of the last staged content."""
         self.refused: Set[str] = set()
-        """Contents that were rejected."""
+        """Names and contents that were rejected."""
         self.complete: Dict[str, Dict[str, str]] = {"renamed": {}, "quiet": {}}
-        """By kind and name: the state in which it was seen complete."""
+        """By sign and name: the state with that sign."""
         self.number = 0
         """The largest number used so far."""
         self.unjournaled: List[Dict[str, Any]] = []
-        """Staged copies that were never announced, oldest first."""
+        """Staged copies that are not in the journal, oldest first."""
 
     def load(self, generation: int) -> None:
-        """Read what is known about a generation and put the staging area in order."""
+        """Read what is known of a generation, and remove incomplete copies."""
         self.forget()
         self.generation = generation
         journaled = self._load_journal()
@@ -71,7 +70,7 @@ class ScanState:
                 number = int(record.get("number", 0))
                 if number not in journaled:
                     if number not in there or not self._whole(record):
-                        continue  # Its copy never got its name: it is as if it had not been made.
+                        continue  # Its copy was not renamed or is incomplete: it does not count.
                     waiting[number] = record
             if fact.get("generation") == generation:
                 self._learn(fact)
@@ -81,13 +80,13 @@ class ScanState:
         self.number = max([self.number, *there])
 
     def begin(self, settled: Dict[str, str], commits_offset: int) -> None:
-        """This generation starts with these files already there."""
+        """Record the files that are there when this generation starts."""
         self.settled.update(settled)
         self.commits_offset = commits_offset
         self._write("begin", settled=settled, commits=commits_offset, boot=boot_id())
 
     def seen(self, kind: str, name: str, key: str) -> None:
-        """`renamed` or `quiet`: complete in this state."""
+        """Record that a checkpoint was seen complete in this state. `kind`: `renamed` or `quiet`."""
         if self.complete[kind].get(name) != key:
             self.complete[kind][name] = key
             self._write(kind, name=name, key=key)
@@ -149,7 +148,7 @@ class ScanState:
             if _NUMBER.match(name):
                 found.append(int(name))
             elif not name.startswith(".") and f"{layout.STAGED}/{name}" != layout.SCAN:
-                # A copy that its scanner did not finish.
+                # A copy that was not finished.
                 stager.remove(os.path.join(area, name))
         return found
 
@@ -171,7 +170,7 @@ class ScanState:
                     yield from formats.parse_lines([line])
 
     def _write(self, kind: str, **fact: Any) -> None:
-        """A full disk loses a fact, not a checkpoint: what is not known has to be verified later."""
+        """Append a record. If the disk is full it is lost; then the checkpoint has to be verified later."""
         try:
             if self._fd is None:
                 path = os.path.join(self._directory, layout.SCAN)

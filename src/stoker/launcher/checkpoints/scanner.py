@@ -1,15 +1,15 @@
-"""Finding finished checkpoints while training goes on, and what is left of them when it does not.
+"""Finds complete checkpoints while the training runs, and after it has ended.
 
-The launcher sees what nobody sees later: renames, open files, and whether the writer was still alive. So it
-decides here which checkpoints are complete, copies them to `staged/` and writes them into the journal; whoever
-carries them away only reads. A checkpoint is complete, strongest sign first, when
+Only the launcher sees renames, open files, and whether the writer was still alive. So the scanner decides which checkpoints are
+complete, copies them to `staged/` and writes them into the journal; the server only reads. A checkpoint is complete, strongest
+sign first, when
 
-    sdk         the SDK said so
+    sdk         the SDK has declared it
     rename      it was renamed into place
-    quiet       its files have been quiet for some seconds, nobody has one open for writing, the writer lived on
+    quiet       its files were quiet for some seconds, no process has one open for writing, the writer was still alive
     verified    its format proves it: after a violent death, and for files that are overwritten too often to be quiet
 
-What is damaged is never offered, whatever the sign.
+A damaged checkpoint is never offered, whatever the sign.
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ from stoker.task import checkpoint_names, formats, layout
 RETRY_DISK = 30.0
 RETRY_FAILED = 60.0
 PENDING = 64
-"""Names that are told of checkpoints that are being written."""
+"""Largest number of names of unfinished checkpoints that are reported."""
 UNREADY = 60.0
-"""Seconds after which something with a temporary name counts as left behind, not as being written."""
+"""Seconds after which an entry with a temporary name counts as left behind, not as being written."""
 RESCAN = 1.0
-"""Seconds between looks where the kernel does not tell; more when one look takes long."""
+"""Seconds between two full scans where the kernel sends no events; more when a scan takes long."""
 
 
-Look = Tuple[Candidate, str, List[str], snapshot.Signature]
-"""A checkpoint, why it may be complete, its top-level entries and the state of its files."""
+Examined = Tuple[Candidate, str, List[str], snapshot.Signature]
+"""A candidate, the sign that it may be complete, its top-level entries and the state of its files."""
 
 
 class Scanner:
-    """Scans one task directory. All methods are called from one thread, the owner's; so is `journal`.
+    """Scans one task directory. All methods, and `journal`, are called from one thread, the owner's.
 
-    `begin` once per generation, then `poll` whenever `fileno` is readable or the time that `poll` returned (on
-    the scanner's clock) has come, for as long as processes of the task live; `finish` once they are all gone.
-    Valid after a crash at any point: a new scanner that begins the same generation and finishes it knows what
-    was seen, announces what was staged and not announced, and announces nothing twice. If `journal` raises
-    OSError (no room) the entry is kept and tried again. `near`: the server takes the copies out of this very
-    directory.
+    Call `begin` once per generation, then `poll` when `fileno` is readable or the time that `poll` returned (on the scanner's
+    clock) has come, while processes of the task live; `finish` when all of them have ended. After a crash at any point, a new
+    scanner that begins and finishes the same generation knows what was seen. It announces copies that were not announced, and
+    none twice. If `journal` raises OSError (the disk is full) the entry is kept and tried again. `near`: the server takes the
+    copies directly from this directory.
     """
 
     def __init__(
@@ -67,23 +66,23 @@ class Scanner:
         self._near = near
         self._generation = -1
         self._source = ""
-        self._units: Dict[str, Candidate] = {}
-        self._facts = ScanState(directory)
+        self._candidates: Dict[str, Candidate] = {}
+        self._state = ScanState(directory)
         self._commits = Commits(directory)
         self._watch: Optional[DirectoryWatch] = None
         self._rescan_at = 0.0
         self._arrived: Set[str] = set()
-        """Checkpoints of which something was renamed into place, not yet noted."""
+        """Candidates with an entry that was renamed into place, not yet recorded."""
         self._unfinished: Set[snapshot.State] = set()
-        """Files that had a temporary name at the last look: how a rename is known where the kernel does not tell."""
+        """Files that had a temporary name at the last scan: shows a rename where the kernel sends no events."""
         self._outbox: List[Dict[str, Any]] = []
-        """Entries that the journal has not taken yet, in order."""
-        self._unready: Dict[str, float] = {}
-        """Entries with temporary names that are being written, and when something last happened to them."""
+        """Entries not yet in the journal, in order."""
+        self._unfinished_entries: Dict[str, float] = {}
+        """Entries with temporary names that are being written, and the time of their last event."""
         self._warned = False
         self._too_many: Set[str] = set()
         self.scans = 0
-        """Looks at everything that there was to see, finished."""
+        """Number of finished scans."""
         self._wake_r, self._wake_w = (
             os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
         )
@@ -93,36 +92,36 @@ class Scanner:
         self._stager = stager.Stager(self._wake, os.path.join(directory, layout.TURNS) if near else "")
 
     def fileno(self) -> Optional[int]:
-        """Readable when there is something to do. None: this system cannot tell, go by the time."""
+        """Readable when there is something to do. None: the system has no events; `poll` tells the time of the next call."""
         return None if self._epoll is None else self._epoll.fileno()
 
     def begin(self, generation: int) -> None:
-        """Start scanning a generation. What is there already was restored, and is no news unless it changes."""
+        """Start scanning a generation. Files that are there already were restored; they count only when they change."""
         self._forget()
         self._stager.hurry(False)
         self._generation = generation
         self._source = os.path.join(self._directory, layout.checkpoints(generation))
         os.makedirs(self._source, exist_ok=True)
-        self._facts.load(generation)
-        for record in self._facts.unjournaled:
+        self._state.load(generation)
+        for record in self._state.unjournaled:
             self._announce({"k": "checkpoint", **record})
         self._watch = self._start_watch()
-        if self._facts.resumed:
-            self._commits.begin(generation, self._facts.commits_offset)
-            self._look_everywhere(self._clock())
+        if self._state.resumed:
+            self._commits.begin(generation, self._state.commits_offset)
+            self._rescan(self._clock())
         else:
             self._commits.begin(generation, None)
             there = self._entries().items()
             keys = {name: key_of(self._snapshot(members)) for name, members in there}
-            self._facts.begin(keys, self._commits.offset)
+            self._state.begin(keys, self._commits.offset)
 
     def poll(self, now: float) -> Optional[float]:
-        """Take in what happened, begin and finish copies. Returns when to call again at the latest; None: no hurry."""
+        """Process events, start and finish copies. Returns the latest time for the next call; None: no limit."""
         if self._watch is None:
             return None
         self._flush()
         looked = self._rescan_at
-        self._take_in(now)
+        self._update(now)
         self._collect(now)
         self._start_due(now)
         if self._watch is not None and (not self._watch.blind or self._rescan_at != looked):
@@ -130,54 +129,60 @@ class Scanner:
         return self._next_time(now)
 
     def pending(self) -> List[str]:
-        """Names of checkpoints that are being written, or not dealt with yet. At most `PENDING`."""
-        names = {unit.name for unit in self._units.values() if unit.due is not None or unit.job is not None}
+        """Names of checkpoints that are being written or not decided yet. At most `PENDING`."""
+        names = {
+            candidate.name
+            for candidate in self._candidates.values()
+            if candidate.due is not None or candidate.job is not None
+        }
         since = self._clock() - UNREADY
-        names |= {checkpoint_names.meant(entry) for entry, at in self._unready.items() if at > since}
+        names |= {
+            checkpoint_names.meant(entry) for entry, at in self._unfinished_entries.items() if at > since
+        }
         return sorted(names)[:PENDING]
 
     def finish(self, violent: bool) -> None:
-        """All processes are gone: settle everything. Returns when every copy has been made or refused.
+        """Decide about all candidates, when all processes have ended. Returns when every copy has been made or refused.
 
-        `violent`: killed, crashed, out of memory; what was written last may be torn.
+        `violent`: killed, crashed, out of memory; the last files may be torn.
         """
         if self._watch is None:
             return
         now = self._clock()
         self._stager.hurry(True)
-        self._take_in(now)
+        self._update(now)
         while self._stager.waiting:
             self._collect(now, wait=True)
-        self._stager.close()  # What is left is copied by a thread that has never given way to anybody.
-        self._settle(now, violent)
+        self._stager.close()  # The remaining copies are made by a new thread, with the normal priority.
+        self._decide_rest(now, violent)
         self._flush()
-        self._unready = {}
+        self._unfinished_entries = {}
         self.scans += 1
-        self._stager.close()  # The owner may fork next, and should do so without threads.
+        self._stager.close()  # The owner may fork next, which is safe only without threads.
 
     def close(self) -> None:
-        """Gives everything back. A copy under way is finished or dropped; nothing is announced any more."""
+        """Release all resources. A copy in progress is finished or dropped; nothing more is announced."""
         self._forget()
         self._stager.close()
-        self._facts.close()
+        self._state.close()
         if self._epoll is not None:
             self._epoll.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
 
-    # -- taking in -------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
-    def _take_in(self, now: float) -> None:
+    def _update(self, now: float) -> None:
         assert self._watch is not None
         if self._watch.overflowed or (self._watch.blind and now >= self._rescan_at):
             self._watch.overflowed = False
             if not self._watch.active:
-                # Others may have given instances back since; begin to see before looking.
+                # There may be free inotify instances again. The watch starts before the scan, so that nothing is missed.
                 self._watch = self._start_watch()
-            self._look_everywhere(now)
+            self._rescan(now)
         self._read_events(now)
         for commit in self._commits.read():
-            self._unit(checkpoint_names.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
+            self._candidate(checkpoint_names.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
 
     def _start_watch(self) -> DirectoryWatch:
         watch = DirectoryWatch(self._source)
@@ -186,139 +191,139 @@ class Scanner:
         return watch
 
     def _read_events(self, now: float) -> None:
-        """A rename is noted, because it cannot be seen later; but only if nothing was written since."""
+        """Process the kernel's events. A rename is recorded, because it cannot be seen later, unless there was a write since."""
         assert self._watch is not None
         for change in self._watch.read():
             name = checkpoint_names.unit_of(change.entry)
             if name is None:
-                self._note_unready(change, now)
+                self._note_unfinished(change, now)
                 continue
-            unit = self._unit(name)
-            unit.see(change, now)
+            candidate = self._candidate(name)
+            candidate.see(change, now)
             if change.kind == "arrived" and not change.inside:
                 self._arrived.add(name)
-            elif not unit.fresh and unit.job is None and unit.commit is None:
-                del self._units[name]
+            elif not candidate.fresh and candidate.job is None and candidate.commit is None:
+                del self._candidates[name]
         arrived, self._arrived = self._arrived, set()
-        looked = self._look_at({name: "rename" for name in arrived if self._unit(name).renamed}, now)
-        for unit, _, _, signature in looked:
-            self._facts.seen("renamed", unit.name, key_of(signature))
+        looked = self._examine({name: "rename" for name in arrived if self._candidate(name).renamed}, now)
+        for candidate, _, _, signature in looked:
+            self._state.seen("renamed", candidate.name, key_of(signature))
 
-    def _note_unready(self, change: DirectoryChange, now: float) -> None:
+    def _note_unfinished(self, change: DirectoryChange, now: float) -> None:
         if change.kind == "gone" and not change.inside:
-            self._unready.pop(change.entry, None)
+            self._unfinished_entries.pop(change.entry, None)
         elif checkpoint_names.is_unfinished(change.entry) and (
-            change.entry in self._unready or len(self._unready) < PENDING
+            change.entry in self._unfinished_entries or len(self._unfinished_entries) < PENDING
         ):
-            self._unready[change.entry] = now
+            self._unfinished_entries[change.entry] = now
 
-    def _look_everywhere(self, now: float) -> None:
-        """Compare everything with what is known: at the start, after lost events, and where there are none."""
+    def _rescan(self, now: float) -> None:
+        """Compare all entries with the known state: at the start, after lost events, and where there are no events."""
         started = time.monotonic()
         names = snapshot.entries(self._source)
         states = snapshot.states(self._source, names)
         for name, members in checkpoint_names.group(names).items():
             key = key_of(self._snapshot(members))
-            if key == self._facts.settled.get(name):
+            if key == self._state.settled.get(name):
                 continue
-            unit = self._unit(name)
-            if key != unit.key:
+            candidate = self._candidate(name)
+            if key != candidate.key:
                 moved = {m: "renamed" if states.get(m) in self._unfinished else "written" for m in members}
-                unit.look(moved, key, now)
-                if unit.renamed:
+                candidate.look(moved, key, now)
+                if candidate.renamed:
                     self._arrived.add(name)
         self._unfinished = {state for name, state in states.items() if checkpoint_names.is_temporary(name)}
         self._rescan_at = now + max(RESCAN, 20 * (time.monotonic() - started))
 
-    # -- deciding --------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------
 
     def _start_due(self, now: float) -> None:
         signs: Dict[str, str] = {}
-        for unit in self._units.values():
-            if unit.due is not None and unit.due <= now and unit.job is None:
-                sign = unit.sign(now)
+        for candidate in self._candidates.values():
+            if candidate.due is not None and candidate.due <= now and candidate.job is None:
+                sign = candidate.sign(now)
                 if sign is not None:
-                    signs[unit.name] = sign
-        for unit, sign, members, signature in self._look_at(signs, now):
+                    signs[candidate.name] = sign
+        for candidate, sign, members, signature in self._examine(signs, now):
             if sign == "quiet":
-                self._facts.seen("quiet", unit.name, key_of(signature))
-            self._submit(unit, sign, members, must_verify=sign == "verified")
+                self._state.seen("quiet", candidate.name, key_of(signature))
+            self._submit(candidate, sign, members, must_verify=sign == "verified")
 
-    def _look_at(self, signs: Dict[str, str], now: float) -> List[Look]:
-        """Those that are worth keeping, are not being written, and have not changed while we looked."""
+    def _examine(self, signs: Dict[str, str], now: float) -> List[Examined]:
+        """The eligible candidates that are not being written, and that did not change during the examination."""
         if not signs:
             return []
         entries = self._entries()
-        looked: List[Look] = []
+        looked: List[Examined] = []
         for name, sign in signs.items():
-            unit = self._unit(name)
+            candidate = self._candidate(name)
             members = entries.get(name, [name] if sign == "sdk" else [])
-            if self._worth(unit, members, entries):
+            if self._is_eligible(candidate, members, entries):
                 signature = self._snapshot(members)
                 if snapshot.counts(signature):
-                    looked.append((unit, sign, members, signature))
-        versions = {unit.name: unit.version for unit, *_ in looked}
+                    looked.append((candidate, sign, members, signature))
+        versions = {candidate.name: candidate.version for candidate, *_ in looked}
         writers = open_files.being_written(
             self._source,
             [member for _, sign, _, signature in looked if sign != "sdk" for member in signature],
         )
-        for unit, _, _, signature in looked:
+        for candidate, _, _, signature in looked:
             if any(member.ino in writers for member in signature):
-                unit.still_open(now)
-                unit.version += 1
+                candidate.still_open(now)
+                candidate.version += 1
         self._read_events(now)
         return [look for look in looked if look[0].version == versions[look[0].name]]
 
-    def _worth(self, unit: Candidate, members: List[str], entries: Dict[str, List[str]]) -> bool:
-        if unit.commit is not None:
+    def _is_eligible(self, candidate: Candidate, members: List[str], entries: Dict[str, List[str]]) -> bool:
+        if candidate.commit is not None:
             return True
-        if checkpoint_names.is_weak(unit.name) and unit.name not in checkpoint_names.strong_units(entries):
+        if snapshot.is_weak(candidate.name) and candidate.name not in checkpoint_names.strong_units(entries):
             return False
-        if checkpoint_names.is_note(unit.name) and not unit.renamed:
+        if snapshot.is_note(candidate.name) and not candidate.renamed:
             return False
         return bool(members) and not checkpoint_names.is_partial(members)
 
-    def _settle(self, now: float, violent: bool) -> None:
-        """Decide about everything that is not as it was when last dealt with, oldest first."""
+    def _decide_rest(self, now: float, violent: bool) -> None:
+        """Decide about every candidate that has changed since its last decision, oldest first."""
         entries = self._entries()
         pending = []
         for name, members in checkpoint_names.strong_units(entries).items():
             signature = self._snapshot(members)
             key = key_of(signature)
-            if checkpoint_names.is_note(name) and self._facts.complete["renamed"].get(name) != key:
+            if snapshot.is_note(name) and self._state.complete["renamed"].get(name) != key:
                 continue
-            if key != self._facts.settled.get(name) and snapshot.counts(signature):
+            if key != self._state.settled.get(name) and snapshot.counts(signature):
                 pending.append((max(member.mtime_ns for member in signature), name, members, key))
-        for unit in self._units.values():
-            if unit.commit is not None and all(unit.name != name for _, name, _, _ in pending):
-                pending.append((0, unit.name, entries.get(unit.name, [unit.name]), ""))
+        for candidate in self._candidates.values():
+            if candidate.commit is not None and all(candidate.name != name for _, name, _, _ in pending):
+                pending.append((0, candidate.name, entries.get(candidate.name, [candidate.name]), ""))
         for _, name, members, key in sorted(pending):
-            unit = self._unit(name)
-            how = self._last_sign(unit, key, violent)
-            self._submit(unit, how, members, must_verify=how == "verified", suspect=how == "verified")
+            candidate = self._candidate(name)
+            how = self._last_sign(candidate, key, violent)
+            self._submit(candidate, how, members, must_verify=how == "verified", suspect=how == "verified")
             while self._stager.waiting:
                 self._collect(now, wait=True)
 
-    def _last_sign(self, unit: Candidate, key: str, violent: bool) -> str:
-        if unit.commit is not None:
+    def _last_sign(self, candidate: Candidate, key: str, violent: bool) -> str:
+        if candidate.commit is not None:
             return "sdk"
-        # After a power cut the names may be there without the bytes.
-        trusted = not self._facts.rebooted
-        if trusted and self._facts.complete["renamed"].get(unit.name) == key:
+        # After a power cut a file may have its name but not its content.
+        trusted = not self._state.rebooted
+        if trusted and self._state.complete["renamed"].get(candidate.name) == key:
             return "rename"
-        if not violent or (trusted and self._facts.complete["quiet"].get(unit.name) == key):
+        if not violent or (trusted and self._state.complete["quiet"].get(candidate.name) == key):
             return "quiet"
         return "verified"
 
     # -- copying ---------------------------------------------------------------------------------------------
 
     def _submit(
-        self, unit: Candidate, how: str, members: List[str], *, must_verify: bool, suspect: bool = False
+        self, candidate: Candidate, how: str, members: List[str], *, must_verify: bool, suspect: bool = False
     ) -> None:
-        self._facts.number += 1
-        number = self._facts.number
-        unit.job = stager.StagingJob(
-            name=unit.name,
+        self._state.number += 1
+        number = self._state.number
+        candidate.job = stager.StagingJob(
+            name=candidate.name,
             members=members,
             how=how,
             source=self._source,
@@ -326,16 +331,16 @@ class Scanner:
             number=number,
             must_verify=must_verify,
             suspect=suspect,
-            pointer=snapshot.pointer(self._source, unit.name, members),
-            known=self._facts.contents.get(unit.name, ""),
+            pointer=snapshot.pointer(self._source, candidate.name, members),
+            known=self._state.contents.get(candidate.name, ""),
             hashed=not self._near,
-            patient=not unit.missed,
-            version=unit.version,
+            patient=not candidate.missed,
+            version=candidate.version,
         )
-        self._stager.submit(unit.job)
+        self._stager.submit(candidate.job)
 
     def _collect(self, now: float, *, wait: bool = False) -> None:
-        """Deal with copies that are done."""
+        """Process the outcomes of finished copies."""
         while True:
             outcome = self._stager.next_outcome(None if wait else 0.0)
             if outcome is None:
@@ -343,60 +348,60 @@ class Scanner:
             wait = False
             self._drain_wake()
             if self._watch is not None:
-                self._take_in(now)
+                self._update(now)
             self._conclude(outcome, now)
 
     def _conclude(self, outcome: stager.StagingOutcome, now: float) -> None:
         job = outcome.job
-        unit = self._unit(job.name)
-        unit.copied(now, outcome.seconds)
+        candidate = self._candidate(job.name)
+        candidate.copied(now, outcome.seconds)
         if job.stale or outcome.status == "changed":
             stager.remove(job.target)
-            unit.missed = True
-            unit.due = unit.due or now + min(self._quiet, LOOK_AGAIN)
+            candidate.missed = True
+            candidate.due = candidate.due or now + min(self._quiet, LOOK_AGAIN)
             return
         if outcome.status in ("disk-full", "failed"):
             self._warn(outcome)
-            unit.due = now + (RETRY_DISK if outcome.status == "disk-full" else RETRY_FAILED)
+            candidate.due = now + (RETRY_DISK if outcome.status == "disk-full" else RETRY_FAILED)
             return
         if outcome.status == "unproven":
-            unit.closed = False
-            unit.due = unit.due or unit.changed + self._quiet
+            candidate.closed = False
+            candidate.due = candidate.due or candidate.changed + self._quiet
             return
-        unit.missed = False
+        candidate.missed = False
         if outcome.status == "staged":
-            self._commit(outcome, unit)
-        elif outcome.status == "rejected" and f"{job.name} {outcome.content}" not in self._facts.refused:
-            self._facts.refuse(job.name, key_of(outcome.signature), outcome.content)
+            self._commit(outcome, candidate)
+        elif outcome.status == "rejected" and f"{job.name} {outcome.content}" not in self._state.refused:
+            self._state.refuse(job.name, key_of(outcome.signature), outcome.content)
             self._announce(self._entry("rejected", name=job.name, reason=outcome.reason))
         elif outcome.status in ("same", "rejected"):
-            self._facts.settled[job.name] = key_of(outcome.signature)
-        unit.settle(job.version)
+            self._state.settled[job.name] = key_of(outcome.signature)
+        candidate.settle(job.version)
 
-    def _commit(self, outcome: stager.StagingOutcome, unit: Candidate) -> None:
-        """The copy gets its name, and the journal says so. A crash between the two is mended at the next begin."""
+    def _commit(self, outcome: stager.StagingOutcome, candidate: Candidate) -> None:
+        """Rename the copy to its final name and journal it. After a crash between the two, the next `begin` journals it."""
         job = outcome.job
-        said = unit.take_commit(job.version)
-        commit = said or {}
+        declared = candidate.take_commit(job.version)
+        commit = declared or {}
         record = formats.StagedCheckpoint(
             number=job.number,
             generation=self._generation,
             name=job.name,
-            how=job.how if said is None else "sdk",
+            how=job.how if declared is None else "sdk",
             files=outcome.files,
             step=commit["step"] if commit.get("step") is not None else checkpoint_names.step_of(job.name),
             metrics=commit.get("metrics") or {},
             at=time.time(),
             written_at=max(member.mtime_ns for member in outcome.signature) / 1e9,
         ).to_json()
-        self._facts.staged(record, key_of(outcome.signature), outcome.content)
+        self._state.staged(record, key_of(outcome.signature), outcome.content)
         final = job.target[: -len(".tmp")]
         os.rename(job.target, final)
         formats.sync_directory(os.path.dirname(final))
         self._warned = False
         self._announce({"k": "checkpoint", **record})
 
-    # -- telling ---------------------------------------------------------------------------------------------
+    # -- announcements ---------------------------------------------------------------------------------------
 
     def _announce(self, entry: Dict[str, Any]) -> None:
         self._outbox.append(entry)
@@ -407,7 +412,7 @@ class Scanner:
             try:
                 self._journal(self._outbox[0])
             except OSError:
-                return  # No room: tried again at the next poll; the copies are safe.
+                return  # The disk is full: tried again at the next poll; the copies are safe.
             self._outbox.pop(0)
 
     def _warn(self, outcome: stager.StagingOutcome) -> None:
@@ -423,16 +428,16 @@ class Scanner:
     def _entry(self, kind: str, **fields: Any) -> Dict[str, Any]:
         return {"k": kind, "generation": self._generation, **fields, "at": time.time()}
 
-    # -- small things ----------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
-    def _unit(self, name: str) -> Candidate:
-        return self._units.setdefault(name, Candidate(name, self._quiet))
+    def _candidate(self, name: str) -> Candidate:
+        return self._candidates.setdefault(name, Candidate(name, self._quiet))
 
     def _entries(self) -> Dict[str, List[str]]:
         return checkpoint_names.group(snapshot.entries(self._source))
 
     def _snapshot(self, members: List[str]) -> snapshot.Signature:
-        """Too many files are no checkpoint; that is said once."""
+        """The state of the files. An entry with too many files is no checkpoint, which is reported once."""
         try:
             return snapshot.snapshot(self._source, members)
         except snapshot.TooMany as exc:
@@ -443,7 +448,11 @@ class Scanner:
             return ()
 
     def _next_time(self, now: float) -> Optional[float]:
-        times = [unit.due for unit in self._units.values() if unit.due is not None and unit.job is None]
+        times = [
+            candidate.due
+            for candidate in self._candidates.values()
+            if candidate.due is not None and candidate.job is None
+        ]
         if self._outbox:
             times.append(now + 1.0)
         if self._watch is not None and self._watch.blind:
@@ -453,16 +462,16 @@ class Scanner:
         return min(times, default=None)
 
     def _forget(self) -> None:
-        for unit in self._units.values():
-            if unit.job is not None:
-                unit.job.stale = True
+        for candidate in self._candidates.values():
+            if candidate.job is not None:
+                candidate.job.stale = True
         while self._stager.waiting:
             outcome = self._stager.next_outcome(None)
             if outcome is not None:
                 stager.remove(outcome.job.target)
-        self._units = {}
+        self._candidates = {}
         self._arrived = set()
-        self._unready = {}
+        self._unfinished_entries = {}
         self._unfinished = set()
         self._outbox = []
         if self._watch is not None:
@@ -475,7 +484,7 @@ class Scanner:
         try:
             os.write(self._wake_w, b".")
         except BlockingIOError:
-            pass  # Enough is in the pipe to wake the owner.
+            pass  # The pipe is full, so the owner will wake up anyway.
 
     def _drain_wake(self) -> None:
         try:

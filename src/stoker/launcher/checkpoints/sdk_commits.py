@@ -1,4 +1,4 @@
-"""What the SDK said: `sdk/commits.jsonl`, one line per checkpoint that training code declared complete."""
+"""The commits of the SDK: `sdk/commits.jsonl` has one line per checkpoint that the SDK has completed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMIT = 1 << 20
 
 
 class Commits:
-    """Reads the lines of one generation as they come. Training code writes this file: nothing in it is believed."""
+    """Reads the lines of one generation as they are written. Training code can write this file, so every value is checked."""
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, layout.COMMITS)
@@ -21,7 +21,7 @@ class Commits:
         self.offset = 0
 
     def begin(self, generation: int, offset: Optional[int]) -> None:
-        """Read on from `offset`; None: from the end, what is there belongs to earlier generations."""
+        """Continue at `offset`; None: at the end, because the lines so far belong to earlier generations."""
         self._generation = generation
         if offset is None:
             try:
@@ -45,7 +45,7 @@ class Commits:
         finally:
             os.close(fd)
         lines, used = formats.split_lines(data)
-        # A line longer than everything read at once is none of ours: pass over it.
+        # The SDK writes no line longer than one read: it is skipped.
         self.offset += used or (len(data) if len(data) == _LIMIT else 0)
         found = (self._checked(raw) for raw in formats.parse_lines(lines))
         return [commit for commit in found if commit is not None]

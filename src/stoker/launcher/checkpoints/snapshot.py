@@ -1,8 +1,7 @@
-"""What is in a checkpoint directory, and what state its files are in. What their names mean: stoker.task.checkpoint_names.
+"""The entries of a checkpoint directory and the state of their files. What the names mean: `stoker.task.checkpoint_names`.
 
-A checkpoint is one file, one directory, or a group of siblings with one stem, directly inside the checkpoint
-directory. Training code owns that directory, so everything is opened beneath it, links are never followed and
-only regular files count.
+A checkpoint is one file, one directory, or a group of siblings with one stem, directly inside the checkpoint directory. Training
+code owns that directory, so everything is opened beneath it, links are never followed and only regular files count.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 from stoker.task import checkpoint_names
 
 MAX_FILES = 200_000
-"""A checkpoint of more files than this is refused: no real writer makes one."""
+"""A checkpoint with more files is refused: no real writer makes one."""
 
 
 class FileState(NamedTuple):
-    """One file of a checkpoint, and what would differ if it had been written to."""
+    """One file of a checkpoint, with the attributes that a write changes."""
 
     path: str
     """Relative to the checkpoint directory."""
@@ -36,13 +35,13 @@ State = Tuple[int, int, int]
 
 
 class TooMany(OSError):
-    """More files than a checkpoint can sensibly have."""
+    """More files than a checkpoint may have."""
 
 
 def pointer(directory: str, unit: str, members: List[str]) -> Optional[Tuple[str, bytes]]:
-    """The small file by which its framework finds this checkpoint again, written for this one.
+    """The small file by which the framework finds a checkpoint, with content for this one: (name, content).
 
-    The script's own may name a newer one, or not have been written yet when the script died.
+    The script's own file may name a newer checkpoint, or may not have been written before the script died.
     """
     if f"{unit}.index" in members and not re.search(r"[\"\\\n]", unit):
         text = f'model_checkpoint_path: "{unit}"\nall_model_checkpoint_paths: "{unit}"\n'
@@ -58,12 +57,12 @@ def pointer(directory: str, unit: str, members: List[str]) -> Optional[Tuple[str
 
 
 def snapshot(directory: str, members: Iterable[str]) -> Signature:
-    """The regular files of these entries as they are now. What vanished meanwhile is left out."""
+    """The present state of the regular files of these entries, without files that were removed meanwhile."""
     found: List[FileState] = []
     try:
         fd = open_directory(directory)
     except OSError as exc:
-        # Scripts delete and make it again; and what is a link now is not our directory.
+        # Scripts delete the directory and make it again. A link in its place is not followed.
         if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return ()
         raise
@@ -77,12 +76,12 @@ def snapshot(directory: str, members: Iterable[str]) -> Signature:
 
 
 def counts(signature: Signature) -> bool:
-    """Empty files and directories are no checkpoint."""
+    """Whether any file has content: empty files and directories are no checkpoint."""
     return any(member.size for member in signature)
 
 
 def entries(directory: str) -> List[str]:
-    """Names in a directory; none where there is no directory."""
+    """Names in a directory; none if it does not exist."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +89,7 @@ def entries(directory: str) -> List[str]:
 
 
 def states(directory: str, names: Iterable[str]) -> Dict[str, State]:
-    """The state of each entry that is a regular file. A rename leaves it as it is."""
+    """The state of each entry that is a regular file. A rename does not change it."""
     found: Dict[str, State] = {}
     for name in names:
         try:
@@ -139,7 +138,7 @@ def _collect(fd: int, name: str, path: str, found: List[FileState]) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as exc:
-        # A link put in the place of a directory between the two calls: not followed.
+        # The directory was replaced by a link between the two calls.
         if exc.errno == errno.ELOOP:
             return
         raise

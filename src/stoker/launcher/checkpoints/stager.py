@@ -1,13 +1,12 @@
-"""Copying a checkpoint aside: the copy is what is verified, hashed and carried away.
+"""Stages a checkpoint: makes the copy that is verified, hashed and transferred.
 
-Training code goes on writing while we copy. So every file is looked at before and after (inode, size,
-modification time); a copy of something that changed meanwhile is thrown away. Where the filesystem can, the
-copy shares its blocks with the source (reflink); it is never a hard link, because a file overwritten in place
-would change the copy too.
+The training may write during the copy. So inode, size and modification time of every file are compared before and after, and a
+copy of a file that has changed is discarded. Where the file system supports it, the copy shares its blocks with the source
+(reflink). It is never a hard link, because overwriting the file would change the copy too.
 
-    Job       what to copy, and why it is thought to be complete
-    Outcome   what became of it
-    Stager    one thread of low priority that does one job after another
+    StagingJob      what to copy, and the sign that it is complete
+    StagingOutcome  the result
+    Stager          one thread of low priority that does one job after another
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from stoker.linux import direct_io, idle_throttle
 from stoker.task import formats
 
 HEADROOM = 16 << 20
-"""Bytes of the disk that a copy leaves free: the training's own next checkpoint must find room."""
+"""Bytes that a copy leaves free on the disk, for the training's next checkpoint."""
 
 NICE = 15
-"""For all that a copy does between two pauses, and for small ones, which make none. At the lowest there is (19) a copy
-would get nowhere on a machine that is busy with more than one training."""
+"""For the work between two pauses, and for small copies, which have none. With the lowest priority (19) a copy would make no
+progress on a machine with more than one training."""
 
 _FICLONE = 0x40049409
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,7 +44,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class StagingJob:
-    """One checkpoint to copy. `stale` is set by the owner when the source was written to meanwhile."""
+    """One checkpoint to copy. The owner sets `stale` when the source changes meanwhile."""
 
     name: str
     members: List[str]
@@ -54,23 +53,23 @@ class StagingJob:
     source: str
     """The checkpoint directory."""
     target: str
-    """Where to copy to: `.../staged/NNNNNN.tmp`."""
+    """The target of the copy: `.../staged/NNNNNN.tmp`."""
     number: int
     must_verify: bool = False
-    """Offered only if the format proves that it is complete; what fails is no news."""
+    """Offered only if the format proves that it is complete. A failure is not reported."""
     suspect: bool = False
-    """The writer died violently: what the format cannot prove is rejected."""
+    """The writer died violently: a checkpoint that the format cannot prove complete is rejected."""
     pointer: Optional[Tuple[str, bytes]] = None
     """A small file to add that names this checkpoint: (name, content)."""
     known: str = ""
     """Content of the last staged version."""
     hashed: bool = True
-    """Whether large files get a hash too. The server hashes what it takes in; where it takes the very files, that is enough."""
+    """Whether large files are hashed too. Not needed where the server takes these files directly, because it hashes them."""
     patient: bool = True
-    """Whether it may give way to the training. One that was written to before its copy was made had better hurry."""
+    """Whether the copy may be throttled. Not if the source changed before its last copy was complete."""
     stale: bool = False
     version: int = 0
-    """For the owner: which state of the source this is about."""
+    """For the owner: the version of the candidate."""
 
 
 @dataclass
@@ -83,11 +82,11 @@ class StagingOutcome:
     content: str = ""
     files: List[Dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
-    """That it took, without those in which it gave way."""
+    """Duration without the pauses."""
 
 
 class Stager:
-    """Runs jobs on one thread. `submit` from the owner's thread only; `done` is read by the owner.
+    """Runs jobs on one thread. Only the owner's thread calls `submit` and `next_outcome`.
 
     `wake` is called on the stager's thread after each job, to wake the owner; it must not block. `turns`: see
     `stoker.linux.idle_throttle`.
@@ -110,11 +109,11 @@ class Stager:
         self._jobs.put(job)
 
     def hurry(self, hurry: bool) -> None:
-        """Whether somebody waits for the copies now: the training is over, nobody has to be given way to."""
+        """Whether to copy at full speed: the training is over, and the end of the task waits for the copies."""
         self._patient = not hurry
 
     def _is_hurried(self, job: StagingJob) -> bool:
-        """Others wait for their turn, or there will be nothing in the end: neither makes a long copy worth its rests."""
+        """Whether this copy is not throttled: other jobs wait, or its source has changed."""
         return not self._patient or not job.patient or job.stale or self.waiting > 1
 
     def next_outcome(self, timeout: Optional[float] = 0.0) -> Optional[StagingOutcome]:
@@ -150,8 +149,8 @@ class Stager:
 
 
 def stage(job: StagingJob, pause: idle_throttle.Pause = idle_throttle.none) -> StagingOutcome:
-    """Copy, hash and verify. Whatever is not `staged` leaves no copy behind; the source is only read. `pause`: called
-    between two pieces of what is large."""
+    """Copy, hash and verify. Only an outcome `staged` leaves a copy; the source is only read. `pause`: called between two
+    pieces of large files."""
     try:
         outcome = _stage(job, pause)
     except OSError as exc:
@@ -161,7 +160,7 @@ def stage(job: StagingJob, pause: idle_throttle.Pause = idle_throttle.none) -> S
             outcome = StagingOutcome(job, "changed", str(exc))
         else:
             outcome = StagingOutcome(job, "failed", f"cannot copy {job.name}: {exc}")
-    except Exception as exc:  # noqa: BLE001 - whatever a strange file leads to: the owner waits for an answer
+    except Exception as exc:  # noqa: BLE001 - any file may be malformed, and the owner waits for an outcome
         outcome = StagingOutcome(job, "failed", f"cannot copy {job.name}: {type(exc).__name__}: {exc}")
     if outcome.status != "staged":
         remove(job.target)
@@ -197,12 +196,12 @@ def _stage(job: StagingJob, pause: idle_throttle.Pause) -> StagingOutcome:
 
 
 def _could_prove(job: StagingJob, signature: snapshot.Signature) -> bool:
-    """Do not copy what could not be verified anyway."""
+    """Whether its format can prove a checkpoint complete. If not, it need not be copied."""
     return len(signature) == 1 and verify.recognised(os.path.join(job.source, signature[0].path))
 
 
 def _check_room(job: StagingJob, signature: snapshot.Signature) -> None:
-    """Refuse a copy that would not leave room. A reflink would, but whether it will work is not known before."""
+    """Refuse a copy for which the disk has too little space, unless a reflink is possible."""
     room = os.statvfs(os.path.dirname(job.target))
     free = room.f_bavail * room.f_frsize
     need = sum(member.size for member in signature)
@@ -233,7 +232,7 @@ def _can_reflink(job: StagingJob, signature: snapshot.Signature) -> bool:
 def _copy_all(
     job: StagingJob, signature: snapshot.Signature, pause: idle_throttle.Pause
 ) -> Optional[List[Dict[str, Any]]]:
-    """Files as in `StagedCheckpoint.files`; None when one of them changed meanwhile."""
+    """Copy the files; their entries as in `StagedCheckpoint.files`, or None when one of them changed meanwhile."""
     root = snapshot.open_directory(job.source)
     try:
         files: List[Dict[str, Any]] = []
@@ -271,7 +270,7 @@ def _unchanged(fd: int, member: snapshot.FileState) -> bool:
 def _copy(
     source: int, target: str, member: snapshot.FileState, job: StagingJob, pause: idle_throttle.Pause
 ) -> str:
-    """Returns the SHA-256 of what was copied; empty where nobody needs it."""
+    """Copy one file. Returns the SHA-256 of the copy; empty where it is not needed."""
     sha256 = hashlib.sha256() if job.hashed or member.size < direct_io.LARGE else None
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -311,13 +310,13 @@ def _write_pointer(target: str, name: str, content: bytes) -> Dict[str, Any]:
 
 
 def digest(files: List[Dict[str, Any]]) -> str:
-    """One value for the bytes and names of a checkpoint; modes and times do not make another checkpoint."""
+    """A digest of the names and contents of a checkpoint, without modes and times."""
     lines = sorted(f"{file['sha256']} {file['size']} {file['path']}" for file in files)
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _identified(file: Dict[str, Any], member: snapshot.FileState) -> Dict[str, Any]:
-    """A file whose bytes were not hashed is another one as soon as it was written again."""
+    """The entry with a replacement for a missing hash, which changes whenever the file is written."""
     return file if file["sha256"] else {**file, "sha256": f"{member.ino}-{member.mtime_ns}"}
 
 
@@ -337,7 +336,7 @@ def remove(path: str) -> None:
 
 
 def lower_priority() -> None:
-    """This thread gives way to the training: in CPU time, and where the kernel knows how, in disk time."""
+    """Lower this thread's priority for CPU time and, where the kernel supports it, for disk time."""
     if sys.platform != "linux":
         return  # Elsewhere priority belongs to the whole process.
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Archives, which have a directory or an end of their own: zip, tar."""
+"""Checks archives by their directory or end mark: zip, tar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.launcher.verify.verdict import Verdict
 
 try:
     from lzma import LZMAError
-except ImportError:  # then zipfile says that it cannot read such members
+except ImportError:  # then zipfile raises another error for such members
     LZMAError = zipfile.BadZipFile  # type: ignore[misc, assignment]
 
 _CHUNK = 1 << 20
@@ -22,7 +22,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Valu
 
 
 def check_zip(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """torch.save, numpy.savez, .keras, Lightning: every member is read against its CRC."""
+    """torch.save, numpy.savez, .keras, Lightning: every member is read and its CRC checked."""
     try:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
@@ -42,7 +42,7 @@ def check_zip(file: BinaryIO, size: int, named: bool) -> Verdict:
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-    """torch writes 0 where it was told to compute no checksums; then only the lengths are known."""
+    """Read a member. torch writes the CRC 0 where checksums are switched off; then only the length is checked."""
     try:
         with archive.open(info) as member:
             while member.read(_CHUNK):
@@ -53,7 +53,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
 
 
 def _end_of_zip(archive: zipfile.ZipFile) -> int:
-    """Where the archive ends: the end record and its comment follow the directory."""
+    """Offset of the end of the archive: after the end record and its comment."""
     file = archive.fp
     if file is None:
         raise ValueError("the archive is closed")
@@ -68,7 +68,7 @@ def _end_of_zip(archive: zipfile.ZipFile) -> int:
 
 
 def check_tar(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """Headers have checksums, and an archive written to the end ends in two blocks of zeros."""
+    """Headers have checksums, and a complete archive ends with two blocks of zeros."""
     end = 0
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -81,11 +81,11 @@ def check_tar(file: BinaryIO, size: int, named: bool) -> Verdict:
         return Verdict(False, "tar", "the tar archive has no end")
     file.seek(end)
     if file.read(2 * _BLOCK).strip(b"\0"):
-        return Verdict(False, "tar", "something other than an end follows the last whole member")
+        return Verdict(False, "tar", "there is no end mark after the last complete member")
     while True:
         block = file.read(_CHUNK)
         if not block:
-            # Zeros alone are an archive of nothing, and a file that was never written to.
-            return Verdict(True if end else None, "tar", "" if end else "there is nothing in it")
+            # A file of zeros is an empty archive, or one that was never written to.
+            return Verdict(True if end else None, "tar", "" if end else "it is empty")
         if block.strip(b"\0"):
             return Verdict(None, "tar", "something follows the end of the tar archive")

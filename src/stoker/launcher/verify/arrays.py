@@ -1,4 +1,4 @@
-"""Formats of arrays: safetensors, NumPy, HDF5."""
+"""Checks files of arrays: safetensors, NumPy, HDF5."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_USER_BLOCK = 1 << 30
 _NUMPY = b"\x93NUMPY"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _SIGNS = (b'"data_offsets"', b'"__metadata__"')
-"""What a header of safetensors says, and JSON of other kinds does not."""
+"""Keys that a header of safetensors has and other JSON does not."""
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
     "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4,
@@ -25,8 +25,8 @@ _BITS = {
 
 
 def check_safetensors(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """The header lists every tensor's bytes; together they must fill the file exactly. A length and JSON begin other files
-    too: without the name, only a header that says what safetensors' says is held to it."""
+    """The header lists every tensor's bytes, which must fill the file exactly. Other files start with a length and JSON too: if
+    the name does not claim the format, the header must have its keys."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8 or length > _MAX_HEADER:
         head = file.read(512)
@@ -45,7 +45,7 @@ def check_safetensors(file: BinaryIO, size: int, named: bool) -> Verdict:
     end = 0
     for start, stop in spans:
         if start != end or stop < start:
-            return Verdict(False, "safetensors", f"the tensors do not follow each other at byte {end}")
+            return Verdict(False, "safetensors", f"the tensors are not contiguous at byte {end}")
         end = stop
     if end != size - 8 - length:
         return Verdict(
@@ -67,7 +67,7 @@ def _span(name: str, entry: Dict[str, Any]) -> "tuple[int, int]":
 
 
 def check_npy(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """The header gives shape and type, so the size is known. `numpy.save` may write several arrays to one file."""
+    """The header has shape and type, so the size is known. `numpy.save` may write several arrays to one file."""
     at = 0
     while at < size or not at:
         file.seek(at)
@@ -97,14 +97,14 @@ def check_npy(file: BinaryIO, size: int, named: bool) -> Verdict:
 
 
 def _needed(header: bytes) -> "tuple[Optional[int], Optional[Verdict]]":
-    """Bytes that the array has; None: Python objects, which are pickled. Or why that cannot be told."""
+    """Size of the array in bytes; None: Python objects, which are pickled. Or a verdict, if the size cannot be computed."""
     try:
         # Python 2 wrote long integers with an L.
-        said = ast.literal_eval(re.sub(r"(?<=\d)L(?=[,)])", "", header.decode("latin-1").strip()))
+        fields = ast.literal_eval(re.sub(r"(?<=\d)L(?=[,)])", "", header.decode("latin-1").strip()))
         count = 1
-        for extent in said["shape"]:
+        for extent in fields["shape"]:
             count *= extent
-        descr = said["descr"]
+        descr = fields["descr"]
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as exc:
         return None, Verdict(False, "npy", f"the header is damaged: {exc}")
     try:
@@ -114,12 +114,12 @@ def _needed(header: bytes) -> "tuple[Optional[int], Optional[Verdict]]":
     if item is None:
         return None, None
     if type(count) is not int or type(item) is not int or count < 0 or item < 0:
-        return None, Verdict(False, "npy", "the header is damaged: its shape is none")
+        return None, Verdict(False, "npy", "the header is damaged: its shape is not valid")
     return count * item, None
 
 
 def _item_size(descr: Any) -> Optional[int]:
-    """Bytes of one item; None: Python objects, which are pickled."""
+    """Size of one item in bytes; None: Python objects, which are pickled."""
     if isinstance(descr, list):
         total = 0
         for entry in descr:
@@ -144,7 +144,7 @@ def _item_size(descr: Any) -> Optional[int]:
 
 
 def check_hdf5(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """The superblock says where the file ends; it is brought up to date when the file is flushed or closed."""
+    """The superblock has the size of the file; it is updated when the file is flushed or closed."""
     start, block = _superblock(file, size)
     if len(block) < 64:
         file.seek(0)
@@ -154,7 +154,7 @@ def check_hdf5(file: BinaryIO, size: int, named: bool) -> Verdict:
     version = block[8]
     if version in (0, 1):
         width, at = block[13], 24 if version == 0 else 28
-        # Newer libraries mark an open file here too; older ones do not, and then a flushed file looks closed.
+        # Newer libraries mark an open file here too. With older ones a flushed file looks closed.
         if block[20] & 0x01:
             return Verdict(False, "hdf5", "it was not closed by its writer")
     elif version in (2, 3):
@@ -170,14 +170,14 @@ def check_hdf5(file: BinaryIO, size: int, named: bool) -> Verdict:
         return Verdict(False, "hdf5", f"addresses of {width} bytes")
     base = int.from_bytes(block[at : at + width], "little")
     stop = int.from_bytes(block[at + 2 * width : at + 3 * width], "little")
-    # What a user put before it counts from the beginning of the file, or was put there by something that knew nothing of it.
+    # With a user block, the size counts from the start of the file or, if the block was added later, from the superblock.
     if stop != size and base + stop != size and start + stop != size:
         return Verdict(False, "hdf5", f"the superblock says {stop} bytes and {size} are there")
     return Verdict(True, "hdf5")
 
 
 def _superblock(file: BinaryIO, size: int) -> "tuple[int, bytes]":
-    """At the beginning, or after a block of the user's: at 512 bytes, and at each doubling. Empty: there is none."""
+    """The superblock and its offset: at the start, or after a user block, at 512 bytes or a doubling of that. Empty: none."""
     at = 0
     while at + 8 <= size and at <= _MAX_USER_BLOCK:
         file.seek(at)

@@ -1,4 +1,4 @@
-"""Compressed streams, which have an end and a checksum of their own: gzip, bzip2, xz."""
+"""Checks compressed streams by their end mark and checksum: gzip, bzip2, xz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.launcher.verify.verdict import Verdict
 
 _CHUNK = 1 << 20
 _MEMORY = 512 << 20
-"""Bytes that an xz stream may have held for it: what it asks for, it says itself."""
+"""Largest amount of memory (bytes) for an xz stream: the file itself names what it needs."""
 
 
 def check_gzip(file: BinaryIO, size: int, named: bool) -> Verdict:
@@ -41,7 +41,7 @@ def check_xz(file: BinaryIO, size: int, named: bool) -> Verdict:
 def _read_through(
     file: BinaryIO, name: str, magic: bytes, new: Callable[[], Any], error: Type[Exception]
 ) -> Verdict:
-    """One stream, or several one after the other, with zeros between them."""
+    """One stream, or several in sequence with zeros between them."""
     whole, data = 0, b""
     while True:
         if whole:
@@ -61,14 +61,14 @@ def _read_through(
         except EOFError:
             return Verdict(False, name, f"the {name} stream is unfinished")
         except (error, ValueError) as exc:
-            # What this library does not know, or will not hold in memory, is not damaged.
+            # A stream that the library does not support, or that needs too much memory, is not damaged.
             unknown = any(word in str(exc) for word in ("nsupported", "emory"))
             return Verdict(None if unknown else False, name, f"the {name} stream cannot be read: {exc}")
         whole += 1
 
 
 def _stream(file: BinaryIO, stream: Any, data: bytes) -> bytes:
-    """To the end of one stream; what follows it. EOFError: it has none."""
+    """Read to the end of one stream; the bytes after it. EOFError if it has no end."""
     while not stream.eof:
         if not data:
             data = file.read(_CHUNK)
@@ -79,8 +79,8 @@ def _stream(file: BinaryIO, stream: Any, data: bytes) -> bytes:
 
 
 def _feed(stream: Any, data: bytes) -> bytes:
-    """Let it take in what it can, giving out no more at once than there is room for. zlib hands back what it has not
-    looked at, the others keep it."""
+    """Decompress the data, with at most `_CHUNK` bytes of output at a time; the bytes that are left. zlib returns the input it
+    has not used, the others keep it."""
     keeps = hasattr(stream, "needs_input")
     while not stream.eof:
         out = stream.decompress(data, _CHUNK)

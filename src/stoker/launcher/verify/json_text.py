@@ -1,7 +1,7 @@
-"""JSON. It is text, and much text begins like JSON and is none: only a name that ends in `.json` is held to it.
+"""Checks JSON. Much other text starts like JSON, so only a file whose name ends in `.json` can be found unfinished.
 
-What is proven of such a file is that it ends early: all of it is the beginning of JSON. What the parser does not
-understand further up is not damage. It may be JSON with comments, or another dialect.
+Such a file is unfinished if all of it is the start of JSON. An error further up is not damage: it may be JSON with comments, or
+another dialect.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ESCAPE = re.compile(r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*(?:\
 
 
 def check_json(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """An object or a list says where it ends; a bare number does not (`12` may once become `123`). `named`: its name
-    says that it is JSON; of other text nothing is proven but that it is whole."""
+    """An object or a list has an end mark; a bare number has none (`12` may become `123`). `named`: the name claims JSON; other
+    text can only be proven complete."""
     if size > _MAX:
-        return Verdict(None, "json", "too large to be read through")
+        return Verdict(None, "json", "it is too large to be read")
     data = file.read()
     if data.startswith(codecs.BOM_UTF8):
         data = data[len(codecs.BOM_UTF8) :]
@@ -31,18 +31,18 @@ def check_json(file: BinaryIO, size: int, named: bool) -> Verdict:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
         value = json.loads(text)
     except UnicodeDecodeError as exc:
-        # A character that is cut off is at the very end.
+        # An incomplete character can only be the last one.
         cut = exc.end == len(data) and ("end of data" in exc.reason or "truncated" in exc.reason)
-        return _failed(named and cut, "its last character is cut off" if cut else "it is no text")
+        return _failed(named and cut, "its last character is cut off" if cut else "it is not text")
     except json.JSONDecodeError as exc:
         return _failed(named and _ends_early(text, exc), f"not complete JSON: {exc}")
     except RecursionError:
-        return Verdict(None, "json", "too deep to be read through")
-    except ValueError as exc:  # an integer of more digits than Python reads
+        return Verdict(None, "json", "it is nested too deeply to be read")
+    except ValueError as exc:  # an integer with more digits than Python reads
         return Verdict(None, "json", f"it cannot be read here: {exc}")
     if isinstance(value, (dict, list)):
         return Verdict(True, "json")
-    return Verdict(None, "json", "a single value does not say where it ends")
+    return Verdict(None, "json", "a single value has no end mark")
 
 
 def _failed(torn: bool, reason: str) -> Verdict:
@@ -50,12 +50,12 @@ def _failed(torn: bool, reason: str) -> Verdict:
 
 
 def _ends_early(text: str, exc: json.JSONDecodeError) -> bool:
-    """Whether all of the text is the beginning of JSON; of several documents, the last."""
+    """Whether all of the text is the start of JSON; of several documents, the last one."""
     if exc.msg != "Extra data":
         return _breaks_off(text, exc)
     tail = text.rstrip()
     last = tail[tail.rfind("\n") + 1 :]
-    # Lines of JSON, the last of them unfinished. What else may follow a document is not known.
+    # Only lines of JSON are judged, of which the last is unfinished. Other text after a document proves nothing.
     if not last.startswith(("{", "[")):
         return False
     try:
@@ -68,8 +68,8 @@ def _ends_early(text: str, exc: json.JSONDecodeError) -> bool:
 
 
 def _breaks_off(text: str, exc: json.JSONDecodeError) -> bool:
-    """Whether the parser wanted more where the text ends. Words, numbers and escapes that are cut off it complains of at
-    or before their beginning."""
+    """Whether the parser expected more at the end of the text. For an incomplete word, number or escape, it reports a
+    position at or before its start."""
     if exc.msg.startswith("Unterminated string"):
         return True
     rest = text[exc.pos :]
@@ -81,7 +81,7 @@ def _breaks_off(text: str, exc: json.JSONDecodeError) -> bool:
     rest = rest.strip()
     if not rest or any(word.startswith(rest) for word in _WORDS):
         return True
-    # The parser took the digits for a whole number and stumbles over what follows them.
+    # The parser has read the digits as an integer and reports the text after them.
     before = text[max(0, exc.pos - 64) : exc.pos]
     other = before.rstrip("0123456789")
     sign = "-" if other.endswith("-") else ""

@@ -1,7 +1,7 @@
-"""Formats that are walked from value to value, each of which says how long it is: ONNX, msgpack, UBJSON, Zstandard.
+"""Checks formats whose values have a length each, by walking over them: ONNX, msgpack, UBJSON, Zstandard.
 
-They are held to by their names only, and only while what is read makes sense as such: an end in the middle of a value is
-an unfinished file, anything strange is a file of another kind.
+Only their names claim these formats, except Zstandard. A file that ends in the middle of a value is unfinished. A file with an
+invalid value is of another format.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import BinaryIO, Callable, Dict, List, Optional
 from stoker.launcher.verify.verdict import Verdict
 
 _MOST = 5_000_000
-"""Values that are walked, about five seconds; a longer file is not judged."""
+"""Largest number of values that are walked, in about five seconds; a longer file is not judged."""
 
 
 class _Torn(Exception):
@@ -19,11 +19,11 @@ class _Torn(Exception):
 
 
 class _Strange(Exception):
-    """It is of another kind, or of a newer one."""
+    """The file has another format, or a newer version."""
 
 
 class _Reader:
-    """Reads from where it stands; passes over what is long without reading it."""
+    """Reads sequentially; long values are skipped without reading them."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -38,7 +38,7 @@ class _Reader:
     def take(self, count: int) -> bytes:
         self._left -= 1
         if self._left < 0:
-            raise _Strange("too long to be walked through")
+            raise _Strange("it has too many values to be checked")
         data = self._file.read(count)
         self.at += len(data)
         if len(data) < count:
@@ -78,7 +78,7 @@ def _walk(file: BinaryIO, size: int, name: str, walk: Callable[[_Reader], Verdic
 
 
 def check_onnx(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """A `ModelProto`. It does not say how many fields it has: where one ends, another may be missing."""
+    """A `ModelProto`. It has no number of fields: at the end of one, another may be missing."""
     return _walk(file, size, "onnx", _onnx)
 
 
@@ -102,7 +102,7 @@ def _onnx(reader: _Reader) -> Verdict:
 
 
 def check_zstd(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """Frames of blocks, each with its length. There is nothing here that computes their checksums."""
+    """Frames of blocks, each with its length. Their checksums are not checked: the standard library cannot compute them."""
     return _walk(file, size, "zstd", _zstd)
 
 
@@ -115,7 +115,7 @@ def _zstd(reader: _Reader) -> Verdict:
         elif magic == 0xFD2FB528:
             _zstd_frame(reader)
         else:
-            raise _Strange("something other than a frame of zstd is there")
+            raise _Strange("it has data that is not a zstd frame")
         first = False
     return Verdict(True, "zstd")
 
@@ -130,7 +130,7 @@ def _zstd_frame(reader: _Reader) -> None:
         block = reader.number(3, "little")
         last, kind = bool(block & 1), block >> 1 & 3
         if kind == 3:
-            raise _Strange("it holds blocks of an unknown kind")
+            raise _Strange("it has blocks of an unknown type")
         reader.skip(1 if kind == 1 else block >> 3)
     reader.skip(4 if flags & 4 else 0)
 
@@ -149,13 +149,13 @@ _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4
           0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # fmt: skip
 _LONG = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0), 0xDA: (2, 0),
          0xDB: (4, 0)}  # fmt: skip
-"""Bytes of the length, and how many come before what has that length."""
+"""Bytes of the length, and additional bytes of the value."""
 _MANY = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Bytes of the number of entries, and values of each."""
+"""Bytes of the number of entries, and values of each entry."""
 
 
 def check_msgpack(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """One map or list, as flax writes it. Of what follows it nothing is known."""
+    """One map or list, as flax writes it. Data after it is not judged."""
     return _walk(file, size, "msgpack", _msgpack)
 
 
@@ -167,7 +167,7 @@ def _msgpack(reader: _Reader) -> Verdict:
         many = 0
         if byte >= 0xE0 or byte < 0x80 or 0xA0 <= byte <= 0xBF or byte in _FIXED or byte in _LONG:
             if first:
-                raise _Strange("it does not begin with a map or a list")
+                raise _Strange("it does not start with a map or a list")
             if 0xA0 <= byte <= 0xBF:
                 reader.skip(byte & 31)
             elif byte in _FIXED:
@@ -183,7 +183,7 @@ def _msgpack(reader: _Reader) -> Verdict:
             width, each = _MANY[byte]
             many = each * reader.number(width)
         else:
-            raise _Strange("it holds what msgpack has no meaning for")
+            raise _Strange("it has a byte that msgpack does not define")
         wanted += many
         first = False
     return Verdict(True, "msgpack") if reader.ended else Verdict(None, "msgpack", "something else follows")
@@ -194,15 +194,15 @@ _SIZES: Dict[bytes, int] = {**_NUMBERS, b"Z": 0, b"N": 0, b"T": 0, b"F": 0, b"C"
 
 
 def check_ubjson(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """As xgboost writes it: one object."""
+    """One object, as xgboost writes it."""
     return _walk(file, size, "ubjson", _ubjson)
 
 
 def _ubjson(reader: _Reader) -> Verdict:
     if reader.take(1) != b"{":
-        raise _Strange("it does not begin with an object")
+        raise _Strange("it does not start with an object")
     open_ones: List[List[Optional[int]]] = []
-    """Of each list (0) and object (1) that is open: which it is, and how many entries are still to come, if it said so."""
+    """For each open list (0) or object (1): its kind, and the number of entries still to come, if it has one."""
     _open(reader, 1, open_ones)
     while open_ones:
         kind, left = open_ones[-1]
@@ -230,7 +230,7 @@ def _ubjson(reader: _Reader) -> Verdict:
 
 
 def _open(reader: _Reader, kind: int, open_ones: List[List[Optional[int]]]) -> None:
-    """Behind the bracket may stand of what type the entries are, and how many. Numbers of one type are passed over."""
+    """Read the type and the number of entries that can follow the bracket. Numbers of one type are skipped at once."""
     mark = reader.peek()
     if mark == b"$":
         reader.take(1)

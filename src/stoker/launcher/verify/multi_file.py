@@ -1,7 +1,7 @@
-"""Checkpoints of several files: that every file is whole does not mean that every file is there.
+"""Checks checkpoints of several files: even if every file is complete, one may be missing.
 
-Only a marker of the format proves that: the index of a TensorFlow bundle, the `.metadata` of a torch
-distributed checkpoint, the index of sharded weights, the files that the Hugging Face Trainer always writes.
+Only a marker of the format proves that none is: the index of a TensorFlow bundle, the `.metadata` of a torch distributed
+checkpoint, the index of sharded weights, the files that the Hugging Face Trainer always writes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from stoker.launcher.verify import pickles, tf_bundle
 from stoker.launcher.verify.verdict import Verdict
 
 Part = Tuple[str, Verdict]
-"""Path relative to the root, and what its own format says."""
+"""Path relative to the root, and the verdict of its own format."""
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.|$)")
 
 
 def check_tree(root: str, name: str, parts: Sequence[Part]) -> Verdict:
-    """`parts` are the files of one checkpoint, none of them damaged."""
+    """Check the files of one checkpoint, none of which is damaged."""
     files = [path for path, _ in parts]
     for check in (_tensorflow, _distributed, _trainer, _sharded):
         verdict = check(root, files, dict(parts))
         if verdict is not None:
             return verdict
-    return Verdict(None, "directory", "nothing in it proves that all of its files are there")
+    return Verdict(None, "directory", "its content does not prove that all files are there")
 
 
 def _tensorflow(root: str, files: List[str], parts: Dict[str, Verdict]) -> Optional[Verdict]:
@@ -66,11 +66,11 @@ def _distributed(root: str, files: List[str], parts: Dict[str, Verdict]) -> Opti
         with open(os.path.join(root, path), "rb") as file:
             extents = pickles.storage_extents(file.read(256 << 20))
         if extents is None:
-            return Verdict(None, "torch dcp", "its .metadata is of an unknown kind")
+            return Verdict(None, "torch dcp", "its .metadata has an unknown format")
         for name, need in extents.items():
             part = os.path.join(os.path.dirname(path), name)
             if part not in files:
-                # Another task may hold it: each writes its own part of a distributed checkpoint.
+                # Another task may have it: each writes its own part of a distributed checkpoint.
                 return Verdict(None, "torch dcp", f"{part} is not here")
             size = os.path.getsize(os.path.join(root, part))
             if size != need:
@@ -81,7 +81,7 @@ def _distributed(root: str, files: List[str], parts: Dict[str, Verdict]) -> Opti
 
 
 def _trainer(root: str, files: List[str], parts: Dict[str, Verdict]) -> Optional[Verdict]:
-    """Hugging Face Trainer: weights, optimizer, schedule, random state and `trainer_state.json`, all whole."""
+    """Hugging Face Trainer: weights, optimizer, schedule, random state and `trainer_state.json`, all complete."""
     by_name = {os.path.basename(path): path for path in files if path.count("/") == 1}
     if "trainer_state.json" not in by_name:
         return None
@@ -112,7 +112,7 @@ def _weights(root: str, by_name: Dict[str, str]) -> Verdict:
 
 
 def _sharded(root: str, files: List[str], parts: Dict[str, Verdict]) -> Optional[Verdict]:
-    """`model-00001-of-00002.safetensors` and its like, with an index that names them all."""
+    """`model-00001-of-00002.safetensors` and the like, with an index of all of them."""
     shards = [path for path in files if _SHARD.search(path)]
     indexes = [path for path in files if path.endswith(".index.json")]
     if not shards or len(indexes) != 1 or len(shards) + 1 != len(files):
@@ -127,7 +127,7 @@ def _listed(root: str, index: str, there: "set[str]") -> Verdict:
         with open(os.path.join(root, index), "rb") as file:
             names = set(json.load(file)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        return Verdict(None, "shards", f"{index} is of an unknown kind: {exc}")
+        return Verdict(None, "shards", f"{index} has an unknown format: {exc}")
     missing = sorted(name for name in names if name not in there)
     if missing:
         return Verdict(None, "shards", f"{missing[0]} is not here")

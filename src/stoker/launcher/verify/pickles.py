@@ -1,4 +1,4 @@
-"""Pickles are walked, opcode by opcode, never loaded: loading one runs whatever its writer put in."""
+"""Checks pickles by walking over the opcodes. They are never loaded: loading a pickle executes code in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
 from stoker.launcher.verify.verdict import Verdict
 
 MAX_OPCODES = 20_000_000
-"""About ten seconds of walking; what is longer is not judged."""
+"""Walked in about ten seconds; a longer pickle is not judged."""
 
 _LENGTH = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4}
 _LENGTH[pickletools.TAKEN_FROM_ARGUMENT4U] = 4
@@ -21,7 +21,7 @@ _TORCH_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _JOBLIB = b"joblib.numpy_pickle"
 _PROTOCOLS = b"\x02\x03\x04\x05"
 _CERTAIN = 16
-"""Opcodes in a row after which it is a pickle: of other bytes, three in four are none."""
+"""After this many valid opcodes it is a pickle: three in four byte values are no opcode."""
 
 
 class _Torn(Exception):
@@ -29,7 +29,7 @@ class _Torn(Exception):
 
 
 class _Strange(Exception):
-    """It holds what no pickle holds: it is none, or others wrote between its opcodes."""
+    """An unknown opcode: it is no pickle, or other data is between its opcodes."""
 
 
 class _Endless(Exception):
@@ -37,17 +37,18 @@ class _Endless(Exception):
 
 
 class _Seen:
-    """What a walk met, however it ended."""
+    """What a walk has found, however it ended."""
 
     def __init__(self) -> None:
         self.certain = False
-        """It is a pickle: it announced a frame, or many opcodes made sense."""
+        """Whether it is certainly a pickle: it has a frame, or many valid opcodes."""
         self.joblib = False
-        """joblib wrote it, and puts the bytes of arrays between the opcodes."""
+        """Whether joblib wrote it, which puts the bytes of arrays between the opcodes."""
 
 
 def _arguments() -> Dict[int, int]:
-    """By opcode: bytes of its argument, or -1 a line, -2 two lines, -11/-14/-18 a length of 1, 4, 8 bytes and so much."""
+    """By opcode: size of its argument in bytes; -1 a line, -2 two lines; -11, -14, -18 a length of 1, 4, 8 bytes and that many
+    bytes."""
     table: Dict[int, int] = {}
     for op in pickletools.opcodes:
         if op.arg is None:
@@ -68,11 +69,11 @@ _ARGUMENTS = _arguments()
 
 
 def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
-    """One pickle, or several one after the other, up to the last byte. Two bytes begin a pickle, and may begin anything:
-    without the name (`named`), only what is a pickle beyond doubt can be an unfinished one."""
+    """One pickle, or several in sequence, up to the last byte. A pickle starts with only two fixed bytes, which other files may
+    have too: if the name does not claim it (`named`), only a file that is certainly a pickle can be unfinished."""
     start = file.tell()
     if file.read(len(_TORCH_LEGACY)) == _TORCH_LEGACY:
-        return Verdict(None, "torch (legacy)", "the old torch format does not say where it ends")
+        return Verdict(None, "torch (legacy)", "the old torch format has no end mark")
     file.seek(start)
     first, seen = b"", _Seen()
     try:
@@ -80,12 +81,12 @@ def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
             head = file.read(2)
             file.seek(-len(head), 1)
             if first and (head[:1] != b"\x80" or head[1:] not in _PROTOCOLS):
-                return Verdict(None, "pickle", "something other than a pickle follows the pickle")
+                return Verdict(None, "pickle", "data that is not a pickle follows the pickle")
             named = named or head == first
             first = first or head
             _walk(file, size, seen)
     except _Endless:
-        return Verdict(None, "pickle", "too long to be walked through")
+        return Verdict(None, "pickle", "it has too many opcodes to be checked")
     except _Strange as exc:
         return Verdict(None, "joblib" if seen.joblib else "pickle", str(exc))
     except _Torn as exc:
@@ -96,7 +97,7 @@ def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
 
 
 def _walk(file: BinaryIO, size: int, seen: _Seen) -> None:
-    """Leave the file just after the STOP of the pickle that begins here."""
+    """Read to the STOP of the pickle that starts here."""
     arguments, read, seek, tell = _ARGUMENTS, file.read, file.seek, file.tell
     seen.certain, count, joblib, frame = False, 0, len(_JOBLIB), _FRAME
     try:
@@ -108,7 +109,7 @@ def _walk(file: BinaryIO, size: int, seen: _Seen) -> None:
                 return
             width = arguments.get(code[0])
             if width is None:
-                raise _Strange(f"the pickle holds an unknown opcode at byte {tell() - 1}")
+                raise _Strange(f"the pickle has an unknown opcode at byte {tell() - 1}")
             if width == 0:
                 continue
             if width in (-1, -2):
@@ -142,7 +143,7 @@ def _pass_lines(file: BinaryIO, lines: int, seen: _Seen) -> None:
 
 
 def strings_and_numbers(data: bytes) -> Iterator[Any]:
-    """The strings and integers of a pickle in the order in which they are used, memo resolved; nothing is built."""
+    """The strings and integers of a pickle in the order of their use, with the memo resolved; no object is built."""
     memo: Dict[int, Any] = {}
     last: Any = None
     for op, argument, _ in pickletools.genops(io.BytesIO(data)):
@@ -163,7 +164,7 @@ def strings_and_numbers(data: bytes) -> Iterator[Any]:
 
 
 def storage_extents(data: bytes) -> Optional[Dict[str, int]]:
-    """From the `.metadata` of a torch distributed checkpoint: each file, and how long it must be."""
+    """The files in the `.metadata` of a torch distributed checkpoint, with their sizes."""
     extents: Dict[str, int] = {}
     recent: List[Any] = []
     try:

@@ -1,7 +1,7 @@
-"""TensorFlow's checkpoint bundle: an `.index` table of tensors and `.data-*` shards with their bytes.
+"""Checks TensorFlow's checkpoint bundle: an `.index` table of tensors and `.data-*` shards with their bytes.
 
-The index is written last and lists for each tensor its shard, offset, size and CRC-32C; so a complete index
-tells whether the shards are whole.
+The index is written last and lists for each tensor its shard, offset, size and CRC-32C. So a complete index proves whether the
+shards are complete.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from stoker.launcher.verify.verdict import Verdict
 _FOOTER_MAGIC = 0xDB4775248B80FB57
 _MAX_INDEX = 64 << 20
 _MAX_SUMMED = 2 << 20
-"""Bytes for which CRC-32C is computed: without a library it takes about a second for so much."""
+"""Largest shard for which CRC-32C is computed: without a library this takes about a second."""
 _STRING, _VARIANT = 7, 21
-"""Types whose sum is not over the bytes as they are stored."""
+"""Types whose checksum is not computed over the stored bytes."""
 
 
 class Damaged(Exception):
-    """With the reason."""
+    """The bundle is damaged, with the reason."""
 
 
 class Unknown(Exception):
-    """It is of a kind that is not judged here, with the reason."""
+    """The bundle is of a kind that is not checked here, with the reason."""
 
 
 def check_bundle(index: str, shards: List[str]) -> Verdict:
-    """`index` and `shards` are paths; every shard that the index speaks of must be whole."""
+    """`index` and `shards` are paths; every shard in the index must be complete."""
     try:
         if os.path.getsize(index) > _MAX_INDEX:
-            return Verdict(None, "tensorflow", "the index is too large to be read through")
+            return Verdict(None, "tensorflow", "the index is too large to be read")
         with open(index, "rb") as file:
             tensors = _read_index(file.read())
         _check_shards(tensors, shards)
@@ -88,7 +88,7 @@ def _check_shards(index: Tuple[int, List[_Tensor]], paths: List[str]) -> None:
     by_number: Dict[int, str] = {}
     for path in paths:
         place, _, of = path.rsplit(".data-", 1)[1].partition("-of-")
-        # Those of a save from another number of processes, under the same name, are not this one's.
+        # Shards of a save with another number of processes, under the same name, do not belong to this one.
         if of.isdigit() and int(of) == count:
             by_number[int(place)] = path
     if len(by_number) != count:
@@ -117,7 +117,7 @@ def _check_sums(path: str, tensors: List[_Tensor]) -> None:
 
 
 def _summed_strings(stored: bytes, elements: int) -> bytes:
-    """Stored are the lengths as varints, their sum, the strings; the sum is over lengths of fixed width."""
+    """The bytes of the checksum: it is over lengths of fixed width, while they are stored as varints."""
     lengths, at = b"", 0
     for _ in range(elements):
         length, at = _varint(stored, at)
@@ -133,7 +133,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     if _masked(crc32c(data[offset : stop + 1])) != int.from_bytes(data[stop + 1 : stop + 5], "little"):
         raise Damaged("a block of the index fails its checksum")
     if data[stop] != 0:
-        raise Unknown("the index is compressed, which TensorFlow does not do")
+        raise Unknown("the index is compressed, unlike those of TensorFlow")
     restarts = int.from_bytes(data[stop - 4 : stop], "little")
     return data[offset : stop - 4 - 4 * restarts]
 
@@ -203,5 +203,5 @@ def crc32c(data: bytes) -> int:
 
 
 def _masked(crc: int) -> int:
-    """Sums are stored rotated and shifted, so that a sum over data with sums in it stays useful."""
+    """The stored form of a checksum: rotated and shifted, because a checksum over data with checksums is weak."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

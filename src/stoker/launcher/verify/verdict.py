@@ -1,4 +1,4 @@
-"""What a check of a format found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 class Verdict(NamedTuple):
     ok: Optional[bool]
-    """True: complete. False: damaged or unfinished. None: this cannot be told from the bytes."""
+    """True: complete. False: damaged or unfinished. None: the content proves neither."""
     format: str
     reason: str = ""
-    """Why not, for people: lower-case, no full stop. Empty when ok."""
+    """Why it is not ok, for display: lower-case, no full stop. Empty when ok."""

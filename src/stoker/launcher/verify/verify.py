@@ -1,15 +1,15 @@
-"""Does a file's own format prove that it was written to the end?
+"""Checks by its format whether a checkpoint is complete.
 
-Needed after a violent death, when nothing else tells a finished checkpoint from a torn one, and used on every
-copy, so that a damaged one is never offered. Nothing is ever loaded or executed: lengths, offsets and checksums
-are read, no more. Memory use is bounded whatever the file says about itself.
+Needed after a violent death, when no other sign tells a finished checkpoint from a torn one. Every copy is checked too, so that a
+damaged one is never offered. Nothing is loaded or executed: only lengths, offsets and checksums are read. The use of memory is
+limited, whatever the file contains.
 
-    ok=True     proven complete (as far as the format can tell: sizes always, checksums where it has them)
-    ok=False    certainly damaged or unfinished
-    ok=None     the format is unknown, or cannot tell
+    ok=True     proven complete (as far as the format allows: sizes always, checksums where it has them)
+    ok=False    proven damaged or unfinished
+    ok=None     the format is unknown, or proves neither
 
-What cannot be proven damaged is not damaged. A file is held to a format if it claims it: by its name, as long as its
-first bytes do not say otherwise, or by first bytes that nothing else has.
+A file counts as damaged only if that is proven. It is checked against a format if it claims that format: by its name, unless its
+first bytes contradict it, or by first bytes that no other format has.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Check = Callable[[BinaryIO, int, bool], Verdict]
 
 
 _BZ2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
-"""What follows the first four bytes of bzip2: text begins like those too."""
+"""Bytes 5 to 10 of a bzip2 file. Its first four bytes alone can also be text."""
 
 
 class Format(NamedTuple):
     check: Check
     suffixes: Tuple[str, ...]
-    """Names that promise it. `.pt`, `.ckpt` and `.bin` promise nothing."""
+    """Suffixes that claim the format. `.pt`, `.ckpt` and `.bin` claim none."""
     magic: Tuple[Tuple[int, bytes], ...] = ()
-    """Offset and bytes, one of which such a file has."""
+    """Offsets and bytes; such a file has one of them."""
     proves: bool = True
-    """Whether it can prove a file complete, or only unfinished."""
+    """Whether the format can prove a file complete, or only unfinished."""
 
 
 _ZIP = Format(archives.check_zip, (".npz", ".zip", ".keras"), ((0, b"PK\x03\x04"), (0, b"PK\x05\x06")))
@@ -78,27 +78,27 @@ _UBJSON = Format(length_prefixed.check_ubjson, (".ubj",))
 _BY_NAME = (
     _SAFETENSORS, _ZIP, _NPY, _HDF5, _JSON, _GZIP, _BZ2, _XZ, _ZSTD, _TAR, _ONNX, _MSGPACK, _UBJSON,
 )  # fmt: skip
-"""Not pickles: those of the first protocols, and those that something compressed, begin like text or like anything."""
+"""Without pickles: old protocols start like text, and compressed ones with any bytes."""
 _BY_MAGIC = (_ZIP, _HDF5, _NPY, _GZIP, _BZ2, _XZ, _ZSTD, _TAR, _PICKLE, _SAFETENSORS)
 
 
 def _like_safetensors(head: bytes) -> bool:
-    """A brace in the ninth byte is not much of a sign: the length before it must be small."""
+    """A brace as the ninth byte is a weak sign: the length before it must be small."""
     return head[4:8] == b"\0\0\0\0"
 
 
 def _like_gzip(head: bytes) -> bool:
-    """Three bytes are not either: flags, the kind of compression and the system must be ones that there are."""
+    """Three bytes are a weak sign too: the flags, the compression level and the system must be valid."""
     return head[3:4] < b"\x20" and head[8:9] in (b"", b"\0", b"\2", b"\4") and head[9:10] not in _NO_SYSTEM
 
 
 _NO_SYSTEM = tuple(bytes([number]) for number in range(14, 255))
 _LIKELY: Dict[Format, Callable[[bytes], bool]] = {_SAFETENSORS: _like_safetensors, _GZIP: _like_gzip}
-"""What a head must look like besides the magic, where no name claims the format."""
+"""More conditions for the first bytes, where no name claims the format."""
 
 
 def verify(path: str) -> Verdict:
-    """A file, a directory, or the stem of a group of siblings."""
+    """Check a file, a directory, or a group of siblings by its stem."""
     parent, name = os.path.split(os.path.abspath(path))
     members = checkpoint_names.group(snapshot.entries(parent)).get(name, [])
     if os.path.lexists(path):
@@ -112,9 +112,9 @@ def verify(path: str) -> Verdict:
 def verify_unit(
     root: str, name: str, files: List[str], pause: idle_throttle.Pause = idle_throttle.none
 ) -> Verdict:
-    """The files (relative to `root`) of one checkpoint. One bad member condemns it. `pause`: as in `direct.open_file`."""
+    """Check the files (relative to `root`) of one checkpoint; one damaged file is enough. `pause`: see `direct_io.open_file`."""
     if not files:
-        return Verdict(False, "empty", "there is nothing in it")
+        return Verdict(False, "empty", "it is empty")
     if files == [name]:
         return verify_file(os.path.join(root, name), pause)
     parts = []
@@ -127,7 +127,7 @@ def verify_unit(
 
 
 def verify_file(path: str, pause: idle_throttle.Pause = idle_throttle.none) -> Verdict:
-    """One regular file, by its first bytes and its name."""
+    """Check one regular file, by its first bytes and its name."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     info = os.fstat(fd)
     with direct_io.open_file(fd, info.st_size, pause) as file:
@@ -142,12 +142,12 @@ def verify_file(path: str, pause: idle_throttle.Pause = idle_throttle.none) -> V
         named = name.endswith(found.suffixes)
         verdict = found.check(file, info.st_size, named)
         if verdict.ok is False and named and not _may_begin(found, head):
-            return Verdict(None, verdict.format, "its name promises a format that its first bytes are not of")
+            return Verdict(None, verdict.format, "its first bytes are not of the format that its name claims")
         return verdict
 
 
 def recognised(path: str) -> bool:
-    """Whether this regular file is of a format that could prove that it is complete."""
+    """Whether this regular file is of a format that can prove it complete."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -167,15 +167,15 @@ def _format_of(name: str, head: bytes) -> Optional[Format]:
         likely = _LIKELY[known](head) if known in _LIKELY else True
         if likely and any(head[offset : offset + len(magic)] == magic for offset, magic in known.magic):
             return known
-    # Of text whose name says nothing, JSON that is whole can be told; whatever else begins like it proves nothing.
+    # Text without a suffix can be proven to be complete JSON, but not to be unfinished JSON.
     if "." not in name and head[:1] in (b"{", b"[") and _is_text(head):
         return _JSON
     return None
 
 
 def _may_begin(known: Format, head: bytes) -> bool:
-    """Whether a file of this format may have begun so far like this: there is nothing yet where its magic goes, a part of
-    it, or the zeros of what is written last. HDF5, which may begin further down, and JSON know better."""
+    """Whether an unfinished file of this format can start like this: at the place of its magic there is nothing yet, a part
+    of it, or zeros. HDF5, which can start at a later offset, and JSON decide by themselves."""
     if known is _HDF5 or not known.magic:
         return True
     for offset, magic in known.magic:
@@ -186,7 +186,7 @@ def _may_begin(known: Format, head: bytes) -> bool:
 
 
 def _is_text(head: bytes) -> bool:
-    """The last character may be cut off."""
+    """Whether this is the start of UTF-8 text; its last character may be incomplete."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
