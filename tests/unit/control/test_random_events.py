@@ -18,7 +18,13 @@ import pytest
 from driven import DIE, DONE, FAIL, LONG, NODE, STUBBORN, Driven, driven
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from stoker.control.policy.task_phases import TABLE, TaskEvent, TaskPhase
 from stoker.control.state import LiveRun, LiveTask

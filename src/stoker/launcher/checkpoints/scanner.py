@@ -277,9 +277,11 @@ class Scanner:
     def _is_eligible(self, candidate: Candidate, members: List[str], entries: Dict[str, List[str]]) -> bool:
         if candidate.commit is not None:
             return True
-        if snapshot.is_weak(candidate.name) and candidate.name not in checkpoint_names.strong_units(entries):
+        if checkpoint_names.is_weak(candidate.name) and candidate.name not in checkpoint_names.strong_units(
+            entries
+        ):
             return False
-        if snapshot.is_note(candidate.name) and not candidate.renamed:
+        if checkpoint_names.is_note(candidate.name) and not candidate.renamed:
             return False
         return bool(members) and not checkpoint_names.is_partial(members)
 
@@ -290,7 +292,7 @@ class Scanner:
         for name, members in checkpoint_names.strong_units(entries).items():
             signature = self._snapshot(members)
             key = key_of(signature)
-            if snapshot.is_note(name) and self._state.complete["renamed"].get(name) != key:
+            if checkpoint_names.is_note(name) and self._state.complete["renamed"].get(name) != key:
                 continue
             if key != self._state.settled.get(name) and snapshot.counts(signature):
                 pending.append((max(member.mtime_ns for member in signature), name, members, key))
