@@ -53,6 +53,8 @@ class LiveTask:
     """The engine was asked to end it, because it did not stop in time."""
     stop_deadline: float | None = None
     """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    killed_at: float | None = None
+    """Monotonic time at which it was told to kill its processes."""
     telling: asyncio.Future[None] | None = None
     """The order to stop is being written, and may not have arrived."""
     gone: str | None = None
@@ -143,7 +145,8 @@ class LiveTask:
         self.generation, self.place = generation, place
         self.forced = False
         self.hung = {}
-        self.verdict = self.stop_sent = self.stop_deadline = self.unjournalled_since = self.hastened = None
+        self.verdict = self.stop_sent = self.stop_deadline = self.killed_at = None
+        self.unjournalled_since = self.hastened = None
         self.touched = True
         if self.pump is not None:
             self.pump.generation = generation
@@ -200,6 +203,8 @@ class LiveRun:
     """The highest generation that one of its tasks was found to have an order for."""
     redaction: Redaction = NOTHING
     """Takes its secrets out of what its tasks say; made when the attempt comes up."""
+    lost_files: str = ""
+    """Said of tasks whose files are lost."""
     hung: str | None = None
     """All of its world is silent, and that was said: in words."""
     dirty: bool = False
@@ -266,6 +271,7 @@ class LiveRun:
         self.submitted = self.preempt = self.progressed = self.regroup = self.fresh_checkpoint = False
         self.waits_since = self.assembly = None
         self.newest_order = 0
+        self.lost_files = ""
         self.redaction = NOTHING
         self.left = {}
         self.closing = self.reforming = self.first_up = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +43,8 @@ def task(name: str, found: Intake | Exception) -> Any:
 
 
 def look(loop: Loop, *tasks: Any) -> dict[str, Intake]:
-    live = SimpleNamespace(id="digits-1", tasks={one.name: one for one in tasks})
+    row = SimpleNamespace(desired="kill")
+    live = SimpleNamespace(id="digits-1", row=row, tasks={one.name: one for one in tasks})
     return asyncio.run(TaskReader(loop).look(live))  # type: ignore[arg-type]
 
 
@@ -59,3 +61,43 @@ def test_what_was_found_at_the_others_counts() -> None:
 def test_what_nobody_expects_is_not_passed_over() -> None:
     with pytest.raises(PermissionError):
         look(Loop(), task("worker-0", PermissionError(errno.EPERM, "no")))
+
+
+class Flooded(Pump):
+    """There is always more of it than one look takes."""
+
+    spoiled, said = True, 0
+
+    def __init__(self) -> None:
+        super().__init__(
+            Intake(status=Status("ended", generation=1, ending=ENDED), generation=1, visible=True, more=True)
+        )
+
+    def leave_unread(self, found: Intake) -> None:
+        self.said += 1
+
+    def look_round(self, *, had_status: bool) -> list[Any]:
+        return []
+
+    def read_before(self) -> None:
+        return None
+
+
+ENDED = {"generation": 1, "seq": 1, "kind": "stopped", "signal": 9}
+
+
+def test_who_kills_a_run_does_not_wait_for_all_that_it_writes() -> None:
+    """The training is dead; what it wrote may be more than is ever read."""
+    for killed, over in ((None, False), (-1.0, False), (-60.0, True)):
+        pump = Flooded()
+        one = task("worker-0", Intake())
+        one.pump, one.stop_sent, one.stopped = pump, "kill", True
+        one.killed_at = None if killed is None else time.monotonic() + killed
+        one.unjournalled_since, one.reported, one.place = None, "ended", SimpleNamespace(ports=())
+
+        def judge(verdict: Any, at: float, event: Any, one: Any = one) -> None:
+            one.over = True
+
+        one.judge = judge
+        look(Loop(), one)
+        assert (one.over, pump.said) == (over, int(over)), killed

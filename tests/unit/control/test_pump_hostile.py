@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from stoker.settings import Home, LogSettings
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
 from stoker.task import layout
+from stoker.task.formats import Order, Status, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
 
 ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
@@ -39,7 +41,7 @@ class Task:
         self.run = self.store.submit(new, now=1.0)[0].id
         self.pump = self.again()
 
-    def again(self) -> JournalReader:
+    def again(self, cursors: dict[tuple[str, str], int] | None = None) -> JournalReader:
         return JournalReader(
             self.home,
             BlobStore(self.home.blobs),
@@ -48,7 +50,7 @@ class Task:
             attempt=1,
             task="worker-0",
             generation=1,
-            cursors={},
+            cursors=cursors or {},
             latest={},
             logs=LogSettings(budget=1 << 20, segment=1 << 18),
         )
@@ -189,6 +191,39 @@ def test_a_line_longer_than_one_look(task: Task, monkeypatch: pytest.MonkeyPatch
     assert task.looks()[-1].ending is not None
 
 
+def test_an_entry_longer_than_one_look_is_read_whole(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of 50,000 files: its entry names them all."""
+    monkeypatch.setattr(journal_reader, "LOOK_BYTES", 1 << 17)
+    warning = {"k": "warning", "generation": 1, "message": "told", "files": ["x" * 100] * 10_000}
+    task.journal({"k": "started", "generation": 1, "at": 1.0}, warning, ENDED)
+    seen = task.looks()
+    assert [
+        change.row.text for found in seen for change in found.changes if isinstance(change, AddEvent)
+    ] == ["told"]
+    assert seen[-1].ending is not None and not task.pump.spoiled
+    assert task.again().read_before() is None
+    end = task.root.joinpath(layout.JOURNAL).stat().st_size
+    assert task.again({("worker-0", layout.JOURNAL): end}).read_before() is not None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"k": "checkpoint", "generation": 1, "x": "y"},
+        {"k": "checkpoint", "generation": 1, "number": 1, "name": "x", "how": "sdk", "at": 1.0, "written_at": 1.0,
+         "files": [{"path": "gone", "size": 1, "sha256": "0" * 64}]},
+        {"k": "warning", "generation": 1, "message": "again"},
+        {"k": "rejected", "generation": 1, "name": "x", "reason": "again"},
+    ],
+)  # fmt: skip
+def test_a_journal_that_is_flooded_makes_few_events(task: Task, entry: dict[str, Any]) -> None:
+    """Each would be a row of the database, and who waits for the run to end would wait for all of them."""
+    task.journal(*[entry] * 20_000)
+    events = [change for found in task.looks() for change in found.changes if isinstance(change, AddEvent)]
+    assert len(events) <= 1_001
+    assert task.look().more is False
+
+
 def test_more_metrics_than_one_look_takes_are_all_taken_before_the_end(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,3 +305,32 @@ def test_too_many_open_files_loses_nothing(task: Task, monkeypatch: pytest.Monke
 
 def _raise(exc: Exception) -> None:
     raise exc
+
+
+def test_what_the_run_made_of_the_files_of_others_is_said_at_its_end(task: Task) -> None:
+    """A person who looks for the reason of an odd end should find it."""
+    whole = {
+        layout.TASK: TaskInfo(run=task.run, attempt=1, task="worker-0").to_json(),
+        layout.ORDER: Order(seq=1, generation=1, verb="run").to_json(),
+        layout.STATUS: Status("running", generation=1).to_json(),
+    }
+    for name, content in whole.items():
+        (task.root / name).write_text(json.dumps(content))
+    assert task.pump.look_round(had_status=True) == []
+    (task.root / layout.ORDER).unlink()
+    (task.root / layout.STATUS).unlink()
+    os.mkfifo(task.root / layout.STATUS)
+    (task.root / layout.TASK).write_text("[" * 100_000)
+    (change,) = task.pump.look_round(had_status=True)
+    assert isinstance(change, AddEvent)
+    for found in (
+        "order.json is gone",
+        "status.json is not a regular file",
+        "task.json is not what was written",
+    ):
+        assert found in change.row.text
+    (task.root / layout.STATUS).unlink()
+    (change,) = task.pump.look_round(had_status=False)
+    assert isinstance(change, AddEvent) and "status.json" not in change.row.text
+    shutil.rmtree(task.root)
+    assert task.pump.look_round(had_status=True) == []

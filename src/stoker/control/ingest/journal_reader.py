@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.blobs import BlobStore
-from stoker.control.ingest import refusals, validation
+from stoker.control.ingest import refusals, tampering, validation
 from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import StepRate
@@ -45,8 +45,14 @@ from stoker.transfer import carry_checkpoint
 Scored = TypeVar("Scored", CheckpointRow, PartRow)
 LOOK_BYTES = 4 << 20
 """Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
+LONGEST_LINE = 64 << 20
+"""Bytes of one line of the journal. A checkpoint of 200,000 files takes about half of that."""
 LARGEST_FILE = 1 << 30
 """Bytes of one file of metrics, or of the journal, beyond which it is not read any more."""
+NONSENSE = 100
+"""Entries that no launcher writes, after which the journal is not read any more."""
+TOLD = 1000
+"""Warnings of one task's journal that become events: user code can write any number of them."""
 OURS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 )
@@ -168,6 +174,10 @@ class JournalReader:
         """More stands in the journal behind what is being carried."""
         self.spoiled = False
         """The journal cannot be read: user code put something else in its place."""
+        self._nonsense = 0
+        """What no launcher writes. From NONSENSE on, the journal is read no more."""
+        self._told = 0
+        self._unread = False
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
@@ -207,13 +217,25 @@ class JournalReader:
             status, pending=said(status.pending), ending=said(status.ending), usage=said(status.usage)
         )
 
+    def look_round(self, *, had_status: bool) -> list[Change]:
+        """Once its body has ended: what the run made of the files that others write, in one event. `had_status`: its
+        launcher was heard."""
+        said = tampering.found(self.directory, had_status=had_status)
+        text = f"{self.task}: in its task directory {', '.join(said)}; the run itself did that"
+        return [self._event("warning", text)] if said else []
+
+    def leave_unread(self, found: Intake) -> None:
+        """There is more than anybody waits for."""
+        if not self._unread:
+            self._unread = True
+            text = f"{self.task} was killed and has written more than can be taken in at once: the rest is left out"
+            found.changes.append(self._event("warning", text))
+
     def read_before(self) -> Ending | None:
         """How the body ended, where its end has been read already: by a server that died before it had acted on it."""
         found, offset, end = None, 0, self._cursors.get(layout.JOURNAL, 0)
         while offset < end and not self.spoiled:
-            lines, used = split_lines(
-                self.directory.read(layout.JOURNAL, offset, min(LOOK_BYTES, end - offset))
-            )
+            lines, used = split_lines(self._read_journal(offset, min(LOOK_BYTES, end - offset)))
             for entry in parse_lines(lines):
                 if entry.get("k") == "ended" and entry.get("generation") == self.generation:
                     intake = Intake()
@@ -249,15 +271,18 @@ class JournalReader:
 
     def _journal(self, found: Intake) -> None:
         before = self._cursors.get(layout.JOURNAL, 0)
-        if before >= LARGEST_FILE:
+        if before >= LARGEST_FILE or self._nonsense >= NONSENSE:
             return
         try:
-            data = self.directory.read(layout.JOURNAL, before, LOOK_BYTES)
+            data = self._read_journal(before, LOOK_BYTES)
             replaced = not data and before > self.directory.size(layout.JOURNAL)
         except OSError as exc:
             if exc.errno in OURS:
                 raise
             self._spoil(found, exc.strerror or str(exc))
+            return
+        if replaced and not self.directory.exists():
+            self.spoiled = True  # that its directory is gone is said by the engine
             return
         if replaced:
             self._spoil(found, "gone or shorter than it was")
@@ -274,12 +299,42 @@ class JournalReader:
             offset += len(line)
             for entry in parse_lines([line]):
                 self._journalled(entry, found)
+            if self._nonsense >= NONSENSE:
+                break
         else:
             self._reported.clear()
-        if not used and len(data) >= LOOK_BYTES:
+        if not used and len(data) >= LOOK_BYTES and not _may_be_entry(data):
             offset += len(data)  # a line that nobody could ever read past
-        found.more = not found.behind and found.ending is None and offset - before >= LOOK_BYTES // 2
+            self._doubt(found, NONSENSE // 10)
+        waits = bool(self._nonsense >= NONSENSE or found.behind or found.ending is not None)
+        # Also where what follows is one long line, of which this look has read the beginning.
+        found.more = not waits and (
+            offset - before >= LOOK_BYTES // 2 or (len(data) >= LOOK_BYTES and used > 0)
+        )
         self._move(layout.JOURNAL, offset, found)
+
+    def _read_journal(self, offset: int, limit: int) -> bytes:
+        """What one look takes in: `limit` bytes, or one longer line."""
+        data = self.directory.read(layout.JOURNAL, offset, limit)
+        if len(data) < limit or b"\n" in data or not _may_be_entry(data):
+            return data
+        data = self.directory.read(layout.JOURNAL, offset, LONGEST_LINE)
+        return data[: data.find(b"\n") + 1] or data
+
+    def _doubt(self, found: Intake, entries: int = 1) -> None:
+        """What no launcher writes: without a bound, user code could fill the database with it."""
+        self._nonsense += entries
+        if self._nonsense >= NONSENSE:
+            self._spoil(found, "not what its launcher writes")
+
+    def _warn(self, found: Intake, text: str, data: dict[str, Any] | None = None) -> None:
+        self._told += 1
+        if self._told <= TOLD:
+            found.changes.append(self._event("warning", text, data))
+        if self._told == TOLD:
+            found.changes.append(
+                self._event("warning", f"{self.task}: there are more warnings than {TOLD}; no more are told")
+            )
 
     def _spoil(self, found: Intake, what: str) -> None:
         """What its launcher says of the end is in the status too; checkpoints that it journals now are not heard of."""
@@ -296,8 +351,8 @@ class JournalReader:
         try:
             self._entry(entry, found)
         except (TypeError, ValueError):
-            text = f"the journal says something that cannot be understood: {str(entry)[:200]}"
-            found.changes.append(self._event("warning", text))
+            self._warn(found, f"the journal says something that cannot be understood: {str(entry)[:200]}")
+            self._doubt(found)
 
     def _is_of_now(self, entry: Mapping[str, Any]) -> bool:
         generation = entry.get("generation", self.generation)
@@ -356,10 +411,10 @@ class JournalReader:
         elif kind == "rejected":
             name = validation.text(entry.get("name"), validation.NAME, self._clean)
             reason = self._clean(str(entry.get("reason")))
-            found.changes.append(self._event("warning", *refusals.said(name, reason)))
+            self._warn(found, *refusals.said(name, reason))
             found.rejected.append(name)
         elif kind == "warning":
-            found.changes.append(self._event("warning", str(entry.get("message"))))
+            self._warn(found, str(entry.get("message")))
         elif kind in ("hang", "alive"):
             found.hung = validation.hung(entry, self._clean)
         elif kind == "setup":
@@ -408,7 +463,8 @@ class JournalReader:
     def _refuse(self, staged: StagedCheckpoint, exc: Exception, found: Intake) -> None:
         name = validation.text(staged.name, validation.NAME, self._clean)
         found.rejected.append(name)
-        found.changes.append(self._event("warning", *refusals.said(name, self._clean(str(exc)))))
+        self._warn(found, *refusals.said(name, self._clean(str(exc))))
+        self._doubt(found)
 
     def _part(self, staged: StagedCheckpoint, digest: str, size: int) -> PartRow:
         return PartRow(
@@ -528,6 +584,11 @@ def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> 
     if row.step is not None:
         values.update({point.key: point.value for point in points if point.step == row.step})
     return replace(row, metrics={**values, **row.metrics})
+
+
+def _may_be_entry(data: bytes) -> bool:
+    """Whether these may be the first bytes of an entry of the journal."""
+    return data.startswith(b"{") and len(data) < LONGEST_LINE
 
 
 def _local_rank(name: str) -> int:

@@ -55,6 +55,7 @@ class Shutdown:
             task.happened(TaskEvent.TOLD)
             margin = _KILL_MARGIN if kind == "kill" else _STOP_MARGIN
             task.stop_deadline = time.monotonic() + grace + margin
+            task.killed_at = time.monotonic() if kind == "kill" else None
             task.telling = asyncio.ensure_future(self._tell(live, task, kind, grace))
         told, _ = await asyncio.wait([task.telling for task in due if task.telling], timeout=_TELL)
         for one in told:

@@ -27,6 +27,8 @@ _STOPPED_WAIT = 5.0
 """The same for one that was told to stop: a person waits for it."""
 _KILLED_WAIT = 2.0
 """The same for one that was killed."""
+_KILLED_BACKLOG = 10.0
+"""Seconds that what a killed task has written is still taken in: user code can write more than is ever read."""
 _LOOK_AGAIN = 5.0
 """Seconds after a look that failed."""
 _TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
@@ -73,7 +75,7 @@ class TaskReader:
     async def _follow(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
         if found.carrying is not None:
             self._look_again_after(found.carrying, live, task)
-        if found.more:
+        if found.more and self._waits_for_backlog(task, found):
             task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
         elif found.ending is not None:
             self._over(
@@ -85,6 +87,18 @@ class TaskReader:
             await self._unjournalled(live, task, found.status)
         elif not found.visible and not found.behind:
             self._ctx.wakeups.observe_soon()  # somebody said that something changed, and no file did: is it still there?
+        if task.over and task.pump is not None:
+            found.changes += await asyncio.to_thread(task.pump.look_round, had_status=bool(task.reported))
+
+    def _waits_for_backlog(self, task: LiveTask, found: Intake) -> bool:
+        """A person who kills a run waits for its end, but not for all that a task wrote without end."""
+        if task.killed_at is None or time.monotonic() - task.killed_at < _KILLED_BACKLOG:
+            return True
+        if task.gone is None and not task.stopped:
+            return True  # it is being ended, and there is time meanwhile
+        assert task.pump is not None
+        task.pump.leave_unread(found)
+        return False
 
     def _look_again_after(self, carrying: Future[Any], live: LiveRun, task: LiveTask) -> None:
         loop = asyncio.get_running_loop()

@@ -32,6 +32,7 @@ from stoker.frameworks.base import World
 from stoker.frameworks.roles import has_world
 from stoker.spec.states import Cause
 from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow, PartRow, UpdateAttempt, UpdateRun
+from stoker.task import layout
 from stoker.task.layout import SharedPart
 
 log = logging.getLogger(__name__)
@@ -163,9 +164,18 @@ class BringUp:
         ]
         if lost:
             log.warning("run %s: the files of %s are lost: ended", live.id, ", ".join(lost))
+            await self._say_lost(live, lost)
             self._ctx.wakeups.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=lost))
             self._ctx.wakeups.observe_soon()
         return not lost
+
+    async def _say_lost(self, live: LiveRun, tasks: Sequence[str]) -> None:
+        """Once for each attempt: it is looked at again until they have ended."""
+        assert live.attempt is not None
+        text = f"{', '.join(tasks)} had an order, and {layout.ORDER} is gone or cannot be read: ended, to be replaced"
+        if live.lost_files != text:
+            live.lost_files = text
+            await self._ctx.committer.commit([AddEvent(EventRow(live.id, time.time(), "warning", text))])
 
     async def _salvage(self, live: LiveRun, task: LiveTask) -> list[SharedPart]:
         """What a lost attempt had complete and nobody carried is recorded before a checkpoint is chosen."""
