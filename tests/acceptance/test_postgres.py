@@ -310,6 +310,32 @@ print("trained")
 """
 
 
+def test_another_database_that_is_empty_is_not_taken_for_this_homes(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """A name mistyped in the settings, or a server that was set up anew: nothing is ended."""
+    box = Box(tmp_path)
+    right, empty = postgres.fresh(), postgres.fresh()
+    box.home.root.mkdir(parents=True)
+    try:
+        box.home.config.write_text(f'[server]\ndatabase = "{right}"\n')
+        run = box.submit("--", "sleep", "600")
+        box.until(run, "running")
+        launcher = box.launcher(run)
+        box("server", "stop")
+        box.home.config.write_text(f'[server]\ndatabase = "{empty}"\n')
+        refused = box("ps", code=1)
+        assert "has no runs in it" in refused.stderr and "1 in its ledger" in refused.stderr
+        assert f"[server] database in {box.home.config}" in refused.stderr
+        box("server", "stop")
+        box.home.config.write_text(f'[server]\ndatabase = "{right}"\n')
+        assert box.until(run, "running")["id"] == run and box.launcher(run) == launcher
+        box("stop", "--kill", run)
+        assert box.ended(run)["cause"] == "stopped"
+    finally:
+        box.close()
+
+
 @pytest.mark.long
 def test_a_home_moves_with_everything_in_it_and_back(tmp_path: Path, postgres: PostgresServer) -> None:
     """Runs that have ended, one that goes on meanwhile and one that waits for it."""

@@ -126,6 +126,8 @@ def _evidence(found: HomeContents) -> Iterator[str]:
 def _remedies(home: Home, found: HomeContents, shared: bool) -> Iterator[str]:
     if shared and home.database.is_file():
         yield f"To move the runs of {home.database} there: stoker server migrate."
+    elif shared:
+        yield f"If this is not the database of this home, name the right one: [server] database in {home.config}."
     elif not shared and any(name.startswith(_BEFORE_MIGRATION) for name in _names(home.backups)):
         yield f"If the database is on a server, name it again: [server] database in {home.config}."
     if found.copies:

@@ -307,7 +307,7 @@ def _raise(exc: Exception) -> None:
     raise exc
 
 
-def test_what_the_run_made_of_the_files_of_others_is_said_at_its_end(task: Task) -> None:
+def test_what_the_run_made_of_the_files_of_others_is_said_once(task: Task) -> None:
     """A person who looks for the reason of an odd end should find it."""
     whole = {
         layout.TASK: TaskInfo(run=task.run, attempt=1, task="worker-0").to_json(),
@@ -329,8 +329,9 @@ def test_what_the_run_made_of_the_files_of_others_is_said_at_its_end(task: Task)
         "task.json is not what was written",
     ):
         assert found in change.row.text
+    assert task.pump.look_round(had_status=True) == [], "once"
     (task.root / layout.STATUS).unlink()
-    (change,) = task.pump.look_round(had_status=False)
+    (change,) = task.again().look_round(had_status=False)
     assert isinstance(change, AddEvent) and "status.json" not in change.row.text
     shutil.rmtree(task.root)
     assert task.pump.look_round(had_status=True) == []

@@ -177,6 +177,18 @@ def test_a_copy_is_never_pushed_out_by_one_that_has_lost_its_runs(home: Home) ->
     assert len(_runs(auto)) == 3
 
 
+def test_no_copy_goes_while_the_newest_cannot_be_read(home: Home) -> None:
+    """A server that is out of descriptors can read none of them: to it each looks like one that holds nothing."""
+    auto = home.backups / "auto"
+    submit(home, "a")
+    for day in (1, 2, 3):
+        copy(home, f"auto/stoker-2026010{day}-000000.db")
+    (auto / "stoker-20260104-000000.db").touch()
+    before = sorted(auto.iterdir())
+    assert copies.rotate(auto) is None
+    assert sorted(auto.iterdir()) == before
+
+
 def _runs(auto: Path) -> dict[str, int]:
     return {path.name: inside.runs for path in auto.iterdir() if (inside := copies.contents(path))}
 

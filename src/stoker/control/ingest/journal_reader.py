@@ -178,6 +178,7 @@ class JournalReader:
         """What no launcher writes. From NONSENSE on, the journal is read no more."""
         self._told = 0
         self._unread = False
+        self._found: set[str] = set()
 
     def look(self, *, final: bool = False) -> Intake:
         """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
@@ -218,9 +219,11 @@ class JournalReader:
         )
 
     def look_round(self, *, had_status: bool) -> list[Change]:
-        """Once its body has ended: what the run made of the files that others write, in one event. `had_status`: its
-        launcher was heard."""
-        said = tampering.found(self.directory, had_status=had_status)
+        """What the run made of the files that others write, in one event: when it is told to stop, which writes an order anew,
+        and when its body has ended. `had_status`: its launcher was heard."""
+        found = tampering.found(self.directory, had_status=had_status)
+        said = [one for one in found if one not in self._found]
+        self._found.update(said)
         text = f"{self.task}: in its task directory {', '.join(said)}; the run itself did that"
         return [self._event("warning", text)] if said else []
 

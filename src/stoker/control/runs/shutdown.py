@@ -15,7 +15,7 @@ from stoker.control.startup import orders
 from stoker.control.state import LiveRun, LiveTask
 from stoker.spec.run_transitions import RunEvent
 from stoker.spec.states import Cause, RunState
-from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
+from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateRun
 from stoker.task.local_directory import UnsafePath
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,13 @@ class Shutdown:
     async def _tell(self, live: LiveRun, task: LiveTask, kind: str, grace: float) -> None:
         """By an order. Where the run put something in the way of that (a directory in its place), by the engine."""
         incarnation = task.incarnation
-        if await asyncio.to_thread(self._write, live, task, kind, grace):
+        found: list[Change] = []
+        if task.pump is not None:
+            found = await asyncio.to_thread(task.pump.look_round, had_status=bool(task.reported))
+        told = await asyncio.to_thread(self._write, live, task, kind, grace)
+        if found:
+            await self._ctx.committer.commit(live.redaction.changes(found))
+        if told:
             return
         if live.attempt is None or task.incarnation != incarnation or task.gone is not None:
             return  # it was replaced meanwhile: the engine would end the one that came after it

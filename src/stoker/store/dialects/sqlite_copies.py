@@ -58,9 +58,10 @@ def name_of_new(now: float) -> str:
 
 def rotate(directory: Path) -> Path | None:
     """Keeps the newest automatic copies. Keeps also the one with the most runs among those that hold runs which the
-    newest does not, and returns its path. A copy that cannot be read counts as empty."""
+    newest does not, and returns its path. A copy that cannot be read counts as empty. While the newest cannot be read,
+    none is removed: a server without file descriptors can read no copy at all."""
     made = sorted(directory.glob(AUTOMATIC))
-    if not made:
+    if not made or contents(made[-1]) is None:
         return None
     newest, older = made[-1], made[:-_KEEP]
     fuller = [path for path in (*directory.glob(KEPT), *older) if holds_others(path, newest)]
