@@ -48,6 +48,18 @@ def test_a_lost_task_directory_is_a_lost_attempt_and_not_a_new_one(rig: Rig, los
     assert "attempt 2 starts" in _texts(rig, row.id)
 
 
+def test_a_task_whose_order_is_lost_is_ended_and_that_is_said(rig: Rig) -> None:
+    row = rig.submit(["hang", "train"])
+    rig.until(row.id, "running")
+    path = _directory(rig, row.id, 1)
+    rig.close()
+    (path / layout.ORDER).unlink()
+    rig.restart(closed=True)
+    done = rig.ended(row.id)
+    assert (done.state, done.attempt, done.failures) == ("succeeded", 2, 0)
+    assert _texts(rig, row.id).count(f"{layout.ORDER} is gone") == 1
+
+
 def test_one_of_several_tasks_that_lost_its_directory_is_replaced(rig: Rig) -> None:
     row = rig.submit("hang", workers=2)
     rig.until(row.id, "running")

@@ -103,7 +103,7 @@ def test_a_task_in_a_container(box: Any, runtime: Runtime) -> None:
         assert (env["CUDA_VISIBLE_DEVICES"], env["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
         assert shown["shm"] == 32 << 20
         assert shown["home"] == sorted(["engine", "setups", "tasks"])
-        assert shown["tasks"] == ["run-1"]
+        assert (shown["tasks"], shown["engine"]) == (["run-1"], ["bundle"])
         (name,) = runtime("ps", "--format", "{{.Names}}").split()
         assert name == commands.name_of(cgroups.home_name(box.home.root), _place(), 1)
         limits = json.loads(runtime("inspect", name))[0]["HostConfig"]
@@ -123,7 +123,8 @@ import json, os
 room = os.statvfs("/dev/shm")
 home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.environ["STOKER_TASK_DIR"]))))
 print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "uid": os.getuid(), "parent": os.getppid(),
-    "shm": room.f_blocks * room.f_frsize, "home": sorted(os.listdir(home)), "tasks": os.listdir(home + "/tasks")}))
+    "shm": room.f_blocks * room.f_frsize, "home": sorted(os.listdir(home)), "tasks": os.listdir(home + "/tasks"),
+    "engine": os.listdir(home + "/engine")}))
 """
 
 
