@@ -186,7 +186,7 @@ class Processes:
         shares = [_share(pid) for pid in pids]
         exact = min(resident, sum(all_ for all_, _ in shares))
         self.shared.look(pids)
-        exact += self.shared.unmapped(pids, sum(shared for _, shared in shares))
+        exact = max(0, exact + self.shared.unmapped(pids, sum(shared for _, shared in shares)))
         self._quick = time.monotonic() - began < QUICK
         return exact
 
@@ -223,15 +223,22 @@ def _reaped_cpu() -> float:
 def _share(pid: int) -> Tuple[int, int]:
     """The proportional size of a process, with shared pages divided among the processes; and how much of it is shared memory.
     Where the kernel does not tell, all of it may be."""
+    found = shares_in(syscalls.read_text(f"/proc/{pid}/smaps_rollup"))
+    return found or (_resident(pid),) * 2
+
+
+def shares_in(rollup: str) -> Optional[Tuple[int, int]]:
+    """The same from the kernel's table. Pages of files on a disk are left out, as in a control group: the kernel drops them
+    when it needs memory. So a mapped data set or mapped weights do not count."""
     found = {}
-    for line in syscalls.read_text(f"/proc/{pid}/smaps_rollup").splitlines():
+    for line in rollup.splitlines():
         if line.startswith("Pss"):
             name, size = line.split()[:2]
             found[name] = int(size) * 1024
     whole = found.get("Pss:")
     if whole is None:
-        return (_resident(pid),) * 2
-    return whole, found.get("Pss_Shmem:", whole)
+        return None
+    return whole - found.get("Pss_File:", 0), found.get("Pss_Shmem:", whole)
 
 
 def _resident(pid: int) -> int:
