@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from stoker.errors import DiskFull, DiskReadOnly, StoreError
@@ -32,9 +33,12 @@ def refusal(exc: OSError, path: Path) -> StoreError | None:
 
 def full(path: Path) -> DiskFull:
     mount, left = mount_of(path), free(path)
+    how, make = f"{left} bytes free", "Free some space"
+    if has_no_inodes(path):
+        how, make = f"{how}, but no inodes for new files", "Remove some files"
     return DiskFull(
-        f"no space left on {mount} for {path}: {left} bytes free",
-        hint="Free some space; no acknowledged change is lost, and work continues as soon as there is room.",
+        f"no space left on {mount} for {path}: {how}",
+        hint=f"{make}; no acknowledged change is lost, and work continues as soon as there is room.",
         details={"file_system": str(mount), "free": left, "path": str(path)},
     )
 
@@ -67,10 +71,30 @@ def free(path: Path) -> int:
     return _UNKNOWN
 
 
+def has_no_inodes(path: Path) -> bool:
+    """Whether no new file finds room, however many bytes are left."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(_existing(path))
+        return found.f_files > 0 and found.f_favail == 0  # some file systems do not count them
+    return False
+
+
 def is_read_only(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        return bool(os.statvfs(_existing(path)).f_flag & os.ST_RDONLY)
-    return False
+        if os.statvfs(_existing(path)).f_flag & os.ST_RDONLY:
+            return True
+    # ext4 of newer kernels does not tell this way that it has turned itself read-only after an error.
+    return _gave_up(_mountinfo(), str(mount_of(path)))
+
+
+def _gave_up(mountinfo: Iterable[str], mount: str) -> bool:
+    """Whether the file system that was mounted last at `mount` says that it takes no more writes."""
+    options = ""
+    for line in mountinfo:
+        head, _, tail = line.partition(" - ")
+        if _unescaped(head.split(" ")[4]) == mount:
+            options = tail.split(" ")[-1]
+    return "emergency_ro" in options.strip().split(",")
 
 
 def _existing(path: Path) -> Path:
@@ -82,8 +106,16 @@ def _existing(path: Path) -> Path:
 
 
 def _mounts() -> set[str]:
+    return {_unescaped(line.split(" ")[4]) for line in _mountinfo()}
+
+
+def _unescaped(mount: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), mount)
+
+
+def _mountinfo() -> list[str]:
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-            return {_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in lines}
+            return list(lines)
     except OSError:
-        return set()
+        return []

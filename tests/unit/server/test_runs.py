@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import subprocess
 import threading
 import time
@@ -207,6 +209,21 @@ def test_names_are_shown_as_they_are(rig: Any) -> None:
     assert status == 200 and sent["content-type"] == "application/json"
     assert json.loads(body)["tags"] == ["<script>alert(1)</script>", "\x1b[31m"]
     assert b"\x1b" not in body
+
+
+def test_a_home_that_turned_read_only_is_not_called_ok(rig: Any) -> None:
+    home = str(rig.home.root)
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount")
+    for command in (["--bind", home, home], ["-o", "remount,ro,bind", home]):
+        if subprocess.run(["mount", *command], capture_output=True).returncode:
+            pytest.skip("nothing can be mounted here")
+    try:
+        found = rig.client.server()["store"]
+    finally:
+        subprocess.run(["umount", "--lazy", home], check=True)
+    assert f"read-only file system {home}" in found["status"] and "Nothing was damaged" in found["hint"]
+    assert rig.client.server()["store"]["status"] == "ok"
 
 
 def test_a_damaged_database(serve: Callable[..., Any]) -> None:

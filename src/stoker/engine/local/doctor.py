@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from stoker import disks
 from stoker.engine.local.containers import commands, runtime
 from stoker.engine.local.host import capacity, isolation, processes
 from stoker.engine.local.host.gpus import Gpus
@@ -24,6 +25,8 @@ from stoker.settings import Settings
 from stoker.task.units import readable_size
 
 LITTLE_DISK = 5 << 30
+NO_DISK = 64 << 20
+"""With less free a server may not start, and checkpoints find no room."""
 LITTLE_SHM = 1 << 30
 """Data loaders with workers pass batches through it; containers often have 64 MiB."""
 FEW_FILES = 4096
@@ -138,16 +141,22 @@ def _gpus() -> Iterator[Fact]:
 
 def _disk(home: Path) -> Iterator[Fact]:
     existing = next(path for path in (home, *home.parents) if path.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if disks.is_read_only(existing):
+        mount = disks.mount_of(existing)
+        fix = f"Find out why (dmesg, mount), then: mount -o remount,rw {mount}."
+        yield Fact("home", Health.FAIL, f"{home} is on a read-only file system, {mount}", fix)
+    elif not os.access(existing, os.W_OK | os.X_OK):
         yield Fact(
             "home", Health.FAIL, f"{home} cannot be written", "Set STOKER_HOME to a directory of yours."
         )
-    usage = shutil.disk_usage(existing)
-    enough = usage.free >= LITTLE_DISK
-    fix = "" if enough else "Make room, or set STOKER_HOME to a bigger disk."
-    yield Fact(
-        "disk", Health.OK if enough else Health.WARN, f"{readable_size(usage.free)} free for {home}", fix
-    )
+    free = shutil.disk_usage(existing).free
+    status, text, fix = Health.OK, f"{readable_size(free)} free for {home}", ""
+    if free < LITTLE_DISK:
+        fix = "Make room, or set STOKER_HOME to a bigger disk."
+        status = Health.FAIL if free < NO_DISK else Health.WARN
+    if disks.has_no_inodes(existing):
+        status, text, fix = Health.FAIL, f"no inodes for new files, {text}", "Remove some files."
+    yield Fact("disk", status, text, fix)
     shm = Path("/dev/shm")
     if shm.is_dir():
         total = shutil.disk_usage(shm).total

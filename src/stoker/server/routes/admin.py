@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from stoker import disks
 from stoker.errors import StoreDamaged, StoreError, StoreLost
 from stoker.server import backup
 from stoker.server.requests import Backup, Forget, Nothing
@@ -55,6 +56,10 @@ def server(request: Request) -> JsonAnswer:
         # Users ask this route what is wrong, so it answers with everything that can be known.
         store["status"] = exc.message
     store["status"] = services.damaged or store["status"]
+    database = services.settings.home.database
+    if store["status"] == "ok" and kind == "sqlite" and disks.is_read_only(database):
+        refused = disks.read_only(database)
+        store |= {"status": refused.message, "hint": refused.hint}
     if services.trouble is not None:
         store["hint"] = services.trouble.hint
     return JsonAnswer(
