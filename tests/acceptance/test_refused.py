@@ -76,6 +76,7 @@ def test_whole_checkpoints_are_kept_and_refused_ones_are_told_and_left(box: Box)
     )
     pulled = box("pull", run, "--what", "checkpoints", code=3).stderr
     assert "2 checkpoints are not offered: step-1.pt (the zip archive" in pulled
+    assert "2 checkpoints are not offered: step-1.pt (the zip archive" in box("pull", run, code=3).stderr
     assert f"hint: what attempt 1 wrote is left for 7 days in {box.home.tasks / run / '1.kept'}; " in pulled
 
     # Left where it says, when all else of the attempt is gone, and after another server has begun.
@@ -88,3 +89,62 @@ def test_whole_checkpoints_are_kept_and_refused_ones_are_told_and_left(box: Box)
     assert (kept / "step-1.pt").read_bytes() == b"PK\x03\x04 and no more"
     assert (kept / "step-2" / "vocab.txt").read_text() == "[PAD]\n[UNK]\n"
     assert not (box.home.tasks / whole).exists()
+
+
+RETRIED = """
+import os, sys
+
+place, attempt = os.environ["STOKER_CHECKPOINT_DIR"], int(os.environ["STOKER_ATTEMPT"])
+print("from", os.path.basename(os.environ.get("STOKER_RESUME_FROM", "the start")))
+name = {"torn": "step-%d.pt", "whole": "step-%d.bin"}.get(sys.argv[attempt])
+if name:
+    path = os.path.join(place, name % attempt)
+    with open(path + ".tmp", "wb") as file:
+        file.write(b"PK\\x03\\x04 and no more")
+        if sys.argv[attempt] == "whole":
+            file.seek(0)
+            file.write(b"step")
+    os.rename(path + ".tmp", path)
+sys.exit(1)
+"""
+
+
+def test_what_an_earlier_attempt_wrote_is_left_too(box: Box) -> None:
+    """It may be the only one that got anywhere."""
+    box.write("train.py", RETRIED)
+    ended = box("run", "--retries", "2", sys.executable, "train.py", "torn", "nothing", "torn", code=1)
+    (run,) = [run["id"] for run in box.client().runs(limit=10)["runs"]]
+    first, third = (box.home.tasks / run / f"{number}.kept" for number in (1, 3))
+    assert (
+        f"what attempt 3 wrote is left for 7 days in {third}, what attempt 1 wrote in {first}" in ended.stderr
+    )
+    names = ["1.kept", "3.kept"]
+    wait(lambda: sorted(path.name for path in (box.home.tasks / run).iterdir()), lambda it: it == names)
+    for number, path in ((1, first), (3, third)):
+        assert (path / f"worker-0/checkpoints/1/step-{number}.pt").is_file()
+    assert f"in {first}" in box("pull", run, "--what", "checkpoints", code=3).stderr
+
+    # Of one that is not the last, where the last wrote nothing.
+    box("run", "--retries", "1", sys.executable, "train.py", "torn", "nothing", code=1)
+    other = next(run for run in box.client().runs(limit=10)["runs"] if run["id"] != run)["id"]
+    left = box.json("show", other)["warnings"][0]
+    assert left.endswith(f"what attempt 1 wrote is left for 7 days in {box.home.tasks / other / '1.kept'}")
+    wait(lambda: [path.name for path in (box.home.tasks / other).iterdir()], lambda it: it == ["1.kept"])
+
+
+def test_a_stored_checkpoint_that_was_damaged_since_is_told(box: Box) -> None:
+    box.write("train.py", RETRIED)
+    run = box.submit(sys.executable, "train.py", "whole", "nothing")
+    (kept,) = box.ended(run)["checkpoints"]
+    (damaged,) = [
+        path
+        for path in (box.home.blobs / "objects").rglob("*")
+        if path.is_file() and path.read_bytes().startswith(b"step and")
+    ]
+    damaged.chmod(0o600)
+    damaged.write_bytes(b"STEP" + damaged.read_bytes()[4:])
+    box("resume", run)
+    shown = box.ended(run)
+    (line,) = shown["warnings"]
+    assert line.startswith(f"checkpoint {kept['name']} is not offered: what was stored of it is damaged: ")
+    assert "from the start" in box("logs", run, "--attempt", "2").stdout

@@ -74,6 +74,34 @@ def test_files_are_told_first_and_until_a_checkpoint_is_kept() -> None:
     assert refusing.after(lines, [keep("other.pt")]) == ("checkpoint a.pt is not offered: it ends early",)
 
 
+def test_whose_checkpoints_were_refused() -> None:
+    def starts(number: int) -> EventRow:
+        return EventRow("r", 1.0, "starting", f"attempt {number} starts")
+
+    def said(change: Change) -> EventRow:
+        assert isinstance(change, AddEvent)
+        return change.row
+
+    first = [starts(1), said(refuse("a.pt"))]
+    assert refusing.of_last_attempt(first, [])
+    assert not refusing.of_last_attempt([*first, starts(2)], [keep("b.pt")])
+    assert refusing.of_last_attempt([*first, starts(2)], [refuse("b.pt")])
+    stored = EventRow(
+        "r", 1.0, "warning", "damaged since", {"id": "ck-1", "name": "a.pt", "refused": "it is damaged"}
+    )
+    assert not refusing.of_last_attempt([starts(1), stored], [])
+    assert refusing.after((), [AddEvent(stored)]) == ("checkpoint a.pt is not offered: it is damaged",)
+
+
+def test_where_files_are_left_in_words() -> None:
+    assert refusing.places({}, "7 days") == ""
+    assert refusing.places({1: "/a"}, "7 days") == "what attempt 1 wrote is left for 7 days in /a"
+    assert (
+        refusing.places({1: "/a", 3: "/c"}, "7 days")
+        == "what attempt 3 wrote is left for 7 days in /c, what attempt 1 wrote in /a"
+    )
+
+
 def test_files_that_are_left_on_a_volume_are_not_swept_for_a_while() -> None:
     run = RunRow(
         id="r", seq=1, key="k", name="r", project="p", user="u", state="failed", desired="run", priority=0, tags=(),

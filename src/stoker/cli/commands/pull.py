@@ -35,7 +35,7 @@ def pull(
     whole = on_run(ctx, run, ctx.client.run)
     run_id = str(whole["id"])
     chosen = _checkpoint(whole, checkpoint) if what == "checkpoints" else None
-    if what == "checkpoints" and (refused := refusals.of_run(whole).summary):
+    if what != "logs" and (refused := refusals.of_run(whole).summary):
         ctx.note(f"{terminal.style('warning', 'yellow', 'bold', on=ctx.err_color)}: {terminal.safe(refused)}")
     files = ctx.client.files(run_id, what=what, checkpoint=chosen)["files"]
     folder = Path(output) if output is not None else Path(run_id) / what

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.blobs import BlobStore
+from stoker.control.checkpoints import refusals
 from stoker.control.checkpoints.completion import Completion, Round, Settled, WrittenPart
 from stoker.control.ingest.journal_reader import Intake, score
 from stoker.errors import BlobDamaged, DiskFull, NotFound, StokerError
@@ -210,8 +211,8 @@ class Assembly:
             except DiskFull:
                 raise
             except StokerError as exc:
-                name = _name(round_, self._members)
-                done.changes.append(self._event("warning", f"checkpoint {name} is not offered: {exc}"))
+                said = refusals.said(_name(round_, self._members), exc)
+                done.changes.append(self._event("warning", *said))
                 self._gathering.call(round_, "")
                 continue
             if round_.replaces and round_.replaces != row.id:

@@ -5,11 +5,11 @@ An event says it at the moment; the warnings are what a person and a script see 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.control.ingest import validation
 from stoker.spec import refusals
-from stoker.store.rows import AddCheckpoint, AddEvent, Change
+from stoker.store.rows import AddCheckpoint, AddEvent, Change, EventRow
 
 _REASON = 300
 """Characters of a reason."""
@@ -30,3 +30,27 @@ def after(warnings: Sequence[str], changes: Iterable[Change]) -> tuple[str, ...]
         elif isinstance(change, AddEvent) and "refused" in change.row.data:
             found.add(change.row.data["name"], change.row.data["refused"])
     return found.warnings()
+
+
+def of_last_attempt(said: Iterable[EventRow], changes: Iterable[Change]) -> bool:
+    """Whether something was refused that the attempt which started last wrote: by the run's events, and what is about to be
+    recorded. A stored checkpoint that was found damaged has an id, and no files in any attempt."""
+    found = False
+    for event in [*said, *(change.row for change in changes if isinstance(change, AddEvent))]:
+        if event.kind == "starting":
+            found = False
+        elif "refused" in event.data and "id" not in event.data:
+            found = True
+    return found
+
+
+def places(found: Mapping[int, str], days: str) -> str:
+    """Where the files of these attempts are, the newest first; empty: nowhere."""
+    said = ""
+    for number, place in sorted(found.items(), reverse=True):
+        said += (
+            f", what attempt {number} wrote in {place}"
+            if said
+            else f"what attempt {number} wrote is left for {days} in {place}"
+        )
+    return said

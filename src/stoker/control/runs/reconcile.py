@@ -318,11 +318,12 @@ class Reconciler:
             "ended_at": now,
             "usage": live.usage,
         }
-        if following.state is not RunState.QUEUED and live.row.warnings:
-            where = await asyncio.to_thread(self._recording.refusals, live, changes, values)
+        again = following.state is RunState.QUEUED
+        if live.row.warnings:
+            where = await asyncio.to_thread(self._recording.refusals, live, changes, values, again=again)
             if where:
                 ended["evidence"]["files"] = where
-        kind = "ended" if following.state is not RunState.QUEUED else "requeued"
+        kind = "requeued" if again else "ended"
         changes += self._recording.last_rows(live)
         changes += [
             UpdateAttempt(live.id, live.attempt.number, ended),

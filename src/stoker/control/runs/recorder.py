@@ -14,6 +14,7 @@ from stoker.control.checkpoints import retention
 from stoker.control.context import Context
 from stoker.control.ingest import refusals as refusing
 from stoker.control.ingest.journal_reader import Intake
+from stoker.control.policy import hold
 from stoker.control.startup import salvage
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import ASIDE_FOR, SetsAside
@@ -35,6 +36,9 @@ from stoker.store.rows import (
 )
 from stoker.task import layout
 from stoker.transfer import carry_outputs, merge_outputs, outputs_for
+
+_MOST_LEFT = 3
+"""Attempts that ended before the last one and whose files are left: a run that is preempted all the time must not fill the disk."""
 
 
 class Recorder:
@@ -79,31 +83,47 @@ class Recorder:
         live.update(warnings=warnings)
         return [UpdateRun(live.id, {"warnings": warnings})]
 
-    def refusals(self, live: LiveRun, changes: list[Change], values: dict[str, Any]) -> str:
-        """At the end of a run: say once more which checkpoints were refused. If there is no other, what was written is not
-        removed: where it will be (into `values` goes what the run says of it); empty: nowhere."""
+    def refusals(
+        self, live: LiveRun, changes: list[Change], values: dict[str, Any], *, again: bool = False
+    ) -> str:
+        """At the end of an attempt: if the run has no checkpoint because those of this attempt were refused, what it wrote
+        is not removed. Where it will be; empty: nowhere. At the end of the run (not `again`), say once more which were
+        refused, and into `values` goes what the run says of the files."""
         found = refusals.read(live.row.warnings)
         text, where = found.summary, ""
         if not text:
             return ""
         kept = self._ctx.store.checkpoints(live.id, kept_only=True)
         if not kept and not any(isinstance(change, AddCheckpoint) for change in changes) and live.launched:
-            where, found.files = self._left(live)
+            where, found.files = self._left(live, changes, again=again)
+        if again and not where:
+            return ""
+        if found.files:
             values["warnings"] = found.warnings()
             text += f"; no checkpoint of this run is kept: {found.files}"
         changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
         return where
 
-    def _left(self, live: LiveRun) -> tuple[str, str]:
-        """Where the files of the attempt stay, and that in words."""
+    def _left(self, live: LiveRun, changes: list[Change], *, again: bool) -> tuple[str, str]:
+        """Where the files of the attempt stay, and in words where those of all attempts do."""
+        assert live.attempt is not None
         engine = self._ctx.fleet.engine(live.engine)
         days = f"{ASIDE_FOR / 86400:.0f} days"
+        attempts = self._ctx.store.attempts(live.id)
+        places = {row.number: place for row in attempts if (place := hold.files_of(row))}
+        if not refusing.of_last_attempt(self._ctx.store.events(live.id), changes):
+            return "", refusing.places(places, days)
         directories = [task.directory for task in live.tasks.values()]
         if not any(directory is not None and directory.exists() for directory in directories):
-            return "", "its files are gone with the task that wrote them"
+            gone = "its files are gone with the task that wrote them"
+            return "", refusing.places(places, days) or gone
+        if again and len(places) >= _MOST_LEFT:
+            return "", ""
         if isinstance(engine, SetsAside):
             where = engine.aside(live.handle)
-            return where, f"what attempt {live.row.attempt} wrote is left for {days} in {where}"
+            return where, refusing.places({**places, live.attempt.number: where}, days)
+        if again:
+            return "", ""
         if all(salvage.shares(directory) for directory in directories):
             where = f"{layout.SHARED}/{live.id}"
             text = f"what attempt {live.row.attempt} wrote is left for {days} on the checkpoint claim, in {where}"

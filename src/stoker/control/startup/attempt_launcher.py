@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stoker.blobs import BlobStore
 from stoker.control import run_secrets
-from stoker.control.checkpoints import retention
+from stoker.control.checkpoints import refusals, retention
 from stoker.control.policy.task_phases import TaskEvent, TaskPhase
 from stoker.control.startup import attempt_spec, orders
 from stoker.control.startup import world as worlds
@@ -162,9 +162,10 @@ class AttemptLauncher:
             try:
                 self._bring(live, tasks, row, retention.beside(candidates, row))
             except StokerError as exc:
-                text = f"checkpoint {row.name} is damaged and was not offered: {exc.message}"
+                text, data = refusals.said(row.name, f"what was stored of it is damaged: {exc.message}")
                 changes.append(UpdateCheckpoint(row.id, {"kept": False}))
-                changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text, {"id": row.id})))
+                event = EventRow(live.id, time.time(), "warning", text, {"id": row.id, **data})
+                changes.append(AddEvent(event))
                 continue
             step = f" (step {row.step})" if row.step is not None else ""
             text = f"{_who(live, tasks)} goes on from checkpoint {row.name}{step}"

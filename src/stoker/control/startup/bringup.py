@@ -150,7 +150,7 @@ class BringUp:
             changes.append(UpdateRun(live.id, {"reason": ""}))
             live.update(reason="")
         # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
-        await self._ctx.committer.commit(live.redaction.changes(changes))
+        await self._ctx.committer.commit(self._warned(live, live.redaction.changes(changes)))
         self._sweep(live, waiting[0], taken)
         return None
 
@@ -187,12 +187,16 @@ class BringUp:
             changes.append(UpdateRun(live.id, counted))
             live.update(**counted)
         if changes:
-            changes = [*live.redaction.changes(changes)]
-            warnings = refusals.after(live.row.warnings, changes)
-            changes.append(UpdateRun(live.id, {"warnings": warnings}))
-            live.update(warnings=warnings)
-            await self._ctx.committer.commit(changes)
+            await self._ctx.committer.commit(self._warned(live, live.redaction.changes(changes)))
         return taken
+
+    def _warned(self, live: LiveRun, changes: Sequence[Change]) -> list[Change]:
+        """With what they mean for the run's warnings."""
+        warnings = refusals.after(live.row.warnings, changes)
+        if warnings == live.row.warnings:
+            return [*changes]
+        live.update(warnings=warnings)
+        return [*changes, UpdateRun(live.id, {"warnings": warnings})]
 
     async def _know_secrets(self, live: LiveRun) -> None:
         """Before anything is taken in that its tasks say."""
