@@ -298,7 +298,8 @@ def _entries() -> List[Path]:
         found = [path for path in directory().iterdir() if not _UNFINISHED.search(path.name)]
     except FileNotFoundError:
         return []
-    return [path for path in found if path.name not in _POINTERS and path.exists()]
+    # Scripts call whole directories so too; those are checkpoints.
+    return [path for path in found if (path.name not in _POINTERS and path.exists()) or path.is_dir()]
 
 
 def prune(name: str, keep: int) -> None:

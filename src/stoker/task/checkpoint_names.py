@@ -10,7 +10,7 @@ import re
 from typing import Dict, Iterable, List, Optional
 
 _UNFINISHED = re.compile(
-    r"^~|~$|^\.tmp|^tmp[-_]|_temp$|\.orbax-checkpoint-tmp|\.tempstate\d*$|\.(tmp|temp)([-_.]?[0-9a-f]+)?$"
+    r"^~.|.~$|^\.tmp|^tmp[-_]|_temp$|\.orbax-checkpoint-tmp|\.tempstate\d*$|\.(tmp|temp)([-_.]?[0-9a-f]+)?$"
     r"|\.(part|partial|incomplete|lock|swp|crdownload|aria2)$",
     re.IGNORECASE,
 )
@@ -35,7 +35,8 @@ _STEP = (
 )
 
 POINTERS = {"checkpoint", "latest", "latest_checkpointed_iteration.txt"}
-"""Files that only name the newest checkpoint (TensorFlow, DeepSpeed, Megatron). Not checkpoints themselves."""
+"""Files that only name the newest checkpoint (TensorFlow, DeepSpeed, Megatron). Scripts give these names to whole checkpoints
+too: what is there tells (`launcher/checkpoints/snapshot.is_pointer`)."""
 
 
 def is_temporary(name: str) -> bool:
@@ -56,7 +57,7 @@ def meant(name: str) -> str:
 @functools.lru_cache(maxsize=65536)
 def unit_of(name: str) -> Optional[str]:
     """The checkpoint that a top-level entry belongs to; None for an entry that never is one."""
-    if is_temporary(name) or name in POINTERS or _SIDE.search(name):
+    if is_temporary(name) or _SIDE.search(name):
         return None
     for pattern in (_TF_PART, _SHARD, _SHARD_INDEX):
         found = pattern.match(name)

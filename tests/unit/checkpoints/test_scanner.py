@@ -245,6 +245,45 @@ class TestWhatCounts:
         (record,) = task.offered
         assert task.staged(record, "latest") == b"global_step7"
 
+    @pytest.mark.parametrize("name", ["latest", "checkpoint"])
+    def test_what_is_called_like_a_pointer_may_be_a_whole_checkpoint(self, task: Task, name: str) -> None:
+        """`save_pretrained(place / "latest")`, `torch.save(state, place / "checkpoint")`."""
+        (task.dir / "making.tmp").mkdir()
+        task.write("making.tmp/weights.bin", b"w")
+        (task.dir / "making.tmp").rename(task.dir / name)
+        task.pass_time(1)
+        assert task.hows == {name: "rename"}
+        task.write(f"{name}/more.bin", b"m")
+        task.pass_time(5)
+        assert [len(record["files"]) for record in task.offered] == [1, 2]
+
+    @pytest.mark.parametrize("name", ["latest", "checkpoint"])
+    def test_what_is_called_like_a_pointer_may_be_a_file_of_weights(self, task: Task, name: str) -> None:
+        task.write(name, archive())
+        task.pass_time(5)
+        task.restart()
+        task.pass_time(5)
+        assert task.names == [name]
+        task.write(name, b"step-7")
+        task.write("step-7.pt", archive())
+        task.pass_time(5)
+        assert task.names == [name, "step-7.pt"]
+
+    def test_a_link_to_the_newest_is_none(self, task: Task) -> None:
+        task.write("step-1/weights.bin", b"w")
+        (task.dir / "latest").symlink_to("step-1")
+        task.pass_time(5)
+        task.scanner.finish(violent=False)
+        assert task.names == ["step-1"]
+
+    def test_a_module_called_tilde_is_part_of_its_checkpoint(self, task: Task) -> None:
+        """As haiku calls what is in none: `mlp/~/linear_0`."""
+        for path in ("step-1/mlp/~/linear_0", "step-1/~draft", "step-1/draft~"):
+            task.write(path, b"w")
+        task.pass_time(5)
+        (record,) = task.offered
+        assert [file["path"] for file in record["files"]] == ["step-1/mlp/~/linear_0"]
+
     def test_notes_beside_a_checkpoint_are_none(self, task: Task) -> None:
         task.write("config.json", b"{}")
         task.write("last.pt", archive())

@@ -131,12 +131,9 @@ class ScanState:
                 continue
             numbers.add(entry["number"])
             if entry.get("generation") == self.generation:
-                files = [
-                    file
-                    for file in entry.get("files") or []
-                    if file.get("path") not in checkpoint_names.POINTERS
-                ]
-                self.contents[str(entry.get("name"))] = stager.digest(files)
+                files = entry.get("files") or []
+                own = [file for file in files if file.get("path") not in checkpoint_names.POINTERS]
+                self.contents[str(entry.get("name"))] = stager.digest(own or files)
         self.number = max(numbers, default=0)
         return numbers
 

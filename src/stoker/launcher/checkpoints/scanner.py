@@ -198,6 +198,8 @@ class Scanner:
             if name is None:
                 self._note_unfinished(change, now)
                 continue
+            if snapshot.is_pointer(self._source, change.entry):
+                continue
             candidate = self._candidate(name)
             candidate.see(change, now)
             if change.kind == "arrived" and not change.inside:
@@ -222,7 +224,7 @@ class Scanner:
         started = time.monotonic()
         names = snapshot.entries(self._source)
         states = snapshot.states(self._source, names)
-        for name, members in checkpoint_names.group(names).items():
+        for name, members in snapshot.units(self._source, names).items():
             key = key_of(self._snapshot(members))
             if key == self._state.settled.get(name):
                 continue
@@ -436,7 +438,7 @@ class Scanner:
         return self._candidates.setdefault(name, Candidate(name, self._quiet))
 
     def _entries(self) -> Dict[str, List[str]]:
-        return checkpoint_names.group(snapshot.entries(self._source))
+        return snapshot.units(self._source, snapshot.entries(self._source))
 
     def _snapshot(self, members: List[str]) -> snapshot.Signature:
         """The state of the files. An entry with too many files is no checkpoint, which is reported once."""

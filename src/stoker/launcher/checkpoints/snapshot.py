@@ -17,6 +17,9 @@ from stoker.task import checkpoint_names
 MAX_FILES = 200_000
 """A checkpoint with more files is refused: no real writer makes one."""
 
+_BEGINNING = 4096
+"""Bytes by which text is told from what is none."""
+
 
 class FileState(NamedTuple):
     """One file of a checkpoint, with the attributes that a write changes."""
@@ -86,6 +89,31 @@ def entries(directory: str) -> List[str]:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def is_pointer(directory: str, name: str) -> bool:
+    """A text under one of the names of `POINTERS`, or a link. A directory of that name, or a file of other bytes than text, is
+    a checkpoint like any other."""
+    if name not in checkpoint_names.POINTERS:
+        return False
+    try:
+        fd = os.open(
+            os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+    except OSError:
+        return True
+    try:
+        kind = os.fstat(fd).st_mode
+        if not stat.S_ISREG(kind):
+            return not stat.S_ISDIR(kind)
+        return b"\0" not in os.read(fd, _BEGINNING)
+    finally:
+        os.close(fd)
+
+
+def units(directory: str, names: Iterable[str]) -> Dict[str, List[str]]:
+    """Top-level entries by checkpoint, without those that only name one."""
+    return checkpoint_names.group(name for name in names if not is_pointer(directory, name))
 
 
 def states(directory: str, names: Iterable[str]) -> Dict[str, State]:
