@@ -161,6 +161,9 @@ def test_what_to_go_on_from(there: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert stoker.checkpoint.load() == b"step-2"
     stoker.checkpoint.save("step-3", {"a": b"1"})
     assert stoker.checkpoint.load() == there / "step-3"
+    (there / "latest").mkdir()
+    os.utime(there / "latest", (2**31, 2**31))
+    assert stoker.checkpoint.latest() == there / "latest"
 
 
 def test_the_stem_of_a_tensorflow_checkpoint(there: Path) -> None:
