@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.blobs import BlobStore
-from stoker.control.checkpoints import refusals
 from stoker.control.checkpoints.completion import Completion, Round, Settled, WrittenPart
+from stoker.control.ingest import refusals
 from stoker.control.ingest.journal_reader import Intake, score
 from stoker.errors import BlobDamaged, DiskFull, NotFound, StokerError
 from stoker.spec.tree import Tree, TreeFile

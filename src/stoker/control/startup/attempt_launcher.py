@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from stoker.blobs import BlobStore
 from stoker.control import run_secrets
-from stoker.control.checkpoints import refusals, retention
+from stoker.control.checkpoints import retention
+from stoker.control.ingest import refusals
 from stoker.control.policy.task_phases import TaskEvent, TaskPhase
 from stoker.control.startup import attempt_spec, orders
 from stoker.control.startup import world as worlds

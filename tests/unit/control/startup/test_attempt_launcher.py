@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_let_go_and_the_one_before_it_offered(server: Dr
     server.kill_launcher(run)
     server.advance(5)
     assert server.order(run).resume_from == "step-1.pt"
-    assert "checkpoint step-2.pt is damaged and was not offered" in server.said(run)
+    assert "checkpoint step-2.pt is not offered: what was stored of it is damaged" in server.said(run)
     assert {row.name: row.kept for row in server.store.checkpoints(run)} == {
         "step-1.pt": True,
         "step-2.pt": False,
