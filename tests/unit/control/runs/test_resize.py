@@ -39,7 +39,7 @@ def test_one_that_runs_is_resized_in_place_and_others_get_the_rest(server: Drive
 
 
 def test_where_the_engine_cannot_it_starts_again_with_the_new_size(server: Driven) -> None:
-    server.engine.grown = "this kernel cannot"
+    server.engine.resize_problem = "this kernel cannot"
     run = server.submit(resources={"cpu": 1}, retries=0)
     answer = server.controller.resize(run, cpu=2.0, memory=None)
     assert answer["how"] == "restart" and answer["text"].startswith("this kernel cannot; it checkpoints")
