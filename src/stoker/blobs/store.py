@@ -1,8 +1,8 @@
 """The blobs of one home, on its disk.
 
-objects/ab/cdef...   file contents
-trees/ab/cdef...     manifests of trees, canonical JSON
-tmp/                 being written; never read
+    objects/ab/cdef...   file contents
+    trees/ab/cdef...     manifests of trees, canonical JSON
+    tmp/                 being written; never read
 
 Collecting is mark and sweep with a grace age. A blob that is asked for or stored again counts as fresh: its
 modification time is renewed. So nothing disappears between "it is stored, do not send it" and the row that refers to

@@ -1,4 +1,5 @@
 """Builds images from layers, without a daemon: configs, manifests, archives, and a cache of layers.
+
 tree = Tree(); tree.file("app/train.py", ...)
 layer = Cache().layer(key, lambda: tree)
 image = assemble([layer], Settings(entrypoint=("python3", "/app/train.py")))

@@ -1,7 +1,7 @@
 """HTTP for registries: redirects carry no credentials to other hosts, everything is bounded, addresses are checked.
 
-  Wire.base     the URL of a registry: https, or http where the rules allow it and it has no TLS
-  Wire.open     one request, redirects followed; the answer is read inside the `with`
+    Wire.base     the URL of a registry: https, or http where the rules allow it and it has no TLS
+    Wire.open     one request, redirects followed; the answer is read inside the `with`
 
 An `authorization` is sent only to the origin it is for (scheme, host and port).
 """

@@ -1,9 +1,9 @@
 """What a home holds besides its database: enough to tell a new home from one that has lost its database.
 
-ledger.jsonl   {"id", "name", "t"} for each acknowledged run; {"id", "forgotten"} once it was forgotten
-tasks/RUN      of runs that are not cleaned up yet; their training may be running
-blobs/         code, checkpoints, outputs
-backups/       copies of the database
+    ledger.jsonl   {"id", "name", "t"} for each acknowledged run; {"id", "forgotten"} once it was forgotten
+    tasks/RUN      of runs that are not cleaned up yet; their training may be running
+    blobs/         code, checkpoints, outputs
+    backups/       copies of the database
 
 A new database beside these would know nothing: tasks would be orphans, blobs garbage, and its copies would replace the
 good ones. So no database is created there.

@@ -1,7 +1,7 @@
 """What every engine must do, as a pytest class: subclass `EngineSuite`, give it `make_engine`, and run it.
 
-class TestMine(EngineSuite):
-    def make_engine(self, home): return MyEngine(...)
+    class TestMine(EngineSuite):
+        def make_engine(self, home): return MyEngine(...)
 
 Differences between engines that do not matter (required parts of an attempt, durations, where a directory is) are
 methods that a subclass may replace.
