@@ -135,7 +135,6 @@ class LauncherlessTask:
         self._gone = False
         self._updated = asyncio.Event()
         self._log_complete = asyncio.Event()
-        self._recorded = asyncio.Event()
         self._saved = 0.0
         self.directory = LauncherlessTaskDir(self, asyncio.get_running_loop())
         self._following = asyncio.create_task(self._follow())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.engine.kubernetes.quantity import cores, number, show_cores, size
+from stoker.engine.kubernetes.quantity import number, show_cores
 from stoker.task.units import readable_size
 
 Object = Mapping[str, Any]
@@ -167,6 +167,3 @@ def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _larger(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {key: max(one.get(key, 0), other.get(key, 0)) for key in {**one, **other}}
-
-
-__all__ = ["PodRequest", "cores", "explain", "requests_of", "size"]
