@@ -39,14 +39,14 @@ def settle(directory: str, generation: int) -> Dict[str, Any]:
 
 def salvage(directory: str, generation: int, carried: List[int]) -> Dict[str, Any]:
     """Salvage a part of a shared volume. Raises OSError."""
-    return _run(directory, str(generation), "salvage", said=json.dumps(carried))
+    return _run(directory, str(generation), "salvage", stdin=json.dumps(carried))
 
 
-def _run(directory: str, *arguments: str, said: str = "") -> Dict[str, Any]:
+def _run(directory: str, *arguments: str, stdin: str = "") -> Dict[str, Any]:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(formats.__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _COLLECT, root, directory, *arguments]
     began = time.monotonic()
-    done = subprocess.run(argv, input=said.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(argv, input=stdin.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         answer = json.loads(done.stdout)
     except ValueError:

@@ -124,7 +124,7 @@ class Sync:
         self._local = LocalTaskDir(directory)
 
     def wait(self, request: SyncRequest, client: Optional[int] = None) -> SyncAnswer:
-        """What is new, as soon as there is something; empty after `asked.wait` seconds. `other`: a descriptor that
+        """What is new, as soon as there is something; empty after `request.wait` seconds. `client`: a descriptor that
         becomes readable when the client has disconnected; then Gone is raised."""
         end = time.monotonic() + request.wait
         with _Watch(self._directory, client) as watch:

@@ -254,7 +254,7 @@ def test_a_pod_that_went_unseen_is_explained_by_events() -> None:
         "lost",
         evidence={"events": ["TaintManagerEviction: Cancelling deletion of Pod a/p"]},
     )
-    assert pod_causes.vanished("p", None, ours=True) == PodFinding("pod p was ended")
+    assert pod_causes.vanished("p", None, by_engine=True) == PodFinding("pod p was ended")
 
 
 def waiting(name: str, **state: Any) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class BlockingCalls:
         self.gone = ""
         """Why the courier will never answer again, once that is known."""
 
-    def ask(
+    def call(
         self, verb: str, header: Mapping[str, Any], data: bytes = b""
     ) -> tuple[dict[str, Any], memoryview]:
         """One call, tried again while there is no answer."""
@@ -105,7 +105,7 @@ class BlockingCalls:
         named = {**header, "job": secrets.token_hex(16)}
         end = time.monotonic() + LONGEST_JOB
         while time.monotonic() < end:
-            answer, _ = self.ask(verb, named)
+            answer, _ = self.call(verb, named)
             if answer.get("running") is not True:
                 return answer
         raise CourierLost(f"{verb} has not finished after {LONGEST_JOB:.0f} s")

@@ -96,7 +96,7 @@ class RemoteTaskDir:
 
     def write_order(self, order: formats.Order) -> None:
         value = order.to_json()
-        answer, _ = self._calls.ask(courier_protocol.ORDER, {"order": value})
+        answer, _ = self._calls.call(courier_protocol.ORDER, {"order": value})
         if "stale" in answer:
             raise OSError(
                 errno.ESTALE, f"order {order.seq} comes after {str(answer['stale'])[:20]}", self.root
@@ -136,7 +136,7 @@ class RemoteTaskDir:
         pieces: list[bytes] = []
         while limit > 0:
             wanted = min(limit, courier_protocol.RANGE)
-            _, data = self._calls.ask(
+            _, data = self._calls.call(
                 courier_protocol.READ, {"path": path, "offset": offset, "limit": wanted}
             )
             if len(data) > wanted:
@@ -148,7 +148,7 @@ class RemoteTaskDir:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def discard(self, path: str) -> None:
-        self._calls.ask(courier_protocol.DISCARD, {"path": path})
+        self._calls.call(courier_protocol.DISCARD, {"path": path})
 
     def settle(self, generation: int) -> None:
         self._calls.job(courier_protocol.SETTLE, {"generation": generation})
@@ -158,7 +158,7 @@ class RemoteTaskDir:
     def parts(self) -> tuple[list[layout.SharedPart], list[str]]:
         if not self.shares:
             return [], []
-        answer, _ = self._calls.ask(courier_protocol.PARTS, {})
+        answer, _ = self._calls.call(courier_protocol.PARTS, {})
         try:
             names = courier_protocol.strings(answer.get("names"), _PARTS)
         except courier_protocol.Malformed as exc:

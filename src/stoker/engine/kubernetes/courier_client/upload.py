@@ -71,7 +71,7 @@ class Uploader:
         missing: dict[str, tuple[int, int]] = {}
         for at in range(0, len(names), DIGESTS):
             asked = names[at : at + DIGESTS]
-            answer, _ = self._calls.ask(courier_protocol.MISSING, {**self._target, "digests": asked})
+            answer, _ = self._calls.call(courier_protocol.MISSING, {**self._target, "digests": asked})
             if answer.get("settled") is True:
                 return None
             complete, begun = answer.get("complete"), answer.get("begun")

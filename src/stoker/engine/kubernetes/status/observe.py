@@ -155,7 +155,7 @@ def _absent(
         return _gone(snapshot, key, incarnation, PodFinding(f"pod {name} was never created"))
     last = snapshot.deleted_pods.get(created[1])
     events = snapshot.events({"metadata": {"uid": created[1]}})
-    finding = pod_causes.vanished(name, last, events, ours=key[:2] in snapshot.ended)
+    finding = pod_causes.vanished(name, last, events, by_engine=key[:2] in snapshot.ended)
     return _gone(snapshot, key, incarnation, finding, last)
 
 

@@ -50,14 +50,14 @@ def look(pod: Object, events: Sequence[Object] = (), nodes: Sequence[Object] | N
 
 
 def vanished(
-    name: str, last: Object | None, events: Sequence[Object] = (), *, ours: bool = False
+    name: str, last: Object | None, events: Sequence[Object] = (), *, by_engine: bool = False
 ) -> PodFinding:
-    """A pod that does not exist any more. `last`: its last state; `ours`: the engine ended it itself."""
+    """A pod that does not exist any more. `last`: its last state; `by_engine`: the engine ended it itself."""
     if last is not None:
         found = _ended(last) or _died(last) or _disrupted(last, name)
         if found is not None:
             return _with_evidence(found, last, events)
-    if ours:
+    if by_engine:
         return PodFinding(proof=f"pod {name} was ended")
     said = next((found for event in reversed(events) if (found := _by_event(event, name))), None)
     proof = f"pod {name} is gone: it or its node was deleted"
