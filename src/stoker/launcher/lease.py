@@ -24,9 +24,9 @@ from typing import Any, Optional
 
 REPRIEVE = 120.0
 """Seconds that a server has to reach a task again that was suspended. It tries at least once a minute."""
-LOOK = 5.0
+CHECK_EVERY = 5.0
 """Seconds between two checks, or less for a short lease."""
-AWAY = 4.0
+MISSED_CHECKS = 4.0
 """After this many missed checks the launcher counts as having been stopped."""
 
 
@@ -35,19 +35,19 @@ class Lease:
 
     def __init__(self, seconds: float, now: float, *, exclusive: bool = False) -> None:
         self.seconds = seconds
-        self.every = min(LOOK, seconds / 10)
+        self.every = min(CHECK_EVERY, seconds / 10)
         self._exclusive = exclusive
         self._since = now
         """The earliest time at which the lease can have begun."""
-        self._looked = now
+        self._checked = now
         self._seen: Any = None
         self._reprieve: Optional[float] = None
         """The lease does not end before this time."""
 
     def look(self, now: float, contact: Any) -> bool:
         """Whether the lease is over. `contact`: a value that differs each time the file is replaced."""
-        before, self._looked = self._looked, now
-        away = now - before > AWAY * self.every
+        before, self._checked = self._checked, now
+        away = now - before > MISSED_CHECKS * self.every
         if contact != self._seen:
             self._seen, self._since = contact, before
             if not away:
@@ -61,7 +61,7 @@ class Lease:
     @property
     def due(self) -> float:
         """When to check again."""
-        return self._looked + self.every
+        return self._checked + self.every
 
 
 def clock() -> float:

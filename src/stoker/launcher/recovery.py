@@ -17,7 +17,7 @@ from stoker.launcher.process import exit_reason
 from stoker.launcher.task_files import take_lock
 from stoker.task.directory import StillHeld
 
-APART = 500_000_000
+SALVAGE_NUMBERS = 500_000_000
 """Copies made by `salvage` have larger numbers. A task that was given up, but still runs, may use smaller ones meanwhile."""
 PATIENCE = 10.0
 """Seconds that the guardian has to end the processes of a dead launcher."""
@@ -57,7 +57,7 @@ def salvage(directory: str, generation: int, carried: Iterable[int]) -> None:
     """
     journal = Journal(directory)
     try:
-        for number in sorted({*carried, APART}):
+        for number in sorted({*carried, SALVAGE_NUMBERS}):
             journal.append({"k": CARRIED, "number": number}, durable=False)
         _scan(directory, journal, generation)
     finally:

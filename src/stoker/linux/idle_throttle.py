@@ -56,14 +56,14 @@ class IdleThrottle:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._turn.give_back()
+        self._turn.release()
 
     def pause(self) -> None:
         while not self._hurried():
             if time.monotonic() >= self._until:
-                self._turn.give_back()
-                self._free = self._look()
-                self._until = self._soon()
+                self._turn.release()
+                self._free = self._measure()
+                self._until = self._next_measurement()
             if self._free:
                 return
             if self._turn.held:
@@ -71,16 +71,16 @@ class IdleThrottle:
                 return
             if self._turn.take(time.monotonic()):
                 self._began, self._used = time.monotonic(), time.thread_time()
-                self._until = self._soon()
+                self._until = self._next_measurement()
                 return
             self._rest(time.monotonic() + _NAP * random.uniform(1, 3))
-        self._turn.give_back()
+        self._turn.release()
 
-    def _soon(self) -> float:
+    def _next_measurement(self) -> float:
         # Workers of one run save at the same time. At different moments they do not all count on the same idle CPU.
         return time.monotonic() + PERIOD * random.uniform(0.6, 1.4)
 
-    def _look(self) -> bool:
+    def _measure(self) -> bool:
         """Whether a CPU is free; True where that cannot be measured."""
         before, began = _CpuCounters(), time.monotonic()
         self._rest(began + LOOK)
@@ -114,7 +114,7 @@ class _Turn:
         self.held = not self._path or self._lock(now)
         return self.held
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.held = False
         fd, self._fd = self._fd, None
         if fd is not None:

@@ -72,7 +72,7 @@ def copy(sources: List[Tuple[int, Any]], memory: Memory) -> None:
             length = len(source) if isinstance(source, bytes) else source.numel() * source.element_size()
             if isinstance(source, bytes):
                 room[at : at + length] = source
-            elif length and _plain(source):
+            elif length and _is_plain(source):
                 address = target.data_ptr() + at - source.data_ptr()
                 for begin in range(source.data_ptr(), source.data_ptr() + length, _PIECE):
                     end = min(begin + _PIECE, source.data_ptr() + length)
@@ -108,7 +108,7 @@ def _move(moves: Deque[Tuple[int, int, int]]) -> None:
         thread.join()
 
 
-def _plain(source: Any) -> bool:
+def _is_plain(source: Any) -> bool:
     """Whether its values are contiguous bytes in CPU memory."""
     lazy = source.is_conj() or source.is_neg()
     return bool(source.device.type == "cpu" and source.is_contiguous() and not lazy)

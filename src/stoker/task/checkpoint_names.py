@@ -49,7 +49,7 @@ def is_unfinished(name: str) -> bool:
     return _UNFINISHED.search(name) is not None
 
 
-def meant(name: str) -> str:
+def final_name(name: str) -> str:
     """The probable final name of an entry with a temporary name."""
     return _MADE_BY.sub("", _UNFINISHED.sub("", name)).lstrip(".") or name
 

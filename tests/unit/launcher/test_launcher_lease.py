@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.launcher.lease import AWAY, REPRIEVE, Lease
+from stoker.launcher.lease import MISSED_CHECKS, REPRIEVE, Lease
 from stoker.task.fencing import LEASE_MARGIN
 
 LEASE = 1000.0
@@ -93,9 +93,9 @@ def test_a_contact_before_it_slept_is_not_taken_for_a_new_one() -> None:
 def test_a_short_nap_is_nothing() -> None:
     story = Story()
     story.goes_on(LEASE / 2)
-    story.is_away(AWAY * EVERY * 2)
+    story.is_away(MISSED_CHECKS * EVERY * 2)
     story.goes_on(LEASE)
-    assert story.ended == pytest.approx(50.0 + LEASE, abs=AWAY * EVERY)
+    assert story.ended == pytest.approx(50.0 + LEASE, abs=MISSED_CHECKS * EVERY)
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -131,7 +131,7 @@ def test_a_turn_that_is_never_given_back_does_not_stop_the_others(
     began = machine.now
     (other,) = machine.run(until(machine, began + 10 * idle_throttle.PATIENCE, turns))
     assert machine.worked[other] > 5 * idle_throttle.SHARE * idle_throttle.PERIOD
-    holder._turn.give_back()
+    holder._turn.release()
 
 
 def test_who_is_waited_for_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_who_is_waited_for_does_not_wait_for_a_turn(tmp_path: Path, monkeypatch:
     rests = IdleThrottle(lambda: machine.now > soon, turns)
     machine.run(rests.pause)
     assert machine.now < soon + 0.5
-    holder._turn.give_back()
+    holder._turn.release()
 
 
 def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     assert ours.take(0.0)
-    ours.give_back()
+    ours.release()
 
 
 @pytest.mark.parametrize("kind", ["absent", "directory", "link"])
@@ -171,6 +171,6 @@ def test_where_there_can_be_no_lock_everybody_takes_his_own_share(tmp_path: Path
         place.symlink_to(tmp_path / "elsewhere")
     one, other = (idle_throttle._Turn(str(place)) for _ in range(2))
     assert one.take(0.0) and other.take(0.0)
-    one.give_back()
-    other.give_back()
+    one.release()
+    other.release()
     assert not one.held and not (tmp_path / "elsewhere").exists()

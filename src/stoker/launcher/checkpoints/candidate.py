@@ -13,7 +13,7 @@ COPY_GAP = 0.2
 """Least seconds between two copies of a checkpoint that is saved again and again. Also at least `COPY_SHARE` times the duration
 of the copy."""
 COPY_SHARE = 5.0
-LOOK_AGAIN = 1.0
+EXAMINE_AGAIN = 1.0
 """Seconds until a file that is still open, or changed during its copy, is examined again."""
 
 
@@ -112,7 +112,7 @@ class Candidate:
         """A process has it open and may go on writing, even if it was renamed."""
         self.fresh = dict.fromkeys(self.fresh, "written")
         self.closed = False
-        self.changed = max(self.changed, now - self.quiet + min(self.quiet, LOOK_AGAIN))
+        self.changed = max(self.changed, now - self.quiet + min(self.quiet, EXAMINE_AGAIN))
         self.due = self.changed + self.quiet
 
     def take_commit(self, version: int) -> Optional[Dict[str, Any]]:

@@ -20,7 +20,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from stoker.launcher.checkpoints import open_files, snapshot, stager
-from stoker.launcher.checkpoints.candidate import LOOK_AGAIN, Candidate
+from stoker.launcher.checkpoints.candidate import EXAMINE_AGAIN, Candidate
 from stoker.launcher.checkpoints.directory_watch import DirectoryChange, DirectoryWatch
 from stoker.launcher.checkpoints.scan_state import ScanState, key_of
 from stoker.launcher.checkpoints.sdk_commits import Commits
@@ -30,7 +30,7 @@ RETRY_DISK = 30.0
 RETRY_FAILED = 60.0
 PENDING = 64
 """Largest number of names of unfinished checkpoints that are reported."""
-UNREADY = 60.0
+UNFINISHED_FOR = 60.0
 """Seconds after which an entry with a temporary name counts as left behind, not as being written."""
 RESCAN = 1.0
 """Seconds between two full scans where the kernel sends no events; more when a scan takes long."""
@@ -135,9 +135,9 @@ class Scanner:
             for candidate in self._candidates.values()
             if candidate.due is not None or candidate.job is not None
         }
-        since = self._clock() - UNREADY
+        since = self._clock() - UNFINISHED_FOR
         names |= {
-            checkpoint_names.meant(entry) for entry, at in self._unfinished_entries.items() if at > since
+            checkpoint_names.final_name(entry) for entry, at in self._unfinished_entries.items() if at > since
         }
         return sorted(names)[:PENDING]
 
@@ -362,7 +362,7 @@ class Scanner:
         if job.stale or outcome.status == "changed":
             stager.remove(job.target)
             candidate.missed = True
-            candidate.due = candidate.due or now + min(self._quiet, LOOK_AGAIN)
+            candidate.due = candidate.due or now + min(self._quiet, EXAMINE_AGAIN)
             return
         if outcome.status in ("disk-full", "failed"):
             self._warn(outcome)

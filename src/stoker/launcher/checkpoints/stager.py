@@ -180,7 +180,7 @@ def _stage(job: StagingJob, pause: idle_throttle.Pause) -> StagingOutcome:
     if files is None or (snapshot.snapshot(job.source, job.members) != before and len(before) > 1):
         return StagingOutcome(job, "changed", signature=before)
     members = {member.path: member for member in before}
-    content = digest([_identified(file, members[file["path"]]) for file in files])
+    content = digest([_with_identity(file, members[file["path"]]) for file in files])
     if content == job.known:
         return StagingOutcome(job, "same", signature=before, content=content)
     verdict = verify.verify_unit(job.target, job.name, [member.path for member in before], pause)
@@ -315,7 +315,7 @@ def digest(files: List[Dict[str, Any]]) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _identified(file: Dict[str, Any], member: snapshot.FileState) -> Dict[str, Any]:
+def _with_identity(file: Dict[str, Any], member: snapshot.FileState) -> Dict[str, Any]:
     """The entry with a replacement for a missing hash, which changes whenever the file is written."""
     return file if file["sha256"] else {**file, "sha256": f"{member.ino}-{member.mtime_ns}"}
 

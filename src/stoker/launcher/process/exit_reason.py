@@ -65,7 +65,7 @@ def ending(order: Order, facts: ExitFacts) -> Ending:
     )
     result.process = facts.process
     result.last_lines = facts.last_lines
-    _how(result, facts)
+    _read_status(result, facts)
     stage = "the setup" if facts.setup else "the process"
     if facts.failure is not None:
         _failed_to_start(result, facts, facts.failure)
@@ -152,7 +152,7 @@ def full_disks(directory: str, env: Mapping[str, str]) -> List[str]:
     return found
 
 
-def _how(result: Ending, facts: ExitFacts) -> None:
+def _read_status(result: Ending, facts: ExitFacts) -> None:
     if facts.status is None:
         return
     if os.WIFSIGNALED(facts.status):

@@ -174,12 +174,12 @@ def spawn(
         _child(argv, env, directory, stdout, stderr, writer, info, cores, keep, launcher, victim)
     os.close(writer)
     with open(reader, "rb") as report:
-        said = report.read()
-    if not said:
+        failure = report.read()
+    if not failure:
         process_tree.remember(pid)
         return pid
     os.waitpid(pid, 0)
-    stage, number, what = said.decode("utf-8", "replace").split(" ", 2)
+    stage, number, what = failure.decode("utf-8", "replace").split(" ", 2)
     raise _explain(stage, int(number), what, argv, env, directory)
 
 
@@ -272,8 +272,8 @@ def _explain(
     found = _found(command, env, directory)
     if number in (errno.ENOENT, errno.ENOTDIR) and found is None:
         where = "in the working directory" if "/" in command else "on PATH"
-        nearby = _nearby(command, directory, env.get("PATH"))
-        return CannotStart(number, f"no such command {where}: {command!r}{nearby}", 127)
+        hint = _hint(command, directory, env.get("PATH"))
+        return CannotStart(number, f"no such command {where}: {command!r}{hint}", 127)
     if number == errno.ENOENT:
         return CannotStart(
             number, f"cannot run {command!r}: the interpreter named in its first line is not there", 127
@@ -294,7 +294,7 @@ def _found(command: str, env: Mapping[str, str], directory: str) -> Optional[str
     return shutil.which(command, mode=os.F_OK, path=env.get("PATH", container_env.DEFAULT_PATH))
 
 
-def _nearby(command: str, directory: str, path: Optional[str]) -> str:
+def _hint(command: str, directory: str, path: Optional[str]) -> str:
     """A hint why the command was not found."""
     if "/" in command or not os.path.lexists(os.path.join(directory, command)):
         if command == "python" and shutil.which("python3", path=path):

@@ -15,7 +15,7 @@ from stoker.task.formats import TaskInfo
 
 WATCH_EVERY = 0.25
 """Seconds between two checks of the watchdog."""
-GLANCE_EVERY = 0.1
+GROWTH_CHECK_EVERY = 0.1
 """Seconds between two reads of the machine's shared memory: a file there may be written and closed in a moment."""
 FULL_RATE = 5 << 20
 """Bytes of samples written at the full rate. Each further MiB halves the rate, so the file stays small."""
@@ -43,7 +43,7 @@ class Sampler:
         self._watch_pids = info.pids is not None and not self.cgroup.limits_pids
         now = time.monotonic()
         self._next_sample = now + min(1.0, info.sample_every)
-        self._next_watch = self._next_glance = now
+        self._next_watch = self._next_growth_check = now
         self._last_cpu = (now, 0.0)
         self._cpu_before = self.cgroup.cpu_seconds() or 0.0
         self._skipped = 0
@@ -56,8 +56,8 @@ class Sampler:
 
     def poll(self, now: float) -> float:
         """Do what is due; seconds until the next call. Most calls read a few small files at most."""
-        if self._watch_memory and now >= self._next_glance:
-            self._next_glance = now + GLANCE_EVERY
+        if self._watch_memory and now >= self._next_growth_check:
+            self._next_growth_check = now + GROWTH_CHECK_EVERY
             if self.processes.is_due(self.info.memory or 0):
                 self._next_watch = now
         if (self._watch_memory or self._watch_pids) and now >= self._next_watch:
@@ -70,7 +70,7 @@ class Sampler:
         if self._watch_memory or self._watch_pids:
             following = min(following, self._next_watch)
         if self._watch_memory:
-            following = min(following, self._next_glance)
+            following = min(following, self._next_growth_check)
         return max(0.0, following - now)
 
     @property

@@ -14,11 +14,11 @@ _MOST = 5_000_000
 """Largest number of values that are walked, in about five seconds; a longer file is not judged."""
 
 
-class _Torn(Exception):
+class _Truncated(Exception):
     """The file ends in the middle of a value."""
 
 
-class _Strange(Exception):
+class _Invalid(Exception):
     """The file has another format, or a newer version."""
 
 
@@ -38,17 +38,17 @@ class _Reader:
     def take(self, count: int) -> bytes:
         self._left -= 1
         if self._left < 0:
-            raise _Strange("it has too many values to be checked")
+            raise _Invalid("it has too many values to be checked")
         data = self._file.read(count)
         self.at += len(data)
         if len(data) < count:
-            raise _Torn
+            raise _Truncated
         return data
 
     def peek(self) -> bytes:
         data = self._file.read(1)
         if not data:
-            raise _Torn
+            raise _Truncated
         self._file.seek(-1, 1)
         return data
 
@@ -57,9 +57,9 @@ class _Reader:
 
     def skip(self, count: int) -> None:
         if count < 0:
-            raise _Strange("a length is negative")
+            raise _Invalid("a length is negative")
         if count > self._size - self.at:
-            raise _Torn
+            raise _Truncated
         if count < 4096:
             self._file.read(count)
         else:
@@ -71,9 +71,9 @@ def _walk(file: BinaryIO, size: int, name: str, walk: Callable[[_Reader], Verdic
     reader = _Reader(file, size)
     try:
         return walk(reader)
-    except _Torn:
+    except _Truncated:
         return Verdict(False, name, f"it ends at byte {size}, in the middle of a value")
-    except _Strange as exc:
+    except _Invalid as exc:
         return Verdict(None, name, str(exc))
 
 
@@ -88,7 +88,7 @@ def _onnx(reader: _Reader) -> Verdict:
         tag = _varint(reader)
         field, kind = tag >> 3, tag & 7
         if not 1 <= field <= 64 or (first and tag != 8):
-            raise _Strange("it is not a model of ONNX as it is known here")
+            raise _Invalid("it is not a model of ONNX as it is known here")
         if kind == 0:
             _varint(reader)
         elif kind == 2:
@@ -96,7 +96,7 @@ def _onnx(reader: _Reader) -> Verdict:
         elif kind in (1, 5):
             reader.skip(8 if kind == 1 else 4)
         else:
-            raise _Strange("it is not a model of ONNX as it is known here")
+            raise _Invalid("it is not a model of ONNX as it is known here")
         first = False
     return Verdict(None, "onnx", "fields may still follow")
 
@@ -115,7 +115,7 @@ def _zstd(reader: _Reader) -> Verdict:
         elif magic == 0xFD2FB528:
             _zstd_frame(reader)
         else:
-            raise _Strange("it has data that is not a zstd frame")
+            raise _Invalid("it has data that is not a zstd frame")
         first = False
     return Verdict(True, "zstd")
 
@@ -130,7 +130,7 @@ def _zstd_frame(reader: _Reader) -> None:
         block = reader.number(3, "little")
         last, kind = bool(block & 1), block >> 1 & 3
         if kind == 3:
-            raise _Strange("it has blocks of an unknown type")
+            raise _Invalid("it has blocks of an unknown type")
         reader.skip(1 if kind == 1 else block >> 3)
     reader.skip(4 if flags & 4 else 0)
 
@@ -142,7 +142,7 @@ def _varint(reader: _Reader) -> int:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value
-    raise _Strange("a number is too long")
+    raise _Invalid("a number is too long")
 
 
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4,
@@ -167,7 +167,7 @@ def _msgpack(reader: _Reader) -> Verdict:
         many = 0
         if byte >= 0xE0 or byte < 0x80 or 0xA0 <= byte <= 0xBF or byte in _FIXED or byte in _LONG:
             if first:
-                raise _Strange("it does not start with a map or a list")
+                raise _Invalid("it does not start with a map or a list")
             if 0xA0 <= byte <= 0xBF:
                 reader.skip(byte & 31)
             elif byte in _FIXED:
@@ -183,7 +183,7 @@ def _msgpack(reader: _Reader) -> Verdict:
             width, each = _MANY[byte]
             many = each * reader.number(width)
         else:
-            raise _Strange("it has a byte that msgpack does not define")
+            raise _Invalid("it has a byte that msgpack does not define")
         wanted += many
         first = False
     return Verdict(True, "msgpack") if reader.ended else Verdict(None, "msgpack", "something else follows")
@@ -200,55 +200,55 @@ def check_ubjson(file: BinaryIO, size: int, named: bool) -> Verdict:
 
 def _ubjson(reader: _Reader) -> Verdict:
     if reader.take(1) != b"{":
-        raise _Strange("it does not start with an object")
-    open_ones: List[List[Optional[int]]] = []
+        raise _Invalid("it does not start with an object")
+    stack: List[List[Optional[int]]] = []
     """For each open list (0) or object (1): its kind, and the number of entries still to come, if it has one."""
-    _open(reader, 1, open_ones)
-    while open_ones:
-        kind, left = open_ones[-1]
+    _open(reader, 1, stack)
+    while stack:
+        kind, left = stack[-1]
         if left == 0:
-            open_ones.pop()
+            stack.pop()
             continue
         mark = reader.take(1)
         if left is None and mark == (b"}" if kind else b"]"):
-            open_ones.pop()
+            stack.pop()
             continue
         if left is not None:
-            open_ones[-1][1] = left - 1
+            stack[-1][1] = left - 1
         if kind:
             reader.skip(_count(reader, mark))
             mark = reader.take(1)
         if mark in (b"[", b"{"):
-            _open(reader, int(mark == b"{"), open_ones)
+            _open(reader, int(mark == b"{"), stack)
         elif mark in (b"S", b"H"):
             reader.skip(_count(reader, reader.take(1)))
         elif mark in _SIZES:
             reader.skip(_SIZES[mark])
         else:
-            raise _Strange("it holds what UBJSON has no meaning for")
+            raise _Invalid("it holds what UBJSON has no meaning for")
     return Verdict(True, "ubjson") if reader.ended else Verdict(None, "ubjson", "something else follows")
 
 
-def _open(reader: _Reader, kind: int, open_ones: List[List[Optional[int]]]) -> None:
+def _open(reader: _Reader, kind: int, stack: List[List[Optional[int]]]) -> None:
     """Read the type and the number of entries that can follow the bracket. Numbers of one type are skipped at once."""
     mark = reader.peek()
     if mark == b"$":
         reader.take(1)
         each = reader.take(1)
         if kind or reader.take(1) != b"#" or each not in _SIZES:
-            raise _Strange("it holds what UBJSON has no meaning for")
+            raise _Invalid("it holds what UBJSON has no meaning for")
         reader.skip(_SIZES[each] * _count(reader, reader.take(1)))
     elif mark == b"#":
         reader.take(1)
-        open_ones.append([kind, _count(reader, reader.take(1))])
+        stack.append([kind, _count(reader, reader.take(1))])
     else:
-        open_ones.append([kind, None])
+        stack.append([kind, None])
 
 
 def _count(reader: _Reader, mark: bytes) -> int:
     if mark not in _NUMBERS:
-        raise _Strange("it holds what UBJSON has no meaning for")
+        raise _Invalid("it holds what UBJSON has no meaning for")
     count = reader.number(_NUMBERS[mark], signed=mark != b"U")
     if count < 0:
-        raise _Strange("a length is negative")
+        raise _Invalid("a length is negative")
     return count

@@ -24,19 +24,19 @@ _CERTAIN = 16
 """After this many valid opcodes it is a pickle: three in four byte values are no opcode."""
 
 
-class _Torn(Exception):
+class _Truncated(Exception):
     """The pickle ends early."""
 
 
-class _Strange(Exception):
+class _Invalid(Exception):
     """An unknown opcode: it is no pickle, or other data is between its opcodes."""
 
 
-class _Endless(Exception):
+class _TooLong(Exception):
     """Too many opcodes to be walked."""
 
 
-class _Seen:
+class _WalkResult:
     """What a walk has found, however it ended."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
     if file.read(len(_TORCH_LEGACY)) == _TORCH_LEGACY:
         return Verdict(None, "torch (legacy)", "the old torch format has no end mark")
     file.seek(start)
-    first, seen = b"", _Seen()
+    first, result = b"", _WalkResult()
     try:
         while file.tell() < size or not first:
             head = file.read(2)
@@ -84,62 +84,62 @@ def check_pickle(file: BinaryIO, size: int, named: bool) -> Verdict:
                 return Verdict(None, "pickle", "data that is not a pickle follows the pickle")
             named = named or head == first
             first = first or head
-            _walk(file, size, seen)
-    except _Endless:
+            _walk(file, size, result)
+    except _TooLong:
         return Verdict(None, "pickle", "it has too many opcodes to be checked")
-    except _Strange as exc:
-        return Verdict(None, "joblib" if seen.joblib else "pickle", str(exc))
-    except _Torn as exc:
-        if seen.joblib:
+    except _Invalid as exc:
+        return Verdict(None, "joblib" if result.joblib else "pickle", str(exc))
+    except _Truncated as exc:
+        if result.joblib:
             return Verdict(None, "joblib", "arrays follow")
-        return Verdict(False if named or seen.certain else None, "pickle", str(exc))
+        return Verdict(False if named or result.certain else None, "pickle", str(exc))
     return Verdict(True, "pickle")
 
 
-def _walk(file: BinaryIO, size: int, seen: _Seen) -> None:
+def _walk(file: BinaryIO, size: int, result: _WalkResult) -> None:
     """Read to the STOP of the pickle that starts here."""
     arguments, read, seek, tell = _ARGUMENTS, file.read, file.seek, file.tell
-    seen.certain, count, joblib, frame = False, 0, len(_JOBLIB), _FRAME
+    result.certain, count, joblib, frame = False, 0, len(_JOBLIB), _FRAME
     try:
         for count in range(MAX_OPCODES):
             code = read(1)
             if not code:
-                raise _Torn("the pickle is unfinished")
+                raise _Truncated("the pickle is unfinished")
             if code == b".":
                 return
             width = arguments.get(code[0])
             if width is None:
-                raise _Strange(f"the pickle has an unknown opcode at byte {tell() - 1}")
+                raise _Invalid(f"the pickle has an unknown opcode at byte {tell() - 1}")
             if width == 0:
                 continue
             if width in (-1, -2):
-                _pass_lines(file, -width, seen)
+                _pass_lines(file, -width, result)
                 continue
             if width < 0:
                 raw = read(-width - 10)
                 if len(raw) < -width - 10:
-                    raise _Torn("the pickle is unfinished")
+                    raise _Truncated("the pickle is unfinished")
                 width = int.from_bytes(raw, "little")
             if tell() + width > size:
-                raise _Torn("the pickle is unfinished")
+                raise _Truncated("the pickle is unfinished")
             if width == joblib:
-                seen.joblib = read(width) == _JOBLIB or seen.joblib
+                result.joblib = read(width) == _JOBLIB or result.joblib
             elif count == 1 and code == frame:
                 # The first of protocol 4 and later. No frame has terabytes.
-                seen.certain = read(width)[5:] == b"\0\0\0"
+                result.certain = read(width)[5:] == b"\0\0\0"
             else:
                 seek(width, 1)
-        raise _Endless
+        raise _TooLong
     finally:
-        seen.certain = seen.certain or count >= _CERTAIN
+        result.certain = result.certain or count >= _CERTAIN
 
 
-def _pass_lines(file: BinaryIO, lines: int, seen: _Seen) -> None:
+def _pass_lines(file: BinaryIO, lines: int, result: _WalkResult) -> None:
     for _ in range(lines):
         line = file.readline(1 << 20)
         if not line.endswith(b"\n"):
-            raise _Torn("the pickle is unfinished")
-        seen.joblib = seen.joblib or line[:-1] == _JOBLIB
+            raise _Truncated("the pickle is unfinished")
+        result.joblib = result.joblib or line[:-1] == _JOBLIB
 
 
 def strings_and_numbers(data: bytes) -> Iterator[Any]:

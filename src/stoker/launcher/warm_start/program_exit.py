@@ -59,7 +59,7 @@ def leave(status: int) -> NoReturn:
     try:
         threading: Any = sys.modules.get("threading")
         if threading is not None:
-            _tell(threading._shutdown, threading)
+            _run_reporting(threading._shutdown, threading)
         _quietly(atexit._run_exitfuncs)  # prints what a handler raises
         flushed = _flush_standard(report=True)
         _quietly(_release_program)
@@ -94,7 +94,7 @@ def _flush_standard(report: bool) -> bool:
         except BaseException as exc:  # noqa: BLE001 - a program may put any object there
             flushed = False
             if report and name == "stdout":
-                _ignored(exc, file)
+                _report_ignored(exc, file)
     return flushed
 
 
@@ -146,14 +146,14 @@ def _quietly(step: Callable[[], object]) -> None:
         pass
 
 
-def _tell(step: Callable[[], object], owner: object) -> None:
+def _run_reporting(step: Callable[[], object], owner: object) -> None:
     try:
         step()
     except BaseException as exc:  # noqa: BLE001 - as above; Python says this of the threads it waits for
-        _ignored(exc, owner)
+        _report_ignored(exc, owner)
 
 
-def _ignored(exc: BaseException, owner: object) -> None:
+def _report_ignored(exc: BaseException, owner: object) -> None:
     _quietly(lambda: _print(f"Exception ignored in: {owner!r}"))
     _display(exc)
 
