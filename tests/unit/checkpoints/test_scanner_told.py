@@ -88,4 +88,4 @@ def test_blind_looks_count_when_they_look(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_what_a_temporary_name_means(name: str, meant: str) -> None:
-    assert checkpoint_names.meant(name) == meant
+    assert checkpoint_names.final_name(name) == meant
