@@ -152,6 +152,7 @@ class FakeMachine:
             task.started_at, task.ending, task.log_bytes = status.started_at, status.ending, status.log_bytes
         task.stopping = task.phase == "stopping"
         task.proof = str(record.get("proof", ""))
+        task.terminated = bool(record.get("terminated"))
         task.ends_at = record.get("ends_at")
         if order is not None and order.verb == "run":
             task.behaviour = self.script(task.info, order)
@@ -264,6 +265,7 @@ class FakeMachine:
 
     def terminate(self, task: Simulated) -> None:
         task.terminated = True
+        self._record(task)
         ending = ended(task, "stopped", signal_number=signal.SIGTERM)
         self.end_body(task, replace(ending, final=True))
 
@@ -279,6 +281,8 @@ class FakeMachine:
         record = {"boot_id": task.boot_id, "pid": task.pid, "start_time": task.pid, "ends_at": task.ends_at}
         if task.proof:
             record["proof"] = task.proof
+        if task.terminated:
+            record["terminated"] = True
         if task.path.is_dir():
             formats.write_json(str(task.path / layout.ENGINE), record)
 

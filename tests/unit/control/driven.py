@@ -346,7 +346,16 @@ class Driven:
                         self.wrong.append(f"{run}: {known[-1]} to {state}")
                     known.append(RunState(state))
 
+        resume = self.store.resume
+
+        def resumed(run: str, **more: Any) -> tuple[RunRow, bool]:
+            row, created = resume(run, **more)
+            if created:
+                self.states[run].append(RunState(row.state))
+            return row, created
+
         self.store.apply = recorded  # type: ignore[method-assign]
+        self.store.resume = resumed  # type: ignore[method-assign]
 
 
 @contextmanager

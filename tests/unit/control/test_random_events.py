@@ -7,33 +7,26 @@ printed as the steps that lead there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from driven import DIE, DONE, FAIL, LONG, NODE, STUBBORN, Driven, driven
-from hypothesis import settings
+from driven import DIE, DONE, FAIL, LONG, NODE, STUBBORN, Driven, driven, stage
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from stoker.control.policy.task_phases import TABLE, TaskEvent, TaskPhase
 from stoker.control.state import LiveRun, LiveTask
-from stoker.errors import StokerError
+from stoker.errors import Conflict, EngineUnavailable, Refused
 from stoker.spec.run_transitions import TABLE as RUNS
 from stoker.spec.run_transitions import RunEvent
 from stoker.spec.states import TERMINAL, RunState
-from stoker.testing.fake_engine import Behaviour
-from stoker.testing.fake_machine import Simulated
+from stoker.testing.fake_machine import Simulated, ended
 
 P = TaskPhase
 ROWS = {(one.before, one.event): one.after for one in TABLE.transitions}
@@ -49,10 +42,29 @@ SHAPES: tuple[dict[str, Any], ...] = (
         "roles": {"ps": {"count": 1, "resources": {"cpu": 1}}},
     },
 )
-BODIES = (LONG, replace(DONE, steps=2), replace(FAIL, steps=1), FAIL, replace(DIE, steps=1), STUBBORN)
+BODIES = (
+    LONG,
+    LONG,
+    LONG,
+    replace(DONE, steps=2),
+    replace(FAIL, steps=1),
+    FAIL,
+    replace(DIE, steps=1),
+    STUBBORN,
+)
 NODES = (replace(NODE, name="one", cpu=3), replace(NODE, name="two", cpu=3))
-RUNS_AT_MOST = 3
-LOOK = 2.0
+TIMES = (0.5, 2.0, 7.0, 12.0, 25.0, 90.0)
+WAITING = (None, None, ("no such image", "image", 20.0), ("pulling its image", "", 600.0))
+LIVE_AT_MOST = 3
+OFTEN = {
+    "submit": 6, "wait": 10, "get_on": 5, "bodies": 3, "checkpoint": 3, "stop": 2, "suspend": 1, "resume": 3, "scale": 3,
+    "resize": 1, "kill_launcher": 3, "terminate_launcher": 2, "end_and_die": 3, "fall_silent": 2, "speak": 3, "hide": 1,
+    "hold_back": 2, "answer": 2, "nodes": 3, "reboot": 1, "restart": 5,
+}  # fmt: skip
+EVENTS = [event for event, weight in OFTEN.items() for _ in range(weight)]
+NUMBER = st.integers(0, 11)
+SOAK = bool(os.environ.get("STOKER_SEEDS"))
+STEPS = 150 if SOAK else 50
 
 
 class Model:
@@ -99,178 +111,175 @@ class _Errors(logging.Handler):
         self.wrong.append(self.format(record))
 
 
-class RandomEvents(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack = contextlib.ExitStack()
-        self.model = Model()
-        self.stack.callback(self.model.undo)
-        control = {"grow_after": 10.0, "grow_patience": 10.0}
-        self.server: Driven = self.stack.enter_context(driven(*NODES, **control))
-        self.stack.enter_context(errors_are_wrong(self.server))
+class World:
+    """A server, what happens to it, and what must hold after that. Each event is a method that takes two numbers."""
+
+    def __init__(self, server: Driven, model: Model) -> None:
+        self.server, self.model = server, model
         self.runs: list[str] = []
         self.excused: set[tuple[str, int, str]] = set()
         """Tasks that were silent: the controller may have given them up while they lived."""
 
+    def happen(self, event: str, one: int, two: int) -> None:
+        getattr(self, event)(one, two)
+        self.server.settle()
+        self.check()
+
     # -- what people do --------------------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.runs) < RUNS_AT_MOST)
-    @rule(shape=st.sampled_from(SHAPES), retries=st.integers(0, 2), body=st.sampled_from(BODIES))
-    def submit(self, shape: dict[str, Any], retries: int, body: Behaviour) -> None:
-        self.server.otherwise = body
-        self.runs.append(
-            self.server.submit(**shape, retries=retries, grace="5s", lost_after="10s", start_within="60s")
-        )
+    def submit(self, one: int, two: int) -> None:
+        if len(self.live()) < LIVE_AT_MOST:
+            shape, retries = SHAPES[one % len(SHAPES)], two % 3
+            rules = {"grace": "5s", "lost_after": "10s", "start_within": "60s"}
+            self.runs.append(self.server.submit(**shape, **rules, retries=retries))
 
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data(), kill=st.booleans())
-    def stop(self, data: st.DataObject, kill: bool) -> None:
-        self.server.stop(data.draw(st.sampled_from(self.runs)), kill=kill)
+    def stop(self, one: int, two: int) -> None:
+        if run := self.run(one):
+            self.server.stop(run, kill=two % 3 == 0)
 
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def suspend(self, data: st.DataObject) -> None:
-        self.server.controller.suspend(data.draw(st.sampled_from(self.runs)), by="ada")
-        self.server.settle()
+    def suspend(self, one: int, two: int) -> None:
+        if run := self.run(one):
+            self.server.controller.suspend(run, by="ada")
 
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def resume(self, data: st.DataObject) -> None:
-        run = data.draw(st.sampled_from(self.runs))
-        over = self.server.state(run).terminal
-        with contextlib.suppress(StokerError):  # it may be running
+    def resume(self, one: int, two: int) -> None:
+        over = [run for run in self.runs if run not in self.server.loop.context.runs]
+        if over and len(self.live()) < LIVE_AT_MOST:
+            run = over[one % len(over)]
+            self.model.resumed[run] += self.server.state(run).terminal
             self.server.resume(run)
-            self.model.resumed[run] += over
 
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data(), workers=st.integers(1, 3))
-    def scale(self, data: st.DataObject, workers: int) -> None:
-        with contextlib.suppress(StokerError):  # most are not elastic, or are over
-            self.server.controller.scale(data.draw(st.sampled_from(self.runs)), workers)
-        self.server.settle()
+    def scale(self, one: int, two: int) -> None:
+        elastic = [live.id for live in self.live() if live.job.workers.elastic]
+        if elastic:
+            with contextlib.suppress(Conflict):  # it is stopping
+                self.server.controller.scale(elastic[one % len(elastic)], two % 3 + 1)
 
-    @precondition(lambda self: self.runs)
-    @rule(data=st.data(), cpu=st.integers(1, 3), can=st.booleans())
-    def resize(self, data: st.DataObject, cpu: int, can: bool) -> None:
-        self.server.engine.grown = "" if can else "this kernel cannot"
-        with contextlib.suppress(StokerError):  # it may be over, or never fit
-            self.server.controller.resize(data.draw(st.sampled_from(self.runs)), cpu=float(cpu), memory=None)
-        self.server.settle()
+    def resize(self, one: int, two: int) -> None:
+        self.server.engine.grown = "this kernel cannot" if two % 2 else ""
+        if run := self.run(one):
+            with contextlib.suppress(Conflict, Refused, EngineUnavailable):  # it may be over, or never fit
+                self.server.controller.resize(run, cpu=float(two % 2 + 1), memory=None)
 
     # -- what happens to tasks -------------------------------------------------------------------------------
 
-    @rule(body=st.sampled_from(BODIES))
-    def bodies(self, body: Behaviour) -> None:
+    def bodies(self, one: int, two: int) -> None:
         """What those do that start from now on."""
-        self.server.otherwise = body
+        self.server.otherwise = BODIES[one % len(BODIES)]
 
-    @rule(count=st.integers(1, 2))
-    def get_on(self, count: int) -> None:
-        self.server.steps(count)
+    def get_on(self, one: int, two: int) -> None:
+        self.server.steps(one % 2 + 1)
 
-    @rule(seconds=st.sampled_from((0.5, LOOK, 7.0, 25.0, 90.0)))
-    def wait(self, seconds: float) -> None:
-        self.server.advance(seconds)
+    def wait(self, one: int, two: int) -> None:
+        self.server.advance(TIMES[one % len(TIMES)])
 
-    @precondition(lambda self: self.alive())
-    @rule(data=st.data(), how=st.sampled_from(("kill", "terminate")))
-    def launcher(self, data: st.DataObject, how: str) -> None:
-        task = data.draw(st.sampled_from(self.alive()))
-        {"kill": self.server.engine.kill_launcher, "terminate": self.server.engine.terminate_launcher}[how](
-            *task.place.key()
-        )
-        self.server.settle()
+    def checkpoint(self, one: int, two: int) -> None:
+        if (task := self.task(one)) is not None and task.has_body:
+            number = len(list((task.path / "staged").iterdir())) + 1
+            stage(task.path, number, f"step-{number}.pt", step=number, generation=task.generation)
+            self.server.engine._machine._changed(task)
+
+    def kill_launcher(self, one: int, two: int) -> None:
+        if (task := self.task(one)) is not None:
+            self.server.engine.kill_launcher(*task.place.key())
+
+    def terminate_launcher(self, one: int, two: int) -> None:
+        if (task := self.task(one)) is not None:
+            self.server.engine.terminate_launcher(*task.place.key())
+
+    def end_and_die(self, one: int, two: int) -> None:
+        """Bodies end, and a launcher dies before the server has heard of that."""
+        if (task := self.task(one)) is None:
+            return
+        machine = self.server.engine._machine
+        changed, machine._changed = machine._changed, lambda _: None
+        if two % 3 == 0:
+            self.server.engine.terminate_launcher(*task.place.key())
+        else:
+            machine.end_body(task, ended(task, "exit", code=two % 3 - 1))
+        self.server.engine.kill_launcher(*task.place.key())
+        machine._changed = changed
+        if two % 2:
+            self.server.look()
 
     # -- what happens to the engine --------------------------------------------------------------------------
 
-    @precondition(lambda self: self.alive())
-    @rule(data=st.data(), ready=st.sampled_from((None, True, False)))
-    def fall_silent(self, data: st.DataObject, ready: bool | None) -> None:
-        task = data.draw(st.sampled_from(self.alive()))
-        self.server.engine.node_ready = ready
-        self.server.engine.silent.add(task.place.key())
-        self.excused.add(task.place.key())
+    def fall_silent(self, one: int, two: int) -> None:
+        if (task := self.task(one)) is not None:
+            self.server.engine.node_ready = (None, True, False)[two % 3]
+            self.server.engine.silent.add(task.place.key())
+            self.excused.add(task.place.key())
 
-    @rule()
-    def speak(self) -> None:
+    def speak(self, one: int, two: int) -> None:
         self.server.engine.silent.clear()
-        self.server.look()
 
-    @precondition(lambda self: self.alive())
-    @rule(data=st.data())
-    def hide(self, data: st.DataObject) -> None:
+    def hide(self, one: int, two: int) -> None:
         """For one look. More of them in a row are proof."""
-        place = data.draw(st.sampled_from(self.alive())).place
-        machine = self.server.engine._machine
-        hidden = machine.tasks.pop(place)
-        self.server.look()
-        if place not in machine.tasks:
-            machine.tasks[place] = hidden
-        self.server.look()
+        if (task := self.task(one)) is not None:
+            machine = self.server.engine._machine
+            del machine.tasks[task.place]
+            self.server.look()
+            machine.tasks.setdefault(task.place, task)
 
-    @rule(waiting=st.sampled_from((None, ("no such image", "image", 20.0), ("pulling its image", "", 600.0))))
-    def hold_back(self, waiting: tuple[str, str, float] | None) -> None:
-        self.server.engine.waiting = waiting
+    def hold_back(self, one: int, two: int) -> None:
+        self.server.engine.waiting = WAITING[one % len(WAITING)]
         self.server.look()
 
-    @rule(away=st.booleans())
-    def reach_engine(self, away: bool) -> None:
-        self.server.engine.unavailable = away
-        self.server.advance(LOOK)
+    def answer(self, one: int, two: int) -> None:
+        self.server.engine.unavailable = one % 3 == 0
+        self.server.advance(2.0)
 
-    @rule(count=st.integers(1, 2))
-    def nodes(self, count: int) -> None:
+    def nodes(self, one: int, two: int) -> None:
         """The last node is lost with all that is on it, or comes back."""
         engine, there = self.server.engine, {node.name for node in self.server.engine.nodes}
-        boot_id = engine._machine.boot_id
-        engine.nodes = [replace(node, boot_id=boot_id) for node in NODES[:count]]
+        engine.nodes = [replace(node, boot_id=engine._machine.boot_id) for node in NODES[: one % 2 + 1]]
+        gone = there - {node.name for node in engine.nodes}
         for task in self.alive():
-            if engine.on_nodes.get(task.place.key()) in there - {node.name for node in engine.nodes}:
+            if engine.on_nodes.get(task.place.key()) in gone:
                 engine._machine.die(task, "its node is lost")
         self.server.advance(6.0)
 
-    @rule()
-    def reboot(self) -> None:
+    def reboot(self, one: int, two: int) -> None:
         self.server.engine.reboot()
-        self.server.look()
 
-    @rule(turns=st.integers(0, 40), after=st.sampled_from((0.0, 30.0)))
-    def restart(self, turns: int, after: float) -> None:
-        """The server is killed while it does whatever there is to do."""
-        engine = self.server.engine
-        self.server.loop.observe_soon()
-        self.server.event_loop.call_soon(lambda: [self.server.loop.kick(live) for live in self.live()])
-        self.server.turn(turns)
-        self.server.restart(after=after)
+    def restart(self, one: int, two: int) -> None:
+        """The server is killed at whatever it is doing."""
+        server, before = self.server, self.server.engine
+        server.event_loop.call_soon(lambda: [server.loop.kick(live) for live in self.live()])
+        server.loop.observe_soon()
+        server.turn(one * 5)
+        server.restart(after=30.0 * (two % 2))
         for name in ("waiting", "unavailable", "silent", "node_ready", "grown", "on_nodes"):
-            setattr(self.server.engine, name, getattr(engine, name))
-        self.server.settle()
+            setattr(server.engine, name, getattr(before, name))
 
     # -- what must hold --------------------------------------------------------------------------------------
 
-    @invariant()
+    def check(self) -> None:
+        self.nothing_went_wrong()
+        self.a_body_starts_once()
+        self.the_tables_agree()
+        self.terminal_states_are_left_by_resume_only()
+        self.what_is_in_memory_is_recorded()
+        self.places_are_held_once()
+        self.phases_are_what_the_engine_shows()
+        self.no_two_attempts_of_a_run_train()
+
     def nothing_went_wrong(self) -> None:
         assert self.server.wrong == []
         assert self.model.missing == []
 
-    @invariant()
     def a_body_starts_once(self) -> None:
         assert [one for one, count in Counter(self.server.started).items() if count > 1] == []
 
-    @invariant()
     def the_tables_agree(self) -> None:
         for live in self.live():
             for task in (*live.tasks.values(), *live.left.values()):
                 assert task.phase is self.model.phases.get(id(task), P.PENDING), task.name
 
-    @invariant()
     def terminal_states_are_left_by_resume_only(self) -> None:
         for run, states in self.server.states.items():
-            left = sum(before in TERMINAL for before in states[:-1])
-            # What `resume` writes is not among what the loop applies: the next state that is follows it.
-            assert left <= self.model.resumed[run]
+            left = [after for before, after in itertools.pairwise(states) if before in TERMINAL]
+            assert left == [RunState.QUEUED] * self.model.resumed[run]
 
-    @invariant()
     def what_is_in_memory_is_recorded(self) -> None:
         for live in self.live():
             assert live.row.state == self.server.row(live.id).state
@@ -284,7 +293,6 @@ class RandomEvents(RuleBasedStateMachine):
         if self.server.loop._loaded:
             assert all(not self.server.state(run).holds for run in over)
 
-    @invariant()
     def places_are_held_once(self) -> None:
         held = {one.request.id: one for one in self.server.loop.context.scheduler.snapshot().held}
         for live in self.live():
@@ -297,7 +305,6 @@ class RandomEvents(RuleBasedStateMachine):
         if self.server.loop._loaded:
             assert set(held) <= {live.id for live in self.live()}
 
-    @invariant()
     def phases_are_what_the_engine_shows(self) -> None:
         engine = self.server.engine
         if engine.unavailable or engine.silent or engine.waiting:
@@ -311,7 +318,6 @@ class RandomEvents(RuleBasedStateMachine):
                 ended = there is None or not there.alive or there.info.incarnation != task.incarnation
                 assert ended or task.phase is P.RELEASED or self.was_silent(live, task)
 
-    @invariant()
     def no_two_attempts_of_a_run_train(self) -> None:
         training: dict[str, set[int]] = {}
         for task in self.alive():
@@ -353,21 +359,27 @@ class RandomEvents(RuleBasedStateMachine):
     def alive(self) -> list[Simulated]:
         return [task for task in self.server.engine._machine.tasks.values() if task.alive]
 
-    def teardown(self) -> None:
-        """In the end everything that is wanted stopped is, and nothing is left of it."""
-        with self.stack:
-            server = self.server
-            server.engine.unavailable, server.engine.waiting = False, None
-            server.engine.silent.clear()
-            server.engine.nodes = [replace(node, boot_id=server.engine._machine.boot_id) for node in NODES]
-            for run in self.runs:
-                server.stop(run, kill=True)
-            server.advance(200.0)
-            assert {server.state(run) for run in self.runs} <= TERMINAL | {RunState.SUSPENDED}
-            assert server.loop.context.runs == {} and server.engine._machine.tasks == {}
-            assert server.loop.context.scheduler.snapshot().held == ()
-            assert server.loop.context.ports.taken == frozenset()
-            self.nothing_went_wrong()
+    def run(self, number: int) -> str | None:
+        return self.runs[-1 - number % len(self.runs)] if self.runs else None
+
+    def task(self, number: int) -> Simulated | None:
+        alive = self.alive()
+        return alive[number % len(alive)] if alive else None
+
+    def end(self) -> None:
+        """Everything that is wanted stopped is in the end, and nothing is left of it."""
+        server = self.server
+        server.engine.unavailable, server.engine.waiting = False, None
+        server.engine.silent.clear()
+        server.engine.nodes = [replace(node, boot_id=server.engine._machine.boot_id) for node in NODES]
+        for run in self.runs:
+            server.stop(run, kill=True)
+        server.advance(200.0)
+        assert {server.state(run) for run in self.runs} <= TERMINAL | {RunState.SUSPENDED}
+        assert server.loop.context.runs == {} and server.engine._machine.tasks == {}
+        assert server.loop.context.scheduler.snapshot().held == ()
+        assert server.loop.context.ports.taken == frozenset()
+        self.check()
 
 
 @contextlib.contextmanager
@@ -383,10 +395,15 @@ def errors_are_wrong(server: Driven) -> Iterator[None]:
             logger.removeHandler(handler)
 
 
-SOAK = bool(os.environ.get("STOKER_SEEDS"))
-
-
-def test_random_events() -> None:
-    sizes = settings(max_examples=500 if SOAK else 15, stateful_step_count=60 if SOAK else 25)
-    test: Callable[[], Any] = RandomEvents
-    run_state_machine_as_test(test, settings=sizes)
+@settings(max_examples=300 if SOAK else 12)
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), NUMBER, NUMBER), min_size=STEPS, max_size=STEPS))
+def test_random_events(events: list[tuple[str, int, int]]) -> None:
+    with contextlib.ExitStack() as stack:
+        model = Model()
+        stack.callback(model.undo)
+        server = stack.enter_context(driven(*NODES, grow_after=10.0, grow_patience=10.0))
+        stack.enter_context(errors_are_wrong(server))
+        world = World(server, model)
+        for event in [("submit", 0, 0), *events]:
+            world.happen(*event)
+        world.end()

@@ -85,7 +85,10 @@ async def grow(ctx: Context, live: LiveRun, decision: Grow) -> None:
             given_up=left is not None and left.given_up,
         )
     text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
+    number = live.attempt.number
     await _place(ctx, live, placement, "growing", text)
+    if live.attempt is None or live.attempt.number != number:
+        return  # it ended meanwhile, and gave back these places with all others
     for name, task in tasks_of(live.parts, live.attempt).items():
         if name in fresh:
             live.tasks[name] = task
@@ -104,9 +107,9 @@ async def shrink(ctx: Context, live: LiveRun, decision: Shrink) -> None:
     early = [task for task in leaving if task.joining]
     if early:
         await drop(ctx, live, early, text)
-    late = [task for task in leaving if not task.joining]
-    if not late:
-        return
+    late = [task for task in leaving if not task.joining and live.tasks.get(task.name) is task]
+    if not late or live.attempt is None:
+        return  # nothing more, or the attempt ended while others were let go
     placement = dict(live.attempt.placement)
     for task in late:
         task.place = replace(task.place, leaving=True)

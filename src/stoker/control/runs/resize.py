@@ -37,7 +37,8 @@ async def resize(ctx: Context, run: str, *, cpu: float | None, memory: int | Non
     reason = await _in_place(ctx, live, cpu=cpu, memory=memory)
     if reason is None:
         await _record(ctx, live, job, "in place", "resized while it runs")
-        ctx.scheduler.adopt(ctx.fleet.request(live.row, job), live.places, numbers_of(live.attempt))
+        if live.attempt is not None:  # it may have ended meanwhile
+            ctx.scheduler.adopt(ctx.fleet.request(live.row, job), live.places, numbers_of(live.attempt))
         ctx.wakeups.schedule_soon()
         return {"how": "in place", "text": "resized while it runs"}
     text = f"{reason}; it checkpoints and starts again with the new size"
