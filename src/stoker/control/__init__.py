@@ -1,6 +1,7 @@
 """The control loop: observe, decide, record, act.
 
 controller      what the server calls, from any thread: submit, stop, resume, why
+submission      what becomes of a submission: understood, fitting, recorded; and what one would send
 clusters        clusters: added, changed, removed
 loop            ControlLoop: sessions, the wake-ups of each run, ticks; runs in a thread of its own
 runs/           one step of a run: reads its tasks, records, stops, restarts, ends

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,29 +9,22 @@ from typing import Any
 from stoker.blobs import BlobStore
 from stoker.control import run_secrets
 from stoker.control.clusters import Backend, Clusters
-from stoker.control.diagnosis import dry_run, readiness, why
+from stoker.control.diagnosis import readiness, why
 from stoker.control.fleet import Fleet, Wait
-from stoker.control.image_metadata import ImageMetadata
 from stoker.control.loop import ControlLoop
 from stoker.control.notifier import Notifier
 from stoker.control.placement import elastic, node_report
-from stoker.control.run_secrets import check as check_secrets
 from stoker.control.runs import debug_hold
 from stoker.control.runs import resize as resizing
-from stoker.control.runs.resize import impossible
-from stoker.control.startup.attempt_spec import attempt_of, plan_of
-from stoker.control.state import LiveTask
-from stoker.engine.base import Drills, Engine, Shows
+from stoker.control.submission import Submissions, check_processes, check_secrets
+from stoker.engine.base import Drills, Engine
 from stoker.errors import Conflict, NotFound, Refused, StokerError
-from stoker.frameworks.roles import parts_of
 from stoker.scheduling import Explanation
 from stoker.settings import Settings
-from stoker.spec import Job, override_job, quantities
+from stoker.spec import Job, override_job
 from stoker.spec.states import HOLDING, RunState
 from stoker.store import Store, home_contents
-from stoker.store.rows import AddEvent, EventRow, NewRun, RunRow
-
-log = logging.getLogger(__name__)
+from stoker.store.rows import AddEvent, EventRow, RunRow
 
 DRILLS = ("process", "launcher", "preempt")
 
@@ -54,11 +43,10 @@ class Controller:
         """`engine`: this machine's. `backend`: makes those of the clusters; without it there are none."""
         self._settings = settings
         self._store = store
-        self._blobs = blobs
         self._notifier = Notifier()
         self._fleet = Fleet([engine], settings.server.cluster or None)
         self._loop = ControlLoop(settings, store, blobs, self._fleet, self._notifier)
-        self._imaging = ImageMetadata(settings)
+        self._submissions = Submissions(self._loop.context)
         self.clusters = Clusters(store, self._loop, backend)
         for one in self.clusters.engines():
             self._fleet.add(one)
@@ -82,26 +70,10 @@ class Controller:
         user: str,
     ) -> tuple[RunRow, bool]:
         """The same key gives the same run, once. Returns when it is durable."""
-        understood = self._understand(job, code)
-        self._check_secrets(understood, secrets)
-        images = self._describe(understood)
-        normal = understood.to_json()
-        new = NewRun(
-            key=key,
-            name=understood.name,
-            job=normal,
-            command=understood.argv(),
-            priority=understood.priority,
-            project=understood.project,
-            user=user,
-            tags=tuple(understood.tags),
-            code=code,
-            record={**record, **images},
-            fingerprint=_fingerprint(normal, code),
+        row, created = self._submissions.submit(
+            key=key, job=job, code=code, secrets=secrets, record=record, user=user
         )
-        row, created = self._submit(new, secrets)
         if created:
-            self._note_in_ledger(row)
             self._loop.notify(row)
         return row, created
 
@@ -114,56 +86,7 @@ class Controller:
         record: Mapping[str, Any],
     ) -> dict[str, Any]:
         """What a submit would do. Records nothing."""
-        understood = self._understand(job, code)
-        self._check_secrets(understood, secrets)
-        asks = self._fleet.asks(understood)
-        members = self._fleet.candidates(understood)
-        notes = dry_run.notes(understood, parts_of(understood))
-        environment = {**(record.get("environment") or {}), **understood.env}
-        plan = {
-            "engine": members[0].name,
-            "command": understood.argv(),
-            "tasks": dry_run.tasks(understood, parts_of(understood), asks),
-            "environment": sorted(environment),
-            "secrets": list(understood.secrets),
-            "code": code,
-            "grace": understood.grace,
-            "timeout": understood.timeout,
-            "retries": understood.retries,
-        }
-        images = self._describe(understood)
-        for image in (images.get("image") or {}, *(images.get("images") or {}).values()):
-            if image.get("unread"):
-                notes.append(f"the image could not be read: {image['unread']}")
-        manifest = self._manifest(members[0].engine, understood, {**record, **images})
-        if manifest is not None:
-            plan["manifest"] = manifest
-        return {"job": understood.to_json(), "fits": True, "plan": plan, "notes": notes}
-
-    def _describe(self, job: Job) -> dict[str, Any]:
-        """`image` of the job, and `images` of the roles that have their own, as the registries describe them."""
-        engines = [member.engine for member in self._fleet.candidates(job)]
-        found: dict[str, Any] = {}
-        if image := self._imaging.describe(job, engines):
-            found["image"] = image
-        own = {part.role: part.job for part in parts_of(job) if part.job.image not in (None, job.image)}
-        images = {role: self._imaging.describe(seen, engines) for role, seen in own.items()}
-        if any(images.values()):
-            found["images"] = images
-        return found
-
-    def _manifest(self, engine: Engine, job: Job, record: Mapping[str, Any]) -> str | None:
-        """What the engine would send, where it sends anything. No run exists, so its id is one that could be."""
-        if not isinstance(engine, Shows):
-            return None
-        row = _imagined(job, record)
-        plans = [
-            plan_of(row, LiveTask(name, part, index), "", self._settings)
-            for part in parts_of(job)
-            for index, name in enumerate(part.names)
-        ]
-        hidden = dict.fromkeys(job.secrets, "REDACTED")
-        return engine.manifest(attempt_of(row, job, 1, plans, hidden))
+        return self._submissions.check(job=job, code=code, secrets=secrets, record=record)
 
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
         row = self._want(run_id, "kill" if kill else "stop", by)
@@ -182,13 +105,13 @@ class Controller:
         job = Job.from_json(run.job)
         if changes:
             job = override_job(job, changes)
-        _check_processes(job)
-        self._fit(job)
+        check_processes(job)
+        self._submissions.check_fit(job)
         if run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED):
-            self._check_secrets(job, secrets)
+            check_secrets(job, secrets)
         if secrets:
-            check_secrets(secrets)
-            self._keep_secrets(run.key, secrets)
+            run_secrets.check(secrets)
+            self._submissions.keep_secrets(run.key, secrets)
         row, created = self._store.resume(
             run_id, key=key, now=time.time(), job=job.to_json() if changes else None
         )
@@ -337,72 +260,6 @@ class Controller:
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    def _understand(self, raw: Mapping[str, Any], code: str | None) -> Job:
-        job = Job.from_json(dict(raw))
-        _check_processes(job)
-        self._fleet.candidates(job)
-        self._fit(job)
-        if code is not None and not self._blobs.has_tree(code):
-            raise Conflict("the code of this submission is not here yet", details={"missing": "code"})
-        return job
-
-    def _fit(self, job: Job) -> None:
-        members = self._fleet.candidates(job)
-        if not all(member.known for member in members):
-            return  # an engine has not answered yet: nothing can be said to be impossible
-        names = tuple(member.name for member in members)
-        asks = tuple(self._fleet.asks(job).values())
-        needed = asks[: len(asks) - (job.workers.max - job.workers.min)]
-        verdict = self._loop.context.scheduler.can_ever_fit(needed, domains=names)
-        if not verdict.ok:
-            raise Refused(
-                f"this can never start here: {impossible(verdict)}",
-                hint="`stoker nodes` shows what there is; ask for less.",
-            )
-
-    def _check_secrets(self, job: Job, given: Mapping[str, str]) -> None:
-        missing = [name for name in job.secrets if name not in given]
-        if missing:
-            raise Refused(
-                f"no value for secret {missing[0]}",
-                hint=f"Give it with `--secret {missing[0]}` (from the environment or a file).",
-            )
-        unknown = [name for name in given if name not in job.secrets]
-        if unknown:
-            raise Refused(
-                f"secret {unknown[0]} was sent but the job does not name it", hint="List it under `secrets:`."
-            )
-        check_secrets(given)
-
-    def _submit(self, new: NewRun, values: Mapping[str, str]) -> tuple[RunRow, bool]:
-        """Secrets are on the disk before the run is. A key that was used before brings no other values into the
-        run it gave, and leaves none behind where that run is over."""
-        home = self._settings.home
-        fresh = bool(values) and not run_secrets.exist(home, new.key)
-        if fresh:
-            self._keep_secrets(new.key, values)
-        try:
-            row, created = self._store.submit(new, now=time.time())
-        except Conflict:
-            if fresh:
-                run_secrets.forget(home, new.key)
-            raise
-        if fresh and not created and RunState(row.state).terminal:
-            run_secrets.forget(home, new.key)
-        return row, created
-
-    def _keep_secrets(self, key: str, values: Mapping[str, str]) -> None:
-        run_secrets.save(self._settings.home, key, dict(values))
-
-    def _note_in_ledger(self, row: RunRow) -> None:
-        """Best effort: lets a restore name what a lost database knew."""
-        line = json.dumps({"id": row.id, "name": row.name, "t": row.created_at}) + "\n"
-        try:
-            with open(self._settings.home.ledger, "a", opener=_private) as ledger:
-                ledger.write(line)
-        except OSError as exc:
-            log.warning("ledger: %s", exc)
-
     def _want(self, run_id: str, desired: str, by: str) -> RunRow:
         row = self._store.set_desired(run_id, desired, time.time(), by=by)
         self._loop.notify(row)
@@ -435,39 +292,3 @@ class Controller:
         done = await engine.hurt(live.handle, chosen, how)
         self._loop.observe_soon()
         return done if live.alone else f"{done} of {chosen}"
-
-
-def _imagined(job: Job, record: Mapping[str, Any]) -> RunRow:
-    """A run of this job that was never submitted."""
-    return RunRow(
-        id=f"{job.name}-0000",
-        seq=0,
-        key="",
-        name=job.name,
-        project=job.project,
-        user="",
-        state=RunState.QUEUED,
-        desired="run",
-        priority=job.priority,
-        tags=tuple(job.tags),
-        job=job.to_json(),
-        command=job.argv(),
-        code=None,
-        record=dict(record),
-        created_at=0.0,
-    )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _fingerprint(job: Mapping[str, Any], code: str | None) -> str:
-    return hashlib.sha256(json.dumps([job, code], sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _check_processes(job: Job) -> None:
-    try:
-        quantities.check_processes(job.processes or 1)
-    except quantities.Bad as exc:
-        raise Refused(f"processes: {exc.message}", hint=exc.hint, details={"key": "processes"}) from None
