@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launcher.checkpoints.scanner import PENDING, UNREADY
+from stoker.launcher.checkpoints.scanner import PENDING, UNFINISHED_FOR
 from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task
 
@@ -43,7 +43,7 @@ def test_a_temporary_name_says_what_is_coming(task: Task) -> None:
     task.write("step-3.bin.tmp", b"three")
     task.poll()
     assert task.scanner.pending() == ["step-3.bin"]
-    task.poll(UNREADY)
+    task.poll(UNFINISHED_FOR)
     assert task.scanner.pending() == []
 
 
