@@ -75,6 +75,44 @@ def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(small_disk: Pa
         box.close()
 
 
+ONCE = """
+import os, sys
+print("from", os.path.basename(os.environ.get("STOKER_RESUME_FROM", "the start")))
+if os.environ["STOKER_ATTEMPT"] == "1":
+    path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "step-1.bin")
+    with open(path + ".tmp", "wb") as file:
+        file.write(os.urandom(2 << 20))
+    os.rename(path + ".tmp", path)
+    sys.exit(1)
+"""
+
+
+@root_only
+def test_a_checkpoint_for_which_there_is_no_room_is_not_called_damaged(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """It stays, and the run waits until it can be restored."""
+    box = Box(tmp_path, env={"STOKER_HOME": str(small_disk / "home")})
+    box.home = type(box.home)(small_disk / "home")
+    try:
+        box.write("train.py", ONCE)
+        run = box.submit("train.py")
+        (kept,) = box.ended(run)["checkpoints"]
+        wait(lambda: (box.home.tasks / run).exists(), lambda there: not there)
+        space = os.statvfs(small_disk)
+        filler = small_disk / "filler"
+        filler.write_bytes(bytes(space.f_bavail * space.f_frsize - (1 << 20)))
+        box("resume", run)
+        wait(lambda: box("why", run).stdout, lambda text: f"no space left on {small_disk}" in text)
+        filler.unlink()
+        shown = box.until(run, "succeeded")
+        assert ([one["kept"] for one in shown["checkpoints"]], shown["warnings"]) == ([True], [])
+        assert shown["attempts"][-1]["resumed_from"] == kept["id"]
+        assert "from step-1.bin" in box("logs", run, "--attempt", "2").stdout
+    finally:
+        box.close()
+
+
 @root_only
 def test_a_server_that_cannot_start_on_a_full_disk_says_why(small_disk: Path, tmp_path: Path) -> None:
     """The log is on that disk too and takes no line."""

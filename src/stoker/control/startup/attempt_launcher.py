@@ -21,7 +21,7 @@ from stoker.control.startup import attempt_spec, orders
 from stoker.control.startup import world as worlds
 from stoker.control.state import LiveRun, LiveTask
 from stoker.engine.base import Engine, Handle
-from stoker.errors import StokerError
+from stoker.errors import EngineError, StokerError, StoreError
 from stoker.frameworks.base import World
 from stoker.settings import Settings
 from stoker.store import Store
@@ -29,6 +29,8 @@ from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateC
 from stoker.transfer import bring_code, bring_outputs, outputs_for, restore_checkpoint
 from stoker.transfer.merge import for_task, together
 
+_NOT_ITS_FAULT = (StoreError, EngineError)
+"""A full or read-only disk, or a task that is out of reach: the checkpoint is intact, and it is restored when that is over."""
 _SCAN = 0.5
 """Seconds between looks at the checkpoint directories of a world, while its first checkpoint is waited for."""
 
@@ -162,6 +164,8 @@ class AttemptLauncher:
         for row in candidates:
             try:
                 self._bring(live, tasks, row, retention.beside(candidates, row))
+            except _NOT_ITS_FAULT:
+                raise
             except StokerError as exc:
                 text, data = refusals.said(row.name, f"what was stored of it is damaged: {exc.message}")
                 changes.append(UpdateCheckpoint(row.id, {"kept": False}))
@@ -186,6 +190,8 @@ class AttemptLauncher:
             try:
                 digest = together(self._blobs, seen)
                 restore_checkpoint(self._blobs, digest, task.directory, task.generation, rename=names)
+            except _NOT_ITS_FAULT:
+                raise
             except StokerError:
                 if not more:
                     raise
