@@ -6,17 +6,20 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from driven import stage
 
 from stoker.blobs import BlobStore
 from stoker.control.ingest import journal_reader
 from stoker.control.ingest.journal_reader import Intake, JournalReader
 from stoker.control.logs import reader
+from stoker.errors import DiskReadOnly
 from stoker.settings import Home, LogSettings
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
@@ -301,6 +304,22 @@ def test_too_many_open_files_loses_nothing(task: Task, monkeypatch: pytest.Monke
             task.look()
     found = task.look()
     assert found.ending is not None and len(found.points) == 1
+
+
+def test_blobs_on_a_read_only_disk_are_no_reason_to_refuse_a_checkpoint(task: Task) -> None:
+    stage(task.root, 1, "step-1.pt", step=1)
+    blobs = str(task.home.blobs)
+    os.makedirs(blobs)
+    for command in (["--bind", blobs, blobs], ["-o", "remount,ro,bind", blobs]):
+        if os.geteuid() != 0 or subprocess.run(["mount", *command], capture_output=True).returncode:
+            pytest.skip("nothing can be mounted here")
+    try:
+        with pytest.raises((DiskReadOnly, OSError), match="ead-only file system"):
+            task.look()
+    finally:
+        subprocess.run(["umount", "--lazy", blobs], check=True)
+    found = task.look()
+    assert (found.rejected, [row.name for row in found.checkpoints]) == ([], ["step-1.pt"])
 
 
 def _raise(exc: Exception) -> None:

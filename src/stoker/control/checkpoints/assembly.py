@@ -29,7 +29,7 @@ from stoker.blobs import BlobStore
 from stoker.control.checkpoints.completion import Completion, Round, Settled, WrittenPart
 from stoker.control.ingest import refusals
 from stoker.control.ingest.journal_reader import Intake, score
-from stoker.errors import BlobDamaged, DiskFull, NotFound, StokerError
+from stoker.errors import BlobDamaged, NotFound, StokerError, StoreError
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store.rows import (
     AddCheckpoint,
@@ -208,7 +208,7 @@ class Assembly:
         for round_ in settled.complete:
             try:
                 row = self._merge(round_, done)
-            except DiskFull:
+            except StoreError:
                 raise
             except StokerError as exc:
                 said = refusals.said(_name(round_, self._members), exc)

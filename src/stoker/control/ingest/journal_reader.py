@@ -22,7 +22,7 @@ from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import StepRate
 from stoker.control.logs.reader import LOOK, LogWriter, source_name
-from stoker.errors import DiskFull, StokerError
+from stoker.errors import StokerError, StoreError
 from stoker.linux.direct_io import LARGE
 from stoker.settings import Home, LogSettings
 from stoker.store.rows import (
@@ -54,7 +54,16 @@ NONSENSE = 100
 TOLD = 1000
 """Warnings of one task's journal that become events: user code can write any number of them."""
 OURS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EINTR,
+    }
 )
 """What the machine lacks for a while. Everything else that goes wrong with a file is the task's doing."""
 METRIC_FILES = 1000
@@ -436,7 +445,7 @@ class JournalReader:
                 raise  # it is tried again
             self._refuse(staged, exc, found)
             return
-        except DiskFull:
+        except StoreError:
             raise
         except StokerError as exc:
             # The copy in the task directory is not what the launcher saw (damaged, or tampered with): it is

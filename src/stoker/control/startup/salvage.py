@@ -24,7 +24,7 @@ from stoker.control.ingest import refusals
 from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
 from stoker.control.policy import hold
 from stoker.control.state import LiveRun, LiveTask
-from stoker.errors import DiskFull, NotFound, StokerError
+from stoker.errors import NotFound, StokerError, StoreError
 from stoker.spec.states import RunState
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, AttemptRow, Change, CheckpointRow, EventRow, RunRow
@@ -58,7 +58,7 @@ class Salvage:
                     changes += self._take(live, directory, part)
                     taken.append(part)
         except (StokerError, OSError) as exc:
-            if isinstance(exc, DiskFull) or getattr(exc, "errno", None) in OURS:
+            if isinstance(exc, StoreError) or getattr(exc, "errno", None) in OURS:
                 raise  # ours to mend: it is tried again
             # Better to go on from what was carried than not at all. What is there stays there.
             text = f"what a lost attempt left on the shared volume cannot be taken: {exc}"
@@ -90,7 +90,7 @@ class Salvage:
                     part=part,
                     rename=live.redaction.text if live.redaction else None,
                 )
-            except DiskFull:
+            except StoreError:
                 raise
             except StokerError as exc:
                 changes.append(_refused(live.id, staged.name, exc))
