@@ -160,8 +160,11 @@ class Reconciler:
         await self._restart(live, world, verdict, following)
 
     def _on_loss(self, live: LiveRun, task: LiveTask) -> str:
-        """What its role says; but one that comes back where the others would not look for it is everybody's loss."""
+        """What its role says; but one that comes back where the others would not look for it is everybody's loss. Where tasks
+        join or leave, all begin again."""
         said = task.part.on_loss
+        if said == "task" and live.regroup:
+            return "world"
         if said != "task" or not is_anchor(live.job, task.part.role):
             return said
         lost = [other for other in live.tasks.values() if other.over and other.phase.launcher_over]

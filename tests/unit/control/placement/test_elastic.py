@@ -216,3 +216,38 @@ def test_the_next_server_goes_on_with_it(server: Driven, when: str) -> None:
         server.advance(100)
         assert len(workers(server, run)) == 2
     once(server, run)
+
+
+def test_workers_that_come_back_alone_join_and_leave_with_all(server: Driven) -> None:
+    """Dask's: what a lost one means is not what one that leaves means."""
+    run = server.submit(framework="dask", workers="1..2", resources={"cpu": 1}, roles={})
+    assert {"worker-0", "worker-1"} <= set(workers(server, run))
+    server.controller.scale(run, 1)
+    server.advance(60)
+    assert [name for name in workers(server, run) if name.startswith("worker")] == ["worker-0"]
+    assert server.attempt(run).generation == 2 and server.state(run) is RunState.RUNNING
+    server.controller.scale(run, 2)
+    server.advance(150)
+    assert len([name for name in workers(server, run) if name.startswith("worker")]) == 2
+    assert server.attempt(run).generation == 3
+
+
+def test_a_run_that_ends_while_it_is_told_to_grow_does_not_disturb_others(server: Driven) -> None:
+    other = server.submit(resources={"cpu": 2})
+    run = server.submit(**{**ELASTIC, "workers": "1..2"}, name="short")
+    bystander = server.submit(resources={"cpu": 1})
+    assert [server.state(one) for one in (run, bystander)] == [RunState.RUNNING] * 2
+    server.stop(other)
+    live, bystanding, apply = server.live(run), server.live(bystander), server.store.apply
+
+    def ends(changes: Any) -> None:
+        apply(changes)
+        if any(getattr(getattr(change, "row", None), "kind", "") == "growing" for change in changes):
+            live.leave()
+
+    server.store.apply = ends  # type: ignore[method-assign]
+    server.advance(40)
+    assert server.events(run, "growing")
+    assert server.live(bystander) is bystanding, "the session went on"
+    server.store.apply = apply  # type: ignore[method-assign]
+    server.restart()
