@@ -24,6 +24,7 @@ from stoker.store.rows import (
     PartRow,
     RunRow,
     TaskRow,
+    TransferRow,
 )
 
 Columns = dict[str, Any]
@@ -137,7 +138,6 @@ ATTEMPT: dict[str, Encoder] = {
     "engine": text,
     "handle": to_json,
     "placement": lambda value: to_json(placement.encode(value)),
-    "order_seq": integer,
     "resumed_from": _maybe(text),
     "usage": to_json,
     "removed": bool,
@@ -172,6 +172,11 @@ PART: dict[str, Encoder] = {
     "step": _maybe(integer),
     "metrics": to_json,
     "checkpoint": _maybe(text),
+}
+TRANSFER: dict[str, Encoder] = {
+    "offset": integer,
+    "length": integer,
+    **{name: PART[name] for name in ("name", "size", "how", "created_at", "written_at", "step", "metrics")},
 }
 EVENT: dict[str, Encoder] = {"t": number, "kind": text, "text": text, "data": to_json}
 
@@ -232,6 +237,7 @@ _JSON = {
     TaskRow: ("usage",),
     CheckpointRow: ("metrics",),
     PartRow: ("metrics",),
+    TransferRow: ("metrics",),
     EventRow: ("data",),
     ClusterRow: ("config",),
 }
@@ -273,6 +279,10 @@ def checkpoint_row(row: Found) -> CheckpointRow:
 
 def part_row(row: Found) -> PartRow:
     return decode(PartRow, {**row, "name": from_exact(row["name"])})
+
+
+def transfer_row(row: Found) -> TransferRow:
+    return decode(TransferRow, {**row, "name": from_exact(row["name"])})
 
 
 def decode(kind: type[Row], row: Found) -> Row:

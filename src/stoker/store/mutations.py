@@ -25,10 +25,13 @@ from stoker.store.rows import (
     Change,
     DropPart,
     DropParts,
+    DropTransfer,
     MoveCursor,
     PartRow,
     PutPart,
     PutTask,
+    PutTransfer,
+    TransferRow,
     UpdateAttempt,
     UpdateCheckpoint,
     UpdateRun,
@@ -36,6 +39,7 @@ from stoker.store.rows import (
 from stoker.store.schema import (
     attempts,
     checkpoint_parts,
+    checkpoint_transfers,
     checkpoints,
     cursors,
     events,
@@ -64,6 +68,13 @@ DROP_PART = delete(checkpoint_parts).where(
 DROP_PARTS = delete(checkpoint_parts).where(
     checkpoint_parts.c.run == bindparam("of_run"), checkpoint_parts.c.attempt == bindparam("of_attempt")
 )
+DROP_TRANSFER = delete(checkpoint_transfers).where(
+    *(checkpoint_transfers.c[name] == bindparam(f"of_{name}") for name in PART_KEY)
+)
+DROP_TRANSFERS = delete(checkpoint_transfers).where(
+    checkpoint_transfers.c.run == bindparam("of_run"),
+    checkpoint_transfers.c.attempt == bindparam("of_attempt"),
+)
 ADD_EVENT = insert(events)
 
 
@@ -77,6 +88,7 @@ class Changes:
         self._move_cursor = _upsert(dialect, cursors, ["run", "attempt", "task", "file"])
         self._add_checkpoint = dialect.insert(checkpoints).on_conflict_do_nothing(index_elements=["id"])
         self._put_part = _upsert(dialect, checkpoint_parts, PART_KEY)
+        self._put_transfer = _upsert(dialect, checkpoint_transfers, PART_KEY)
         # Parents come before their children.
         self._tables: tuple[
             tuple[tuple[type, ...], Callable[[Connection, list[Any]], KeyIds | None]], ...
@@ -86,6 +98,7 @@ class Changes:
             ((PutTask,), self._tasks),
             ((AddCheckpoint, UpdateCheckpoint), self._checkpoints),
             ((PutPart, DropPart, DropParts), self._parts),
+            ((PutTransfer, DropTransfer), self._transfers),
             ((AddEvent,), self._events),
             ((AddMetrics,), self.metrics.add),
             ((MoveCursor,), self._cursors),
@@ -105,9 +118,12 @@ class Changes:
             if found:
                 learnt.update(write(connection, found) or {})
         for change in changes:
-            # Parts that waited for others will not be completed, and a complete checkpoint has its own row.
+            # Parts that waited for others will not be completed, a complete checkpoint has its own row, and what was
+            # not taken out of the task directories goes with them.
             if isinstance(change, UpdateAttempt) and change.values.get("state") == "ended":
                 self._parts(connection, [DropParts(change.run, change.number)])
+                of = {"of_run": codec.text(change.run), "of_attempt": change.number}
+                connection.execute(DROP_TRANSFERS, of)
         return learnt
 
     def _runs(self, connection: Connection, changes: list[UpdateRun]) -> None:
@@ -192,6 +208,20 @@ class Changes:
                 values = {"of_run": codec.text(change.run), "of_attempt": change.attempt}
                 connection.execute(DROP_PARTS, values)
 
+    def _transfers(self, connection: Connection, changes: list[PutTransfer | DropTransfer]) -> None:
+        for kind, group in groupby(changes, type):
+            found = list(group)
+            keys = [_part_key(change.row) for change in found]
+            if kind is PutTransfer:
+                rows = [
+                    {**key, **codec.columns(change.row, codec.TRANSFER)}
+                    for key, change in zip(keys, found, strict=True)
+                ]
+                connection.execute(self._put_transfer, rows)
+            else:
+                of = [{f"of_{name}": value for name, value in key.items()} for key in keys]
+                connection.execute(DROP_TRANSFER, of)
+
     def _events(self, connection: Connection, changes: list[AddEvent]) -> None:
         rows = [
             {"run": codec.text(change.row.run), **codec.columns(change.row, codec.EVENT)}
@@ -239,7 +269,7 @@ def _attempt_columns(change: AddAttempt) -> dict[str, Any]:
     return {"run": run, "number": change.row.number, **codec.columns(change.row, codec.ATTEMPT)}
 
 
-def _part_key(row: PartRow) -> dict[str, Any]:
+def _part_key(row: PartRow | TransferRow) -> dict[str, Any]:
     return {
         "run": codec.text(row.run),
         "attempt": codec.integer(row.attempt),

@@ -12,10 +12,20 @@ from sqlalchemy import Connection, Select, bindparam, func, select, union_all
 from stoker.errors import Conflict, NotFound
 from stoker.spec.states import RunState
 from stoker.store import codec
-from stoker.store.rows import AttemptRow, CheckpointRow, EventRow, PartRow, RunFilter, RunRow, TaskRow
+from stoker.store.rows import (
+    AttemptRow,
+    CheckpointRow,
+    EventRow,
+    PartRow,
+    RunFilter,
+    RunRow,
+    TaskRow,
+    TransferRow,
+)
 from stoker.store.schema import (
     attempts,
     checkpoint_parts,
+    checkpoint_transfers,
     checkpoints,
     cursors,
     events,
@@ -83,6 +93,14 @@ PARTS_OF = (
     select(checkpoint_parts)
     .where(checkpoint_parts.c.run == bindparam("run"), checkpoint_parts.c.attempt == bindparam("attempt"))
     .order_by(checkpoint_parts.c.generation, checkpoint_parts.c.task, checkpoint_parts.c.number)
+)
+TRANSFERS_OF = (
+    select(checkpoint_transfers)
+    .where(
+        checkpoint_transfers.c.run == bindparam("run"),
+        checkpoint_transfers.c.attempt == bindparam("attempt"),
+    )
+    .order_by(checkpoint_transfers.c.task, checkpoint_transfers.c.offset)
 )
 EVENTS_OF = select(events).where(events.c.run == bindparam("run")).order_by(events.c.seq)
 CURSORS_OF = select(cursors.c.task, cursors.c.file, cursors.c.offset).where(
@@ -296,6 +314,11 @@ def checkpoint(connection: Connection, checkpoint_id: str) -> CheckpointRow:
 def parts_of(connection: Connection, run_id: str, number: int) -> list[PartRow]:
     rows = connection.execute(PARTS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
     return [codec.part_row(row) for row in rows]
+
+
+def transfers_of(connection: Connection, run_id: str, number: int) -> list[TransferRow]:
+    rows = connection.execute(TRANSFERS_OF, {"run": codec.text(run_id), "attempt": number}).mappings()
+    return [codec.transfer_row(row) for row in rows]
 
 
 def events_of(connection: Connection, run_id: str) -> list[EventRow]:

@@ -86,7 +86,6 @@ class AttemptRow:
     handle: Json = field(default_factory=dict)
     placement: Mapping[str, TaskPlacement] = field(default_factory=dict)
     """By task name."""
-    order_seq: int = 0
     resumed_from: str | None = None
     usage: Json = field(default_factory=dict)
     removed: bool = False
@@ -148,6 +147,31 @@ class PartRow:
     metrics: Json = field(default_factory=dict)
     checkpoint: str | None = None
     """The complete checkpoint that contains it."""
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """A checkpoint that a task has committed and whose bytes are on their way to the blobs."""
+
+    run: str
+    attempt: int
+    generation: int
+    """Generation of the task's body."""
+    task: str
+    """The task at its incarnation, as in its cursors."""
+    number: int
+    offset: int
+    """Of its entry in the task's journal, which lists the files."""
+    length: int
+    name: str
+    size: int
+    """As its launcher says."""
+    how: str
+    created_at: float
+    written_at: float = 0.0
+    step: int | None = None
+    metrics: Json = field(default_factory=dict)
+    """What it is judged by: what had been reported when its entry was read."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +273,21 @@ class DropParts:
 
 
 @dataclass(frozen=True)
+class PutTransfer:
+    """Insert or replace."""
+
+    row: TransferRow
+
+
+@dataclass(frozen=True)
+class DropTransfer:
+    """Its checkpoint is kept, or was refused. A missing transfer is no error. The end of an attempt drops all of its
+    transfers."""
+
+    row: TransferRow
+
+
+@dataclass(frozen=True)
 class AddMetrics:
     run: str
     attempt: int
@@ -277,6 +316,8 @@ Change = (
     | PutPart
     | DropPart
     | DropParts
+    | PutTransfer
+    | DropTransfer
     | AddMetrics
     | MoveCursor
 )

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 3
+VERSION = 4
 """The schema of this program. Every migration raises it by one."""
 
 # Every constraint has a name, so that a later migration can change it on any database.
@@ -123,7 +123,8 @@ attempts = Table(
     Column("engine", Text, nullable=False),
     Column("handle", Text, nullable=False),
     Column("placement", Text, nullable=False),
-    Column("order_seq", Integer, nullable=False),
+    # Not read any more. It stays because not every database that is supported can drop a column.
+    Column("order_seq", Integer, nullable=False, default=0),
     Column("resumed_from", Text),
     Column("usage", Text, nullable=False),
     Column("removed", Boolean, nullable=False),
@@ -183,6 +184,26 @@ checkpoint_parts = Table(
     Column("step", BigInteger),
     Column("metrics", Text, nullable=False),
     Column("checkpoint", Text),
+)
+
+# Checkpoints that were seen in a journal and whose bytes are on their way. Deleted with the attempt that wrote them.
+checkpoint_transfers = Table(
+    "checkpoint_transfers",
+    metadata,
+    Column("run", Text, ForeignKey(runs.c.id), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("task", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("how", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("written_at", Double, nullable=False),
+    Column("step", BigInteger),
+    Column("metrics", Text, nullable=False),
 )
 
 events = Table(

@@ -27,6 +27,7 @@ from stoker.store.rows import (
     RunFilter,
     RunRow,
     TaskRow,
+    TransferRow,
 )
 
 
@@ -196,6 +197,10 @@ class Store:
     def checkpoint_parts(self, run_id: str, attempt: int) -> list[PartRow]:
         """Parts of the attempt's checkpoints that wait for other tasks, and of its newest complete ones."""
         return self._database.read(queries.parts_of, run_id, attempt)
+
+    def checkpoint_transfers(self, run_id: str, attempt: int) -> list[TransferRow]:
+        """Checkpoints of the attempt whose bytes are on their way, each task's in the order of its journal."""
+        return self._database.read(queries.transfers_of, run_id, attempt)
 
     def events(self, run_id: str) -> list[EventRow]:
         return self._database.read(queries.events_of, run_id)

@@ -69,6 +69,8 @@ def test_up_from_each_version_with_its_data(tmp_path: Path, version: int) -> Non
         parts = store.checkpoint_parts(run.id, 1)
         assert [part.task for part in parts] == (["worker-1"] if version >= 3 else [])
         assert store.checkpoint("c1").world_size == (2 if version >= 3 else None)
+        transfers = store.checkpoint_transfers(run.id, 1)
+        assert [row.name for row in transfers] == (["last.pt"] if version >= 4 else [])
         assert store.submit(new_run("third"), now=9.0)[1]
     Store.open(tmp_path / "direct.db").close()
     assert layout(path) == layout(tmp_path / "direct.db")

@@ -133,7 +133,7 @@ class BringUp:
             task.happened(TaskEvent.ORDERED)
             task.wait = None
         live.first_up = None
-        values: dict[str, Any] = {"handle": dict(live.handle), "order_seq": 1}
+        values: dict[str, Any] = {"handle": dict(live.handle)}
         if new := [task for task in waiting if not task.had_order]:
             for task in new:
                 task.place = replace(task.place, ordered=task.incarnation)
