@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.fleet import Wait
-from stoker.control.ingest.journal_reader import JournalReader
+from stoker.control.ingest.ingester import Ingester
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.policy.outcome import Outcome
 from stoker.control.policy.task_phases import TABLE, TaskEvent, TaskPhase
@@ -42,7 +42,7 @@ class LiveTask:
     """Changed by `happened` only."""
     directory: TaskDir | None = None
     """Reached and there."""
-    pump: JournalReader | None = None
+    ingester: Ingester | None = None
     verdict: Outcome | None = None
     """How its newest body ended; None while it runs or waits."""
     ended: float = 0.0
@@ -124,6 +124,11 @@ class LiveTask:
         return self.place.ordered == self.incarnation
 
     @property
+    def carrying(self) -> bool:
+        """Checkpoints that it committed are on their way."""
+        return self.ingester is not None and bool(self.ingester.untaken)
+
+    @property
     def up(self) -> bool:
         return self.directory is not None and self.gone is None
 
@@ -148,12 +153,12 @@ class LiveTask:
         self.verdict = self.stop_sent = self.stop_deadline = self.killed_at = None
         self.unjournalled_since = self.hastened = None
         self.touched = True
-        if self.pump is not None:
-            self.pump.generation = generation
+        if self.ingester is not None:
+            self.ingester.reader.generation = generation
         if fresh:
             self.incarnation += 1
             self.replaced_silent = self.given_up
-            self.directory = self.pump = self.telling = None
+            self.directory = self.ingester = self.telling = None
             self.gone = self.seen = self.wait = None
             self.given_up = False
             self.missing = 0
@@ -234,7 +239,7 @@ class LiveRun:
     def launched(self) -> bool:
         """Every task was reached and has had its order."""
         members = [task for task in self.tasks.values() if not task.joining]
-        return bool(members) and all(task.pump is not None for task in members)
+        return bool(members) and all(task.ingester is not None for task in members)
 
     @property
     def places(self) -> tuple[Place, ...]:

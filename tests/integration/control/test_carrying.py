@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.control.ingest import checkpoint_transfer, journal_reader
+from stoker.control.ingest import checkpoint_transfer
 from stoker.task import layout
 from stoker.task.formats import StagedCheckpoint
 from stoker.task.local_directory import LocalTaskDir
@@ -34,7 +34,6 @@ def stage(directory: Path) -> None:
 
 
 def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_reader, "LARGE", len(DATA))
     real = checkpoint_transfer.carry_checkpoint
     begun, may_end = threading.Event(), threading.Event()
 

@@ -6,45 +6,23 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.assembly import Assembly
-from stoker.control.ingest import journal_reader as pumps
-from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
-from stoker.control.ingest.journal_reader import Intake, JournalReader
+from stoker.control.ingest.ingester import Ingester
+from stoker.control.ingest.journal_reader import Intake
 from stoker.settings import Home
 from stoker.store import Store
-from stoker.store.rows import CheckpointRow, NewRun
+from stoker.store.rows import CheckpointRow, NewRun, PutTransfer
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
-from stoker.task.local_directory import LocalTaskDir
-from stoker.transfer import carry_checkpoint
 from support.checkpoints.scanning import Clock, Task
+from support.control.ingesting import HeldTransfers, ingester
 
 SIZE = 2000
-
-
-class Slow(CheckpointTransfers):
-    """Carries one when it is told to, in any order."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Future[Any], tuple[Any, ...]]] = []
-
-    def carry(self, *asked: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((future, asked))
-        return future
-
-    def work(self, chance: random.Random) -> None:
-        if self.waiting:
-            future, (directory, staged, blobs, *_) = self.waiting.pop(chance.randrange(len(self.waiting)))
-            if future.set_running_or_notify_cancel():
-                future.set_result(carry_checkpoint(directory, staged, blobs))
 
 
 class Rank(Task):
@@ -80,10 +58,11 @@ class Rank(Task):
 
 
 class Rig:
-    def __init__(self, root: Path, style: str, chance: random.Random) -> None:
-        self.root, self.style, self.chance = root, style, chance
+    def __init__(self, root: Path, style: str, chance: random.Random, slow: bool) -> None:
+        """`slow`: bytes arrive when they do, of any task."""
+        self.root, self.style, self.chance, self.slow = root, style, chance, slow
         self.clock = Clock()
-        self.carriers = Slow()
+        self.transfers = HeldTransfers()
         home = Home(root / "home")
         self.home, self.blobs = home, BlobStore(home.blobs)
         self.store = Store.open(home.database)
@@ -92,17 +71,17 @@ class Rig:
         self.saves = 0
         self.restart()
 
-    def pump(self, rank: Rank) -> JournalReader:
+    def pump(self, rank: Rank) -> Ingester:
         cursors = self.store.cursors(self.run, 1)
-        near = LocalTaskDir(str(rank.root))
-        return JournalReader(
-            self.home, self.blobs, near, run=self.run, attempt=1, task=rank.name, generation=1,
-            cursors=cursors, latest={}, alone=False, carriers=self.carriers,
-        )  # fmt: skip
+        found = ingester(
+            self.home, rank.root, self.transfers, run=self.run, task=rank.name, cursors=cursors, alone=False
+        )
+        found.resume(self.store.checkpoint_transfers(self.run, 1))
+        return found
 
     def restart(self) -> None:
         """The server dies and comes back."""
-        self.carriers = Slow()
+        self.transfers = HeldTransfers()
         for rank in self.ranks:
             rank.pump = self.pump(rank)
         self.assembly = Assembly(self.blobs, run=self.run, attempt=1)
@@ -142,14 +121,22 @@ class Rig:
 
     def look(self) -> None:
         chosen = [rank for rank in self.ranks if self.chance.random() < 0.6]
-        found: dict[str, Intake] = {rank.name: rank.pump.look() for rank in chosen}
+        if not self.slow:
+            self.transfers.finish()
+        self.take({rank.name: rank.pump.look() for rank in chosen})
+
+    def take(self, found: dict[str, Intake]) -> None:
         done = self.assembly.take(found)
-        self.store.apply([change for one in found.values() for change in one.changes] + done.changes)
+        changes = [change for one in found.values() for change in one.changes]
+        seen = [PutTransfer(one.row) for intake in found.values() for one in intake.seen]
+        self.store.apply([*changes, *seen, *done.changes])
         for row in done.checkpoints:
             self.check(row)
 
     def carry(self) -> None:
-        self.carriers.work(self.chance)
+        """One checkpoint of any task."""
+        if self.transfers.works:
+            self.transfers.work(self.chance.randrange(len(self.transfers.works)))
 
     def kill(self) -> None:
         rank = self.chance.choice(self.ranks)
@@ -163,11 +150,9 @@ class Rig:
             if rank.alive:
                 rank.end(Ending(1, 1, "exit", code=0))
         for _ in range(2):
-            found = {rank.name: rank.pump.look(final=True) for rank in self.ranks}
-            done = self.assembly.take(found)
-            self.store.apply([change for one in found.values() for change in one.changes] + done.changes)
-            for row in done.checkpoints:
-                self.check(row)
+            self.take({rank.name: rank.pump.look(final=True) for rank in self.ranks})
+            self.transfers.finish()
+        self.take({rank.name: rank.pump.collect() for rank in self.ranks})
 
     # -- habits of writers -------------------------------------------------------------------------------------
 
@@ -239,15 +224,11 @@ STYLES = ["first by rename", "first in place", "shards", "flat shards", "renamed
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("STOKER_SEEDS", "2"))))
-@pytest.mark.parametrize("large", [False, True])
-def test_what_is_offered_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str, large: bool, seed: int
-) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_is_offered_is_whole(tmp_path: Path, style: str, slow: bool, seed: int) -> None:
     print(f"seed {seed}")
     chance = random.Random(f"{style} {seed}")
-    if large:
-        monkeypatch.setattr(pumps, "LARGE", SIZE // 2)
-    rig = Rig(tmp_path, style, chance)
+    rig = Rig(tmp_path, style, chance, slow)
     deaths = chance.random() < 0.5
     try:
         actions = [
@@ -260,7 +241,7 @@ def test_what_is_offered_is_whole(
             rig.tell,
             rig.tell,
             rig.look,
-            *([rig.carry] if large else []),
+            *([rig.carry] if slow else []),
         ]
         for _ in range(250):
             chance.choice(actions)()

@@ -9,7 +9,7 @@ import pytest
 from stoker.control.checkpoints import retention
 from stoker.control.checkpoints.assembly import how_it_ended
 from stoker.control.ingest.journal_reader import Intake
-from stoker.store.rows import AddEvent, CheckpointRow, Point
+from stoker.store.rows import AddEvent, CheckpointRow
 from stoker.task.formats import Ending, Status
 from stoker.transfer import merge_outputs, outputs_for
 from support.control.assembly_rig import TWO, Rig
@@ -106,16 +106,12 @@ def test_how_it_ended(ending: Ending, state: str) -> None:
     assert how_it_ended(ending) == state
 
 
-def test_it_is_judged_by_what_the_run_reported(rig: Rig) -> None:
-    speaker = Intake(
-        parts=[rig.part("worker-0", "step-1", 1, {"w": "a"}, step=1, metrics={"acc": 0.9})],
-        points=[Point("loss", 1, 0.5, 1.0)],
+def test_it_is_judged_by_what_its_parts_are(rig: Rig) -> None:
+    """Where they differ, by the first one's."""
+    rig.take(
+        rig.part("worker-1", "step-1", 1, {"w": "a"}, step=1, metrics={"loss": 0.5, "acc": 0.1}),
+        rig.part("worker-0", "step-1", 1, {"w": "a"}, step=1, metrics={"acc": 0.9}),
     )
-    other = Intake(
-        parts=[rig.part("worker-1", "step-1", 1, {"w": "a"}, step=1)],
-        points=[Point("loss@worker-1", 1, 0.7, 1.0)],
-    )
-    rig.record(rig.assembly.take({"worker-1": other, "worker-0": speaker}))
     assert rig.rows()[0].metrics == {"loss": 0.5, "acc": 0.9}
 
 

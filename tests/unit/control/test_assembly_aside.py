@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.control.ingest.journal_reader import Behind, Intake
-from stoker.store.rows import PartRow, Point
-from stoker.task.formats import Status
+from stoker.control.ingest.journal_reader import Intake, Transfer
+from stoker.store.rows import PartRow, Point, TransferRow
+from stoker.task.formats import Ending, Status
 from support.control.assembly_rig import Rig
 
 
@@ -20,7 +20,7 @@ class Slow(Rig):
         self,
         parts: Iterable[PartRow] = (),
         *,
-        behind: Iterable[str] = (),
+        untaken: Iterable[str] = (),
         pending: Iterable[str] = (),
         points: Iterable[Point] = (),
     ) -> Intake:
@@ -30,7 +30,7 @@ class Slow(Rig):
             generation=1,
             parts=list(parts),
             points=list(points),
-            behind=[Behind(name, number) for number, name in enumerate(behind, 1)],
+            untaken=list(untaken),
         )
 
     def both(self, first: Intake, second: Intake) -> None:
@@ -56,10 +56,10 @@ def test_one_that_has_never_written_any_and_now_does(rig: Slow) -> None:
         for _ in range(3):
             rig.both(rig.said(), rig.said())
     assert len(rig.kept()) == 6
-    rig.both(rig.said(), rig.said(behind=["step-6"]))
-    rig.both(rig.said([rig.step(0, 6)]), rig.said(behind=["step-6"]))
+    rig.both(rig.said(), rig.said(untaken=["step-6"]))
+    rig.both(rig.said([rig.step(0, 6)]), rig.said(untaken=["step-6"]))
     for _ in range(10):
-        rig.both(rig.said(), rig.said(behind=["step-6"]))
+        rig.both(rig.said(), rig.said(untaken=["step-6"]))
     assert len(rig.kept()) == 6
     rig.both(rig.said(), rig.said([rig.step(1, 6)]))
     assert rig.kept()["step-6"] == ["w0", "w1"] and rig.warnings == []
@@ -74,8 +74,8 @@ def test_one_whose_part_takes_as_long_as_many_of_the_others(rig: Slow, looks: in
     for _ in range(looks):
         rig.both(rig.said(), rig.said(pending=["step-3"]))
     for number in range(4, 20):
-        behind = [f"step-{older}" for older in range(3, number)]
-        rig.both(rig.said([rig.step(0, number)]), rig.said(behind=behind, pending=[f"step-{number}"]))
+        untaken = [f"step-{older}" for older in range(3, number)]
+        rig.both(rig.said([rig.step(0, number)]), rig.said(untaken=untaken, pending=[f"step-{number}"]))
     assert list(rig.kept()) == ["step-1", "step-2"]
     rig.both(rig.said(), rig.said([rig.step(1, number) for number in range(3, 20)]))
     assert rig.kept() == {f"step-{number}": ["w0", "w1"] for number in range(1, 20)}
@@ -94,8 +94,8 @@ def test_one_that_always_has_something_on_its_way(rig: Slow) -> None:
             for rank in (0, 1)
         ]
         looks = [
-            [rig.said([part], behind=[name(number + 1, rank)]) for rank, part in enumerate(parts)],
-            *([rig.said(behind=[name(number + 1, rank)]) for rank in (0, 1)] for _ in range(3)),
+            [rig.said([part], untaken=[name(number + 1, rank)]) for rank, part in enumerate(parts)],
+            *([rig.said(untaken=[name(number + 1, rank)]) for rank in (0, 1)] for _ in range(3)),
         ]
         for look in looks:
             rig.both(*look)
@@ -110,31 +110,30 @@ def test_one_that_is_at_its_first_of_another_kind_meanwhile(rig: Slow) -> None:
         for _ in range(3):
             rig.both(rig.said(), rig.said())
     assert len(rig.kept()) == 3
-    rig.both(rig.said(), rig.said(behind=["big-4"], pending=["opt-4"]))
+    rig.both(rig.said(), rig.said(untaken=["big-4"], pending=["opt-4"]))
     mine = rig.part("worker-0", "opt-4", 4, {"o0": "x"}, step=4)
-    rig.both(rig.said([mine]), rig.said(behind=["big-4"], pending=["opt-4"]))
+    rig.both(rig.said([mine]), rig.said(untaken=["big-4"], pending=["opt-4"]))
     assert len(rig.kept()) == 3
 
 
-def test_a_part_is_judged_by_what_had_been_reported_when_it_was_seen(rig: Slow) -> None:
-    def point(number: int, loss: float) -> Point:
-        return Point("loss", number, loss, float(number))
-
-    others = [rig.step(1, number, written_at=number + 0.5) for number in (1, 2)]
-    rig.both(rig.said(behind=["step-1"], points=[point(1, 0.9)]), rig.said(others))
-    rig.both(rig.said(behind=["step-1", "step-2"], points=[point(2, 0.5)]), rig.said())
-    rig.both(rig.said(behind=["step-1", "step-2"], points=[point(3, 0.1)]), rig.said())
-    rig.both(rig.said([rig.step(0, number, written_at=number + 0.5) for number in (1, 2)]), rig.said())
-    assert [(row.name, row.metrics) for row in rig.rows()] == [
-        ("step-1", {"loss": 0.9}),
-        ("step-2", {"loss": 0.5}),
-    ]
+def test_a_part_is_judged_by_what_the_run_had_reported_when_it_was_seen(rig: Slow) -> None:
+    """By another task, and before the server that takes it in was started."""
+    own = TransferRow(rig.run, 1, 1, "worker-1", 1, 0, 9, "step-1", 4, "rename", 1.0, 1.5, 1, {"own": 2.0})
+    seen = rig.said(untaken=["step-1"])
+    seen.seen.append(Transfer(own))
+    rig.both(rig.said(points=[Point("loss", 1, 0.9, 1.0)]), seen)
+    assert seen.seen[0].row.metrics == {"loss": 0.9, "own": 2.0}
+    late = rig.said()
+    late.seen.append(Transfer(own))
+    rig.both(rig.said(points=[Point("loss", 2, 0.1, 9.0)]), late)
+    assert late.seen[0].row.metrics == {"loss": 0.9, "own": 2.0}
 
 
-def test_nothing_is_remembered_of_what_was_refused(rig: Slow) -> None:
-    for number in range(5):
-        rig.both(rig.said(behind=[f"step-{number}"], points=[Point("loss", number, 0.1, 1.0)]), rig.said())
-        refused = rig.said()
-        refused.rejected.append(f"step-{number}")
-        rig.both(refused, rig.said())
-    assert rig.assembly._reported == {}
+def test_a_task_has_ended_when_its_last_part_is_in(rig: Slow) -> None:
+    rig.both(rig.said([rig.step(0, 1)]), rig.said())
+    last = rig.said(untaken=["step-1"])
+    last.ending = Ending(1, 1, "exit", code=0)
+    rig.both(rig.said(), last)
+    assert not rig.kept()
+    rig.both(rig.said(), Intake(generation=1, parts=[rig.step(1, 1)]))
+    assert rig.kept() == {"step-1": ["w0", "w1"]}

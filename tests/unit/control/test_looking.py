@@ -16,8 +16,11 @@ from stoker.task.formats import Status
 
 
 class Pump:
+    """An ingester, and its reader."""
+
     def __init__(self, found: Intake | Exception) -> None:
         self.found = found
+        self.reader: Any = self
 
     def look(self, *, final: bool) -> Intake:
         if isinstance(self.found, Exception):
@@ -38,7 +41,7 @@ class Loop:
 
 def task(name: str, found: Intake | Exception) -> Any:
     return SimpleNamespace(
-        name=name, pump=Pump(found), generation=1, ordered=True, over=False, touched=True, gone=None
+        name=name, ingester=Pump(found), generation=1, ordered=True, over=False, touched=True, gone=None
     )
 
 
@@ -70,7 +73,13 @@ class Flooded(Pump):
 
     def __init__(self) -> None:
         super().__init__(
-            Intake(status=Status("ended", generation=1, ending=ENDED), generation=1, visible=True, more=True)
+            Intake(
+                status=Status("ended", generation=1, ending=ENDED),
+                generation=1,
+                visible=True,
+                more=True,
+                heard=False,
+            )
         )
 
     def leave_unread(self, found: Intake) -> None:
@@ -91,7 +100,7 @@ def test_who_kills_a_run_does_not_wait_for_all_that_it_writes() -> None:
     for killed, over in ((None, False), (-1.0, False), (-60.0, True)):
         pump = Flooded()
         one = task("worker-0", Intake())
-        one.pump, one.stop_sent, one.stopped = pump, "kill", True
+        one.ingester, one.stop_sent, one.stopped = pump, "kill", True
         one.killed_at = None if killed is None else time.monotonic() + killed
         one.unjournalled_since, one.reported, one.place = None, "ended", SimpleNamespace(ports=())
 

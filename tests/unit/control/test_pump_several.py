@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from stoker.blobs import BlobStore
-from stoker.control.ingest.journal_reader import Intake, JournalReader, speaker
+from stoker.control.ingest.journal_reader import Intake, speaker
 from stoker.control.ingest.step_rate import StepRate
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
 from stoker.task.formats import Ending, Status, write_json
-from stoker.task.local_directory import LocalTaskDir
+from support.control.ingesting import InlineTransfers, ingester, take_in
 
 OTHERS = {"loss@worker-1", "acc@worker-1"}
 
@@ -27,18 +26,7 @@ class Task:
         for name in layout.DIRECTORIES:
             (self.root / name).mkdir(parents=True)
         write_json(str(self.root / layout.STATUS), Status("running", generation=1).to_json())
-        self.pump = JournalReader(
-            home,
-            BlobStore(home.blobs),
-            LocalTaskDir(str(self.root)),
-            run="digits-1",
-            attempt=1,
-            task="worker-1",
-            generation=1,
-            cursors={},
-            latest={},
-            **more,
-        )
+        self.pump = ingester(home, self.root, InlineTransfers(), task="worker-1", **more)
 
     def report(self, name: str, *lines: tuple[int, float]) -> None:
         with open(self.root / layout.METRICS / name, "a") as file:
@@ -125,7 +113,7 @@ def test_checkpoints_are_parts_and_damaged_ones_are_named(tmp_path: Path) -> Non
         {**entry, "number": 5, "name": "gone.pt", "files": [{"path": "g", "size": 1, "sha256": "0" * 64}]}
     )
     task.journal({"k": "rejected", "generation": 1, "name": "torn.pt", "reason": "torn"})
-    found = task.pump.look()
+    found = take_in(task.pump)
     assert [(row.task, row.number, row.name, row.step) for row in found.parts] == [("worker-1", 4, "w.pt", 3)]
     assert found.rejected == ["gone.pt", "torn.pt"] and found.visible
     assert not [change for change in found.changes if isinstance(change, AddCheckpoint)]

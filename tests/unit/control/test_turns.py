@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.blobs import BlobStore
+from stoker.control.ingest import checkpoint_transfer
 from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
 from stoker.engine.local.tasks import directories
 from stoker.launcher.checkpoints.scanner import Scanner
@@ -29,6 +31,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_throttle, "LOOK", 0.001)
     monkeypatch.setattr(idle_throttle, "PATIENCE", 1e9)
     monkeypatch.setattr(direct_io, "LARGE", 1)
+    monkeypatch.setattr(checkpoint_transfer, "LARGE", 1)
 
 
 @pytest.fixture
@@ -60,12 +63,20 @@ def wait_for(told: set[int], count: int) -> None:
         time.sleep(0.01)
 
 
-def carry(carriers: CheckpointTransfers, root: Path, blobs: BlobStore) -> Any:
+def carry(transfers: CheckpointTransfers, root: Path, blobs: BlobStore) -> Future[int]:
     (root / layout.staged(1)).mkdir()
     (root / layout.staged(1) / "last.bin").write_bytes(DATA)
     file = {"path": "last.bin", "size": len(DATA), "sha256": "", "mode": 0o600}
     staged = StagedCheckpoint(number=1, generation=1, name="last.bin", how="sdk", files=[file])
-    return carriers.carry(LocalTaskDir(str(root)), staged, blobs, lambda: False)
+    done: Future[int] = Future()
+
+    def work() -> bool:
+        directory = LocalTaskDir(str(root))
+        done.set_result(transfers.carry(directory, staged, blobs, size=len(DATA), hurried=bool)[1])
+        return False
+
+    transfers.add("run-1", work)
+    return done
 
 
 def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: set[int]) -> None:
@@ -80,17 +91,17 @@ def test_one_at_a_time_takes_what_the_training_misses(tmp_path: Path, refused: s
     while not scanner._stager.waiting:
         assert time.monotonic() < deadline, "the checkpoint was not seen"
         scanner.poll(time.monotonic())
-    carriers, blobs = CheckpointTransfers(), BlobStore(tmp_path / "blobs")
-    carried = [carry(carriers, root, blobs) for root in (second, third)]
+    transfers, blobs = CheckpointTransfers(), BlobStore(tmp_path / "blobs")
+    carried = [carry(transfers, root, blobs) for root in (second, third)]
     wait_for(refused, 3)
     assert not any(one.done() for one in carried) and scanner._stager.done.empty()
-    holder.give_back()
-    assert [one.result(60)[1] for one in carried] == [len(DATA)] * 2
+    holder.release()
+    assert [one.result(60) for one in carried] == [len(DATA)] * 2
     outcome = scanner._stager.next_outcome(60)
     assert outcome is not None and outcome.status == "staged"
     assert holder.take(0.0) and holder._fd is not None, "whoever is done has given it back"
-    holder.give_back()
-    carriers.close()
+    holder.release()
+    transfers.close()
     scanner.close()
 
 
@@ -98,11 +109,11 @@ def test_another_attempt_has_its_own(tmp_path: Path, refused: set[int]) -> None:
     holder = idle_throttle._Turn(str(make(tmp_path / "1", 0) / layout.TURNS))
     assert holder.take(0.0)
     other = make(tmp_path / "2", 0)
-    carriers, blobs = CheckpointTransfers(), BlobStore(tmp_path / "blobs")
-    assert carry(carriers, other, blobs).result(60)[1] == len(DATA)
+    transfers, blobs = CheckpointTransfers(), BlobStore(tmp_path / "blobs")
+    assert carry(transfers, other, blobs).result(60) == len(DATA)
     assert not refused and (other / layout.TURNS).exists(), "it asked for the turn, and had it"
-    holder.give_back()
-    carriers.close()
+    holder.release()
+    transfers.close()
 
 
 def test_one_that_comes_later_or_again_has_the_same(tmp_path: Path) -> None:

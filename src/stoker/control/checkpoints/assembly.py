@@ -6,7 +6,7 @@ The rules are in `gathering`, which is pure; here are the rows and the trees. Ho
     done = assembly.begin(generation, {"worker-0": 1, "worker-1": 1}, world_size=2,
                           known=store.checkpoint_parts(run, attempt))     # commit done.changes
     ...
-    found = {task: pump.look() for each task}                # Pump(..., alone=False)
+    found = {task: ingester.look() for each task}            # of readers with alone=False
     done = assembly.take(found, lost={tasks that are proven gone, after they were collected})
     commit(changes of each Intake + done.changes)            # in one transaction: parts are counted exactly once
     done.checkpoints                                         # rows that became complete: as Intake.checkpoints was
@@ -28,7 +28,8 @@ from typing import Any
 from stoker.blobs import BlobStore
 from stoker.control.checkpoints.completion import Completion, Round, Settled, WrittenPart
 from stoker.control.ingest import refusals
-from stoker.control.ingest.journal_reader import Intake, score
+from stoker.control.ingest.checkpoint_rows import score
+from stoker.control.ingest.journal_reader import Intake
 from stoker.errors import BlobDamaged, NotFound, StokerError, StoreError
 from stoker.spec.tree import Tree, TreeFile
 from stoker.store.rows import (
@@ -75,8 +76,8 @@ class Assembly:
         self._members: list[str] = []
         self._gathering = Completion({})
         self._latest = dict(latest or {})
-        self._reported: dict[tuple[int, str, int], tuple[list[Point], dict[str, float]]] = {}
-        """Of parts that are not taken in yet: what had been reported when they were seen. They are judged by that."""
+        self._endings: dict[str, Ending] = {}
+        """Of tasks whose last parts are on their way."""
         self._warned: set[str] = set()
 
     def begin(
@@ -97,7 +98,7 @@ class Assembly:
         rows = {_key(row): row for row in [*known, *(part.row for part in old.forget())]}
         self._gathering, self._generation, self._members = fresh, generation, list(members)
         self._world_size = world_size or max(1, len(members))
-        self._reported, self._warned = {}, set()
+        self._endings, self._warned = {}, set()
         done = Assembled()
         parts = []
         for row in sorted(rows.values(), key=lambda row: row.created_at):
@@ -113,6 +114,7 @@ class Assembly:
         """A task comes back alone, with a body of another generation."""
         done = Assembled()
         self._apply(self._gathering.replace(task, generation), done)
+        self._endings.pop(task, None)
         if task not in self._members:
             self._members.append(task)
         return done
@@ -122,25 +124,28 @@ class Assembly:
         self._gathering.leave(task)
 
     def take(self, found: Mapping[str, Intake], *, lost: Collection[str] = ()) -> Assembled:
-        """What the looks at some or all tasks found. `lost`: tasks of which nothing more will come; the look that says
-        so is the last one, or came before."""
+        """What the looks at some or all tasks found. Judges the checkpoints that they have seen by what the run had reported
+        by then. `lost`: tasks of which nothing more will come; the look that says so is the last one, or came before."""
         done = Assembled()
         points = self._points(found)
         for task, intake in found.items():
             done.checkpoints += intake.checkpoints
             status = intake.status
             if status is not None and intake.heard:
-                pending = [*status.pending, *(one.name for one in intake.behind)]
+                pending = [*status.pending, *intake.untaken]
                 self._gathering.see(task, status.generation, status.scans, pending)
         for task, intake in found.items():
+            for one in intake.seen:
+                one.row = score(one.row, points, self._latest)
             for row in intake.parts:
-                self._add(row, points, done)
+                self._add(row, done)
             for name in intake.rejected:
                 self._gathering.refuse(task, intake.generation, name)
-            ending = _ending(intake)
-            if ending is not None:
+            if (ending := _ending(intake)) is not None:
+                self._endings[task] = ending
+            if task in self._endings and not intake.untaken:
+                ending = self._endings.pop(task)
                 self._gathering.end(task, ending.generation, how_it_ended(ending))
-            self._remember(task, intake, points)
         for task in lost:
             self._gathering.lose(task)
         self._settle(done)
@@ -160,23 +165,7 @@ class Assembly:
             point for task, intake in found.items() for point in intake.points if f"@{task}" not in point.key
         ]
 
-    def _remember(self, task: str, intake: Intake, points: list[Point]) -> None:
-        """What had been reported when the task's parts were seen, until they are taken in."""
-        if not intake.behind and not self._reported:
-            return
-        reported = points, dict(self._latest)
-        waiting = {
-            (intake.generation, task, one.number): reported for one in intake.behind if one.number is not None
-        }
-        others = {
-            key: known
-            for key, known in self._reported.items()
-            if key[1] != task or key in waiting or not intake.heard
-        }
-        self._reported = {**waiting, **others}
-
-    def _add(self, row: PartRow, points: Sequence[Point], done: Assembled) -> None:
-        row = score(row, *self._reported.get(_key(row), (points, self._latest)))
+    def _add(self, row: PartRow, done: Assembled) -> None:
         part = self._part(row)
         if part is None:
             return

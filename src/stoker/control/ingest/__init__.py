@@ -1,7 +1,9 @@
 """What task directories say becomes rows, lines and blobs. User code can write there: nothing is believed unchecked.
 
-journal_reader       JournalReader: status, journal, metrics, logs and checkpoints of one task
-checkpoint_transfer  large checkpoints, on threads of their own
+ingester             Ingester: one task: what its reader finds, and its checkpoints as they arrive
+journal_reader       JournalReader: status, journal, metrics and logs of one task
+checkpoint_transfer  CheckpointTransfers: threads that move checkpoints to the blobs
+checkpoint_rows      rows of checkpoints from what a journal says; pure
 validation           types and bounds of what a task says
 redaction            secrets are taken out of what tasks say
 refusals             checkpoints that are not offered, as warnings of their run

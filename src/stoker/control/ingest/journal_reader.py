@@ -1,32 +1,25 @@
-"""Taking in what a task directory holds: status, journal, metrics, logs, checkpoints.
+"""Reading what a task directory holds: status, journal, metrics, logs.
 
 Exactly once: how far each file was read (the cursor) is recorded in the transaction that records what was read.
 Called by the control loop for tasks of the current attempt only, so what an ended one still writes is never
-taken in.
+taken in. No bytes are moved here: of a checkpoint only its entry is read, and its transfer follows (see `ingester`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-from stoker.blobs import BlobStore
 from stoker.control.ingest import refusals, tampering, validation
-from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers
+from stoker.control.ingest.checkpoint_rows import score, transfer_row
 from stoker.control.ingest.redaction import NOTHING, Redaction
 from stoker.control.ingest.step_rate import StepRate
 from stoker.control.logs.reader import LOOK, LogWriter, source_name
-from stoker.errors import StokerError, StoreError
-from stoker.linux.direct_io import LARGE
 from stoker.settings import Home, LogSettings
 from stoker.store.rows import (
-    AddCheckpoint,
     AddEvent,
     AddMetrics,
     Change,
@@ -35,14 +28,13 @@ from stoker.store.rows import (
     MoveCursor,
     PartRow,
     Point,
+    TransferRow,
 )
 from stoker.task import fencing, layout
 from stoker.task.directory import TaskDir
 from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_lines, split_lines
 from stoker.task.local_directory import UnsafePath
-from stoker.transfer import carry_checkpoint
 
-Scored = TypeVar("Scored", CheckpointRow, PartRow)
 LOOK_BYTES = 4 << 20
 """Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
 LONGEST_LINE = 64 << 20
@@ -66,8 +58,11 @@ OURS = frozenset(
     }
 )
 """What the machine lacks for a while. Everything else that goes wrong with a file is the task's doing."""
+MOST_NUMBER = 10**9
 METRIC_FILES = 1000
 """Files of metrics that are read: one for each process that reports."""
+MOST_UNTAKEN = 1000
+"""Checkpoints of one task whose bytes are on their way, after which its journal waits: user code can name any number."""
 _CATCH_UP = 15.0
 """Seconds that the last lines of a far task have to arrive. A courier that is gone brings nothing any more."""
 _SILENT = ("launcher", "scheduler", "ps")
@@ -76,11 +71,25 @@ _LINE = 4000
 _LINES = 50
 
 
-class Behind(NamedTuple):
-    """A checkpoint that a launcher has committed and that is not taken in yet; or one that it has refused."""
+@dataclass(eq=False)
+class Transfer:
+    """A checkpoint that a launcher has committed, until it is in the blobs and that is told."""
 
-    name: str
-    number: int | None
+    row: TransferRow
+    staged: StagedCheckpoint | None = None
+    """Its entry in the journal. None: it is gone, and the checkpoint is refused."""
+    rejected: list[str] = field(default_factory=list)
+    """Names of checkpoints that the launcher has refused after this one and before the next."""
+    kept: tuple[str, int] | None = None
+    """The digest of its tree and its bytes, once it is in the blobs."""
+    refused: str = ""
+    """Why it never will be."""
+    faults: int = 0
+    """Tries that failed in a way that was not foreseen."""
+
+    @property
+    def done(self) -> bool:
+        return self.kept is not None or bool(self.refused)
 
 
 @dataclass
@@ -103,12 +112,12 @@ class Intake:
     """Names of checkpoints that it wrote and that are damaged."""
     hung: dict[str, Any] | None = None
     """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
-    carrying: Future[Any] | None = None
-    """Set when a checkpoint has begun to be carried aside: what is written after it is taken in when this is done."""
-    behind: list[Behind] = field(default_factory=list)
-    """Such a one, and those that the journal has after it."""
+    seen: list[Transfer] = field(default_factory=list)
+    """Committed, in the order of the journal. Their bytes are still to be moved."""
+    untaken: list[str] = field(default_factory=list)
+    """Names of all of its checkpoints whose bytes are on their way, those of `seen` among them."""
     heard: bool = True
-    """All that its status speaks of has been taken in, or is `behind`."""
+    """All that its status speaks of has been read."""
     log_bytes: int = 0
     visible: bool = False
     """Somebody following the run would see something new."""
@@ -121,13 +130,12 @@ class Intake:
         self.started_at = self.started_at or later.started_at
         self.ending = later.ending or self.ending
         self.hung = self.hung if later.hung is None else later.hung
-        for name in ("changes", "checkpoints", "points", "parts", "rejected"):
+        for name in ("changes", "checkpoints", "points", "parts", "rejected", "seen"):
             getattr(self, name).extend(getattr(later, name))
         self.log_bytes += later.log_bytes
         self.visible = self.visible or later.visible
         self.more = later.more
-        self.carrying, self.behind = self.carrying or later.carrying, later.behind
-        self.heard = later.heard
+        self.untaken, self.heard = later.untaken, later.heard
 
 
 class JournalReader:
@@ -136,7 +144,6 @@ class JournalReader:
     def __init__(
         self,
         home: Home,
-        blobs: BlobStore,
         directory: TaskDir,
         *,
         run: str,
@@ -149,38 +156,29 @@ class JournalReader:
         logs: LogSettings = LogSettings(),
         alone: bool = True,
         speaks: bool | None = None,
-        carriers: CheckpointTransfers | None = None,
         redaction: Redaction = NOTHING,
     ) -> None:
-        """`alone`: nobody else writes parts of its checkpoints, so that each is complete at once. Otherwise there are
-        `Intake.parts`, and how fast it gets on is in the usage. `speaks` (see `speaker`): what it reports is the run's;
-        of the others it gets their name: `loss@worker-1`. None: the first worker speaks. `carriers`: who carries large
-        checkpoints meanwhile; without, a look waits for them. `redaction`: takes the run's secrets out."""
+        """`alone`: the run has no other task. Otherwise how fast it gets on is in the usage. `speaks` (see `speaker`): what
+        it reports is the run's; of the others it gets their name: `loss@worker-1`. None: the first worker speaks.
+        `redaction`: takes the run's secrets out."""
         self.directory = directory
         self.run = run
         self.attempt = attempt
         self.task = task
         self.generation = generation
-        self._blobs = blobs
-        self._key = source_name(task, incarnation)
-        self._prefix = "" if self._key == "worker-0" else f"{self._key}-"
-        self._cursors = {file: offset for (name, file), offset in cursors.items() if name == self._key}
-        self._logs = LogWriter(home, run, attempt, self._key, logs)
+        self.source = source_name(task, incarnation)
+        """The task at its incarnation: by this its rows are called."""
+        self.untaken = 0
+        """How many checkpoints that it found are not in the blobs yet. Set before each look."""
+        self._cursors = {file: offset for (name, file), offset in cursors.items() if name == self.source}
+        self._logs = LogWriter(home, run, attempt, self.source, logs)
         self._dropped = 0
         self._latest = dict(latest)
-        self._alone = alone
+        self.alone = alone
         self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
         self._pace = StepRate()
-        self._carriers = carriers
         self._redaction = redaction
         self._clean = redaction.text
-        self._rename = redaction.text if redaction else None
-        self._aside: dict[int, Future[tuple[str, int]]] = {}
-        self._reported: dict[int, tuple[list[Point], dict[str, float]]] = {}
-        """Of checkpoints that are not taken in yet: what had been reported when they were seen. They are judged by that."""
-        self._patient = False
-        self._pressed = False
-        """More stands in the journal behind what is being carried."""
         self.spoiled = False
         """The journal cannot be read: user code put something else in its place."""
         self._nonsense = 0
@@ -201,7 +199,6 @@ class JournalReader:
 
     def _look(self, *, final: bool) -> Intake:
         found = Intake(status=self._status(), generation=self.generation)
-        self._patient = not final and found.status is not None and found.status.phase != "ended"
         self._metrics(found)  # first: a checkpoint is judged by what was reported before it
         if not found.more:
             self._log(found, final=final)
@@ -209,10 +206,13 @@ class JournalReader:
             self._journal(found)
         if not found.more and (found.ending is not None or final):
             self._rest(found, final=final)
+        if self.alone:
+            for one in found.seen:
+                one.row = score(one.row, found.points, self._latest)
         self._latest.update({point.key: point.value for point in found.points})
         found.heard = found.heard and not found.more
         found.visible = bool(found.changes or found.parts or found.log_bytes)
-        if not self._alone:
+        if not self.alone:
             for said in (found.status, found.ending):
                 if said is not None:
                     said.usage = {**said.usage, **self._pace.usage()}
@@ -251,7 +251,7 @@ class JournalReader:
             for entry in parse_lines(lines):
                 if entry.get("k") == "ended" and entry.get("generation") == self.generation:
                     intake = Intake()
-                    self._journalled(entry, intake)
+                    self._journalled(entry, 0, 0, intake)
                     found = intake.ending or found
             if not used:
                 break
@@ -301,24 +301,20 @@ class JournalReader:
             return
         lines, used = split_lines(data, keep=True)
         offset = before
-        self._pressed = False
-        for place, line in enumerate(lines):
-            if any(self._goes_aside(entry, found) for entry in parse_lines([line])):
-                self._peek(lines[place:], found)
-                found.heard = len(data) < LOOK_BYTES
-                self._pressed = offset + len(line) < before + used
+        for line in lines:
+            entries = list(parse_lines([line]))
+            if self.untaken + len(found.seen) >= MOST_UNTAKEN and any(map(_is_checkpoint, entries)):
+                found.heard = False
                 break
+            for entry in entries:
+                self._journalled(entry, offset, len(line), found)
             offset += len(line)
-            for entry in parse_lines([line]):
-                self._journalled(entry, found)
             if self._nonsense >= NONSENSE:
                 break
-        else:
-            self._reported.clear()
         if not used and len(data) >= LOOK_BYTES and not _may_be_entry(data):
             offset += len(data)  # a line that nobody could ever read past
             self._doubt(found, NONSENSE // 10)
-        waits = bool(self._nonsense >= NONSENSE or found.behind or found.ending is not None)
+        waits = bool(self._nonsense >= NONSENSE or not found.heard or found.ending is not None)
         # Also where what follows is one long line, of which this look has read the beginning.
         found.more = not waits and (
             offset - before >= LOOK_BYTES // 2 or (len(data) >= LOOK_BYTES and used > 0)
@@ -357,11 +353,14 @@ class JournalReader:
                 self._event("warning", f"{text}. New checkpoints of this attempt are not kept")
             )
 
-    def _journalled(self, entry: Mapping[str, Any], found: Intake) -> None:
+    def _journalled(self, entry: Mapping[str, Any], offset: int, length: int, found: Intake) -> None:
         if not self._is_of_now(entry):
             return
         try:
-            self._entry(entry, found)
+            if _is_checkpoint(entry):
+                self._checkpoint(StagedCheckpoint.from_json(dict(entry)), offset, length, found)
+            else:
+                self._entry(entry, found)
         except (TypeError, ValueError):
             self._warn(found, f"the journal says something that cannot be understood: {str(entry)[:200]}")
             self._doubt(found)
@@ -369,44 +368,6 @@ class JournalReader:
     def _is_of_now(self, entry: Mapping[str, Any]) -> bool:
         generation = entry.get("generation", self.generation)
         return type(generation) is int and fencing.accept(generation, self.generation, ended=False)
-
-    def _goes_aside(self, entry: Mapping[str, Any], found: Intake) -> bool:
-        """A large checkpoint takes its time, from a pod minutes: logs, metrics and those who want to stop the run do not
-        wait for it. Once the task has ended, everything does."""
-        if self._carriers is None or entry.get("k") != "checkpoint" or not self._is_of_now(entry):
-            return False
-        try:
-            staged = StagedCheckpoint.from_json(dict(entry))
-            size = sum(int(file["size"]) for file in staged.files)
-        except (TypeError, ValueError, KeyError):
-            return False  # refused by whoever carries it
-        if staged.number not in self._aside:
-            if size < LARGE or not self._patient:
-                return False
-            found.carrying = self._aside[staged.number] = self._carriers.carry(
-                self.directory, staged, self._blobs, partial(self._is_hurried, staged), self._rename
-            )
-        return self._patient and not self._aside[staged.number].done()
-
-    def _is_hurried(self, staged: StagedCheckpoint) -> bool:
-        """What several tasks overwrite in place, without a step, counts only while all of them rest."""
-        return self._pressed or not self._patient or (not self._alone and staged.step is None)
-
-    def _peek(self, lines: list[bytes], found: Intake) -> None:
-        """What is known of all that waits for the first of these. Whether the task lives is known at once."""
-        reported = list(found.points), dict(self._latest)
-        for entry in filter(self._is_of_now, parse_lines(lines)):
-            kind, number = entry.get("k"), entry.get("number")
-            if kind in ("checkpoint", "rejected"):
-                number = number if type(number) is int else None
-                found.behind.append(
-                    Behind(validation.text(entry.get("name"), validation.NAME, self._clean), number)
-                )
-                if number is not None:
-                    self._reported.setdefault(number, reported)
-            elif kind in ("hang", "alive"):
-                with contextlib.suppress(TypeError, ValueError):  # said when it is its turn
-                    found.hung = validation.hung(entry, self._clean)
 
     def _entry(self, entry: Mapping[str, Any], found: Intake) -> None:
         kind = entry.get("k")
@@ -418,13 +379,11 @@ class JournalReader:
             message = validation.text(ending.message, _LINE, self._clean)
             usage = self._redaction.value(ending.usage)
             found.ending = replace(ending, message=message, last_lines=lines, usage=usage)
-        elif kind == "checkpoint":
-            self._checkpoint(StagedCheckpoint.from_json(entry), found)
         elif kind == "rejected":
             name = validation.text(entry.get("name"), validation.NAME, self._clean)
             reason = self._clean(str(entry.get("reason")))
             self._warn(found, *refusals.said(name, reason))
-            found.rejected.append(name)
+            (found.seen[-1].rejected if found.seen else found.rejected).append(name)
         elif kind == "warning":
             self._warn(found, str(entry.get("message")))
         elif kind in ("hang", "alive"):
@@ -433,59 +392,46 @@ class JournalReader:
             text = f"setup {entry.get('state')} in {float(entry.get('seconds') or 0):.1f} s"
             found.changes.append(self._event("setup", text))
 
-    def _checkpoint(self, staged: StagedCheckpoint, found: Intake) -> None:
-        aside = self._aside.pop(staged.number, None)
-        try:
-            if aside is None or aside.cancel():  # or it had not been its turn yet
-                digest, size = carry_checkpoint(self.directory, staged, self._blobs, rename=self._rename)
-            else:
-                digest, size = aside.result()
-        except OSError as exc:
-            if exc.errno in OURS:
-                raise  # it is tried again
-            self._refuse(staged, exc, found)
+    def _checkpoint(self, staged: StagedCheckpoint, offset: int, length: int, found: Intake) -> None:
+        if type(staged.number) is not int or not 0 <= staged.number < MOST_NUMBER:
+            name = validation.text(staged.name, validation.NAME, self._clean)
+            self.refuse(name, f"{str(staged.number)[:40]!r} is not a number of a checkpoint", found)
             return
-        except StoreError:
-            raise
-        except StokerError as exc:
-            # The copy in the task directory is not what the launcher saw (damaged, or tampered with): it is
-            # never offered, training goes on, and the one before it stays.
-            self._refuse(staged, exc, found)
-            return
-        if not self._alone:
-            found.parts.append(self._part(staged, digest, size))
-            return
-        row = checkpoint_row(
+        row = transfer_row(
             staged,
-            digest,
-            size,
             run=self.run,
             attempt=self.attempt,
-            prefix=self._prefix,
+            source=self.source,
+            offset=offset,
+            length=length,
             clean=self._clean,
         )
-        row = score(row, *self._reported.get(staged.number, (found.points, self._latest)))
-        found.checkpoints.append(row)
-        step = f" at step {staged.step}" if staged.step is not None else ""
-        found.changes.append(AddCheckpoint(row))
-        found.changes.append(
-            self._event("checkpoint", f"checkpoint {staged.name}{step} kept", {"id": row.id})
-        )
+        found.seen.append(Transfer(row, staged))
 
-    def _refuse(self, staged: StagedCheckpoint, exc: Exception, found: Intake) -> None:
-        name = validation.text(staged.name, validation.NAME, self._clean)
+    def reread(self, row: TransferRow) -> StagedCheckpoint | None:
+        """The entry of a checkpoint that an earlier server saw. None: user code has changed the journal."""
+        lines, _ = split_lines(self.directory.read(layout.JOURNAL, row.offset, row.length))
+        for entry in parse_lines(lines):
+            if (
+                entry.get("k") == "checkpoint"
+                and entry.get("number") == row.number
+                and self._is_of_now(entry)
+            ):
+                try:
+                    return StagedCheckpoint.from_json(dict(entry))
+                except (TypeError, ValueError):
+                    return None
+        return None
+
+    def refuse(self, name: str, reason: str, found: Intake) -> None:
+        """The checkpoint is never offered, training goes on, and the one before it stays."""
         found.rejected.append(name)
-        self._warn(found, *refusals.said(name, self._clean(str(exc))))
+        self._warn(found, *refusals.said(name, self._clean(reason)))
         self._doubt(found)
 
-    def _part(self, staged: StagedCheckpoint, digest: str, size: int) -> PartRow:
-        return PartRow(
-            run=self.run,
-            attempt=self.attempt,
-            task=self.task,
-            number=staged.number,
-            **_told(staged, digest, size, self._clean),
-        )
+    def kept(self, name: str, step: int | None, checkpoint: str) -> AddEvent:
+        at = f" at step {step}" if step is not None else ""
+        return self._event("checkpoint", f"checkpoint {name}{at} kept", {"id": checkpoint})
 
     def _metrics(self, found: Intake) -> None:
         taken = 0
@@ -499,7 +445,7 @@ class JournalReader:
             except (UnsafePath, PermissionError):
                 continue  # not a regular file, or not readable: user code put it there, nothing to read
             points = [point for entry in entries for point in validation.points(entry, self._clean)]
-            if not self._alone:
+            if not self.alone:
                 points = self._of_several(points, _local_rank(name))
             if points:
                 found.changes.append(AddMetrics(self.run, self.attempt, points))
@@ -531,7 +477,7 @@ class JournalReader:
     def _move(self, file: str, offset: int, found: Intake) -> None:
         if offset != self._cursors.get(file, 0):
             self._cursors[file] = offset
-            found.changes.append(MoveCursor(self.run, self.attempt, self._key, file, offset))
+            found.changes.append(MoveCursor(self.run, self.attempt, self.source, file, offset))
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
         said = validation.text(text, _LINE, self._clean)
@@ -550,52 +496,8 @@ def speaker(tasks: Sequence[str]) -> str:
     return (others or list(tasks))[0]
 
 
-def checkpoint_row(
-    staged: StagedCheckpoint,
-    digest: str,
-    size: int,
-    *,
-    run: str,
-    attempt: int,
-    prefix: str = "",
-    clean: validation.Clean = validation.same,
-) -> CheckpointRow:
-    """What a task that is alone has committed and handed over."""
-    return CheckpointRow(
-        id=f"ck-{run}-{attempt}-{prefix}{staged.number}",
-        run=run,
-        attempt=attempt,
-        **_told(staged, digest, size, clean),
-    )
-
-
-def _told(staged: StagedCheckpoint, digest: str, size: int, clean: validation.Clean) -> dict[str, Any]:
-    """The columns that a checkpoint and a part of one have in common, from what a launcher wrote: bounded."""
-    return {
-        "generation": staged.generation,
-        "name": validation.text(staged.name, validation.NAME, clean),
-        "digest": digest,
-        "size": size,
-        "how": validation.text(staged.how, 20, clean),
-        "created_at": staged.at,
-        "written_at": staged.written_at,
-        "step": staged.step,
-        "metrics": {
-            validation.text(key, validation.NAME, clean): value for key, value in staged.metrics.items()
-        },
-    }
-
-
-def score(row: Scored, points: Sequence[Point], latest: Mapping[str, float]) -> Scored:
-    """A checkpoint is judged by what it was saved with, else by what was reported for its step, else by the
-    newest values reported before it was written."""
-    values = dict(latest)
-    values.update(
-        {point.key: point.value for point in points if point.t <= (row.written_at or row.created_at)}
-    )
-    if row.step is not None:
-        values.update({point.key: point.value for point in points if point.step == row.step})
-    return replace(row, metrics={**values, **row.metrics})
+def _is_checkpoint(entry: Mapping[str, Any]) -> bool:
+    return entry.get("k") == "checkpoint"
 
 
 def _may_be_entry(data: bytes) -> bool:

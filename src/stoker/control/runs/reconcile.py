@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -92,8 +92,8 @@ class Reconciler:
             live.closing = outcome.stopped(None, live.row.desired, {"message": "it had not started yet"})
         never = await self._coming.bring(live)
         if never is not None:
-            heard = [task for task in live.tasks.values() if task.ordered and task.pump is not None]
-            if all(task.over for task in heard):
+            heard = [task for task in live.tasks.values() if task.ordered and task.ingester is not None]
+            if all(task.over and not task.carrying for task in heard):
                 await self._coming.let_go(live)
                 await self._finish(live, never, [])
                 return
@@ -109,7 +109,7 @@ class Reconciler:
             closing=self._closing(live),
             reforming=live.reforming,
         )
-        if decision.end is not None:
+        if decision.end is not None and not _carrying(live.tasks.values()):
             await self._finish(live, decision.end, changes)
             return
         await self._ctx.committer.commit(live.redaction.changes(changes))
@@ -143,6 +143,8 @@ class Reconciler:
     async def _reform(self, live: LiveRun, verdict: outcome.Outcome) -> None:
         """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
         world = [task for task in live.tasks.values() if self._on_loss(live, task) == "world"]
+        if _carrying(world):
+            return  # the next generation starts from what they left, and how often it is tried depends on it
         following = self._following(live, verdict)
         if live.regroup and verdict is live.reforming and live.row.desired == "run":
             following = outcome.Next(
@@ -174,6 +176,8 @@ class Reconciler:
 
     async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
         """Only these come back; the others never stopped."""
+        if _carrying(tasks):
+            return
         verdict = failure_policy.root([_seat(task, "task") for task in tasks], alone=False)
         following = self._following(live, verdict)
         if following.state is not RunState.QUEUED:
@@ -203,7 +207,7 @@ class Reconciler:
         """Over, as soon as everybody is."""
         live.closing = verdict
         live.reforming = None
-        if all(task.over for task in live.tasks.values()):
+        if all(task.over and not task.carrying for task in live.tasks.values()):
             await self._finish(live, verdict, [])
         else:
             await self._leaving.stop(live, [task for task in live.tasks.values() if not task.over])
@@ -361,6 +365,11 @@ class Reconciler:
             if live.state.terminal:
                 run_secrets.forget(self._ctx.settings.home, live.row.key)
         self._ctx.notifier.publish(live.id)
+
+
+def _carrying(tasks: Iterable[LiveTask]) -> bool:
+    """Nothing follows these before the checkpoints that they committed have arrived."""
+    return any(task.carrying for task in tasks)
 
 
 def _seat(task: LiveTask, on_loss: str) -> failure_policy.TaskState:

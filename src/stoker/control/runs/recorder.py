@@ -29,6 +29,7 @@ from stoker.store.rows import (
     CheckpointRow,
     EventRow,
     PutTask,
+    PutTransfer,
     TaskRow,
     UpdateAttempt,
     UpdateCheckpoint,
@@ -58,14 +59,16 @@ class Recorder:
             checkpoints += intake.checkpoints
             changes += self._status(live, task, intake)
         if live.assembly is not None and found:
-            lost = [task.name for task in live.tasks.values() if task.gone is not None and task.over]
+            taken = [task for task in live.tasks.values() if task.over and not task.carrying]
+            lost = [task.name for task in taken if task.gone is not None]
             done = await asyncio.to_thread(live.assembly.take, found, lost=lost)
             changes += done.changes
             checkpoints = done.checkpoints
-            for task in live.tasks.values():
-                if task.over and task.part.on_loss == "ignore":
+            for task in taken:
+                if task.part.on_loss == "ignore":
                     live.assembly.leave(task.name)
             self._ctx.dropped |= done.freed
+        changes += [PutTransfer(one.row) for intake in found.values() for one in intake.seen]
         if checkpoints:
             live.progressed = live.fresh_checkpoint = True
             changes += self._retain(live, checkpoints)
@@ -188,7 +191,7 @@ class Recorder:
 
     async def outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
         """What all tasks left, as one tree."""
-        if not any(task.pump is not None for task in live.tasks.values()):
+        if not any(task.ingester is not None for task in live.tasks.values()):
             return None
         carry = partial(self._carry, live)
         try:
@@ -206,9 +209,9 @@ class Recorder:
         blobs, before = self._ctx.blobs, live.row.outputs
         carried: dict[int, tuple[str, int, int]] = {}
         for place, task in enumerate(live.tasks.values()):
-            if task.pump is not None:
+            if task.ingester is not None:
                 known = outputs_for(blobs, before, place) if before else None
-                carried[place] = carry_outputs(task.pump.directory, blobs, known=known)
+                carried[place] = carry_outputs(task.ingester.directory, blobs, known=known)
         if live.alone:
             digest, files, size = carried[0]
             return {"digest": digest, "files": files, "bytes": size}

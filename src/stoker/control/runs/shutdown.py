@@ -71,8 +71,8 @@ class Shutdown:
         """By an order. Where the run put something in the way of that (a directory in its place), by the engine."""
         incarnation = task.incarnation
         found: list[Change] = []
-        if task.pump is not None:
-            found = await asyncio.to_thread(task.pump.look_round, had_status=bool(task.reported))
+        if task.ingester is not None:
+            found = await asyncio.to_thread(task.ingester.reader.look_round, had_status=bool(task.reported))
         told = await asyncio.to_thread(self._write, live, task, kind, grace)
         if found:
             await self._ctx.committer.commit(live.redaction.changes(found))

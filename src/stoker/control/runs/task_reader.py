@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from concurrent.futures import Future
-from typing import Any
 
 from stoker.control.context import Context
 from stoker.control.ingest.journal_reader import OURS, Intake
@@ -46,10 +43,7 @@ class TaskReader:
         tasks = [
             task
             for task in live.tasks.values()
-            if task.pump is not None
-            and task.ordered
-            and not task.over
-            and (task.touched or task.gone is not None)
+            if task.ingester is not None and task.ordered and _is_due(task)
         ]
         looks = [self._one(live, task) for task in tasks]
         found = [await looks[0]] if len(looks) == 1 else await asyncio.gather(*looks)
@@ -58,11 +52,13 @@ class TaskReader:
     async def _one(self, live: LiveRun, task: LiveTask) -> Intake:
         """What the machine lacks for a while, or a pod that does not answer, is tried again. What was found before that,
         here and with the others, counts."""
-        assert task.pump is not None
+        assert task.ingester is not None
+        if task.over:
+            return await asyncio.to_thread(task.ingester.collect)
         task.touched = False
         found = Intake(generation=task.generation)
         try:
-            found = await asyncio.to_thread(task.pump.look, final=task.gone is not None)
+            found = await asyncio.to_thread(task.ingester.look, final=task.gone is not None)
             await self._follow(live, task, found)
         except OSError as exc:
             if exc.errno not in OURS:
@@ -73,10 +69,9 @@ class TaskReader:
         return found
 
     async def _follow(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
-        if found.carrying is not None:
-            self._look_again_after(found.carrying, live, task)
-        if found.more and self._waits_for_backlog(task, found):
-            task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
+        if not found.heard and self._waits_for_backlog(task, found):
+            if found.more:  # otherwise checkpoints that arrive have it looked at again
+                task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
         elif found.ending is not None:
             self._over(
                 live, task, self._judge(live, task, found.ending), found.ending.at, _event(found.ending)
@@ -85,10 +80,11 @@ class TaskReader:
             self._over(live, task, await self._collect(live, task, found), time.time(), TaskEvent.COLLECTED)
         elif found.status is not None and found.status.phase == "ended":
             await self._unjournalled(live, task, found.status)
-        elif not found.visible and not found.behind:
+        elif not found.visible:
             self._ctx.wakeups.observe_soon()  # somebody said that something changed, and no file did: is it still there?
-        if task.over and task.pump is not None:
-            found.changes += await asyncio.to_thread(task.pump.look_round, had_status=bool(task.reported))
+        if task.over and task.ingester is not None:
+            reader = task.ingester.reader
+            found.changes += await asyncio.to_thread(reader.look_round, had_status=bool(task.reported))
 
     def _waits_for_backlog(self, task: LiveTask, found: Intake) -> bool:
         """A person who kills a run waits for its end, but not for all that a task wrote without end."""
@@ -96,18 +92,9 @@ class TaskReader:
             return True
         if task.gone is None and not task.stopped:
             return True  # it is being ended, and there is time meanwhile
-        assert task.pump is not None
-        task.pump.leave_unread(found)
+        assert task.ingester is not None
+        task.ingester.reader.leave_unread(found)
         return False
-
-    def _look_again_after(self, carrying: Future[Any], live: LiveRun, task: LiveTask) -> None:
-        loop = asyncio.get_running_loop()
-
-        def done(_: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: the next one carries what is left
-                loop.call_soon_threadsafe(self._ctx.wakeups.kick, live, task.name)
-
-        carrying.add_done_callback(done)
 
     def _over(
         self, live: LiveRun, task: LiveTask, verdict: outcome.Outcome, at: float, event: TaskEvent
@@ -131,12 +118,13 @@ class TaskReader:
         """The status says that the body ended and what is new in the journal does not. Its last line was written after we
         read it, or read by a server before us, or there is no room for it yet; or user code destroyed it, then the
         status has to do."""
-        assert task.pump is not None
+        assert task.ingester is not None
+        reader = task.ingester.reader
         now = time.monotonic()
         if status.generation != task.generation:
             return  # of the body before: the order of this one has not been taken up yet
         if task.unjournalled_since is None:
-            before = await asyncio.to_thread(task.pump.read_before)
+            before = await asyncio.to_thread(reader.read_before)
             if before is not None:
                 self._over(live, task, self._judge(live, task, before), before.at, _event(before))
                 return
@@ -144,7 +132,7 @@ class TaskReader:
         wait = _JOURNAL_WAIT
         if task.stop_sent is not None:
             wait = _KILLED_WAIT if task.stop_sent == "kill" else _STOPPED_WAIT
-        if not task.pump.spoiled and now - task.unjournalled_since < wait:
+        if not reader.spoiled and now - task.unjournalled_since < wait:
             task.touched = True
             self._ctx.wakeups.kick_later(live, 0.2)
             return
@@ -158,8 +146,8 @@ class TaskReader:
 
     async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> outcome.Outcome:
         """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
-        assert task.pump is not None and live.attempt is not None and task.gone is not None
-        directory = task.pump.directory
+        assert task.ingester is not None and live.attempt is not None and task.gone is not None
+        directory = task.ingester.directory
         if directory.exists():
             try:
                 await asyncio.to_thread(self._settle, live, task, directory)
@@ -170,7 +158,7 @@ class TaskReader:
             except StillHeld as exc:
                 # It is proven dead, so another process holds the lock of its directory: what is there is not looked at.
                 log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
-            rest = await asyncio.to_thread(task.pump.look, final=True)
+            rest = await asyncio.to_thread(task.ingester.look, final=True)
             found.join(rest)
             if rest.ending is not None and rest.ending.kind != "lost":
                 return outcome.judge(rest.ending, desired=live.row.desired)
@@ -187,6 +175,13 @@ class TaskReader:
             directory.settle(task.generation)
         except Unreachable as exc:
             log.info("run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc)
+
+
+def _is_due(task: LiveTask) -> bool:
+    assert task.ingester is not None
+    if task.over:
+        return task.ingester.has_arrived
+    return task.touched or task.gone is not None
 
 
 def _event(ending: Ending) -> TaskEvent:

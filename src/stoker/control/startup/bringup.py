@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -15,6 +16,7 @@ from stoker.control import run_secrets
 from stoker.control.checkpoints.assembly import Assembly
 from stoker.control.context import Context
 from stoker.control.ingest import refusals
+from stoker.control.ingest.ingester import Ingester
 from stoker.control.ingest.journal_reader import JournalReader, speaker
 from stoker.control.ingest.redaction import Redaction
 from stoker.control.placement import elastic
@@ -49,7 +51,7 @@ class BringUp:
 
     async def bring(self, live: LiveRun) -> outcome.Outcome | None:
         """One step nearer to every task having its order. A verdict: it ended before it began."""
-        if live.submitted and all(task.ordered and task.pump for task in live.tasks.values()):
+        if live.submitted and all(task.ordered and task.ingester for task in live.tasks.values()):
             return None
         try:
             engine = self._ctx.fleet.engine(live.engine)
@@ -98,7 +100,7 @@ class BringUp:
 
     async def _adopt(self, live: LiveRun) -> None:
         """Whoever has an order gets a reader: those that an earlier server started."""
-        found = [task for task in live.tasks.values() if task.ordered and task.pump is None]
+        found = [task for task in live.tasks.values() if task.ordered and task.ingester is None]
         if found:
             await self._attend(live, found)
             await self._ctx.committer.commit(live.redaction.changes(await self._gather(live, found)))
@@ -141,7 +143,7 @@ class BringUp:
         if restored.row is not None:
             values["resumed_from"] = restored.row.id
         live.attempt = replace(live.attempt, **values)
-        await self._attend(live, [task for task in waiting if task.pump is None])
+        await self._attend(live, [task for task in waiting if task.ingester is None])
         changes: list[Change] = [*restored.changes, UpdateAttempt(live.id, live.attempt.number, values)]
         changes += await self._gather(live, waiting)
         if live.attempt.generation > 1:
@@ -245,11 +247,11 @@ class BringUp:
         cursors = await asyncio.to_thread(store.cursors, live.id, live.attempt.number)
         again = live.row.attempt > 1 or live.attempt.generation > 1
         latest = await asyncio.to_thread(store.latest_metrics, live.id) if again else {}
+        known = await asyncio.to_thread(store.checkpoint_transfers, live.id, live.attempt.number)
         for task in tasks:
             assert task.directory is not None
-            task.pump = JournalReader(
+            reader = JournalReader(
                 self._ctx.settings.home,
-                self._ctx.blobs,
                 task.directory,
                 run=live.id,
                 attempt=live.attempt.number,
@@ -261,10 +263,28 @@ class BringUp:
                 alone=live.alone,
                 speaks=live.alone or task.name == speaker(list(live.tasks)),
                 logs=self._ctx.settings.logs,
-                carriers=self._ctx.transfers,
                 redaction=live.redaction,
             )
+            task.ingester = Ingester(
+                reader,
+                self._ctx.blobs,
+                self._ctx.transfers,
+                rename=live.redaction.text if live.redaction else None,
+                arrived=self._kicker(live, task.name),
+            )
+            if known:
+                await asyncio.to_thread(task.ingester.resume, known)
             task.wait = None
+
+    def _kicker(self, live: LiveRun, task: str) -> Callable[[], None]:
+        """Has the loop look at the task, from any thread."""
+        loop = asyncio.get_running_loop()
+
+        def kick() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: the next server goes on
+                loop.call_soon_threadsafe(self._ctx.wakeups.kick, live, task)
+
+        return kick
 
     def _not_up(self, live: LiveRun) -> outcome.Outcome | None:
         """Tasks are asked for and not there yet: pods that wait for their place or their image. That may end before

@@ -21,7 +21,8 @@ from typing import Any, TypeGuard
 
 from stoker.blobs import BlobStore
 from stoker.control.ingest import refusals
-from stoker.control.ingest.journal_reader import OURS, checkpoint_row, score
+from stoker.control.ingest.checkpoint_rows import checkpoint_row, score, transfer_row
+from stoker.control.ingest.journal_reader import OURS
 from stoker.control.policy import hold
 from stoker.control.state import LiveRun, LiveTask
 from stoker.errors import NotFound, StokerError, StoreError
@@ -98,10 +99,10 @@ class Salvage:
                 # On volumes whose inodes are not the same everywhere, what was restored or carried looks like news.
                 if digest not in before:
                     clean = live.redaction.text
-                    row = checkpoint_row(
-                        staged, digest, size, run=part.run, attempt=part.attempt, clean=clean
+                    told = transfer_row(
+                        staged, run=part.run, attempt=part.attempt, source="worker-0", clean=clean
                     )
-                    rows.append(score(row, [], latest))
+                    rows.append(checkpoint_row(score(told, [], latest), digest, size))
         for row in reversed(rows):
             step = f" at step {row.step}" if row.step is not None else ""
             text = f"checkpoint {row.name}{step} of lost attempt {part.attempt} found on the shared volume and kept"

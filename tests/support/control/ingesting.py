@@ -1,0 +1,77 @@
+"""Transfers of checkpoints that go on when a test says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from stoker.blobs import BlobStore
+from stoker.control.ingest.checkpoint_transfer import CheckpointTransfers, Work
+from stoker.control.ingest.ingester import Ingester
+from stoker.control.ingest.journal_reader import Intake, JournalReader
+from stoker.settings import Home
+from stoker.task.local_directory import LocalTaskDir
+
+
+class HeldTransfers(CheckpointTransfers):
+    """In the test's own thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: deque[Work] = deque()
+        self.waits: list[float] = []
+        self.fault: Exception | None = None
+        """Every transfer fails with this."""
+        self.asked: list[dict[str, Any]] = []
+
+    def add(self, run: str, work: Work) -> None:
+        self.works.append(work)
+
+    def carry(self, *args: Any, **named: Any) -> tuple[str, int]:
+        self.asked.append(named)
+        if self.fault is not None:
+            raise self.fault
+        return super().carry(*args, **named)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def work(self, index: int = 0) -> None:
+        """One transfer: of the task that has waited longest, or of another."""
+        self.works.rotate(-index)
+        work = self.works.popleft()
+        self.works.rotate(index)
+        if work():
+            self.works.append(work)
+
+    def finish(self) -> None:
+        while self.works:
+            self.work()
+
+
+class InlineTransfers(HeldTransfers):
+    """Each is done as soon as it is asked for."""
+
+    def add(self, run: str, work: Work) -> None:
+        super().add(run, work)
+        while self.works and not self.waits:
+            self.work()
+
+
+def ingester(
+    home: Home, root: Path, transfers: CheckpointTransfers, *, run: str = "digits-1", **more: Any
+) -> Ingester:
+    """Of a task directory on this machine."""
+    named = {"attempt": 1, "task": "worker-0", "generation": 1, "cursors": {}, "latest": {}, **more}
+    reader = JournalReader(home, LocalTaskDir(str(root)), run=run, **named)
+    return Ingester(reader, BlobStore(home.blobs), transfers)
+
+
+def take_in(ingester: Ingester, *, final: bool = False) -> Intake:
+    """A look, and the checkpoints that it has seen and that have arrived since."""
+    found = ingester.look(final=final)
+    more = found.more
+    found.join(ingester.collect())
+    found.more = more
+    return found
