@@ -136,6 +136,49 @@ class TestSigns:
         task.pass_time(10)
         assert len(task.offered) == 1
 
+    def test_a_declaration_that_comes_late_is_waited_for(self, task: Task) -> None:
+        """The machine is busy between the SDK's rename and what it says of it."""
+        task.rename("last.bin", b"state 1")
+        task.say("last.bin", step=1)
+        task.poll()
+        task.rename("last.bin", b"state 2")
+        task.poll(1.0)
+        assert [record["step"] for record in task.offered] == [1]
+        task.say("last.bin", step=2)
+        task.poll()
+        task.poll(1.0)
+        assert [record["step"] for record in task.offered] == [1, 2]
+        task.rename("last.bin", b"state 3")
+        task.poll()
+        task.poll(1.0)
+        assert len(task.offered) == 2, "no step has been said"
+        task.scanner.finish(violent=True)
+        assert [(record["how"], record["step"]) for record in task.offered][-1] == ("rename", None)
+
+    def test_a_declaration_is_of_its_own_rename(self, task: Task) -> None:
+        task.rename("last.bin", b"state 1")
+        task.poll()
+        task.say("last.bin", step=1)
+        task.poll()
+        task.rename("last.bin", b"state 2")
+        task.rename("last.bin", b"state 3")
+        task.say("last.bin", step=2)
+        task.poll(1.0)
+        assert [record["step"] for record in task.offered] == [1], "the third has not been declared"
+        task.say("last.bin", step=3)
+        task.poll()
+        task.poll(1.0)
+        assert [record["step"] for record in task.offered] == [1, 3]
+
+    def test_one_that_the_sdk_declares_no_more_is_not_waited_for_long(self, task: Task) -> None:
+        task.rename("last.bin", b"state 1")
+        task.poll()
+        task.say("last.bin", step=1)
+        task.poll()
+        task.rename("last.bin", b"state 2")
+        task.pass_time(4.0)
+        assert [(record["how"], record["step"]) for record in task.offered] == [("sdk", 1), ("rename", None)]
+
     @pytest.mark.parametrize(
         "line", ['{"name": "../x"}', '{"name": 3}', "[]", "{", '{"name": ".x"}', '{"name": "no"}']
     )

@@ -41,7 +41,13 @@ class Candidate:
         self.key = ""
         """State at the last full scan; used only where the kernel sends no events."""
         self.commit: Optional[Dict[str, Any]] = None
+        """The SDK's newest declaration that is not staged."""
         self._commit_version = 0
+        self._ahead = 0
+        """Renames since the last decision that the SDK has not declared yet: it declares each just after it."""
+        self._by_sdk = False
+        self._waits_since: Optional[float] = None
+        """Since when a rename waits for its declaration."""
 
     @property
     def renamed(self) -> bool:
@@ -67,6 +73,7 @@ class Candidate:
             # A script that saves again and again must not delay the copy without end.
             waiting = self.due if self.renamed else None
             self.fresh[change.entry] = "renamed"
+            self._ahead += 1
             self.due = min(now + RENAME_SETTLE, now + RENAME_SETTLE if waiting is None else waiting)
         else:
             self.fresh.pop(change.entry, None)
@@ -85,9 +92,15 @@ class Candidate:
             self.job.stale = True
 
     def declare(self, commit: Dict[str, Any], now: float) -> None:
-        """The SDK has declared the present state complete."""
+        """The SDK has declared a state complete: the present one, unless there are renames that it has not declared."""
         self.commit, self._commit_version = commit, self.version
+        self._ahead, self._by_sdk = max(0, self._ahead - 1), True
         self.due = now
+
+    @property
+    def declared(self) -> bool:
+        """The SDK's commit is of the present state."""
+        return self.commit is not None and not self._ahead
 
     def sign(self, now: float) -> Optional[str]:
         """The sign that it is complete now; None: there is none, and `due` is the time of the next examination."""
@@ -97,8 +110,11 @@ class Candidate:
         if now < self.not_before:
             self.due = self.not_before
             return None
-        if self.commit is not None:
+        if self.declared:
             return "sdk"
+        if self.renamed and self._awaits_commit(now):
+            self.due = now + RENAME_SETTLE
+            return None
         if self.renamed:
             return "rename"
         if (
@@ -108,6 +124,15 @@ class Candidate:
         self.due = self.changed + self.quiet
         return "verified" if self.closed and len(self.fresh) == 1 else None
 
+    def _awaits_commit(self, now: float) -> bool:
+        """The SDK has declared it before, so it will again: on a busy machine some time after the rename. Not for ever: the
+        script may rename by itself now."""
+        if not self._by_sdk:
+            return False
+        if self._waits_since is None:
+            self._waits_since = now
+        return now < self._waits_since + self.quiet
+
     def still_open(self, now: float) -> None:
         """A process has it open and may go on writing, even if it was renamed."""
         self.fresh = dict.fromkeys(self.fresh, "written")
@@ -115,22 +140,24 @@ class Candidate:
         self.changed = max(self.changed, now - self.quiet + min(self.quiet, EXAMINE_AGAIN))
         self.due = self.changed + self.quiet
 
-    def take_commit(self, version: int) -> Optional[Dict[str, Any]]:
-        """The SDK's commit of this version, once."""
-        if self.commit is None or self._commit_version != version:
-            return None
-        commit, self.commit = self.commit, None
-        return commit
+    def commit_of(self, job: StagingJob) -> Optional[Dict[str, Any]]:
+        """The SDK's commit of the version that this job has copied."""
+        if job.commit is None and self.declared and self._commit_version == job.version:
+            return self.commit  # declared since the copy began
+        return job.commit
 
     def copied(self, now: float, seconds: float) -> None:
-        self.job = None
+        self.job = self._waits_since = None
         self.not_before = now + max(COPY_GAP, COPY_SHARE * seconds)
 
-    def settle(self, version: int) -> None:
-        """This version has been decided."""
-        if version != self.version:
+    def settle(self, job: StagingJob) -> None:
+        """The version that it has copied has been decided."""
+        if self.commit is job.commit:
+            self.commit = None
+        if job.version != self.version:
             return
         self.fresh.clear()
         self.due = None
         self.closed = False
         self.commit = None
+        self._ahead = 0

@@ -309,7 +309,7 @@ class Scanner:
                 self._collect(now, wait=True)
 
     def _last_sign(self, candidate: Candidate, key: str, violent: bool) -> str:
-        if candidate.commit is not None:
+        if candidate.declared:
             return "sdk"
         # After a power cut a file may have its name but not its content.
         trusted = not self._state.rebooted
@@ -340,6 +340,7 @@ class Scanner:
             hashed=not self._near,
             patient=not candidate.missed,
             version=candidate.version,
+            commit=candidate.commit if how == "sdk" else None,
         )
         self._stager.submit(candidate.job)
 
@@ -358,6 +359,7 @@ class Scanner:
     def _conclude(self, outcome: stager.StagingOutcome, now: float) -> None:
         job = outcome.job
         candidate = self._candidate(job.name)
+        commit = candidate.commit_of(job)
         candidate.copied(now, outcome.seconds)
         if job.stale or outcome.status == "changed":
             stager.remove(job.target)
@@ -374,18 +376,17 @@ class Scanner:
             return
         candidate.missed = False
         if outcome.status == "staged":
-            self._commit(outcome, candidate)
+            self._commit(outcome, commit)
         elif outcome.status == "rejected" and f"{job.name} {outcome.content}" not in self._state.refused:
             self._state.refuse(job.name, key_of(outcome.signature), outcome.content)
             self._announce(self._entry("rejected", name=job.name, reason=outcome.reason))
         elif outcome.status in ("same", "rejected"):
             self._state.settled[job.name] = key_of(outcome.signature)
-        candidate.settle(job.version)
+        candidate.settle(job)
 
-    def _commit(self, outcome: stager.StagingOutcome, candidate: Candidate) -> None:
+    def _commit(self, outcome: stager.StagingOutcome, declared: Optional[Dict[str, Any]]) -> None:
         """Rename the copy to its final name and journal it. After a crash between the two, the next `begin` journals it."""
         job = outcome.job
-        declared = candidate.take_commit(job.version)
         commit = declared or {}
         record = formats.StagedCheckpoint(
             number=job.number,

@@ -70,6 +70,8 @@ class StagingJob:
     stale: bool = False
     version: int = 0
     """For the owner: the version of the candidate."""
+    commit: Optional[Dict[str, Any]] = None
+    """For the owner: what the SDK has declared of this version."""
 
 
 @dataclass
