@@ -29,11 +29,12 @@ $(READY): requirements/lock.txt requirements/tools.txt pyproject.toml
 demo: setup  ## train a real model on real data to its final accuracy
 	@$(BIN)/python examples/demo.py
 
-lint: setup  ## style, types, layers, the launcher's Python 3.9, lock file
+lint: setup  ## style, types, layers, unused code, the launcher's Python 3.9, lock file
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.9- --backport typing src/stoker/linux src/stoker/task src/stoker/launcher src/stoker/sdk src/stoker/courier src/stoker/__init__.py
 	$(BIN)/python requirements/check.py
 

@@ -96,19 +96,6 @@ class BlobStore:
             found, count = self._receive(fd, chunks, size)
             return self._finish(fd, temporary, found, count, digest, size, durable)
 
-    def put_file(
-        self, path: Path, *, digest: str | None = None, move: bool = False, durable: bool = True
-    ) -> tuple[str, int]:
-        """Stores a file of Stoker's own. `move` removes it from its place, without copying on the same disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            result = self.put_fd(fd, digest=digest, move=move, durable=durable)
-        finally:
-            os.close(fd)
-        if move:
-            path.unlink()
-        return result
-
     def put_fd(
         self,
         fd: int,

@@ -15,7 +15,7 @@ from stoker.control.logs.reader import LogArchive
 from stoker.control.notifier import Notifier
 from stoker.control.state import LiveRun
 from stoker.engine.port_allocator import PortAllocator
-from stoker.scheduling import NodeShape, Scheduler
+from stoker.scheduling import Scheduler
 from stoker.settings import Settings
 from stoker.store import Store
 from stoker.store.rows import AttemptRow
@@ -91,6 +91,3 @@ class Context:
         self.transfers = CheckpointTransfers()
         self.scheduler = Scheduler()
         self.committer = Committer(self.store)
-
-    def trust(self, nodes: list[NodeShape]) -> None:
-        self.scheduler.set_nodes(nodes)

@@ -70,7 +70,6 @@ class Node:
     boot_id: str = ""
     tags: frozenset[str] = frozenset()
     """What tasks may ask for by name (see `Needs.among`): a cluster, a pool of it, its tainted GPU nodes."""
-    zone: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,15 @@ from collections.abc import Mapping, Sequence
 from stoker.errors import Conflict
 from stoker.scheduling.model import Ask, Held, Place, Request
 
-NONE: frozenset[int] = frozenset()
-
 
 class Allocation:
     """What one request holds. Its places are in the ledger, in the order of `indexes`."""
 
-    lost = NONE
-    """Tasks that lost their place and wait for another."""
-    done = NONE
-    """Tasks that gave back their place for good."""
     may_grow = False
     giving: Mapping[int, str] = {}
     """Tasks it was told to give back and still has -> the request that gets the room. Replaced, never changed."""
     domain: str | None = None
-    """The domain of a task that lost its place: when all are lost, only this remembers it."""
+    """The domain of a task that gave back its place: when all have, only this remembers it."""
 
     def __init__(self, request: Request, indexes: tuple[int, ...]) -> None:
         self.request = request
@@ -39,16 +33,13 @@ class Allocation:
             places,
             self.indexes,
             self.domain,
-            tuple(sorted(self.lost)),
-            tuple(sorted(self.done)),
             self.may_grow,
             tuple(sorted(self.giving.items())),
         )
 
     def restore(self, held: Held) -> None:
         """Restores everything but its places."""
-        self.lost, self.done, self.domain = frozenset(held.lost), frozenset(held.done), held.domain
-        self.may_grow, self.giving = held.may_grow, dict(held.giving)
+        self.domain, self.may_grow, self.giving = held.domain, held.may_grow, dict(held.giving)
 
     @property
     def asks(self) -> list[Ask]:
@@ -86,7 +77,7 @@ class Allocation:
         An extra stands in for an equal task that lost or gave back its place: a request for two workers that has two
         needs both, whichever two they are."""
         tasks = self.request.tasks
-        need = Counter(ask for index, ask in enumerate(self.request.asks) if index not in self.done)
+        need = Counter(self.request.asks)
         spare: list[int] = []
         for index in self.indexes:
             if need[tasks[index]]:
@@ -95,29 +86,15 @@ class Allocation:
                 spare.append(index)
         return [index for index in reversed(spare) if index not in self.giving]
 
-    def needs(self, index: int) -> bool:
-        """Whether it would have fewer tasks of this kind than it needs without this task."""
-        tasks = self.request.tasks
-        others = {*self.indexes, *self.lost} - {index}
-        need = sum(
-            ask == tasks[index]
-            for at, ask in enumerate(self.request.asks)
-            if at == index or at not in self.done
-        )
-        return sum(tasks[other] == tasks[index] for other in others) < need
-
     def too_many(self) -> list[int]:
         """Tasks to give back because the request wants fewer, the first to give back first."""
-        has = len(self.indexes) + len(self.lost) + len(self.done) - len(self.giving)
-        return self.on_loan()[: max(0, has - self.request.most)]
+        return self.on_loan()[: max(0, len(self.indexes) - len(self.giving) - self.request.most)]
 
     def wanted(self) -> list[int]:
-        """Tasks it wants and does not have, most wanted first. Of the needed tasks only those that an extra could
-        stand in for; it asks for the others itself (`Scheduler.replace`)."""
-        room = self.request.most - len(self.indexes) - len(self.lost) - len(self.done)
+        """Tasks it wants and does not have, most wanted first: those that an extra could stand in for."""
+        room = self.request.most - len(self.indexes)
         if room <= 0 or not self.request.extra or self.giving:
             return []
         kinds = set(self.request.extra)
-        have = {*self.indexes, *self.lost, *self.done}
-        free = [index for index, ask in enumerate(self.request.tasks) if index not in have and ask in kinds]
+        free = [i for i, ask in enumerate(self.request.tasks) if i not in self.indexes and ask in kinds]
         return free[:room]

@@ -52,8 +52,6 @@ def _holds(allocation: Allocation, places: Sequence[Place]) -> str:
     text = f"has its resources on {nodes}"
     if request.extra:
         text = f"has {len(places)} of up to {request.most} tasks on {nodes}"
-    if allocation.lost:
-        text += f"; there is no room for {task_names(request.tasks, sorted(allocation.lost))} now"
     if allocation.giving:
         askers = ", ".join(sorted({asker for asker in allocation.giving.values() if asker}))
         given = task_names(request.tasks, sorted(allocation.giving))

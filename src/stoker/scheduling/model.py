@@ -155,11 +155,7 @@ class Held:
     indexes: tuple[int, ...] = ()
     """The task of each place, in order; empty: the first ones."""
     domain: str | None = None
-    """The domain of a task that lost its place: others go there too."""
-    lost: tuple[int, ...] = ()
-    """Tasks that lost their place and wait for another."""
-    done: tuple[int, ...] = ()
-    """Tasks that gave back their place for good."""
+    """The domain of a task that gave back its place: others go there too."""
     may_grow: bool = False
     giving: tuple[tuple[int, str], ...] = ()
     """Tasks it was told to give back and still has, each with the request that gets the room."""

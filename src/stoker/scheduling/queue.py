@@ -14,9 +14,8 @@ from stoker.scheduling.model import Amount, Form, Request, Shape, form_of
 
 Key = tuple[int, int, str]
 """(-priority, seq, id): sorts in the order of starting."""
-FIRST: Key = (-(1 << 62), 0, "")
 LAST: Key = (1 << 62, 0, "")
-"""Keys before and after all keys of any queue."""
+"""A key after all keys of any queue."""
 
 
 def key_of(request: Request) -> Key:

@@ -14,7 +14,7 @@ This is only a plan and reserves nothing: which request starts where is decided 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
@@ -57,9 +57,7 @@ def shrink(allocations: Allocations, queue: Queue, ledger: Ledger) -> list[Shrin
     for allocation in loaned:
         allocation.giving = {**allocation.giving, **dict.fromkeys(allocation.too_many(), "")}
     if any(allocation.giving or allocation.on_loan() for allocation in loaned):
-        heads = [(bucket.keys.first(), bucket) for bucket in queue.buckets.values()]
-        heads += allocations.incomplete()
-        giving = _Plan(ledger, loaned).walk(heads, lambda id: id in queue or id in allocations.short)
+        giving = _Plan(ledger, loaned).walk(queue)
         for allocation in loaned:
             allocation.giving = giving[allocation.request.id]
     shrinks = []
@@ -95,14 +93,12 @@ class _Plan:
         returns = Amount(task.cpu, task.memory, self._ledger.node(place.node).would_return(place.gpus))
         return Loan(request.priority, -request.seq, request.id, -index, place.node, returns)
 
-    def walk(
-        self, heads: Iterable[tuple[Key, Bucket]], waits: Callable[[str], bool]
-    ) -> dict[str, dict[int, str]]:
-        """Plans for every waiting request in order, as `Scheduler.decide` does. `heads`: the first of each kind.
-        Returns for each gang the tasks it gives back, old and new, with the request that asks."""
-        waiting = [(key, number, bucket) for number, (key, bucket) in enumerate(heads)]
+    def walk(self, queue: Queue) -> dict[str, dict[int, str]]:
+        """Plans for every waiting request in order, as `Scheduler.decide` does. Returns for each gang the tasks it
+        gives back, old and new, with the request that asks."""
+        waiting = [(bucket.keys.first(), at, bucket) for at, bucket in enumerate(queue.buckets.values())]
         heapify(waiting)
-        for asker in [asker for asker in self._pending if not waits(asker)]:
+        for asker in [asker for asker in self._pending if asker not in queue]:
             self._count(self._pending.pop(asker))  # the request no longer waits: its room is for all
         while waiting and (self._loans or self._pending):
             key, number, bucket = waiting[0]

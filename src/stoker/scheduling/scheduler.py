@@ -9,9 +9,7 @@ Elastic requests would like more tasks than they need (`Request.extra`). These a
 every request that can start has started and every waiting one has its reservation (see `elastic`). They are reclaimed
 when a waiting request could start with them (see `reclaim`).
 
-A request may give back some of its tasks (`release_part`) or ask for a new place for one (`replace`). A gang that
-misses a task holds the rest for nothing. So it comes before all waiting requests, and what it could use is reserved
-for it.
+A request may give back some of its tasks (`release_part`).
 
 A pass is incremental: it is needed only after a change, and it examines one head per bucket of equal shapes. While
 nothing was given back, only requests enqueued since the last pass can start. Nothing that is cached changes a
@@ -141,27 +139,13 @@ class Scheduler:
         if self._allocations.release(id):
             self._stale = self._unsettled = True
 
-    def release_part(self, id: str, indexes: Iterable[int], *, for_good: bool = False) -> None:
-        """Gives back the places of these tasks; the others keep theirs and their numbers. `for_good`: these tasks
-        have ended and get no place again. Tasks that hold nothing are no error."""
+    def release_part(self, id: str, indexes: Iterable[int]) -> None:
+        """Gives back the places of these tasks; the others keep theirs and their numbers. Tasks that hold nothing are
+        no error."""
         allocation = self._allocations.get(id)
         if allocation is not None:
-            self._allocations.give_back(allocation, frozenset(indexes), for_good=for_good)
+            self._allocations.give_back(allocation, frozenset(indexes))
             self._stale = self._unsettled = True
-
-    def replace(self, id: str, index: int, avoid: frozenset[str] = frozenset()) -> Place | None:
-        """A new place for a task that lost its own, which is given back first. Nodes by name and GPUs by `gpu_name` in
-        `avoid` are used only where there is no room elsewhere.
-
-        Without a task it needs, the rest of the gang is idle: that one comes before all who wait. None: there is no
-        room; what it could use is kept for it. Ask again after each `decide`, or let it go with `release_part` (a
-        smaller gang) or `release` (all of it). An extra comes after all who wait. None: it is given back, and
-        `adjust` may bring it again."""
-        allocation = self._allocations.get(id)
-        if allocation is None or not 0 <= index < len(allocation.request.tasks):
-            return None
-        self._stale = self._unsettled = True
-        return self._allocations.replace(allocation, index, allocation.request.avoid | avoid, self._queue)
 
     def may_grow(self, id: str, yes: bool = True) -> None:
         """Whether it may get more tasks at the next `adjust`. Initially not, and after each growing or shrinking this
@@ -197,7 +181,7 @@ class Scheduler:
             return []
         self._stale = False
         starts: list[Start] = []
-        reserve = self._allocations.reserve(()) if self._allocations.short else Reservations(self._ledger)
+        reserve = Reservations(self._ledger)
         heads = [(bucket.keys.first(), bucket) for bucket in self._queue.buckets.values()]
         heapify(heads)
         while heads and self._any_room():

@@ -59,6 +59,3 @@ class Cause(StrEnum):
 
 
 USERS_FAULT = frozenset({Cause.USER_ERROR, Cause.OOM, Cause.IMAGE, Cause.SETUP, Cause.TIMEOUT})
-FREE_RETRY = frozenset(
-    {Cause.LOST, Cause.PREEMPTED, Cause.EVICTED, Cause.GPU_FAULT, Cause.DISK, Cause.ENGINE_ERROR, Cause.HANG}
-)

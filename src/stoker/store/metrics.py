@@ -42,7 +42,6 @@ RECENT = (
     .limit(bindparam("limit"))
 )
 LAST_POINT = _LAST.where(metrics.c.key_id == bindparam("key_id"))
-LAST_POINT_UP_TO = LAST_POINT.where(metrics.c.step <= bindparam("step"))
 ATTEMPTS_OF_KEY = select(func.min(metrics.c.attempt), func.max(metrics.c.attempt)).where(
     metrics.c.key_id == bindparam("key_id")
 )
@@ -151,13 +150,11 @@ def summary(connection: Connection, run: str) -> list[dict[str, Any]]:
     return found
 
 
-def latest(connection: Connection, run: str, *, up_to: int | None = None) -> dict[str, float]:
-    """The newest value of each key, up to a step if one is given."""
-    statement = LAST_POINT if up_to is None else LAST_POINT_UP_TO
+def latest(connection: Connection, run: str) -> dict[str, float]:
+    """The newest value of each key."""
     values = {}
     for key, key_id in sorted(keys_of(connection, run).items()):
-        bound = {"key_id": key_id} if up_to is None else {"key_id": key_id, "step": codec.integer(up_to)}
-        row = connection.execute(statement, bound).first()
+        row = connection.execute(LAST_POINT, {"key_id": key_id}).first()
         if row is not None:
             values[key] = codec.unmetric(row.value)
     return values

@@ -61,7 +61,6 @@ IDS_BETWEEN = (
     .limit(bindparam("limit"))
 )
 COUNTS = select(runs.c.state, func.count()).group_by(runs.c.state)
-CODES = select(runs.c.code).where(runs.c.code.is_not(None)).distinct()
 ROOTS = union_all(
     select(runs.c.code).where(runs.c.code.is_not(None)),
     select(runs.c.output_digest).where(runs.c.output_digest.is_not(None)),

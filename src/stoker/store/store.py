@@ -126,10 +126,6 @@ class Store:
         """The run and whether it is new. The same key gives the same run; with another fingerprint it is a Conflict."""
         return self._database.write(submissions.submit, new, now)
 
-    def submit_many(self, new: Sequence[NewRun], *, now: float) -> list[tuple[RunRow, bool]]:
-        """All or none of them, in this order."""
-        return self._database.write(submissions.submit_many, new, now)
-
     def set_desired(self, run_id: str, desired: str, now: float, *, by: str) -> RunRow:
         """run | stop | kill | suspend. A terminal run does not change, and a weaker wish never replaces a stronger
         one: kill stays kill after stop, stop stays stop after suspend."""
@@ -230,10 +226,6 @@ class Store:
         """The newest value of each key."""
         return self._database.read(metrics.latest, run_id)
 
-    def metrics_at(self, run_id: str, step: int) -> dict[str, float]:
-        """The value of each key at this step of the training."""
-        return self._database.read(metrics.latest, run_id, up_to=step)
-
     # -- clusters --------------------------------------------------------------------------------------------
 
     def clusters(self) -> list[ClusterRow]:
@@ -248,10 +240,6 @@ class Store:
         self._database.write(clusters.remove, name)
 
     # -- maintenance -----------------------------------------------------------------------------------------
-
-    def code_digests(self) -> set[str]:
-        """The code trees that runs refer to."""
-        return self._database.read(_digests, queries.CODES)
 
     def blob_roots(self) -> set[str]:
         """Every tree that must be kept: code, kept checkpoints and parts of such, outputs."""

@@ -38,7 +38,6 @@ ADD_RUN = insert(runs).returning(runs.c.seq)
 ADD_RECORD = insert(run_records)
 ADD_TAG = insert(run_tags)
 ADD_EVENT = insert(events)
-FINGERPRINT = select(runs.c.fingerprint).where(runs.c.key == bindparam("key"))
 WISH = (
     update(runs)
     .where(
@@ -71,10 +70,6 @@ def submit(connection: Connection, new: NewRun, now: float) -> tuple[RunRow, boo
     _add_event(connection, run_id, now, "queued", "queued", {"user": new.user} if new.user else {})
     values["seq"] = seq
     return codec.run_row([values[name] for name in codec.RUN_COLUMNS], record), True
-
-
-def submit_many(connection: Connection, new: Sequence[NewRun], now: float) -> list[tuple[RunRow, bool]]:
-    return [submit(connection, one, now) for one in new]
 
 
 def _submitted_before(connection: Connection, new: NewRun, key: str) -> RunRow:

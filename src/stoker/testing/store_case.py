@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
-from stoker.store import Store
+from stoker.store import Store, submissions
 from stoker.store.rows import CheckpointRow, NewRun, PartRow, RunRow
 
 
@@ -24,6 +25,15 @@ def new_run(key: str, name: str = "digits", **changes: Any) -> NewRun:
         ),
         **changes,
     )
+
+
+def submit_all(store: Store, new: Sequence[NewRun]) -> list[RunRow]:
+    """In one transaction: for tests with thousands of runs, and for those that look for a half."""
+
+    def write(connection: Connection) -> list[RunRow]:
+        return [submissions.submit(connection, one, 1.0)[0] for one in new]
+
+    return store._database.write(write)
 
 
 def checkpoint(run: RunRow, number: int, **changes: Any) -> CheckpointRow:

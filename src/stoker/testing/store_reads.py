@@ -88,7 +88,6 @@ class QueryTests(StoreCase):
         assert store.blob_roots() == {"code1", "tree1"}
         store.apply([UpdateRun(run.id, {"outputs": {"files": 1, "digest": "out1"}})])
         assert store.blob_roots() == {"code1", "tree1", "out1"}
-        assert store.code_digests() == {"code1"}
 
     def test_what_the_ledger_knows_and_the_database_does_not(self, store: Store, run: RunRow) -> None:
         lost = {"id": "lost-0000", "name": "lost", "t": 1.0}
@@ -165,9 +164,6 @@ class MetricTests(StoreCase):
         assert (acc["key"], acc["count"]) == ("acc", 1)
         assert loss == {"key": "loss", "count": 10, "last": 0.5, "min": 0.5, "max": 205.0, "last_step": 6}
         assert store.latest_metrics(run.id) == {"acc": 0.9, "loss": 0.5}
-        assert store.metrics_at(run.id, 5) == {"loss": 205.0}
-        assert store.metrics_at(run.id, 4) == {"loss": 104.0}
-        assert store.metrics_at(run.id, -1) == {}
         assert store.metric_points(run.id, "nothing") == [] == store.metric_points("nobody-0000", "loss")
         assert store.metric_names(run.id) == ["acc", "loss"] and store.metric_names("nobody-0000") == []
         recent = store.recent_metrics(run.id, ["loss", "nothing"], 60)

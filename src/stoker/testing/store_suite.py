@@ -27,7 +27,7 @@ from stoker.store.rows import (
     RunFilter,
     RunRow,
 )
-from stoker.testing.store_case import StoreCase, new_run
+from stoker.testing.store_case import StoreCase, new_run, submit_all
 from stoker.testing.store_reads import MetricTests, QueryTests
 from stoker.testing.store_writes import ClusterTests, MutationTests, SubmissionTests
 
@@ -56,12 +56,12 @@ class DatabaseTests(StoreCase):
             try:
                 number = 0
                 while not stop.is_set():
-                    store.submit_many([new_run(f"{number}-{half}") for half in "ab"], now=1.0)
+                    submit_all(store, [new_run(f"{number}-{half}") for half in "ab"])
                     number += 1
             except BaseException as exc:  # noqa: BLE001 - handed to the main thread, which raises it
                 failures.append(exc)
 
-        store.submit_many([new_run(f"before-{number}") for number in range(2000)], now=1.0)
+        submit_all(store, [new_run(f"before-{number}") for number in range(2000)])
         writer = threading.Thread(target=write)
         writer.start()
         try:
@@ -105,7 +105,7 @@ class DatabaseTests(StoreCase):
         def write() -> None:
             number = 0
             while not stop.is_set():
-                store.submit_many([new_run(f"{number}{half}") for half in "ab"], now=1.0)
+                submit_all(store, [new_run(f"{number}{half}") for half in "ab"])
                 number += 1
 
         writer = threading.Thread(target=write)

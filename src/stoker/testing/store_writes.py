@@ -82,16 +82,6 @@ class SubmissionTests(StoreCase):
         assert store.counts()["queued"] == 1
         assert len(store.events(run.id)) == 1
 
-    def test_many_are_submitted_together_or_not_at_all(self, store: Store) -> None:
-        first, _ = store.submit(new_run("a"), now=1.0)
-        with pytest.raises(Conflict):
-            store.submit_many([new_run("b"), new_run("a", fingerprint="other")], now=2.0)
-        assert store.runs() == [first]
-        results = store.submit_many([new_run("b"), new_run("a"), new_run("b"), new_run("c")], now=3.0)
-        assert [is_new for _, is_new in results] == [True, False, False, True]
-        assert results[0][0].id == results[2][0].id
-        assert [run.seq for run in store.runs()] == sorted((run.seq for run in store.runs()), reverse=True)
-
     @pytest.mark.parametrize(
         ("name", "start"),
         [("Größe 7/x", "gro-e-7-x-"), ("数字", "run-"), ("a" * 100, "a" * 40 + "-"), ("--", "run-")],

@@ -20,7 +20,7 @@ from stoker.errors import Conflict, DiskFull, NotFound, StoreBusy, StoreDamaged,
 from stoker.store import Store
 from stoker.store.dialects import base, postgres
 from stoker.store.rows import AddEvent, AddMetrics, EventRow, Point, RunFilter, UpdateRun
-from stoker.testing.store_case import new_run
+from stoker.testing.store_case import new_run, submit_all
 from stoker.testing.store_postgres import PostgresServer
 from support.store.cutting import Cutter
 
@@ -252,9 +252,7 @@ def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(postgres: Post
 def test_damage_is_noticed_and_stops_writing(postgres: PostgresServer, url: str) -> None:
     """A page of the table overwritten on disk, as a broken disk would."""
     with Store.open(url) as store:
-        runs = store.submit_many(
-            [new_run(f"k{number}", record={"x": "y" * 500}) for number in range(200)], now=1.0
-        )
+        runs = submit_all(store, [new_run(f"k{number}", record={"x": "y" * 500}) for number in range(200)])
         (path,) = postgres.execute("SELECT pg_relation_filepath('run_records')", url)[0]
     postgres.stop()
     file = postgres.root / "data" / str(path)
@@ -266,7 +264,7 @@ def test_damage_is_noticed_and_stops_writing(postgres: PostgresServer, url: str)
         problems = store.check()
         assert problems and "damaged" in problems[0]
         with pytest.raises(StoreDamaged, match="nothing more is written") as caught:
-            store.apply([UpdateRun(runs[0][0].id, {"state": "failed"})])
+            store.apply([UpdateRun(runs[0].id, {"state": "failed"})])
         assert "stoker backup restore" in (caught.value.hint or "")
         assert store.counts()["queued"] == 200, "reads go on as far as they can"
 

@@ -14,7 +14,7 @@ from stoker.errors import StoreError
 from stoker.store import Store, migrate, schema
 from stoker.store.dialects.base import dialect_for
 from stoker.store.rows import AddMetrics, Point, RunRow
-from stoker.testing.store_case import new_run
+from stoker.testing.store_case import new_run, submit_all
 from stoker.testing.store_postgres import PostgresServer
 from support.store.next_schema import NEXT
 from support.store.queries import ASKED_OFTEN
@@ -118,9 +118,9 @@ def crowded(postgres: PostgresServer) -> Iterator[Store]:
     """Enough rows that walking all of them is no longer the cheapest way."""
     url = postgres.fresh()
     with Store.open(url) as store:
-        runs = store.submit_many([new_run(str(number), tags=("a", "b")) for number in range(3000)], now=1.0)
+        runs = submit_all(store, [new_run(str(number), tags=("a", "b")) for number in range(3000)])
         points = [Point("loss", step, 1.0, 1.0) for step in range(3000)]
-        store.apply([AddMetrics(runs[0][0].id, 1, points), AddMetrics(runs[1][0].id, 1, points)])
+        store.apply([AddMetrics(runs[0].id, 1, points), AddMetrics(runs[1].id, 1, points)])
         postgres.execute("ANALYZE", url)
         yield store
 

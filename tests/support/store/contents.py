@@ -18,7 +18,6 @@ def everything(store: Store) -> dict[str, Any]:
         "counts": store.counts(),
         "unfinished": store.unfinished_attempts(),
         "latest": sorted(store.latest_attempts([run.id for run in runs]).items()),
-        "codes": sorted(store.code_digests()),
         "roots": sorted(store.blob_roots()),
         "clusters": store.clusters(),
     }

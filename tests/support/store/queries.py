@@ -36,7 +36,6 @@ ASKED_OFTEN: dict[str, Callable[[Store, RunRow], object]] = {
     "events": lambda store, run: store.events(run.id),
     "cursors": lambda store, run: store.cursors(run.id, 1),
     "latest metrics": lambda store, run: store.latest_metrics(run.id),
-    "metrics at": lambda store, run: store.metrics_at(run.id, 10),
     "recent metrics": lambda store, run: store.recent_metrics(run.id, ["loss"], 60),
     "metric names": lambda store, run: store.metric_names(run.id),
     "metric points": lambda store, run: store.metric_points(run.id, "loss"),

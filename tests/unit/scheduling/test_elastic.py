@@ -105,7 +105,7 @@ def test_size_limits_it_until_it_is_changed():
     made.resize_gang("nobody", 9)
 
 
-# -- giving back, and a place for one that was lost --------------------------------------------------------------
+# -- giving back -------------------------------------------------------------------------------------------------
 
 
 def test_what_is_given_back_in_part_starts_others_and_the_rest_keep_their_numbers():
@@ -119,82 +119,15 @@ def test_what_is_given_back_in_part_starts_others_and_the_rest_keep_their_number
     made.release_part("nobody", [1])
 
 
-def test_a_lost_task_goes_elsewhere_when_its_node_is_gone():
-    made = scheduler(node("a", 2), node("b", 2))
-    start(made, gang("pair", 2, 2, Ask(cpu=2)))
-    made.set_nodes([node("a", 2, ready=False), node("b", 2), node("c", 2)])
-    assert made.replace("pair", 0) == Place("c")
-    assert held(made, "pair") == {0: Place("c"), 1: Place("b")}
-
-
-def test_a_lost_task_gets_its_own_place_again_where_it_is_the_only_one():
-    made = scheduler(node("a", 1), node("b", 1))
-    start(made, gang("pair", 2, 2))
-    assert made.replace("pair", 0, frozenset({"a"})) == Place("a")
-
-
-def test_a_lost_task_keeps_away_from_its_node_and_gpu_where_it_can():
-    made = scheduler(node("a", 4, gpus=3), node("b", 4, gpus=4))
-    start(made, gang("pair", 2, 2, GPU))
-    assert held(made, "pair") == {0: Place("a", ("0",)), 1: Place("a", ("1",))}
-    assert made.replace("pair", 0, frozenset({gpu_name("a", "0")})) == Place("a", ("2",))
-    assert made.replace("pair", 0, frozenset({"a"})) == Place("b", ("0",))
-    assert made.replace("pair", 0, frozenset({"b"})) == Place("a", ("0",))
-
-
-def test_one_that_waits_for_a_place_comes_before_all_who_wait():
-    made = scheduler(node("a", 2), node("b", 2))
-    start(made, gang("pair", 2, 2, Ask(cpu=2)))
-    made.set_nodes([node("b", 2)])
-    assert made.replace("pair", 0) is None
-    assert "no room for task 0" in made.explain("pair").reason
-    assert start(made, gang("urgent", 1, 1, priority=9)) == {}
-    made.set_nodes([node("b", 2), node("c", 2)])
-    assert start(made) == {}, "what it could use is kept for it"
-    assert made.replace("pair", 0) == Place("c")
-    made.release("pair")
-    assert start(made) == {"urgent": 1}
-
-
-def test_an_extra_is_replaced_only_where_nobody_waits_for_the_room():
-    made = scheduler(node("a", 2), node("b", 2))
-    made.adopt(gang("elastic", 1, 3), [Place("b"), Place("a")])
-    made.adopt(gang("other", 1, 1), [Place("b")])
-    start(made, gang("waits", 1, 1, Ask(cpu=2)))
-    assert made.replace("elastic", 1) is None
-    assert start(made) == {"waits": 1}
-    made.release("other")
-    assert made.replace("elastic", 1) == Place("b")
-    assert held(made, "elastic") == {0: Place("b"), 1: Place("b")}
-
-
-def test_an_extra_that_stands_in_is_needed():
-    made = scheduler(node("a", 2), node("b", 2))
-    made.adopt(gang("elastic", 2, 3), [Place("a"), Place("b")], [1, 2])
-    made.adopt(gang("other", 1, 1), [Place("b")])
-    start(made, gang("waits", 1, 1, Ask(cpu=2)))
-    assert made.replace("elastic", 2) == Place("a")
-
-
-def test_who_lets_the_lost_task_go_keeps_nothing_from_others():
-    made = scheduler(node("a", 2), node("b", 2))
-    start(made, gang("elastic", 1, 2, Ask(cpu=2)))
-    made.set_nodes([node("b", 2)])
-    lost = next(index for index, place in held(made, "elastic").items() if place.node == "a")
-    assert made.replace("elastic", lost) is None
-    made.set_nodes([node("b", 2), node("c", 1)])
-    made.release_part("elastic", [lost])
-    assert start(made, gang("other", 1, 1)) == {"other": 1}
-
-
-def test_after_a_loss_the_cluster_is_remembered():
+def test_a_gang_that_gave_back_all_its_tasks_grows_where_they_were():
     made = scheduler(node("e", 1, domain="east", ready=False), node("w", 1, domain="west"))
-    made.adopt(gang("one", 1, 1), [Place("e")])
-    assert made.replace("one", 0) is None
+    made.adopt(gang("one", 1, 2), [Place("e")])
+    made.release_part("one", [0])
     made = Scheduler.from_snapshot(made.snapshot())
-    assert made.replace("one", 0) is None
+    made.may_grow("one")
+    assert made.adjust() == []
     made.set_nodes([node("w", 1, domain="west"), node("e2", 1, domain="east")])
-    assert made.replace("one", 0) == Place("e2")
+    assert [grown.places for grown in made.adjust()] == [(Place("e2"),)]
 
 
 def test_a_restart_believes_which_tasks_there_are():
@@ -320,16 +253,6 @@ def test_who_starts_leaves_their_share_to_those_who_may_grow():
     made.release("filler")
     assert start(made, gang("new", 1, 8)) == {"new": 4}
     assert [(grown.id, len(grown.indexes)) for grown in made.adjust()] == [("old", 3)]
-
-
-def test_a_task_that_ended_for_good_is_not_grown_again():
-    made = scheduler(node("a", 4))
-    start(made, gang("elastic", 2, 4))
-    made.release_part("elastic", [3], for_good=True)
-    made.release_part("elastic", [1])
-    made.may_grow("elastic")
-    assert [grown.indexes for grown in made.adjust()] == [(1,)]
-    assert Scheduler.from_snapshot(made.snapshot()).snapshot() == made.snapshot()
 
 
 def test_it_grows_with_what_fits_where_the_first_wish_does_not():
@@ -483,31 +406,6 @@ def test_a_smaller_size_is_given_back():
     made.release_part("elastic", [2, 3])
     made.may_grow("elastic")
     assert made.adjust() == []
-
-
-def test_a_gang_that_lost_a_task_gets_back_what_is_on_loan():
-    made = scheduler(node("a", 1), node("b", 1), node("c", 2))
-    made.adopt(gang("pair", 2, 2), [Place("a"), Place("b")])
-    made.adopt(gang("elastic", 1, 2), [Place("c"), Place("c")])
-    made.set_nodes([node("b", 1), node("c", 2)])
-    assert made.replace("pair", 0) is None
-    assert asked(made) == [("elastic", (1,), "pair")]
-    made.release_part("elastic", [1])
-    assert made.decide() == []
-    assert made.replace("pair", 0) == Place("c")
-    assert held(made, "pair") == {0: Place("c"), 1: Place("b")}
-
-
-def test_nobody_grows_into_what_a_lost_task_could_use():
-    made = scheduler(node("a", 2), node("b", 4))
-    made.adopt(gang("pair", 2, 2, Ask(cpu=2)), [Place("a"), Place("b")])
-    made.adopt(gang("elastic", 1, 4), [Place("b")])
-    made.set_nodes([node("b", 4)])
-    assert made.replace("pair", 0) is None
-    made.may_grow("elastic")
-    assert (made.decide(), made.adjust()) == ([], [])
-    made.release_part("pair", [0])
-    assert [grown.indexes for grown in made.adjust()] == [(1,)]
 
 
 # -- words -------------------------------------------------------------------------------------------------------

@@ -91,8 +91,7 @@ def fits(asks: tuple[Ask, ...], free: Rooms) -> bool:
 
 def spare(held: Held) -> Counter[Ask]:
     """How many of each kind it has beyond what it needs."""
-    need = Counter(ask for index, ask in enumerate(held.request.asks) if index not in held.done)
-    return Counter(ask for _, ask, _ in tasks_of(held)) - need
+    return Counter(ask for _, ask, _ in tasks_of(held)) - Counter(held.request.asks)
 
 
 def on_loan(snapshot: Snapshot, priority: int) -> set[tuple[str, int]]:
@@ -120,7 +119,7 @@ def check_changes(before: Snapshot, changes: list[Grow | Shrink]) -> None:
     for id, change in grown.items():
         held = known[id]
         assert held.may_grow and not held.giving
-        assert not set(change.indexes) & {*held.indexes, *held.lost, *held.done}
+        assert not set(change.indexes) & set(held.indexes)
         assert len(held.indexes) + len(change.indexes) <= held.request.most
     check_room(before, [(known[id].request, change) for id, change in grown.items()])
     priorities = {request.id: request.priority for request in before.queued}
@@ -161,9 +160,6 @@ def kept_for(snapshot: Snapshot, name: str) -> tuple[float, int]:
     empty = rooms(Snapshot(snapshot.nodes))
     kept = [0.0, 0]
     waiting = [request.asks for request in snapshot.queued]
-    waiting += [
-        tuple(held.request.tasks[index] for index in held.lost) for held in snapshot.held if held.lost
-    ]
     alike = {amounts: waiting.count(amounts) for amounts in waiting if fits(amounts, empty)}
     for asks, number in alike.items():
         for ask in set(asks):
@@ -257,11 +253,11 @@ class Events(RuleBasedStateMachine):
         self.changed()
 
     @precondition(lambda self: self.made.snapshot().held)
-    @rule(data=st.data(), for_good=st.booleans())
-    def release_part(self, data: st.DataObject, for_good: bool) -> None:
+    @rule(data=st.data())
+    def release_part(self, data: st.DataObject) -> None:
         held = self.one(data)
         some = data.draw(st.sets(st.integers(0, len(held.request.tasks) - 1)))
-        self.made.release_part(held.request.id, some, for_good=for_good)
+        self.made.release_part(held.request.id, some)
         assert not some & set(held_in(self.made.snapshot())[held.request.id].indexes)
         self.changed()
 
@@ -269,32 +265,6 @@ class Events(RuleBasedStateMachine):
     def honour_all(self) -> None:
         for held in self.made.snapshot().held:
             self.made.release_part(held.request.id, [index for index, _ in held.giving])
-        self.changed()
-
-    @precondition(lambda self: self.made.snapshot().held)
-    @rule(data=st.data(), avoid=st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))
-    def replace(self, data: st.DataObject, avoid: frozenset[str]) -> None:
-        held = self.one(data)
-        index = data.draw(st.integers(0, len(held.request.tasks) - 1))
-        before = self.made.snapshot()
-        free = rooms(before, {(held.request.id, index)})
-        place = self.made.replace(held.request.id, index, avoid)
-        after = held_in(self.made.snapshot())[held.request.id]
-        ask = held.request.tasks[index]
-        others = [other for other in (*held.indexes, *held.lost) if other != index]
-        need = [
-            at
-            for at, other in enumerate(held.request.asks)
-            if other == ask and (at == index or at not in held.done)
-        ]
-        needed = sum(held.request.tasks[other] == ask for other in others) < len(need)
-        assert (place is not None) == fits((ask,), free) or (place is None and not needed)
-        assert (index in after.lost) == (needed and place is None)
-        if place is not None:
-            assert free[place.node][0] >= ask.cpu
-            assert free[place.node][1] >= ask.gpu == len(place.gpus)
-            elsewhere = {name: room for name, room in free.items() if name not in avoid}
-            assert place.node not in avoid or not needed or not fits((ask,), elsewhere)
         self.changed()
 
     @precondition(lambda self: self.made.snapshot().held)
@@ -354,8 +324,6 @@ class Events(RuleBasedStateMachine):
         twin = copy.deepcopy(self.made)
         settle(twin)
         snapshot = twin.snapshot()
-        if any(held.lost for held in snapshot.held):
-            return  # they come first, and what they could use is kept for them
         for request in snapshot.queued[:1]:
             assert not fits(request.asks, rooms(snapshot, on_loan(snapshot, request.priority)))
 

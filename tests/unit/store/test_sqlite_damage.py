@@ -14,7 +14,7 @@ import pytest
 from stoker.errors import StokerError, StoreDamaged, StoreError
 from stoker.store import Store, put_in_place
 from stoker.store.rows import AddMetrics, Point, RunFilter, UpdateRun
-from stoker.testing.store_case import new_run
+from stoker.testing.store_case import new_run, submit_all
 
 PAGE = 4096
 
@@ -24,13 +24,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database of a few hundred pages, closed in good order."""
     path = tmp_path_factory.mktemp("template") / "stoker.db"
     with Store.open(path) as store:
-        runs = store.submit_many(
-            [new_run(f"k{n}", tags=("a", "b"), record={"filler": "x" * 2000}) for n in range(200)], now=1.0
+        runs = submit_all(
+            store, [new_run(f"k{n}", tags=("a", "b"), record={"filler": "x" * 2000}) for n in range(200)]
         )
         store.apply(
             [
                 AddMetrics(run.id, 1, [Point("loss", n, float(n), 1.0) for n in range(100)])
-                for run, _ in runs[:20]
+                for run in runs[:20]
             ]
         )
     return path

@@ -10,15 +10,15 @@ from sqlalchemy import Connection, event
 
 from stoker.store import Store
 from stoker.store.rows import AddMetrics, Point
-from stoker.testing.store_case import new_run
+from stoker.testing.store_case import new_run, submit_all
 from support.store.queries import ASKED_OFTEN
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with Store.open(tmp_path_factory.mktemp("plans") / "stoker.db") as store:
-        runs = store.submit_many([new_run(str(number), tags=("a", "b")) for number in range(20)], now=1.0)
-        store.apply([AddMetrics(runs[0][0].id, 1, [Point("loss", step, 1.0, 1.0) for step in range(20)])])
+        runs = submit_all(store, [new_run(str(number), tags=("a", "b")) for number in range(20)])
+        store.apply([AddMetrics(runs[0].id, 1, [Point("loss", step, 1.0, 1.0) for step in range(20)])])
         yield store
 
 

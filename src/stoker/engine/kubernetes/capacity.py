@@ -74,7 +74,6 @@ def _node(cluster: str, config: ClusterConfig, node: Object, taken: list[PodRequ
         isolation=ISOLATION,
         boot_id=str((status.get("nodeInfo") or {}).get("bootID", "")),
         tags=frozenset(tags),
-        zone=str(labels.get(scheduling.ZONE, "")),
     )
 
 

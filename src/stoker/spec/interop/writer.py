@@ -14,11 +14,6 @@ from stoker.spec.quantities import show_duration, show_size
 _FIRST = ("name", "run", "args", "image")
 
 
-def job_yaml(job: Job) -> str:
-    """The equivalent job file, without default values."""
-    return to_yaml([job_tree(job)])
-
-
 def job_tree(job: Job) -> dict[str, Any]:
     """The same as plain values."""
     usual = Job(run="x", name="x").to_json()

@@ -110,7 +110,7 @@ def test_paths_of_kinds() -> None:
     assert kinds.PODS.path("ns", "a", "log") == "/api/v1/namespaces/ns/pods/a/log"
     assert kinds.PODS.path() == "/api/v1/pods"
     assert kinds.NODES.path("ns", "n") == "/api/v1/nodes/n"
-    assert kinds.JOBS.path("ns") == "/apis/batch/v1/namespaces/ns/jobs"
+    assert Kind("batch/v1", "Job", "jobs").path("ns") == "/apis/batch/v1/namespaces/ns/jobs"
     assert Kind("a.b/v1", "C", "cs").path("x/../y", "../z") == "/apis/a.b/v1/namespaces/x%2F..%2Fy/cs/..%2Fz"
 
 
@@ -452,14 +452,5 @@ def test_an_odd_event_stream(path: Path, ca: trustme.CA) -> None:
             api.scripts.append(lambda _: Cut())
             names = [obj["metadata"]["name"] async for _, obj in kube.watch(kinds.PODS)]
             assert names == [f"p{number}" for number in range(50)]
-
-    asyncio.run(story())
-
-
-def test_deleting_all_needs_a_selector(path: Path, ca: trustme.CA) -> None:
-    async def story() -> None:
-        async with talking(path, ca) as (_api, kube):
-            with pytest.raises(ValueError, match="selector"):
-                await kube.delete_all(kinds.PODS, labels="")
 
     asyncio.run(story())

@@ -14,7 +14,7 @@ import yaml
 from stoker.errors import SpecError
 from stoker.spec import parse_job
 from stoker.spec.interop import Level, Target, is_foreign, translate
-from stoker.spec.interop.writer import job_yaml
+from stoker.spec.interop.writer import job_tree, to_yaml
 from support import manifests
 from support.manifests import FILES
 
@@ -38,7 +38,7 @@ def test_what_becomes_of_it(path: Path) -> None:
 def test_the_job_file_that_is_printed_says_the_same(path: Path) -> None:
     reading = translate(path.read_bytes(), source=path.name, target=Target(cluster=True))
     for one in reading.translations:
-        assert parse_job(job_yaml(one.job)) == one.job
+        assert parse_job(to_yaml([job_tree(one.job)])) == one.job
 
 
 def _as_json(path: Path) -> str | None:

@@ -202,26 +202,6 @@ class Kube:
             raise
         return True
 
-    async def delete_all(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: str,
-        grace: int | None = None,
-        timeout: float = 60,
-    ) -> None:
-        """Delete all that match; an empty selector is refused."""
-        if not labels:
-            raise ValueError("delete_all needs a label selector")
-        options: Object = {"propagationPolicy": "Background"}
-        if grace is not None:
-            options["gracePeriodSeconds"] = grace
-        path, params = self._path(kind, namespace), {"labelSelector": labels}
-        await self._send(
-            "deletecollection", kind, "DELETE", path, params=params, content=options, timeout=timeout
-        )
-
     async def watch(
         self,
         kind: Kind,

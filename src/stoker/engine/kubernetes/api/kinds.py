@@ -35,10 +35,8 @@ NODES = Kind("v1", "Node", "nodes", namespaced=False)
 SECRETS = Kind("v1", "Secret", "secrets")
 CONFIGMAPS = Kind("v1", "ConfigMap", "configmaps")
 EVENTS = Kind("v1", "Event", "events")
-SERVICES = Kind("v1", "Service", "services")
 NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
 CLAIMS = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-JOBS = Kind("batch/v1", "Job", "jobs")
 PRIORITY_CLASSES = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
 ACCESS_REVIEWS = Kind(
     "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
