@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from driven import DIE, DONE, FAIL, LONG, NODE, STUBBORN, Driven, driven, stage
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from stoker.spec.run_transitions import TABLE as RUNS
 from stoker.spec.run_transitions import RunEvent
 from stoker.spec.states import TERMINAL, RunState
 from stoker.testing.fake_machine import Simulated, ended
+from support.control.driven import DIE, DONE, FAIL, LONG, NODE, STUBBORN, Driven, driven, stage
 
 P = TaskPhase
 ROWS = {(one.before, one.event): one.after for one in TABLE.transitions}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from driven import NODE, Driven
-
 from stoker.spec.states import RunState
 from stoker.store.rows import AddAttempt
+from support.control.driven import NODE, Driven
 
 
 def test_runs_start_in_the_order_of_priority_then_time(server: Driven) -> None:

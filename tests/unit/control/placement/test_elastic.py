@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driven import Driven, driven, scanned, stage
 
 from stoker.control.policy.task_phases import TaskPhase
 from stoker.engine.base import Presence
 from stoker.errors import Conflict, EngineError, Refused
 from stoker.spec.states import RunState
+from support.control.driven import Driven, driven, scanned, stage
 
 ELASTIC: dict[str, Any] = {"workers": "1..3", "resources": {"cpu": 1}, "retries": 0}
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from driven import NODE, STUBBORN, Driven, driven
 
 from stoker.control.policy.task_phases import TaskPhase
 from stoker.engine.base import Presence
 from stoker.spec.states import Cause, RunState
 from stoker.testing.fake_engine import Behaviour
+from support.control.driven import NODE, STUBBORN, Driven, driven
 
 GANG: dict[str, Any] = {"workers": 2, "resources": {"cpu": 1}, "lost_after": "60s", "retries": 0}
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from driven import DIE, FAIL, LONG, NODE, STUBBORN, Driven, driven
 
 from stoker.control.policy.task_phases import TaskPhase
 from stoker.errors import EngineUnavailable, StoreError
 from stoker.spec.states import Cause, RunState
 from stoker.testing.fake_engine import Behaviour
+from support.control.driven import DIE, FAIL, LONG, NODE, STUBBORN, Driven, driven
 
 GANG: dict[str, Any] = {"workers": 2, "resources": {"cpu": 1}}
 SERVED: dict[str, Any] = {

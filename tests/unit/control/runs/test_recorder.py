@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from driven import DONE, Driven, journal, scanned, stage
 
 from stoker.errors import StokerError
 from stoker.spec.states import RunState
 from stoker.task import layout
 from stoker.testing.fake_engine import Behaviour
+from support.control.driven import DONE, Driven, journal, scanned, stage
 
 GANG = {"workers": 2, "resources": {"cpu": 1}}
 

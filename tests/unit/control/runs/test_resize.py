@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from driven import Driven
 
 from stoker.errors import Conflict, Refused
 from stoker.spec import Job
 from stoker.spec.states import RunState
+from support.control.driven import Driven
 
 
 def cpu_of(server: Driven, run: str) -> float | None:

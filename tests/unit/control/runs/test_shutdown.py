@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driven import STUBBORN, Driven
 
 from stoker.control.policy.task_phases import TaskPhase
 from stoker.errors import EngineError
 from stoker.spec.states import Cause, RunState
+from support.control.driven import STUBBORN, Driven
 
 
 def forced(server: Driven) -> list[Any]:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from driven import STUBBORN, Driven, stage
 
 from stoker.spec.states import Cause, RunState
 from stoker.spec.tree import Tree, TreeFile
+from support.control.driven import STUBBORN, Driven, stage
 
 
 def tree(server: Driven, **files: str) -> str:

@@ -6,11 +6,11 @@ import shutil
 from typing import Any
 
 import pytest
-from driven import FAIL, NODE, Driven, driven, stage
 
 from stoker.control.policy.task_phases import TaskPhase
 from stoker.errors import EngineError, EngineUnavailable
 from stoker.spec.states import Cause, RunState
+from support.control.driven import FAIL, NODE, Driven, driven, stage
 
 GANG: dict[str, Any] = {"workers": 2, "resources": {"cpu": 1}}
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driven import stage
 
 from stoker.control.ingest import journal_reader
 from stoker.control.ingest.ingester import TRY_AGAIN, Ingester
@@ -25,6 +24,7 @@ from stoker.store.rows import AddCheckpoint, AddEvent, AddMetrics, NewRun, Point
 from stoker.task import layout
 from stoker.task.formats import Order, Status, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
+from support.control.driven import stage
 from support.control.ingesting import InlineTransfers, ingester, take_in
 
 ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
