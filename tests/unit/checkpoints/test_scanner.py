@@ -170,6 +170,27 @@ class TestSigns:
         task.poll(1.0)
         assert [record["step"] for record in task.offered] == [1, 3]
 
+    def test_a_rename_and_its_declaration_between_two_reads_of_a_poll(
+        self, task: Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        task.rename("last.bin", b"state 1")
+        task.say("last.bin", step=1)
+        task.poll()
+        watch = task.scanner._watch
+        read = watch.read
+
+        def meanwhile() -> list[directory_watch.DirectoryChange]:
+            found = read()
+            task.rename("last.bin", b"state 2")
+            task.say("last.bin", step=2)
+            monkeypatch.undo()
+            return found
+
+        monkeypatch.setattr(watch, "read", meanwhile)
+        task.poll()
+        task.scanner.finish(violent=False)
+        assert [record["step"] for record in task.offered] == [1, 2]
+
     def test_one_that_the_sdk_declares_no_more_is_not_waited_for_long(self, task: Task) -> None:
         task.rename("last.bin", b"state 1")
         task.poll()

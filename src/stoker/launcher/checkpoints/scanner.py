@@ -180,8 +180,9 @@ class Scanner:
                 # There may be free inotify instances again. The watch starts before the scan, so that nothing is missed.
                 self._watch = self._start_watch()
             self._rescan(now)
+        commits = self._commits.read()  # before the events: so the rename of each is among these or was seen
         self._read_events(now)
-        for commit in self._commits.read():
+        for commit in commits:
             self._candidate(checkpoint_names.unit_of(commit["name"]) or commit["name"]).declare(commit, now)
 
     def _start_watch(self) -> DirectoryWatch:
