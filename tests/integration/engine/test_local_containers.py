@@ -142,7 +142,7 @@ def test_the_image_s_own_command_and_a_setup(box: Any, runtime: Runtime) -> None
         assert await box.lines(handle) == ["of the image"]
         other = await submit(box, "run-2")
         directory = await box.directory(other)
-        await box.until(lambda: _true(directory.exists()), "the task directory")
+        await box.until(lambda: _true(Path(directory.root, "code").is_dir()), "the task directory")
         Path(directory.root, "code", "x.py").touch()
         setup = {"command": "echo made > made", "directory": f"{box.home.setups}/key1", "key": "key1"}
         await order(box, other, "sh", "-c", "cat made; echo $VIRTUAL_ENV", setup=setup)

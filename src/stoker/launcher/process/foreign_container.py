@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from stoker.launcher.process.exit_reason import ExitFacts
 from stoker.launcher.process.spawn import CannotStart
 
 PATIENCE = 60.0
+AGAIN = (0.0, 0.2, 1.0, 3.0)
+"""Seconds before each try to remove it."""
 CANNOT_RUN = 125
 """How podman and docker exit when the container was never started."""
 
@@ -43,7 +46,7 @@ class ForeignContainer:
 
     def before(self) -> None:
         """Remove the container of an earlier body of this task."""
-        self._runtime("rm", "--force", self._name)
+        self._remove()
 
     def after(self) -> None:
         """The command has ended: read how the container ended, and remove it."""
@@ -52,7 +55,7 @@ class ForeignContainer:
             self.out_of_memory = bool(state.get("OOMKilled"))
         except (ValueError, LookupError, TypeError, AttributeError):
             pass  # it was never made, or the runtime does not tell
-        self._runtime("rm", "--force", self._name)
+        self._remove()
 
     def add_facts(self, facts: ExitFacts) -> None:
         """Add what is known of the container's end."""
@@ -62,6 +65,14 @@ class ForeignContainer:
         if status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == CANNOT_RUN:
             last = facts.last_lines[-1] if facts.last_lines else "no reason was given"
             facts.failure = CannotStart(0, f"the container could not be started: {last}", CANNOT_RUN)
+
+    def _remove(self) -> None:
+        """Docker refuses it for a moment where a container ended before its start was recorded."""
+        for pause in AGAIN:
+            time.sleep(pause)
+            self._runtime("rm", "--force", self._name)
+            if not self._runtime("ps", "--all", "--quiet", "--filter", f"name=^{self._name}$").strip():
+                return
 
     def _runtime(self, *words: str) -> str:
         try:
