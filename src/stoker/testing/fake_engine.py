@@ -201,6 +201,11 @@ class FakeEngine:
         with self._lock:
             self._machine.terminate(self._machine.tasks[TaskPlace(run, attempt, task)])
 
+    def notice(self, run: str, attempt: int, task: str) -> None:
+        """What a test wrote into the task's directory is new."""
+        with self._lock:
+            self._changed(self._machine.tasks[TaskPlace(run, attempt, task)])
+
     def reboot(self) -> None:
         """Restarts the machine: everything is gone, and the boot id is new."""
         with self._lock:

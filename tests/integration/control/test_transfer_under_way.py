@@ -1,4 +1,4 @@
-"""A run while one of its checkpoints is being carried, which takes as long as it takes."""
+"""A run while one of its checkpoints is on its way, which takes as long as it takes."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ def test_it_reports_and_is_stopped_meanwhile(rig: Rig, monkeypatch: pytest.Monke
     rig.until(run, "running")
     directory = rig.settings.home.tasks / run / "1" / "worker-0"
     stage(directory)
+    rig.engine.notice(run, 1, "worker-0")
     try:
         wait(begun.is_set)
         report = directory / layout.METRICS / "1-7-ab.jsonl"
         report.write_text(json.dumps({"step": 8, "t": 60.0, "v": {"late": 0.5}}) + "\n")
+        rig.engine.notice(run, 1, "worker-0")
         wait(lambda: rig.store.metric_points(run, "late"))
         assert not rig.store.checkpoints(run)
         rig.controller.stop_run(run, kill=False, by="ada")
