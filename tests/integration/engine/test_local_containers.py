@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stoker.engine.base import Attempt, Handle, Observation, Presence, Resizes, Shows, TaskPlan
-from stoker.engine.local.containers import commands
+from stoker.engine.local.containers import commands, tasks
 from stoker.engine.local.host import cgroups, processes
 from stoker.errors import Refused
 from stoker.spec import Job
@@ -321,6 +321,7 @@ def _instead(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(tasks, "PAUSES", (0.1, 60.0))
 
 
 def test_a_start_that_is_given_up_leaves_nothing(
