@@ -26,7 +26,7 @@ for step in range(first, 6):
             os.kill(os.getpid(), 9)
     stoker.report(step=step, loss=1.0 / (step + 1))
     print("step", step, flush=True)
-    stoker.checkpoint.save("state.json", json.dumps({"step": step}), step=step)
+    stoker.checkpoint.save(f"state-{step}.json", json.dumps({"step": step}), step=step)
 with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "result.txt"), "w") as file:
     file.write("complete")
 """
@@ -52,7 +52,7 @@ def test_a_home_of_an_earlier_version_with_runs_under_way(tmp_path: Path) -> Non
         for run in (single, gang, ended):
             wait(
                 lambda run=run: before.show(run)["checkpoints"],
-                lambda kept: [one["step"] for one in kept if one["kept"]][-1:] == [2],
+                lambda kept: "state-2.json" in [one["name"] for one in kept],
             )
         before.kill_server()
         (tmp_path / "other").touch()  # it ends while there is no server
@@ -78,7 +78,7 @@ def test_a_home_of_an_earlier_version_with_runs_under_way(tmp_path: Path) -> Non
         assert "from 3" in box("logs", gang, "--stdout").stdout
         assert [point[0] for point in box.client().metric(single, "loss")["points"]] == list(range(6))
         for run in (single, gang, ended):
-            assert box.show(run)["checkpoints"][-1]["step"] == 5
+            assert "state-5.json" in [one["name"] for one in box.show(run)["checkpoints"] if one["kept"]]
         box("pull", done, "-o", "here")
         assert (box.work / "here" / "result.txt").read_text() == "complete"
     finally:
