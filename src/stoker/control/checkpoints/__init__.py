@@ -1,6 +1,6 @@
-"""Checkpoints of a run, from what single tasks committed.
+"""Checkpoints of a run, made from what its tasks committed.
 
-assembly    parts that several tasks committed become one tree and one row
-completion  when a checkpoint of several tasks is complete; pure
-retention   which checkpoints are kept; pure
+assembly    merges the parts of several tasks into one tree and one row
+completion  decides when a checkpoint of several tasks is complete; pure
+retention   decides which checkpoints are kept; pure
 """

@@ -1,20 +1,20 @@
-"""From what single tasks committed to checkpoints of the run.
+"""Makes checkpoints of the run from what its tasks committed.
 
-The rules are in `gathering`, which is pure; here are the rows and the trees. How the loop uses it:
+The rules are in `completion`, which is pure. This module handles the rows and the trees. How the control loop uses it:
 
     assembly = Assembly(blobs, run=..., attempt=..., latest=store.latest_metrics(run))
     done = assembly.begin(generation, {"worker-0": 1, "worker-1": 1}, world_size=2,
                           known=store.checkpoint_parts(run, attempt))     # commit done.changes
     ...
-    found = {task: ingester.look() for each task}            # of readers with alone=False
-    done = assembly.take(found, lost={tasks that are proven gone, after they were collected})
-    commit(changes of each Intake + done.changes)            # in one transaction: parts are counted exactly once
-    done.checkpoints                                         # rows that became complete: as Intake.checkpoints was
+    found = {task: ingester.look() for each task}            # readers with alone=False
+    done = assembly.take(found, lost={tasks proven to have ended, after they were collected})
+    commit(changes of each Intake + done.changes)            # one transaction: each part counts exactly once
+    done.checkpoints                                         # rows that became complete, as in Intake.checkpoints
     sweeper.dropped |= done.freed
 
-A member that comes back alone: `replace`. One that is not waited for any more (`on_loss: ignore`): `leave`. When all
-bodies of a generation have ended and their last looks were taken, what is complete is complete: then `begin` for the
-next generation, which forgets the rest. With one member a checkpoint is complete at once.
+Call `replace` for a member that restarts alone, and `leave` for one that is no longer waited for (`on_loss: ignore`).
+Call `begin` for the next generation once all bodies have ended and their last looks were taken. It forgets incomplete
+checkpoints. With one member a checkpoint is complete at once.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ from stoker.transfer.merge import merge
 
 @dataclass
 class Assembled:
-    """What `take` made of what was found."""
+    """Result of `begin`, `replace` or `take`."""
 
     changes: list[Change] = field(default_factory=list)
     checkpoints: list[CheckpointRow] = field(default_factory=list)
-    """Complete now. They are in `changes` too."""
+    """Newly complete. They are in `changes` too."""
     freed: set[str] = field(default_factory=set)
-    """Trees that nobody needs any more, once the changes are recorded."""
+    """Trees that are no longer needed once the changes are recorded."""
 
 
 class Assembly:
-    """The checkpoints of one attempt. Used by one thread at a time; reads and writes trees, so not in the loop's own.
-    All that must survive a restart is in the changes it returns; if they could not be recorded, make another one from
-    what the store has."""
+    """The checkpoints of one attempt. Used by one thread at a time. It reads and writes trees, so it must not run in the
+    control loop's thread. Everything that must survive a restart is in the returned changes. If they could not be
+    recorded, make a new instance from the store."""
 
     def __init__(
         self, blobs: BlobStore, *, run: str, attempt: int, latest: Mapping[str, float] | None = None
     ) -> None:
-        """`latest`: what was reported last in earlier attempts."""
+        """`latest`: the last metrics of earlier attempts."""
         self._blobs = blobs
         self._run = run
         self._attempt = attempt
         self._generation = 0
         self._world_size = 1
         self._members: list[str] = []
-        self._gathering = Completion({})
+        self._completion = Completion({})
         self._latest = dict(latest or {})
         self._endings: dict[str, Ending] = {}
-        """Of tasks whose last parts are on their way."""
+        """Of tasks whose last parts are still being transferred."""
         self._warned: set[str] = set()
 
     def begin(
@@ -88,15 +88,16 @@ class Assembly:
         world_size: int | None = None,
         known: Sequence[PartRow] = (),
     ) -> Assembled:
-        """A generation of the world begins, or is found running after a restart. `members`: task -> generation of its
-        body, in the order of the ranks. `world_size`: how many processes train; None: one per member. `known`: the
-        attempt's parts in the store, after a restart. Everything of earlier generations is forgotten."""
-        old = self._gathering
+        """Start a generation, or continue a running one after a restart. Everything of earlier generations is forgotten.
+
+        `members`: task -> generation of its body, in the order of the ranks. `world_size`: number of training processes;
+        None: one per member. `known`: the attempt's parts in the store, after a restart."""
+        old = self._completion
         fresh = Completion(members)
         if self._members == list(members):
             fresh.know(old.writers())
         rows = {_key(row): row for row in [*known, *(part.row for part in old.forget())]}
-        self._gathering, self._generation, self._members = fresh, generation, list(members)
+        self._completion, self._generation, self._members = fresh, generation, list(members)
         self._world_size = world_size or max(1, len(members))
         self._endings, self._warned = {}, set()
         done = Assembled()
@@ -111,21 +112,22 @@ class Assembly:
         return done
 
     def replace(self, task: str, generation: int) -> Assembled:
-        """A task comes back alone, with a body of another generation."""
+        """The task restarts alone, with a body of another generation."""
         done = Assembled()
-        self._apply(self._gathering.replace(task, generation), done)
+        self._apply(self._completion.replace(task, generation), done)
         self._endings.pop(task, None)
         if task not in self._members:
             self._members.append(task)
         return done
 
     def leave(self, task: str) -> None:
-        """Nobody waits for it any more."""
-        self._gathering.leave(task)
+        """Stop waiting for the task."""
+        self._completion.leave(task)
 
     def take(self, found: Mapping[str, Intake], *, lost: Collection[str] = ()) -> Assembled:
-        """What the looks at some or all tasks found. Judges the checkpoints that they have seen by what the run had reported
-        by then. `lost`: tasks of which nothing more will come; the look that says so is the last one, or came before."""
+        """Take in the looks at some or all tasks, and score the new checkpoints by the metrics reported so far.
+
+        `lost`: tasks that will write nothing more. Their last look is in `found`, or was taken before."""
         done = Assembled()
         points = self._points(found)
         for task, intake in found.items():
@@ -133,34 +135,34 @@ class Assembly:
             status = intake.status
             if status is not None and intake.heard:
                 pending = [*status.pending, *intake.untaken]
-                self._gathering.see(task, status.generation, status.scans, pending)
+                self._completion.see(task, status.generation, status.scans, pending)
         for task, intake in found.items():
             for one in intake.seen:
                 one.row = score(one.row, points, self._latest)
             for row in intake.parts:
                 self._add(row, done)
             for name in intake.rejected:
-                self._gathering.refuse(task, intake.generation, name)
+                self._completion.refuse(task, intake.generation, name)
             if (ending := _ending(intake)) is not None:
                 self._endings[task] = ending
             if task in self._endings and not intake.untaken:
                 ending = self._endings.pop(task)
-                self._gathering.end(task, ending.generation, how_it_ended(ending))
+                self._completion.end(task, ending.generation, how_it_ended(ending))
         for task in lost:
-            self._gathering.lose(task)
+            self._completion.lose(task)
         self._settle(done)
         self._latest.update({point.key: point.value for point in points})
         return done
 
     @property
     def waiting(self) -> list[str]:
-        """Names of checkpoints of which something is missing."""
-        return sorted({_name(round_, self._members) for round_ in self._gathering.waiting})
+        """Names of incomplete checkpoints."""
+        return sorted({_name(round_, self._members) for round_ in self._completion.waiting})
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _points(self, found: Mapping[str, Intake]) -> list[Point]:
-        """What the run as a whole reported; of single tasks only their own checkpoints would know."""
+        """Metrics of the run as a whole. Metrics of a single task (`loss@worker-1`) do not score a checkpoint."""
         return [
             point for task, intake in found.items() for point in intake.points if f"@{task}" not in point.key
         ]
@@ -170,10 +172,10 @@ class Assembly:
         if part is None:
             return
         done.changes.append(PutPart(row))
-        self._apply(self._gathering.add(part), done)
+        self._apply(self._completion.add(part), done)
 
     def _part(self, row: PartRow) -> WrittenPart | None:
-        """None: its list of files is gone, so it is of no use."""
+        """None: its list of files is missing or damaged, so the part is unusable."""
         try:
             return WrittenPart(row, tuple(file.path for file in self._blobs.tree(row.digest).files))
         except (NotFound, BlobDamaged):
@@ -184,7 +186,7 @@ class Assembly:
             done.changes += [PutPart(replace(part.row, checkpoint=None)) for part in round_.parts.values()]
         for checkpoint in settled.withdrawn:
             done.changes.append(UpdateCheckpoint(checkpoint, {"kept": False}))
-            text = "a checkpoint is taken back: a task has written a part of it that was not in"
+            text = "a checkpoint is withdrawn: a task has written another part of it"
             done.changes.append(self._event("warning", text, {"id": checkpoint}))
         for part in settled.dropped:
             done.changes.append(DropPart(part.row))
@@ -193,20 +195,20 @@ class Assembly:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _settle(self, done: Assembled) -> None:
-        settled = self._gathering.settle()
+        settled = self._completion.settle()
         for round_ in settled.complete:
             try:
                 row = self._merge(round_, done)
             except StoreError:
                 raise
             except StokerError as exc:
-                said = refusals.said(_name(round_, self._members), exc)
-                done.changes.append(self._event("warning", *said))
-                self._gathering.call(round_, "")
+                warning = refusals.said(_name(round_, self._members), exc)
+                done.changes.append(self._event("warning", *warning))
+                self._completion.call(round_, "")
                 continue
             if round_.replaces and round_.replaces != row.id:
                 done.changes.append(UpdateCheckpoint(round_.replaces, {"kept": False}))
-            self._gathering.call(round_, row.id)
+            self._completion.call(round_, row.id)
             done.checkpoints.append(row)
             done.changes.append(AddCheckpoint(row))
             done.changes += [PutPart(replace(part.row, checkpoint=row.id)) for part in round_.parts.values()]
@@ -265,14 +267,14 @@ class Assembly:
 
 
 def how_it_ended(ending: Ending) -> str:
-    """As `Completion.end` wants it: whether it may have been cut off while it was about to write."""
+    """The state for `Completion.end`. `lost`: the body may have been interrupted before it wrote its part."""
     if ending.kind == "exit" and ending.code == 0:
         return "done"
     return "stopped" if ending.kind == "stopped" and ending.signal != signal.SIGKILL else "lost"
 
 
 def _ending(intake: Intake) -> Ending | None:
-    """The journal's word, once; after a restart only the status still says it. By then the journal was read."""
+    """From the journal, once. After a restart, from the status: the journal has already been read by then."""
     if intake.ending is not None or intake.more or intake.status is None:
         return intake.ending
     try:

@@ -1,21 +1,20 @@
-"""When a checkpoint that several tasks write is complete. Pure: parts and what is known of the tasks in, complete
-rounds out; no clocks, no files.
+"""Decides when a checkpoint that several tasks write is complete. Pure: parts and task states in, complete rounds out.
 
-A task's launcher commits what that task wrote: a part. Who else writes a part of the same checkpoint nobody says, so
-it is found out. The first time, every task must have finished a look at its directory that began after the last part
-had arrived, and have nothing of that name under way. From then on it is known who writes such checkpoints: the next
-one is complete as soon as they all have, which takes no look at anybody. Somebody who turns out to have written a part
-of a checkpoint that was already called complete takes that word back, and the checkpoint is complete when he is in.
+A launcher commits what its task wrote: a part. Nothing announces which tasks write parts of a checkpoint, so the
+writers are learnt. For the first checkpoint, every task must finish a scan that began after the last part arrived, and
+have nothing of that name pending. After that the writers are known: the next checkpoint is complete as soon as each of
+them has written its part, without waiting for scans. If another task then writes a part of a complete checkpoint, that
+checkpoint is withdrawn. It is complete again once the new part has arrived.
 
-    group     parts belong together when their names are the same but for a rank: `step-100`, `last-rank0.pt`
-    round     one state of a group: by the step, where it is known (the SDK said it, or the name does). Files that are
-              overwritten in place by several tasks, without a step, count in the newest state of each, and only at a
-              moment when nobody is at one of them: no two clocks are compared.
-    family    groups that differ only in numbers: who writes them is learnt together
+    group     parts whose names differ only in a rank: `step-100`, `last-rank0.pt`
+    round     one state of a group, identified by its step (from the SDK or from the name). Files without a step that
+              several tasks overwrite in place count in the newest state of each task, and only while no task is
+              writing one of them. Clocks of different tasks are never compared.
+    family    groups that differ only in numbers; their writers are learnt together
 
-A task that died a violent death may have been about to write: a round that lacks a part of it is complete only if it
-is known that it never writes one, or if it had finished a look after the last part had arrived. What lacks its
-format's own marker (torch's DCP writes `.metadata` last, `-00001-of-00004` says how many there are) never is.
+A task that was killed may have been about to write. A round without its part is complete only if the task is known not
+to write one, or if it finished a scan after the last part arrived. A round without its format's own marker is never
+complete: torch's DCP writes `.metadata` last, `-00001-of-00004` says how many files there are.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ from stoker.store.rows import PartRow
 from stoker.task import checkpoint_names
 
 OPEN = 4
-"""Rounds of one family that wait at a time for somebody who has written none since the oldest of them. When one more
-comes, that one is given up; and if he has gone on all the time without writing, he is not waited for any more."""
+"""Most rounds of one family that wait for a task which has written none since the oldest of them. When one more comes,
+the oldest is given up. If the task kept running without writing, later rounds do not wait for it."""
 ABSTAINS = 3
-"""Looks of a task without a part of a family, since the first part of it came from somebody else."""
+"""Scans of a task without a part of a family, since another task wrote the first part. After these the task counts as
+one that writes none."""
 MOST = 256
 ROOM = 8 << 30
-"""Rounds of one family, and bytes of their parts, that wait at a time for somebody who is only slow."""
+"""Most rounds of one family, and bytes of their parts, that wait for a task which is only slow."""
 
 _RANK = re.compile(r"[-_.]?(?<![a-z])(?:rank|worker|task|proc|process|node)[-_=.]?\d+", re.IGNORECASE)
 _OF = re.compile(r"^(?P<stem>.*[-_.])(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>[^/]*)$")
@@ -64,15 +64,15 @@ class Round:
     group: str
     parts: dict[Slot, WrittenPart] = field(default_factory=dict)
     last: WrittenPart | None = None
-    """The one that came last."""
+    """The newest part."""
     checkpoint: str | None = None
-    """What it was called when it was complete."""
+    """Id of the checkpoint, once complete; empty: it was refused."""
     replaces: str | None = None
-    """What it was called before something came that belongs to it."""
+    """Id of the checkpoint before another part arrived."""
     asked: dict[str, int] = field(default_factory=dict)
-    """By task: how many looks it had finished when it was first heard of after the last part."""
+    """By task: its number of scans in its first status after the newest part."""
     passed: set[str] = field(default_factory=set)
-    """Tasks that have finished a look since."""
+    """Tasks that have finished a scan since then."""
 
     def put(self, part: WrittenPart) -> None:
         self.parts[part.slot] = part
@@ -87,60 +87,61 @@ class Round:
 class _Task:
     generation: int
     state: str = "running"
-    """running | done (by itself) | stopped (told to end, and it did) | lost"""
+    """running | done (by itself) | stopped (on request) | lost"""
     pending: frozenset[str] = frozenset()
 
-    def at_one_of(self, family: str) -> bool:
+    def is_writing(self, family: str) -> bool:
         return any(family_of(name) == family for name in self.pending)
 
 
 @dataclass
 class Settled:
-    """What became of rounds and parts."""
+    """Changes of rounds and parts."""
 
     complete: list[Round] = field(default_factory=list)
     reopened: list[Round] = field(default_factory=list)
-    """Complete before, and something has come since."""
+    """Were complete; another part has arrived since."""
     withdrawn: list[str] = field(default_factory=list)
-    """What was called complete and was not: somebody had written a part of it that was not in."""
+    """Ids of checkpoints that were called complete although a part was missing."""
     dropped: list[WrittenPart] = field(default_factory=list)
 
 
 class Completion:
-    """One generation of the world of one attempt. Used by one thread. Made anew from the parts in the store after a
-    restart: then looks are waited for again, and nothing else is lost."""
+    """One generation of an attempt. Used by one thread. After a restart it is rebuilt from the parts in the store; only
+    the scans have to be waited for again."""
 
     def __init__(self, members: Mapping[str, int]) -> None:
         """`members`: task -> generation of its body, in the order of the ranks."""
         self._tasks = {task: _Task(generation) for task, generation in members.items()}
         self._rounds: list[Round] = []
         self._writers: dict[str, Counter[str]] = {}
-        """By family: who writes, and how many."""
+        """By family: how many parts each task writes."""
         self._refused: dict[str, set[str]] = {}
         """By group: tasks whose newest part was damaged."""
         self._silent: dict[str, Counter[str]] = {}
-        """By family and task: rounds that others have begun since it last wrote."""
+        """By family and task: rounds that other tasks have begun since it last wrote."""
         self._unstepped: set[str] = set()
-        """Groups of which somebody does not say the step."""
-        self._heard: dict[str, dict[str, tuple[int, int]]] = {}
-        """By family and task: how many looks it had finished when it was first heard of after the first part came, and
-        how many by now."""
+        """Groups with a part whose step is unknown."""
+        self._scans: dict[str, dict[str, tuple[int, int]]] = {}
+        """By family and task: its number of scans in its first status after the first part, and in its newest status."""
 
-    # -- what is heard -------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------
 
     def see(self, task: str, generation: int, scans: int, pending: Iterable[str]) -> None:
-        """A status, read after everything that was added before. `pending`: what it has under way, or has committed and is
-        on its way to us."""
+        """A status of the task, read after all parts added so far. `pending`: names that the task is writing, or whose
+        committed bytes are still being transferred."""
         known = self._current(task, generation)
         if known is None:
             return
         known.pending = frozenset(pending)
-        for heard in self._heard.values():
-            first = min(heard.get(task, (scans, scans))[0], scans)
-            heard[task] = first, scans
+        for counts in self._scans.values():
+            first = min(counts.get(task, (scans, scans))[0], scans)
+            counts[task] = first, scans
         for round_ in self._rounds:
             if round_.asked.get(task, scans + 1) > scans:
-                round_.asked[task] = scans  # the first time; or its launcher was started anew and counts anew
+                round_.asked[task] = (
+                    scans  # the first status; or its launcher was restarted and counts from 0
+                )
             elif scans > round_.asked[task]:
                 round_.passed.add(task)
 
@@ -163,28 +164,28 @@ class Completion:
         return settled
 
     def refuse(self, task: str, generation: int, name: str) -> None:
-        """What it wrote under this name is damaged: no round of that name is complete without a better one."""
+        """The part of this name is damaged. No round of the name is complete until the task writes a good one."""
         if self._current(task, generation) is not None:
             self._refused.setdefault(group_of(name), set()).add(task)
 
     def end(self, task: str, generation: int, state: str) -> None:
-        """Its body has ended (done | stopped | lost) and its last look has been made: what was under way has become a
-        part, or was refused."""
+        """The body has ended (done | stopped | lost) and its last look was taken: everything pending has become a part or
+        was refused."""
         known = self._current(task, generation)
         if known is not None:
             known.state, known.pending = state, frozenset()
 
     def lose(self, task: str) -> None:
-        """Nothing more will be heard of it; what it had under way is lost with it."""
+        """The task will report nothing more. What it had pending is lost."""
         if task in self._tasks and self._tasks[task].state == "running":
             self._tasks[task].state = "lost"
 
     def leave(self, task: str) -> None:
-        """It is not part of the world any more, and nobody waits for it. What it wrote stays."""
+        """The task has left the world and is not waited for. Its parts stay."""
         self._tasks.pop(task, None)
 
     def replace(self, task: str, generation: int) -> Settled:
-        """It begins anew, alone, with a new body. What its old one wrote and is not complete is given up."""
+        """The task restarts alone, with a new body. Parts of the old body in incomplete rounds are dropped."""
         self._tasks[task] = _Task(generation)
         settled = Settled()
         for round_ in list(self._rounds):
@@ -215,7 +216,7 @@ class Completion:
         return settled
 
     def forget(self) -> list[WrittenPart]:
-        """Every part there is: the generation is over."""
+        """End the generation; returns all its parts."""
         parts = [part for round_ in self._rounds for part in round_.parts.values()]
         self._rounds = []
         return parts
@@ -224,14 +225,14 @@ class Completion:
         return self._writers
 
     def know(self, writers: Mapping[str, Counter[str]]) -> None:
-        """Who writes what, from a generation before this one with the same members."""
+        """Take over the writers learnt in an earlier generation with the same members."""
         self._writers = {family: Counter(tasks) for family, tasks in writers.items()}
 
-    # -- what follows --------------------------------------------------------------------------------------------
+    # -- decisions -----------------------------------------------------------------------------------------------
 
     def settle(self) -> Settled:
-        """Rounds that have become complete, oldest first, each once. The caller says what each is called, with
-        `call`, before anything else is asked of us."""
+        """Rounds that have become complete, oldest first, each once. The caller must name each with `call` before it calls
+        any other method."""
         settled = Settled()
         for round_ in sorted(self.waiting, key=self._numbers):
             if round_ in self._rounds and self._complete(round_):
@@ -267,7 +268,7 @@ class Completion:
             if known is not None:
                 lacks = have[name] < known[name]
             elif self._wrote_others(name, round_):
-                # Where names speak of ranks, one task may have several.
+                # Where names contain ranks, one task may write several parts.
                 lacks = not have[name] or ("*" in round_.group and not self._looked(name, round_))
             else:
                 lacks = not (
@@ -282,20 +283,20 @@ class Completion:
         return task in round_.passed or self._tasks[task].state == "done"
 
     def _abstains(self, task: str, round_: Round) -> bool:
-        """Others have written such checkpoints for so long, one after the other, that it would have been seen to write
-        one too: no look after the very last part has to be waited for, which may never come."""
-        first, now = self._heard.get(family_of(round_.group), {}).get(task, (0, 0))
+        """Whether the task has run for ABSTAINS scans while others wrote such checkpoints, and wrote none itself. No scan
+        after the newest part is needed then; it might never come, because parts keep arriving."""
+        first, now = self._scans.get(family_of(round_.group), {}).get(task, (0, 0))
         return self._tasks[task].state == "running" and now - first >= ABSTAINS
 
     def _wrote_others(self, task: str, round_: Round) -> bool:
-        """It has written one of the family, or is at it."""
+        """Whether the task has written a part of the family, or is writing one."""
         family = family_of(round_.group)
-        if self._tasks[task].at_one_of(family):
+        if self._tasks[task].is_writing(family):
             return True
         return any(task in other.tasks() for other in self._rounds if family_of(other.group) == family)
 
     def _wrote_later(self, task: str, round_: Round) -> bool:
-        """Then it wrote this one too, whatever became of it."""
+        """Whether the task wrote a later round of the family. Then it wrote a part of this one too."""
         family, mine = family_of(round_.group), self._numbers(round_)
         return any(
             task in other.tasks() and self._numbers(other) > mine
@@ -304,12 +305,12 @@ class Completion:
         )
 
     def _numbers(self, round_: Round) -> tuple[int, ...]:
-        """By which rounds of one family follow each other."""
+        """Orders the rounds of a family."""
         named = tuple(int(number) for number in re.findall(r"\d+", round_.group))
         return (*named, self._step(round_) or 0)
 
     def _at_rest(self, round_: Round) -> bool:
-        """Since the last part came, everybody has been seen not to be at another one."""
+        """Whether every task was seen without a pending part of the group since the newest part arrived."""
         for name, task in self._tasks.items():
             if task.state == "done":
                 continue
@@ -318,8 +319,8 @@ class Completion:
         return True
 
     def _needless(self, task: _Task, round_: Round) -> bool:
-        """No look of it has to be waited for: nobody else could have a part; or it has had its time to write one
-        before it ended, and nothing speaks of others who do."""
+        """Whether no scan of the task is needed. It is the only task, or it was stopped with its grace period to write in.
+        Not where names contain ranks: then other tasks write too."""
         if any(
             _RANK.search(path) for part in round_.parts.values() for path in part.paths or (part.row.name,)
         ):
@@ -330,7 +331,7 @@ class Completion:
         self._writers[family_of(round_.group)] = round_.tasks()
 
     def _supersede(self, round_: Round, settled: Settled) -> None:
-        """Older ones of its family will not be complete any more, or have been and may be forgotten."""
+        """Drop the older rounds of the family: they will not become complete, or were and may be forgotten."""
         family, mine = family_of(round_.group), self._numbers(round_)
         for other in [one for one in self._rounds if one is not round_ and family_of(one.group) == family]:
             if other not in settled.complete and (
@@ -350,12 +351,12 @@ class Completion:
             oldest = waiting.pop(0)
             held -= sum(part.row.size for part in oldest.parts.values())
             known = self._writers.get(family)
-            if known is not None and self._goes_without(oldest, known):
+            if known is not None and self._writes_no_more(oldest, known):
                 self._learn(oldest)
             self._drop(oldest, settled)
 
     def _slow(self, round_: Round, family: str) -> bool:
-        """Somebody whose part is missing goes on writing others, or has one on its way."""
+        """Whether a task whose part is missing still writes other parts of the family, or has one pending."""
         have, silent = round_.tasks(), self._silent.get(family, Counter())
         writers = set(self._writers.get(family, ())) | {
             task for other in self._rounds if family_of(other.group) == family for task in other.tasks()
@@ -363,17 +364,17 @@ class Completion:
         return any(
             known.state == "running"
             and not have[task]
-            and (known.at_one_of(family) or (task in writers and silent[task] <= OPEN))
+            and (known.is_writing(family) or (task in writers and silent[task] <= OPEN))
             for task, known in self._tasks.items()
         )
 
-    def _goes_without(self, round_: Round, known: Counter[str]) -> bool:
+    def _writes_no_more(self, round_: Round, known: Counter[str]) -> bool:
         have, family = round_.tasks(), family_of(round_.group)
         missing = [name for name in known if name in self._tasks and have[name] < known[name]]
         return all(
             self._tasks[name].state == "running"
             and name in round_.passed
-            and not self._tasks[name].at_one_of(family)
+            and not self._tasks[name].is_writing(family)
             for name in missing
         )
 
@@ -389,10 +390,10 @@ class Completion:
             if round_.checkpoint is None or part.slot not in round_.parts or self._step(round_) is not None:
                 self._join(round_, part, settled)
                 return
-            break  # in place, and complete in its old state
+            break  # overwritten in place; the old state is complete
         round_ = Round(group)
         round_.put(part)
-        self._heard.setdefault(family_of(group), {})
+        self._scans.setdefault(family_of(group), {})
         self._rounds.append(round_)
         self._silent.setdefault(family_of(group), Counter()).update(list(self._tasks))
 
@@ -420,7 +421,7 @@ class Completion:
 
 @functools.lru_cache(maxsize=4096)
 def group_of(name: str) -> str:
-    """The name with a star for the rank in it."""
+    """The name with its rank replaced by a star."""
     return _RANK.sub("*", name)
 
 
@@ -430,7 +431,7 @@ def family_of(name: str) -> str:
 
 
 def step_of(part: WrittenPart) -> int | None:
-    """A number in a name with a rank in it may be the rank."""
+    """Where the name contains a rank, only a step in the rest of the name counts."""
     group = group_of(part.row.name)
     return (
         part.row.step if part.row.how == "sdk" or group == part.row.name else checkpoint_names.step_of(group)
@@ -438,7 +439,7 @@ def step_of(part: WrittenPart) -> int | None:
 
 
 def lacking(paths: Iterable[str]) -> str:
-    """What is missing by the format's own word; empty: nothing is known to be."""
+    """What is missing according to the format's own markers; empty: nothing known."""
     there = set(paths)
     counts: dict[tuple[str, str, str], set[str]] = {}
     for path in sorted(there):

@@ -11,7 +11,7 @@ from stoker.store.rows import CheckpointRow
 def to_drop(
     rows: Sequence[CheckpointRow], *, keep: int, metric: str | None, mode: str
 ) -> list[CheckpointRow]:
-    """Kept ones that no rule holds: neither among the newest `keep` nor the best by `metric`."""
+    """Kept checkpoints that are neither among the newest `keep` nor the best by `metric`."""
     kept = sorted((row for row in rows if row.kept), key=age)
     newest = {row.id for row in kept[-max(1, keep) :]}
     winner = best(kept, metric=metric, mode=mode) if metric else None
@@ -27,15 +27,15 @@ def best(rows: Sequence[CheckpointRow], *, metric: str, mode: str) -> Checkpoint
 
 
 def newest(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
-    """Kept ones, newest first: the order in which they are offered for a restore."""
+    """Kept checkpoints, newest first: the order in which they are tried for a restore."""
     return sorted((row for row in rows if row.kept), key=age, reverse=True)
 
 
 def restorable(
     rows: Sequence[CheckpointRow], *, world_size: int, same: bool
 ) -> tuple[list[CheckpointRow], list[CheckpointRow]]:
-    """Newest first: those that a world of this size may go on from, and those newer than the first of them that it may
-    not, for somebody to say so. `same`: the job's `checkpoint.world_size`."""
+    """Checkpoints that a world of this size may restore, and newer ones that it may not (for the message). Both newest
+    first. `same`: the job's `checkpoint.world_size` demands the same size."""
     kept = newest(rows)
     fits = [row for row in kept if not same or (row.world_size or 1) == world_size]
     before = kept.index(fits[0]) if fits else len(kept)
@@ -43,8 +43,8 @@ def restorable(
 
 
 def beside(rows: Sequence[CheckpointRow], chosen: CheckpointRow) -> list[CheckpointRow]:
-    """What a script may look for by name, whatever the newest is (`last.ckpt` beside `step=38.ckpt`): of every name without
-    a number the newest that is not newer than the one it goes on from. `rows`: newest first."""
+    """Checkpoints to restore beside the chosen one, because a script may load them by name (`last.ckpt` beside
+    `step=38.ckpt`). For each name without a number: the newest that is not newer than `chosen`. `rows`: newest first."""
     found: dict[str, CheckpointRow] = {}
     for row in rows[rows.index(chosen) + 1 :]:
         if row.name != chosen.name and not any(letter.isdigit() for letter in row.name):
@@ -53,8 +53,7 @@ def beside(rows: Sequence[CheckpointRow], chosen: CheckpointRow) -> list[Checkpo
 
 
 def age(row: CheckpointRow) -> tuple[int, int, int]:
-    """Orders checkpoints by what they hold: a later attempt or generation went on from an earlier one; within
-    one, the order in which they were committed decides. No clock is asked: clocks jump."""
+    """Sort key, oldest first: by attempt, generation, then the order of the commits. Clocks are not used: they jump."""
     return (row.attempt, row.generation, row.seq)
 
 

@@ -1,5 +1,5 @@
-"""The logs that are kept for good.
+"""The archived logs.
 
-reader  LogArchive and LogWriter: the kept segments, written and read
-lines   lines of one task, or of several in the order of their times
+reader  LogArchive and LogWriter: read and write the archived segments
+lines   lines of one task, or of several tasks ordered by time
 """

@@ -1,4 +1,4 @@
-"""Lines of kept logs: of one task as they were written, of several in the order of their times."""
+"""Lines of archived logs: of one task in the order of writing, of several tasks ordered by time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from stoker.task.formats import LogLine
 
 Position = dict[str, list[int]]
-"""`ATTEMPT/TASK` -> [segment, offset]: where a reader goes on."""
+"""`ATTEMPT/TASK` -> [segment, offset]: where the next read begins."""
 DROPPED = "dropped"
-"""The file that says how many bytes were let go of."""
+"""File with the number of bytes that were dropped."""
 LARGEST_FRAME = 1 << 16
 BLOCK = 1 << 20
 _STEP = 1 << 16
@@ -32,17 +32,17 @@ class Source:
 
 
 class Reading:
-    """The next lines of one source, one at a time, with the place behind each."""
+    """The next lines of one source, one at a time, with the position after each."""
 
     def __init__(self, source: Source, place: Position, budget: int) -> None:
         self.source = source
         self.used = 0
         self.cut = False
-        """There is more than the budget let in."""
+        """The budget ended the reading; there is more."""
         segments = segments_of(names_in(source.directory))
         self.at = list(place.get(source.key, [segments[0] if segments else 0, 0]))
         self._lines: list[tuple[bytes | None, list[int]]] = []
-        """Raw, None for a gap; and the place behind it. The next one is the last."""
+        """(raw line or None for a gap, position after it), in reverse order."""
         self._latest = 0
         self._fill(segments, budget)
         self._lines.reverse()
@@ -59,7 +59,7 @@ class Reading:
             data = pread(self.source.directory / f"{number:06d}.log", offset, room)
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) >= LARGEST_FRAME:
-                whole = data  # a frame is far smaller: this is not ours, pass it on as it is
+                whole = data  # frames are far smaller: user code wrote this, pass it on unchanged
             self.used += len(whole)
             for raw in _split(whole):
                 offset += len(raw)
@@ -75,7 +75,7 @@ class Reading:
 
     @property
     def ms(self) -> int:
-        """When the next line was written, and never before the last one was: within one task order counts more."""
+        """When the next line was written. Never earlier than the line before it: lines of one task keep their order."""
         raw = self._lines[-1][0]
         if raw is not None:
             self._latest = max(self._latest, LogLine.decode(raw).ms)
@@ -89,7 +89,7 @@ class Reading:
 
 
 def in_order(readings: Sequence[Reading]) -> Iterator[Reading]:
-    """Whose line is next, until one of them would have to be read further to know."""
+    """The readings in the order of their next lines. Ends when a reading is empty but its source has more."""
     waiting = [(reading.ms, number) for number, reading in enumerate(readings) if not reading.empty]
     if any(reading.empty and reading.cut for reading in readings):
         return
@@ -104,7 +104,7 @@ def in_order(readings: Sequence[Reading]) -> Iterator[Reading]:
 
 
 def tail_of(source: Source, wanted: int, stream: str | None) -> tuple[list[int], int]:
-    """Where the last lines of a source begin, and how many they are."""
+    """Position of the last `wanted` lines of a source, and how many there are."""
     segments = segments_of(names_in(source.directory))
     at = [segments[-1] if segments else 0, 0]
     if segments and wanted <= 0:
@@ -120,7 +120,7 @@ def tail_of(source: Source, wanted: int, stream: str | None) -> tuple[list[int],
 
 
 def leave_out(sources: list[Source], place: Position, count: int, stream: str | None) -> None:
-    """Move on by the oldest so many lines of several tasks."""
+    """Move `place` past the oldest `count` lines of several tasks."""
     while count > 0:
         readings = [Reading(source, place, BLOCK) for source in sources]
         for reading in in_order(readings):
@@ -138,7 +138,7 @@ def gap(source: Source) -> dict[str, Any]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """At line feeds only; what follows the last one is a line too."""
+    """Splits at line feeds only. Bytes after the last one are a line too."""
     *lines, rest = data.split(b"\n")
     return [line + b"\n" for line in lines] + ([rest] if rest else [])
 
@@ -165,12 +165,12 @@ def records_of(
 
 
 def _seek_back(path: Path, count: int, stream: str | None) -> tuple[int, int]:
-    """Where the last `count` lines of a segment begin, and how many there are (at most `count`)."""
+    """Offset of the last `count` lines of a segment, and how many there are (at most `count`)."""
     wanted = None if stream is None else {"stdout": b"o", "stderr": b"e", "stoker": b"s"}.get(stream)
     end, found, after = path.stat().st_size, 0, b""
     while end > 0:
         begin = max(0, end - _STEP)
-        # The byte behind the block is the first one of a line that begins there.
+        # The byte after the block is the first of a line that begins there.
         data = pread(path, begin, end - begin) + after
         starts = [0] if begin == 0 else []
         starts += [match.end() for match in _NEWLINE.finditer(data, 0, len(data) - 1)]

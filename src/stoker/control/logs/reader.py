@@ -1,7 +1,7 @@
-"""The logs that are kept for good: runs/RUN/logs/ATTEMPT/TASK/NNNNNN.log, the framed segments of the task.
+"""The archived logs: runs/RUN/logs/ATTEMPT/TASK/NNNNNN.log, the framed segments of the task.
 
-How far a segment has been carried is the size of its copy, so a crash in the middle of carrying loses and
-doubles nothing. What the launcher dropped to stay within its budget is dropped here too, and said.
+The size of a copy says how far its segment was read, so a crash while copying neither loses nor doubles lines.
+Segments that the launcher dropped to stay within its budget are dropped here too, and the gap is shown.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from stoker.task import layout
 from stoker.task.directory import TaskDir
 
 LOOK = 64 << 20
-"""Bytes taken over at a time: a log that grows as fast as it is read must not hold up everything else."""
+"""Bytes copied at a time: a log that grows as fast as it is read must not block everything else."""
 _SLACK = 32 << 20
 _TAIL_EXACT = 5000
-"""Lines of each of several tasks among which the last ones are looked for; of more, so many of each task are shown."""
+"""Up to this many lines per task, the last lines of several tasks are selected by time. Beyond it, the requested number
+is shown of each task."""
 
 
 def source_name(task: str, incarnation: int) -> str:
-    """What is read of a task that was replaced is read from another directory: it is kept apart."""
+    """Name of the log and the cursors of one incarnation. A replaced task has another directory, so another name."""
     return task if incarnation == 1 else f"{task}.{incarnation}"
 
 
 class LogWriter:
-    """Carries the log of one task. Called by the control loop only."""
+    """Copies the log of one task. Called by the control loop only."""
 
     def __init__(
         self, home: Home, run: str, attempt: int, task: str, kept_to: LogSettings = LogSettings()
     ) -> None:
-        """`kept_to`: what the launcher keeps to. User code can write to its log too, so twice that, and no more,
-        is taken over."""
+        """`kept_to`: the launcher's limits. User code can write to the log too, so at most twice that is copied."""
         self.directory = home.runs / run / "logs" / str(attempt) / task
         self._segment = -1
         self._offset = 0
@@ -58,7 +58,7 @@ class LogWriter:
         self._largest = 2 * kept_to.segment + _SLACK
 
     def carry(self, source: TaskDir, *, final: bool = False) -> int:
-        """Take over what is new, up to LOOK bytes at a time; bytes taken. Only whole lines until `final`."""
+        """Copy new bytes, up to LOOK at a time; returns their number. Only whole lines until `final`."""
         if self._segment < 0:
             self._find_end()
         taken = 0
@@ -73,7 +73,7 @@ class LogWriter:
         return taken
 
     def drop(self, source: TaskDir, dropped: int) -> None:
-        """Mirror the launcher's dropping: what it let go of to stay within the budget goes here too."""
+        """Remove the segments that the launcher has removed. `dropped`: its count of dropped bytes."""
         there = set(segments_of(source.list(layout.LOG)))
         for number in segments_of(names_in(self.directory)):
             if number not in there and number != self._segment:
@@ -122,7 +122,7 @@ class LogWriter:
                 os.close(target)
 
     def _room(self) -> int:
-        """How much may be read of a segment at once."""
+        """Bytes that may be read at once."""
         return max(0, min(BLOCK, self._left, self._largest - self._offset))
 
     def _open(self, number: int) -> int:
@@ -157,9 +157,9 @@ class LogArchive:
         tail: int | None = None,
         limit_bytes: int = BLOCK,
     ) -> tuple[list[dict[str, Any]], Position]:
-        """Records after `position` (None: from the beginning, or the last `tail` lines) and where to go on. An
-        empty list with an unchanged position means: nothing more for now. Lines of several tasks come in the order of
-        their times, as far as they have arrived."""
+        """Records after `position` (None: from the beginning, or the last `tail` lines), and the next position. An empty
+        list with an unchanged position means: nothing more for now. Lines of several tasks are ordered by time, as far
+        as they have arrived."""
         sources = self._sources(run, task, attempt)
         place: Position = dict(position or {})
         if position is None and tail is not None:
@@ -177,7 +177,7 @@ class LogArchive:
         return records, place
 
     def files(self, run: str) -> list[tuple[str, Path]]:
-        """(name for people, path) of every segment: what `pull --what logs` brings."""
+        """(display name, path) of every segment, for `pull --what logs`."""
         return [
             (f"{source.key}/{number:06d}.log", source.directory / f"{number:06d}.log")
             for source in self._sources(run, None, None)
@@ -185,7 +185,7 @@ class LogArchive:
         ]
 
     def file(self, run: str, name: str) -> Path | None:
-        """The segment that `files` calls so. Looked for among the names that exist on its way, not in all of them."""
+        """Path of the segment with this display name. Each component must be an existing name, so `..` finds nothing."""
         path = self._home.runs / run / "logs"
         parts = name.split("/")
         if len(parts) != 3 or not parts[0].isdecimal() or not segments_of(parts[2:]):
@@ -201,14 +201,14 @@ class LogArchive:
         return [record["text"] for record in records if "text" in record]
 
     def newest(self, run: str, attempt: int) -> dict[str, float]:
-        """When something of each task's output last arrived."""
+        """By task: when output last arrived."""
         found: dict[str, float] = {}
         for source in self._sources(run, None, attempt):
             for number in segments_of(names_in(source.directory))[-1:]:
                 try:
                     at = (source.directory / f"{number:06d}.log").stat().st_mtime
                 except FileNotFoundError:
-                    continue  # gone since: others are newer
+                    continue  # dropped meanwhile: there are newer ones
                 found[source.task] = max(at, found.get(source.task, 0.0))
         return found
 
@@ -219,9 +219,9 @@ class LogArchive:
             if attempt is not None and number != attempt:
                 continue
             for name in sorted(names_in(root / str(number))):
-                whose = name.partition(".")[0]
-                if task is None or whose == task:
-                    found.append(Source(f"{number}/{name}", number, whose, root / str(number) / name))
+                of_task = name.partition(".")[0]
+                if task is None or of_task == task:
+                    found.append(Source(f"{number}/{name}", number, of_task, root / str(number) / name))
         return found
 
     def _read_source(
@@ -246,14 +246,14 @@ class LogArchive:
             data = pread(source.directory / f"{number:06d}.log", offset, room)
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) >= LARGEST_FRAME:
-                whole = data  # a frame is far smaller: this is not ours, pass it on as it is
+                whole = data  # frames are far smaller: user code wrote this, pass it on unchanged
             used += len(whole)
             offset += len(whole)
             place[source.key] = [current, offset]
             previous = number
             records.extend(records_of(whole, source, stream, since))
             if len(data) >= room:
-                return budget  # cut short by the limit: the rest of this segment comes before the next one
+                return budget  # cut off by the limit: read the rest of this segment before the next one
         return used
 
     def _read_several(

@@ -1,7 +1,8 @@
-"""What becomes of an attempt when one of its tasks ends: nothing, another body, another generation, or the end. Pure.
+"""What follows for an attempt when one of its tasks ends: nothing, another body, another generation, or its end. Pure.
 
-The rules are the roles': `on_loss` says what a loss means, `ends` whose end is the run's, `may_fail` whose failure is
-nobody's. A task that was told to stop says nothing by its end; the cause of a trouble is who failed of its own first.
+The roles have the rules. `on_loss`: what the loss of a task means. `ends`: the end of these tasks ends the run.
+`may_fail`: a failure does not count. The end of a task that was told to stop has no meaning. The task that failed
+first by itself determines the cause.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from stoker.spec.states import Cause
 
 @dataclass(frozen=True)
 class TaskState:
-    """A task as the decision sees it."""
+    """Input of the decision: one task."""
 
     task: str
     on_loss: str
     ends: bool
     may_fail: bool
     verdict: Outcome | None = None
-    """None: it runs, or is about to."""
+    """None: it is running, or about to."""
     told: bool = False
     ended: float = 0.0
     idle: bool = False
-    """It has no order yet for what comes next: nothing of it runs, and there is nothing to stop."""
+    """It has no order for its next generation yet: there is nothing to stop."""
 
     @property
     def failed(self) -> bool:
-        """Ended, not well, of its own, and it matters."""
+        """Whether it failed by itself and the failure counts."""
         return (
             self.verdict is not None
             and self.verdict.cause is not Cause.COMPLETED
@@ -42,45 +43,43 @@ class TaskState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now."""
-
     stop: tuple[str, ...] = ()
-    """These are told to stop, where they were not yet."""
+    """Tell these tasks to stop, unless they were told already."""
     end: Outcome | None = None
-    """The attempt is over, and this is how."""
+    """The attempt ends with this outcome."""
     close: Outcome | None = None
-    """It will be, as soon as everybody has stopped."""
+    """The attempt will end with this outcome once all tasks have stopped."""
     reform: Outcome | None = None
-    """The world is empty because of this: it may start again."""
+    """All tasks of the world have ended because of this: the next generation may start."""
     trouble: Outcome | None = None
-    """The world has to be emptied because of this."""
+    """All tasks of the world must end because of this."""
     again: tuple[str, ...] = ()
-    """These alone get another body."""
+    """Only these tasks get another body."""
 
 
-def decide(seats: Sequence[TaskState], *, closing: Outcome | None, reforming: Outcome | None) -> Decision:
-    running = tuple(seat.task for seat in seats if seat.verdict is None)
+def decide(tasks: Sequence[TaskState], *, closing: Outcome | None, reforming: Outcome | None) -> Decision:
+    running = tuple(task.task for task in tasks if task.verdict is None)
     if closing is not None:
         return Decision(end=closing) if not running else Decision(stop=running)
-    ending = [seat for seat in seats if seat.ends]
-    if ending and all(seat.verdict is not None for seat in ending):
+    ending = [task for task in tasks if task.ends]
+    if ending and all(task.verdict is not None for task in ending):
         final = _final(ending)
         if final is not None:
             return Decision(end=final) if not running else Decision(stop=running, close=final)
-    world = [seat for seat in seats if seat.on_loss == "world"]
-    failed = [seat for seat in world if seat.failed]
+    world = [task for task in tasks if task.on_loss == "world"]
+    failed = [task for task in world if task.failed]
     if failed or reforming is not None:
-        left = tuple(seat.task for seat in world if seat.verdict is None and not seat.idle)
-        cause = root(failed, alone=len(seats) == 1) if failed else reforming
+        left = tuple(task.task for task in world if task.verdict is None and not task.idle)
+        cause = root(failed, alone=len(tasks) == 1) if failed else reforming
         return Decision(reform=cause) if not left else Decision(stop=left, trouble=cause)
-    again = tuple(seat.task for seat in seats if seat.on_loss == "task" and seat.failed)
+    again = tuple(task.task for task in tasks if task.on_loss == "task" and task.failed)
     return Decision(again=again)
 
 
 def root(failed: Sequence[TaskState], *, alone: bool) -> Outcome:
-    """Who failed first. When one dies the others lose their connections and die too: what cannot follow from another
-    one's death counts before what can, then the earlier end."""
-    first = min(failed, key=lambda seat: (_follows(seat.verdict), seat.ended))
+    """The outcome of the task that failed first. When one task dies, the others lose their connections and die too. So
+    ends that cannot be a consequence of another task's death come first, then the earlier end."""
+    first = min(failed, key=lambda task: (_may_be_consequence(task.verdict), task.ended))
     assert first.verdict is not None
     if alone:
         return first.verdict
@@ -93,25 +92,25 @@ def root(failed: Sequence[TaskState], *, alone: bool) -> Outcome:
     )
 
 
-def _follows(verdict: Outcome | None) -> bool:
-    """Whether it may well be the consequence of another end: an exception, an abort."""
+def _may_be_consequence(verdict: Outcome | None) -> bool:
+    """Whether it may be the consequence of another task's death: an exception or an abort."""
     if verdict is None or verdict.cause is not Cause.USER_ERROR:
         return False
     return verdict.evidence.get("signal") in (None, "SIGABRT", "SIGPIPE")
 
 
 def _final(ending: Sequence[TaskState]) -> Outcome | None:
-    """How the run ended, where all have ended whose end is its end; None: that is not the end yet."""
-    matter = [seat for seat in ending if not seat.may_fail] or list(ending)
-    if any(seat.failed or _cut_short(seat) for seat in matter):
+    """The outcome of the run, once all tasks of `ends` have ended. None: the run goes on."""
+    matter = [task for task in ending if not task.may_fail] or list(ending)
+    if any(task.failed or _was_cut_short(task) for task in matter):
         return None
-    done = [seat.verdict for seat in matter if seat.verdict is not None]
+    done = [task.verdict for task in matter if task.verdict is not None]
     bad = [verdict for verdict in done if verdict.cause is not Cause.COMPLETED]
-    if bad and all(seat.on_loss == "ignore" for seat in matter):
+    if bad and all(task.on_loss == "ignore" for task in matter):
         good = [verdict for verdict in done if verdict.cause is Cause.COMPLETED]
         return good[0] if good else bad[0]
     return bad[0] if bad else done[0]
 
 
-def _cut_short(seat: TaskState) -> bool:
-    return seat.told and seat.verdict is not None and seat.verdict.cause is not Cause.COMPLETED
+def _was_cut_short(task: TaskState) -> bool:
+    return task.told and task.verdict is not None and task.verdict.cause is not Cause.COMPLETED

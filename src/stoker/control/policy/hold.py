@@ -1,5 +1,5 @@
-"""`keep_on_failure`: how long an attempt that failed for good is held as it is, and where its files are left. Pure but for
-the clock of what is still held."""
+"""`keep_on_failure`: how long a finally failed attempt is held unchanged, and where its files are. Pure, except for the
+clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.spec.states import RunState
 from stoker.store.rows import AttemptRow
 
 _LONGEST = 7 * 86400.0
-"""Seconds. A clock that jumped must not keep a GPU for ever."""
+"""Seconds. A clock that jumps must not hold a GPU forever."""
 
 
 def until(job: Job, verdict: Outcome, following: Next, now: float) -> float:
-    """The time until which the attempt is kept; 0: it is not."""
+    """Time until which the attempt is held; 0: not held."""
     wanted = job.keep_on_failure > 0 and following.state is RunState.FAILED and verdict.cause.users_fault
     return now + min(job.keep_on_failure, _LONGEST) if wanted else 0.0
 
@@ -26,7 +26,7 @@ def say(run: str, job: Job) -> str:
 
 
 def left(attempt: AttemptRow) -> float:
-    """Seconds it is still kept."""
+    """Seconds for which the attempt is still held."""
     value = attempt.evidence.get("kept_until")
     return min(value - time.time(), _LONGEST) if isinstance(value, int | float) else 0.0
 
@@ -36,11 +36,12 @@ def is_kept(attempt: AttemptRow) -> bool:
 
 
 def files_of(attempt: AttemptRow) -> str:
-    """Where its files are left for a while when all else of it is removed; empty: nowhere. See `Recording.refusals`."""
+    """Directory where the attempt's files stay for a while after the rest of it was removed. Empty: none. See
+    `Recording.refusals`."""
     late = time.time() - (attempt.ended_at or 0.0) > ASIDE_FOR
     return "" if late else str(attempt.evidence.get("files") or "")
 
 
 def name(attempt: AttemptRow) -> str:
-    """By which the queue knows what it holds. No run's id has a tilde."""
+    """The held attempt's name in the queue. Run ids never contain a tilde."""
     return f"{attempt.run}~{attempt.number}"

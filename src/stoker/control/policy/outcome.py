@@ -1,4 +1,4 @@
-"""From how a body ended to a cause, and from a cause to what becomes of the run. Pure."""
+"""The cause of an ended attempt, and the next state of its run. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from stoker.task.formats import Ending
 from stoker.task.units import readable_size
 
 _FULL = ("No space left on device", "Disk quota exceeded")
-"""What a program says, in any language, when it dies of a full disk."""
+"""Error texts of a program that dies because the disk is full, in any programming language."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended, in the words of the platform."""
+    """How an attempt ended."""
 
     cause: Cause
     exit_code: int | None
     reason: str
     evidence: Mapping[str, Any]
     delay: float | None = None
-    """Nobody's fault: it comes back after so many seconds, and this does not count."""
+    """Seconds until the next attempt. Set if neither the job nor the platform failed: this end is not counted."""
 
 
 def judge(ending: Ending, *, desired: str) -> Outcome:
-    """The cause of an attempt whose launcher reported an ending."""
+    """The outcome of an attempt whose launcher reported an ending."""
     evidence = _evidence(ending)
     code = _exit_code(ending)
     if ending.kind == "exit" and ending.code == 0:
@@ -59,12 +59,12 @@ def judge(ending: Ending, *, desired: str) -> Outcome:
 
 
 def lost(proof: str, *, desired: str, last_lines: list[str]) -> Outcome:
-    """The cause of an attempt that vanished without an ending."""
+    """The outcome of an attempt that vanished without an ending."""
     return gone(proof, None, desired=desired, last_lines=last_lines)
 
 
 def gone(proof: str, seen: Observation | None, *, desired: str, last_lines: list[str]) -> Outcome:
-    """The cause of an attempt that vanished without an ending, where the engine may know how it went."""
+    """The same with the engine's last observation, which may contain the cause."""
     evidence: dict[str, Any] = {"kind": "lost", "proof": proof, **(seen.evidence if seen else {})}
     if last_lines:
         evidence["last_lines"] = last_lines
@@ -76,7 +76,7 @@ def gone(proof: str, seen: Observation | None, *, desired: str, last_lines: list
 
 
 def hopeless(cause: str, text: str, patience: float, seen: Observation | None) -> Outcome:
-    """The cause of an attempt that was not able to start in the time it had."""
+    """The outcome of an attempt that did not start within `patience` seconds."""
     evidence: dict[str, Any] = {"message": text, **(seen.evidence if seen else {})}
     known = Cause(cause) if cause in list(Cause) else Cause.ENGINE_ERROR
     return Outcome(known, None, f"{text} (given up after {patience:.0f} s)", evidence)
@@ -84,7 +84,7 @@ def hopeless(cause: str, text: str, patience: float, seen: Observation | None) -
 
 @dataclass(frozen=True)
 class Next:
-    """What becomes of the run."""
+    """The next state of the run."""
 
     state: RunState
     failures: int
@@ -106,8 +106,8 @@ def decide(
     backoff_max: float,
     fault_retries: int,
 ) -> Next:
-    """`progressed`: the attempt left a new checkpoint, so trying again is not going round in circles. `fruitless`: how many
-    in a row before it did not."""
+    """`progressed`: the attempt made a new checkpoint, so a retry is useful. `fruitless`: number of attempts in a row
+    before it that made none."""
     cause = verdict.cause
     if cause is Cause.COMPLETED:
         return Next(RunState.SUCCEEDED, failures, 0, reason=verdict.reason)
@@ -140,12 +140,12 @@ def decide(
 
 
 def _delay(rounds: int, first: float, most: float) -> float:
-    """The first time at once, then doubling."""
+    """No delay the first time, then doubling."""
     return 0.0 if rounds <= 0 else min(most, first * 2.0 ** min(rounds - 1, 30))
 
 
 def stopped(code: int | None, desired: str, evidence: Mapping[str, Any]) -> Outcome:
-    """The cause of an attempt that was told to end."""
+    """The outcome of an attempt that was told to stop."""
     if desired in ("stop", "kill"):
         return Outcome(Cause.STOPPED, code, "stopped", evidence)
     return Outcome(Cause.PREEMPTED, code, "suspended" if desired == "suspend" else "preempted", evidence)

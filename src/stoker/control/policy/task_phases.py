@@ -1,6 +1,6 @@
-"""The phases of a task in a live attempt, and what moves it from one to the next. Pure.
+"""The phases of a task in a live attempt, and the events that move it from one to the next. Pure.
 
-docs/state-machine.md is generated from this file, with the facts that a task keeps beside its phase.
+docs/state-machine.md is generated from this file, including the facts that a task keeps beside its phase.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ class TaskPhase(StrEnum):
 
     @property
     def ordered(self) -> bool:
-        """It had the order to run its generation."""
+        """It was ordered to run its generation."""
         return self in _ORDERED
 
     @property
     def launcher_over(self) -> bool:
-        """Its launcher takes no further order."""
+        """Its launcher takes no more orders."""
         return self in _LAUNCHER_OVER
 
 
 class TaskEvent(StrEnum):
-    """What happens to a task."""
-
     REACHED = "directory reached"
     ORDERED = "ordered to run"
     OUTDATED = "order outdated"
@@ -96,11 +94,11 @@ FACTS = {
     "leaving": "recorded in its placement: the next generation does not have it",
     "replaced_silent": "the incarnation before it was given up",
 }
-"""Attributes of a task that say more than its phase, and never contradict it."""
+"""Attributes of a task that add to its phase and never contradict it."""
 
 ROWS = {
     TaskEvent.REACHED: {P.PENDING: P.READY, **staying((P.ABSENT, P.CANCELLED, P.RELEASED, P.FREED))},
-    # A task that ran while no server did, and ended: the engine may show its end before its directory is reached.
+    # A task that ended while no server was running: the engine may show its end before its directory is reached.
     TaskEvent.ORDERED: {P.READY: P.RUNNING, P.ABSENT: P.LOST},
     TaskEvent.OUTDATED: {**to(P.READY, (P.RUNNING, P.STOPPING)), P.LOST: P.ABSENT},
     TaskEvent.TOLD: {P.RUNNING: P.STOPPING, **staying((P.STOPPING, P.LOST))},
