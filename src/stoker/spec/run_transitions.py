@@ -1,4 +1,4 @@
-"""What can happen to a run, and the state that follows. docs/state-machine.md is generated from it."""
+"""The events of a run, and the state that follows each. docs/state-machine.md is generated from this file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ _QUEUED, _SUSPENDED = RunState.QUEUED, RunState.SUSPENDED
 
 
 class RunEvent(StrEnum):
-    """What happens to a run."""
-
     ADMITTED = "admitted"
     STARTED = "started"
     STOP_SENT = "stop sent"
@@ -31,14 +29,14 @@ MEANING = {
     RunState.QUEUED: "waits for its places, or for its backoff to pass",
     RunState.STARTING: "has places; an attempt is being brought up",
     RunState.RUNNING: "the first training process of its attempt has started",
-    RunState.STOPPING: "was told to stop, or is preempted; its tasks have their grace",
-    RunState.SUSPENDED: "ended by `stoker suspend`; `resume` goes on from its last checkpoint",
+    RunState.STOPPING: "was told to stop, or is preempted; its tasks have their grace period",
+    RunState.SUSPENDED: "ended by `stoker suspend`; `resume` continues from its last checkpoint",
     RunState.SUCCEEDED: "ended with exit code 0",
     RunState.FAILED: "ended with an error, and has no retries left",
     RunState.STOPPED: "ended by `stoker stop` or `stoker stop --kill`",
 }
 EVENTS = {
-    RunEvent.ADMITTED: "the scheduler gave it places, and its next attempt is recorded",
+    RunEvent.ADMITTED: "the scheduler gave it places; its next attempt is recorded",
     RunEvent.STARTED: "a launcher reports that its training process runs",
     RunEvent.STOP_SENT: "its tasks were told to stop because a user or the scheduler wants that",
     RunEvent.CANCELLED: "stopped while it waited in the queue",
@@ -76,4 +74,4 @@ ENDED = {
     RunState.FAILED: RunEvent.FAILED,
     RunState.STOPPED: RunEvent.STOPPED,
 }
-"""The end of an attempt, by what follows it."""
+"""The event of an ended attempt, by the next state of its run."""

@@ -1,8 +1,8 @@
-"""Answers about runs. Nothing here changes anything.
+"""Answers about runs. Nothing here changes a run.
 
 why        why a run waits or failed, and what to do about it; pure
-readiness  how many of a run's tasks are up
-straggler  which task holds the others up; pure
-speedup    how fast a run goes, and what each further worker brought; pure
+readiness  how many tasks of a run are up
+straggler  which task slows the others down; pure
+speedup    speed of a run, and its scaling against one worker; pure
 dry_run    what a submit would start; pure
 """

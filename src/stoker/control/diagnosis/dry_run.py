@@ -14,7 +14,7 @@ from stoker.spec.roles import RoleTasks
 
 
 def tasks(job: Job, parts: Sequence[RoleTasks], asks: Mapping[str, Ask]) -> list[dict[str, Any]]:
-    """Every task, in the order of the ranks. `asks`: what each holds in the queue."""
+    """Every task, in the order of the ranks. `asks`: the resources that each requests."""
     commands = _commands(job, parts)
     return [
         {
@@ -36,8 +36,8 @@ def tasks(job: Job, parts: Sequence[RoleTasks], asks: Mapping[str, Ask]) -> list
 
 
 def _commands(job: Job, parts: Sequence[RoleTasks]) -> dict[str, list[str]]:
-    """What each task would run, as its framework has it. Addresses are not known yet: tasks stand for their own, and
-    port 0 for one that is still to be chosen."""
+    """The command of each task, as its framework builds it. Addresses are not known yet: task names and port 0 stand in
+    for them."""
     if not has_world(job, tuple(parts)):
         return {name: part.job.argv() for part in parts for name in part.names}
     framework = frameworks.find(job.framework)
@@ -59,7 +59,7 @@ def _commands(job: Job, parts: Sequence[RoleTasks]) -> dict[str, list[str]]:
 
 
 def notes(job: Job, parts: Sequence[RoleTasks]) -> list[str]:
-    """What people may not expect."""
+    """Facts that may surprise the user."""
     found = []
     several = sum(part.count for part in parts) > 1
     if any(part.job.resources.cpu is None for part in parts):

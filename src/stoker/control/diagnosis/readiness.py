@@ -1,4 +1,4 @@
-"""How far the tasks of a run are, for people who wait for them."""
+"""How many tasks of a run are up, and why the others are not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker.control.fleet import Wait
 from stoker.control.state import LiveRun, LiveTask
 
 _NAMED = 3
-"""Tasks that are named one by one; of more, the number has to do."""
+"""Tasks named one by one; further ones are only counted."""
 
 
 @dataclass(frozen=True)
@@ -17,21 +17,21 @@ class Absent:
 
     task: str
     why: str
-    """In the engine's words; empty: it has said nothing yet."""
+    """The engine's reason; empty: none yet."""
     wait: Wait | None = None
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """Who is there of those that are wanted."""
+    """Which of the wanted tasks are up."""
 
     size: int
     absent: tuple[Absent, ...] = ()
     generation: int = 1
     started: bool = True
-    """Everybody has the order to run."""
+    """Every task was ordered to run."""
     joining: tuple[str, ...] = ()
-    """Tasks that come up beside it, for the next generation. Not counted."""
+    """Tasks that are starting for the next generation. Not counted."""
 
     @property
     def up(self) -> int:
@@ -43,7 +43,7 @@ class Readiness:
 
     def text(self) -> str:
         """`3 of 4 tasks up; worker-3: pulling image`"""
-        said = f"{self.up} of {self.size} tasks up"
+        counts = f"{self.up} of {self.size} tasks up"
         named = self.absent[:_NAMED]
         reasons = [f"{one.task}: {one.why or 'not there yet'}" for one in named]
         if len({one.why for one in named}) == 1 and len(self.absent) > 1:
@@ -51,11 +51,11 @@ class Readiness:
             reasons = [f"{names}: {named[0].why or 'not there yet'}"]
         if len(self.absent) > _NAMED:
             reasons.append(f"and {len(self.absent) - _NAMED} more")
-        return "; ".join([said, *reasons])
+        return "; ".join([counts, *reasons])
 
 
 def muster(live: LiveRun) -> Readiness | None:
-    """Of the current attempt; None: there is none, or its one task has nobody to wait for."""
+    """Readiness of the current attempt. None: there is no attempt, or it has only one task."""
     if live.attempt is None or len(live.tasks) < 2:
         return None
     members = [task for task in live.tasks.values() if not task.joining]

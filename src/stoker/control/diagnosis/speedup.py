@@ -1,7 +1,7 @@
-"""How fast a run gets on, and what each further worker brought, against a run of one. Pure.
+"""The speed of a run, and its scaling against a run of one worker. Pure.
 
-Samples per second are compared where the script reports them. Else steps are all there is, and what a step of several
-workers means is the script's affair: then the assumption is said, and the other one's figure too.
+Samples per second are compared if the script reports them, else steps. What a step of several workers means depends on
+the script, so the text then names its assumption and also gives the figure for the other one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 Points = Sequence[tuple[int, float, float]]
-"""(step, value, t) in the order of the steps, of one attempt."""
+"""(step, value, t) of one attempt, in the order of the steps."""
 
 _THINGS = "samples|images|tokens|examples|sequences|records"
 _RATE = re.compile(rf"(?:.*[/_])?({_THINGS})(?:_per_s(?:ec(?:ond)?)?|_?/_?s(?:ec)?|_ps)", re.IGNORECASE)
@@ -24,15 +24,13 @@ _THROUGHPUT = re.compile(r"(?:.*/)?throughput", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Speed:
-    """What a run manages."""
-
     step_seconds: float | None = None
     rate: float | None = None
-    """Per second, of the whole world."""
+    """Units per second, of the whole world."""
     unit: str = ""
-    """`samples`, `tokens`, ...: what `rate` counts."""
+    """What `rate` counts: `samples`, `tokens`, ..."""
     reporters: int = 1
-    """How many tasks' figures were added up."""
+    """Number of tasks whose rates were added up."""
 
     @property
     def known(self) -> bool:
@@ -40,13 +38,13 @@ class Speed:
 
     def text(self) -> str:
         """`0.034 s per step, 3,012 samples per second`"""
-        said = []
+        parts = []
         if self.step_seconds is not None:
-            said.append(f"{_short(self.step_seconds)} s per step")
+            parts.append(f"{_short(self.step_seconds)} s per step")
         if self.rate is not None:
             summed = f" (of {self.reporters} tasks together)" if self.reporters > 1 else ""
-            said.append(f"{_short(self.rate)} {self.unit} per second{summed}")
-        return ", ".join(said)
+            parts.append(f"{_short(self.rate)} {self.unit} per second{summed}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,15 @@ class Scaling:
     against: str
     """The run of one worker."""
     efficiency: float
-    """1: every worker brings as much as the one alone."""
+    """1: every worker is as fast as the single one."""
     basis: str
     """samples | steps"""
     text: str
 
 
 def useful(keys: Iterable[str]) -> list[str]:
-    """Of all the keys that a run reported, those that its speed is read from: throughputs of every task, and one by
-    which the steps are counted."""
+    """The keys of a run's metrics that its speed is computed from: the throughputs of every task, and one that counts
+    the steps."""
     every = list(keys)
     counted = [key for key in every if _kind(key)]
     plain = [key for key in every if "@" not in key]
@@ -74,7 +72,7 @@ def useful(keys: Iterable[str]) -> list[str]:
 
 
 def speed(series: Mapping[str, Points]) -> Speed:
-    """`series`: by key; a key `samples@worker-1` is what another task than the first reported."""
+    """`series`: points by key. A key like `samples@worker-1` was reported by another task than the first."""
     paces = [pace for key, points in series.items() if "@" not in key and (pace := step_seconds(points))]
     seconds = statistics.median(paces) if paces else None
     for key in sorted((key for key in series if "@" not in key and _kind(key)), key=_order):
@@ -86,7 +84,7 @@ def speed(series: Mapping[str, Points]) -> Speed:
 
 
 def step_seconds(points: Points) -> float | None:
-    """The median, so that a checkpoint or a start in between does not show."""
+    """Median, so that a checkpoint or a start in between does not count."""
     found = [
         (later[2] - earlier[2]) / (later[0] - earlier[0])
         for earlier, later in pairwise(points)
@@ -96,7 +94,7 @@ def step_seconds(points: Points) -> float | None:
 
 
 def compare(many: Speed, workers: int, one: Speed, against: str) -> Scaling | None:
-    """None: the two have nothing in common."""
+    """None: the two report nothing comparable."""
     if workers < 2:
         return None
     if many.rate and one.rate and many.unit == one.unit:
@@ -115,7 +113,7 @@ def compare(many: Speed, workers: int, one: Speed, against: str) -> Scaling | No
 
 
 def _kind(key: str) -> str:
-    """rate | count, or empty: not a throughput."""
+    """rate | count; empty: not a throughput."""
     plain = key.partition("@")[0]
     if _RATE.fullmatch(plain) or _THROUGHPUT.fullmatch(plain):
         return "rate"
@@ -123,7 +121,7 @@ def _kind(key: str) -> str:
 
 
 def _order(key: str) -> tuple[bool, str]:
-    """Rates that the script worked out itself come first."""
+    """Rates that the script computed itself come first."""
     return _kind(key) != "rate", key
 
 
@@ -140,7 +138,7 @@ def _rate(key: str, points: Points, seconds: float | None) -> float | None:
     if _kind(key) == "rate":
         return statistics.median(values)
     if all(value == values[0] for value in values):
-        return values[0] / seconds if seconds and values[0] > 0 else None  # as many in every step
+        return values[0] / seconds if seconds and values[0] > 0 else None  # a constant: the count per step
     passed = points[-1][2] - points[0][2]
     grown = values[-1] - values[0]
     return grown / passed if passed > 0 and grown > 0 else None

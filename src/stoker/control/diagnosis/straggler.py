@@ -1,8 +1,8 @@
-"""Who holds the others up. Pure.
+"""Which task slows the others down. Pure.
 
-In synchronous training every rank has the same step rate, because all wait for the slowest: the time between two steps
-tells nobody apart. What does is the time that a rank works for itself, so that is asked for first; without it, who is
-busy while the others wait. Where neither can tell, that is said instead of a guess.
+In synchronous training every rank has the same step rate, because all wait for the slowest. So the time between two
+steps does not show the straggler. The compute time of each rank does, so it is used first. Without it, the task that
+is busy while the others wait is named. If neither shows a straggler, the answer says so and does not guess.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SLOWER = 1.3
-"""Times the others' median from which on somebody is named. Ranks differ by some percent always, and rank 0 logs and
+"""Multiple of the others' median from which on a task is named. Ranks always differ by some percent, and rank 0 logs and
 saves for all."""
 BUSY = 0.1
-"""Cores below which a task counts as idle: comparing idle tasks finds noise."""
+"""Cores below which a task counts as idle. Comparing idle tasks finds only noise."""
 FULL = 95.0
-"""Percent of GPU use that counts as all of it."""
+"""Percent of GPU use that counts as full use."""
 BEHIND = 0.1
-"""Part of the others' steps that somebody who goes at his own pace is behind when he is named."""
+"""Fraction of the others' steps by which a task must be behind to be named."""
 QUIET = 60.0
-"""Seconds without a line that count, when the others print all the time."""
+"""Seconds without a line after which a task is named, if the others keep printing."""
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of one task. None: nothing."""
+    """Measurements of one task. None: unknown."""
 
     task: str
     compute: float | None = None
-    """Seconds of its own work per step, as it reports them itself."""
+    """Seconds of its own work per step, as the task reports them."""
     step_seconds: float | None = None
     """Seconds from one reported step to the next."""
     step: int | None = None
     cpu: float | None = None
-    """Cores in use lately."""
+    """Cores used recently."""
     gpu: float | None = None
-    """Percent of its GPUs in use lately."""
+    """Percent of its GPUs used recently."""
     quiet: float | None = None
     """Seconds since its newest line."""
 
 
 @dataclass(frozen=True)
 class StragglerFinding:
-    """`task` None: nobody, or nobody can tell; the text says which."""
+    """`task` None: no straggler, or it cannot be determined; the text says which."""
 
     task: str | None
     times: float | None
@@ -60,15 +60,15 @@ def straggler(tasks: Sequence[Signs]) -> StragglerFinding | None:
     """`tasks`: the members of one world that do the same work. None: there is nothing to compare."""
     if len(tasks) < 2:
         return None
-    for ask in (_compute, _steps, _gpu, _cpu, _log):
-        found = ask(tasks)
+    for method in (_compute, _steps, _gpu, _cpu, _log):
+        found = method(tasks)
         if found is not None:
             return found
     return None
 
 
 def _compute(tasks: Sequence[Signs]) -> StragglerFinding | None:
-    """The time each works for itself: the only figure that tells synchronous ranks apart for certain."""
+    """By compute time: the only reliable figure for synchronous ranks."""
     known = _all(tasks, lambda task: task.compute)
     if known is None:
         return None
@@ -76,14 +76,12 @@ def _compute(tasks: Sequence[Signs]) -> StragglerFinding | None:
     if times >= SLOWER:
         text = f"{worst} is {times:.1f}x slower than the others' median (from the compute time it reports)"
         return StragglerFinding(worst, round(times, 2), "compute", text)
-    text = (
-        f"none: nobody is more than {times:.2f}x slower than the others' median (from reported compute times)"
-    )
+    text = f"none: no task is more than {times:.2f}x slower than the others' median (from reported compute times)"
     return StragglerFinding(None, None, "compute", text)
 
 
 def _steps(tasks: Sequence[Signs]) -> StragglerFinding | None:
-    """Only those who do not wait for each other have paces of their own."""
+    """By step rate, which differs only among tasks that do not wait for each other."""
     known = _all(tasks, lambda task: task.step_seconds)
     if known is not None:
         worst, times = _worst(known)
@@ -103,8 +101,8 @@ def _steps(tasks: Sequence[Signs]) -> StragglerFinding | None:
 
 
 def _gpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
-    """Ranks that wait in a collective of NCCL keep their GPU at 100%, so the one that is not may be who they wait for;
-    where the others are not at 100% they wait idle, and the busy one is."""
+    """By GPU use. Ranks that wait in an NCCL collective keep their GPU at 100%, so a lower one is probably the straggler.
+    If the others are not at 100%, they wait idle and the busy one is."""
     known = _all(tasks, lambda task: task.gpu, zero=True)
     if known is None:
         return None
@@ -112,8 +110,8 @@ def _gpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
     high = max(known, key=lambda name: known[name])
     if known[low] >= FULL:
         text = (
-            "cannot be told: every GPU is busy all the time, and those that wait in NCCL look as busy as the one they "
-            "wait for; report `compute_seconds` per step to know"
+            "cannot be determined: every GPU is busy all the time, and tasks that wait in NCCL look as busy as the one "
+            "they wait for; report `compute_seconds` per step to know"
         )
         return StragglerFinding(None, None, "gpu", text)
     if _others(known, low) >= FULL and known[low] * SLOWER <= _others(known, low):
@@ -133,8 +131,8 @@ def _gpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
 
 
 def _cpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
-    """Without GPUs: gloo waits asleep, so the busy one is who the others wait for. Open MPI spins: then all are busy, and
-    nobody stands out."""
+    """By CPU use, without GPUs. Gloo sleeps while it waits, so the busy task is the straggler. Open MPI spins: all tasks
+    are busy then, and none is named."""
     known = _all(tasks, lambda task: task.cpu, zero=True)
     if known is None or any(task.gpu is not None for task in tasks):
         return None
@@ -150,7 +148,7 @@ def _cpu(tasks: Sequence[Signs]) -> StragglerFinding | None:
 
 
 def _log(tasks: Sequence[Signs]) -> StragglerFinding | None:
-    """Where everybody prints: the one that stopped."""
+    """By output, if every task prints: the one that stopped printing."""
     known = _all(tasks, lambda task: task.quiet, zero=True)
     if known is None:
         return None
@@ -165,18 +163,18 @@ def _log(tasks: Sequence[Signs]) -> StragglerFinding | None:
 def _all(
     tasks: Sequence[Signs], take: Callable[[Signs], float | None], *, zero: bool = False
 ) -> dict[str, float] | None:
-    """The figure of every task; None where one of them has none: a part of them proves nothing."""
+    """The figure of every task. None: it is unknown for one of them, so nothing can be concluded."""
     found = {task.task: take(task) for task in tasks}
     known = {name: value for name, value in found.items() if value is not None and (zero or value > 0)}
     return known if len(known) == len(tasks) else None
 
 
 def _worst(known: dict[str, float]) -> tuple[str, float]:
-    """Who is slowest, and how many times the others' median that is."""
+    """The slowest task, and its multiple of the others' median."""
     worst = max(known, key=lambda name: known[name])
     return worst, known[worst] / _others(known, worst)
 
 
 def _others(known: dict[str, float], name: str) -> float:
-    """The median of the others: with two, his own figure would be half of it."""
+    """Median without `name`: of two tasks, its own figure would be half of the median."""
     return statistics.median(value for other, value in known.items() if other != name)

@@ -33,7 +33,7 @@ def explain(
     muster: Readiness | None = None,
     events: Sequence[EventRow] = (),
 ) -> WhyAnswer:
-    """`muster`: of a run with several tasks, who is there."""
+    """`muster`: readiness of a run with several tasks."""
     state = RunState(run.state)
     if trouble is not None and not state.terminal:
         return WhyAnswer(
@@ -61,7 +61,7 @@ def explain(
         )
     if state is RunState.SUSPENDED:
         return WhyAnswer(
-            "it is suspended: it holds nothing and waits for somebody to resume it",
+            "it is suspended: it holds nothing and waits to be resumed",
             f"`stoker resume {run.id}` puts it back into the queue.",
         )
     if state is RunState.STOPPED:
@@ -76,7 +76,7 @@ _WAIT_HINTS = {
 
 
 def _gathering(run: RunRow, muster: Readiness) -> WhyAnswer:
-    """A gang starts when all of it is there: who is missing."""
+    """The gang starts once all tasks are up: name the missing ones."""
     first = next((one.wait for one in muster.absent if one.wait is not None), None)
     found = _waiting(run, first or Wait(""), muster.text())
     facts = {**found.facts, **_gang_facts(muster)}
@@ -87,11 +87,11 @@ def _gang_facts(muster: Readiness) -> dict[str, Any]:
     return {"up": muster.up, "tasks": muster.size, "missing": {one.task: one.why for one in muster.absent}}
 
 
-def _waiting(run: RunRow, wait: Wait, said: str = "") -> WhyAnswer:
-    """The engine has it and says why it is not up."""
-    said = said or wait.text
-    text = f"attempt {run.attempt} is not up yet: {said}"
-    facts: dict[str, Any] = {"waiting": said, "since": round(time.monotonic() - wait.since, 1)}
+def _waiting(run: RunRow, wait: Wait, reason: str = "") -> WhyAnswer:
+    """The engine gives a reason why the attempt is not up. `reason`: replaces the engine's."""
+    reason = reason or wait.text
+    text = f"attempt {run.attempt} is not up yet: {reason}"
+    facts: dict[str, Any] = {"waiting": reason, "since": round(time.monotonic() - wait.since, 1)}
     if not wait.cause:
         return WhyAnswer(text, None, facts)
     left = max(0.0, wait.patience - facts["since"])
@@ -140,7 +140,7 @@ def _queue_hint(explanation: Explanation) -> str | None:
     if explanation.state == "impossible":
         return "Ask for less with `stoker rerun --set resources...`, or wait for the node to come back (`stoker nodes`)."
     if explanation.holders:
-        return f"`stoker stop {explanation.holders[0].id}` would free what it needs; `stoker nodes` shows who holds what."
+        return f"`stoker stop {explanation.holders[0].id}` would free what it needs; `stoker nodes` shows which run holds what."
     if explanation.behind:
         return "A higher `priority` goes first; `stoker ps` shows the queue."
     return None
@@ -224,9 +224,9 @@ def _running(
     if muster is None:
         return WhyAnswer(text, hint)
     if not muster.started:
-        who = f": {muster.text()}" if muster.absent else ""
+        missing = f": {muster.text()}" if muster.absent else ""
         return WhyAnswer(
-            f"it re-forms: generation {muster.generation} is being brought up{who}{_trouble(events)}",
+            f"it re-forms: generation {muster.generation} is being brought up{missing}{_trouble(events)}",
             hint,
             _gang_facts(muster),
         )
@@ -244,13 +244,13 @@ def _of_task(hang: EventRow) -> str:
 
 
 def _trouble(events: Sequence[EventRow]) -> str:
-    """Why the newest generation had to be."""
+    """Why the newest generation was started."""
     last = next((event for event in reversed(events) if event.kind == "reforming"), None)
     return f" (before that: {last.text.partition('; ')[0]})" if last is not None else ""
 
 
 def hang_of(events: Sequence[EventRow]) -> EventRow | None:
-    """The hang that the newest bodies are in, if they are in one: nothing has started or ended since."""
+    """The hang of the newest bodies, if they still hang: nothing has started or ended since."""
     for event in reversed(events):
         if event.kind == "hang":
             return event
@@ -260,4 +260,4 @@ def hang_of(events: Sequence[EventRow]) -> EventRow | None:
 
 
 _MOVES = ("starting", "running", "generation", "reforming", "requeued", "ended", "resumed", "checkpoint")
-"""Events that say that a run moved on."""
+"""Kinds of events after which an earlier hang is over."""

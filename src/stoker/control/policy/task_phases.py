@@ -56,15 +56,15 @@ _ORDERED = frozenset({P.RUNNING, P.STOPPING, P.LOST, P.ENDED, P.CLOSING, P.GONE}
 _LAUNCHER_OVER = frozenset({P.LOST, P.CLOSING, P.GONE, P.ABSENT})
 
 MEANING = {
-    P.PENDING: "the engine is asked for it, or will be; its directory has not been reached",
+    P.PENDING: "requested from the engine, or about to be; its directory has not been reached",
     P.READY: "its launcher is up and has no order for its generation",
     P.RUNNING: "has the order to run its generation",
     P.STOPPING: "was told to stop",
-    P.LOST: "its launcher is gone; what its body left is being taken in",
+    P.LOST: "its launcher is gone; the output of its body is being taken in",
     P.ENDED: "its body has ended; its launcher waits for the next order",
-    P.CLOSING: "its body has ended, and its launcher is ending: something outside of Stoker told it to",
+    P.CLOSING: "its body has ended and its launcher is ending, stopped by something outside of Stoker",
     P.GONE: "its body has ended and its launcher is gone",
-    P.ABSENT: "its launcher went before it had its order",
+    P.ABSENT: "its launcher ended before it had its order",
     P.CANCELLED: "will not be ordered to run: the attempt is ending",
     P.RELEASED: "left the run; keeps its place until it is proven to have ended",
     P.FREED: "left the run, has ended, and its place is given back",
@@ -72,27 +72,27 @@ MEANING = {
 EVENTS = {
     TaskEvent.REACHED: "the engine shows its task directory",
     TaskEvent.ORDERED: "its order is written, or one that an earlier server wrote is found",
-    TaskEvent.OUTDATED: "a newer generation is running than its order is for (a restored database)",
+    TaskEvent.OUTDATED: "its order is for an older generation than the one running (a restored database)",
     TaskEvent.TOLD: "the order to stop is being written, or one is found; `kill` may follow `stop`",
-    TaskEvent.ENDED: "its journal or status says how its body ended",
-    TaskEvent.CLOSED: "the same, and that its launcher ends too",
+    TaskEvent.ENDED: "its journal or status reports the end of its body",
+    TaskEvent.CLOSED: "the same, and the end of its launcher",
     TaskEvent.GONE: "the engine proves that its launcher ended, or it is given up after `lost_after`",
-    TaskEvent.COLLECTED: "its journal has no ending: what was complete is taken in, and it is judged as lost",
+    TaskEvent.COLLECTED: "its journal has no ending: complete checkpoints are taken in, and the task counts as lost",
     TaskEvent.CANCELLED: "the attempt ends before the task was ordered to run",
     TaskEvent.RENEWED: "the next generation runs on the same launcher",
     TaskEvent.REPLACED: "its next incarnation runs elsewhere, with a new launcher",
-    TaskEvent.LET_GO: "it is not part of the next generation, or may not join",
+    TaskEvent.LET_GO: "not part of the next generation, or not allowed to join",
     TaskEvent.FREED: "the scheduler has its place back",
 }
 FACTS = {
     "verdict": "how its newest body ended: cause, exit code, evidence",
-    "gone": "proof that its launcher has ended, in words, or why it was given up",
+    "gone": "text: the proof that its launcher has ended, or why it was given up",
     "given_up": "gone without proof: it was silent for longer than `lost_after`",
-    "stop_sent": "what it was told before its body ended: `stop` or `kill`",
+    "stop_sent": "order that it got before its body ended: `stop` or `kill`",
     "forced": "the engine was asked to end it, because it did not stop in time",
-    "joining": "recorded in its placement: the next generation has it, the present one has not",
-    "leaving": "recorded in its placement: the next generation does not have it",
-    "replaced_silent": "the incarnation before it was given up",
+    "joining": "recorded in its placement: it belongs to the next generation and not to the present one",
+    "leaving": "recorded in its placement: it does not belong to the next generation",
+    "replaced_silent": "the previous incarnation was given up",
 }
 """Attributes of a task that add to its phase and never contradict it."""
 

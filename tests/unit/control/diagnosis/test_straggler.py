@@ -26,7 +26,7 @@ def test_synchronous_ranks_are_told_apart_by_their_own_work() -> None:
 def test_equal_work_names_nobody_and_says_from_what() -> None:
     said = found(*(Signs(f"worker-{n}", compute=0.1 + n / 200, cpu=0.2 + n) for n in range(4)))
     assert said.task is None
-    assert said.text.startswith("none: nobody is more than 1.1")
+    assert said.text.startswith("none: no task is more than 1.1")
 
 
 def test_two_workers_are_compared_with_each_other() -> None:
@@ -66,7 +66,7 @@ def test_equal_steps_say_nothing_and_cpu_is_asked() -> None:
 def test_gpus_that_all_spin_tell_nothing_and_that_is_said() -> None:
     said = found(*(Signs(f"worker-{n}", gpu=99.0 + n / 4, cpu=1.0 + n) for n in range(4)))
     assert said.task is None
-    assert said.text.startswith("cannot be told: every GPU is busy all the time")
+    assert said.text.startswith("cannot be determined: every GPU is busy all the time")
 
 
 def test_the_gpu_that_idles_while_the_others_spin_waits_for_its_data() -> None:
