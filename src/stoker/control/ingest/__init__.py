@@ -1,13 +1,13 @@
-"""What task directories say becomes rows, lines and blobs. User code can write there: nothing is believed unchecked.
+"""Takes in task directories as rows, lines and blobs. User code can write there, so everything is validated.
 
-ingester             Ingester: one task: what its reader finds, and its checkpoints as they arrive
+ingester             Ingester: takes in one task, with its checkpoints as they arrive
 journal_reader       JournalReader: status, journal, metrics and logs of one task
 checkpoint_transfer  CheckpointTransfers: threads that move checkpoints to the blobs
-checkpoint_rows      rows of checkpoints from what a journal says; pure
-validation           types and bounds of what a task says
-redaction            secrets are taken out of what tasks say
-refusals             checkpoints that are not offered, as warnings of their run
-tampering            what a run made of files in its task directory that are not its own; pure
-step_rate            how fast a task goes, from the steps it reports; pure
-installed_packages   what a run's Python had installed
+checkpoint_rows      rows of checkpoints from entries of the journal; pure
+validation           types and bounds of values from a task
+redaction            removes secrets from the output of tasks
+refusals             refused checkpoints, as warnings of their run
+tampering            files of the task directory that the run changed and must not
+step_rate            seconds per step, from the steps a task reports; pure
+installed_packages   packages of a run's Python
 """

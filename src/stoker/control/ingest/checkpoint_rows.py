@@ -1,4 +1,4 @@
-"""Rows of checkpoints from what a launcher's journal says, bounded. Pure."""
+"""Rows of checkpoints from entries of a launcher's journal, with bounded values. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def transfer_row(
     length: int = 0,
     clean: validation.Clean = validation.same,
 ) -> TransferRow:
-    """`source`: the task at its incarnation. `offset`, `length`: of the entry in its journal."""
+    """`source`: task and incarnation, see `source_name`. `offset`, `length`: of the entry in the journal."""
     return TransferRow(
         run=run,
         attempt=attempt,
@@ -42,7 +42,7 @@ def transfer_row(
 
 
 def checkpoint_row(row: TransferRow, digest: str, size: int) -> CheckpointRow:
-    """Of a task that writes checkpoints alone, once its bytes are in the blobs."""
+    """For the only task of a run, once the bytes are in the blobs."""
     prefix = "" if row.task == "worker-0" else f"{row.task}-"
     return CheckpointRow(
         id=f"ck-{row.run}-{row.attempt}-{prefix}{row.number}",
@@ -61,7 +61,7 @@ def checkpoint_row(row: TransferRow, digest: str, size: int) -> CheckpointRow:
 
 
 def part_row(row: TransferRow, task: str, digest: str, size: int) -> PartRow:
-    """Of one of several tasks."""
+    """For one of several tasks."""
     return PartRow(
         run=row.run,
         attempt=row.attempt,
@@ -80,8 +80,8 @@ def part_row(row: TransferRow, task: str, digest: str, size: int) -> PartRow:
 
 
 def score(row: TransferRow, points: Sequence[Point], latest: Mapping[str, float]) -> TransferRow:
-    """A checkpoint is judged by what it was saved with, else by what was reported for its step, else by the
-    newest values reported before it was written."""
+    """Adds metrics to the checkpoint. Metrics that it was saved with come first, then those reported for its step, then
+    the newest ones reported before it was written."""
     values = dict(latest)
     values.update(
         {point.key: point.value for point in points if point.t <= (row.written_at or row.created_at)}
@@ -92,7 +92,7 @@ def score(row: TransferRow, points: Sequence[Point], latest: Mapping[str, float]
 
 
 def _claimed(staged: StagedCheckpoint) -> int:
-    """Bytes of its files, as its launcher says. A wrong size is found when they are carried."""
+    """Bytes of its files, as the launcher claims. The transfer detects a wrong size."""
     try:
         return max(0, min(sum(int(file["size"]) for file in staged.files), 1 << 62))
     except (TypeError, ValueError, KeyError):

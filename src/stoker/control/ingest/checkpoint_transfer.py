@@ -1,4 +1,4 @@
-"""Threads that move checkpoints from task directories to the blobs, while logs and metrics are read and runs are stopped."""
+"""Threads that move checkpoints from task directories to the blobs, without delaying logs, metrics and stops."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from stoker.task.formats import StagedCheckpoint
 from stoker.transfer import carry_checkpoint
 
 AT_ONCE = 32
-"""Transfers at a time. Most of them rest most of the time, or wait for a network."""
+"""Transfers at a time. Most of them pause most of the time, or wait for the network."""
 RUNS_AT_ONCE = 128
-"""Up to this many, a run that has no transfer under way gets one, however many others have: slow pods of one run do not
-hold up another. A transfer takes up to 12 MiB of memory."""
+"""Up to this many transfers, a run without an active one gets one, regardless of AT_ONCE: slow pods of one run do not
+delay another run. A transfer takes up to 12 MiB of memory."""
 
 Work = Callable[[], bool]
-"""One transfer. True: there is another one after it. Raises nothing but Abandoned."""
+"""One transfer. Returns True if another one follows. Raises only Abandoned."""
 
 
 class Abandoned(Exception):
-    """The server ends, or begins again from the database. The next one goes on with what has arrived."""
+    """The server is ending, or reloads from the database. The next session continues with the bytes that have arrived."""
 
 
 class CheckpointTransfers:
-    """Of one session with the database; used from any thread. Runs take turns."""
+    """The transfers of one session with the database. Thread-safe. Runs take turns."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="checkpoints")
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[Work]] = OrderedDict()
-        """By run; the one whose turn is next comes first."""
-        self._under_way: Counter[str] = Counter()
+        """By run, in the order of their turns."""
+        self._active: Counter[str] = Counter()
         self._closing = threading.Event()
 
     def add(self, run: str, work: Work) -> None:
-        """Call `work` in a thread of ours, again and again while it returns True."""
+        """Call `work` in a transfer thread, again and again while it returns True."""
         with self._lock:
             self._waiting.setdefault(run, deque()).append(work)
             due = self._due()
@@ -57,34 +57,36 @@ class CheckpointTransfers:
         hurried: Callable[[], bool],
         rename: Callable[[str], str] | None = None,
     ) -> tuple[str, int]:
-        """As `carry_checkpoint`, from a thread of ours. A large one beside the training gives way to it, until it is
-        `hurried`."""
-        self._go_on()
+        """Like `carry_checkpoint`; called in a transfer thread. The transfer of a large checkpoint leaves the CPUs
+        to the training on the same machine, until `hurried` returns True."""
+        self._check()
         if directory.turns is None or size < LARGE:
-            return carry_checkpoint(directory, staged, blobs, pause=self._go_on, rename=rename)
-        with IdleThrottle(lambda: self._closing.is_set() or hurried(), directory.turns) as rests:
-            return carry_checkpoint(directory, staged, blobs, pause=self._pause(rests.pause), rename=rename)
+            return carry_checkpoint(directory, staged, blobs, pause=self._check, rename=rename)
+        with IdleThrottle(lambda: self._closing.is_set() or hurried(), directory.turns) as throttle:
+            return carry_checkpoint(
+                directory, staged, blobs, pause=self._pause(throttle.pause), rename=rename
+            )
 
     def wait(self, seconds: float) -> None:
-        """Before another try. Abandoned as soon as the session ends."""
+        """Wait before a retry. Raises Abandoned as soon as the session ends."""
         self._closing.wait(seconds)
-        self._go_on()
+        self._check()
 
     def close(self) -> None:
-        """What is under way is broken off after the piece it is at, and what waits for its turn never begins."""
+        """Stop active transfers after their current piece, and discard those that wait. Does not wait for the threads."""
         self._closing.set()
         with self._lock:
             self._waiting.clear()
         self._threads.shutdown(wait=False)
 
     def _due(self) -> list[tuple[str, Work]]:
-        """What may start now counts as under way. Called with the lock."""
+        """Take the transfers that may start now and count them as active. Called with the lock."""
         found: list[tuple[str, Work]] = []
         if self._closing.is_set():
             return found
-        total = self._under_way.total()
+        total = self._active.total()
         for run in list(self._waiting):
-            if total + len(found) < (AT_ONCE if self._under_way[run] else RUNS_AT_ONCE):
+            if total + len(found) < (AT_ONCE if self._active[run] else RUNS_AT_ONCE):
                 found.append(self._next(run))
         while total + len(found) < AT_ONCE and self._waiting:
             found.append(self._next(next(iter(self._waiting))))
@@ -96,11 +98,11 @@ class CheckpointTransfers:
             self._waiting.move_to_end(run)
         else:
             del self._waiting[run]
-        self._under_way[run] += 1
+        self._active[run] += 1
         return run, work
 
     def _begin(self, due: list[tuple[str, Work]]) -> None:
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
+        with contextlib.suppress(RuntimeError):  # shut down meanwhile
             for run, work in due:
                 self._threads.submit(self._do, run, work)
 
@@ -112,20 +114,20 @@ class CheckpointTransfers:
             pass
         finally:
             with self._lock:
-                self._under_way[run] -= 1
+                self._active[run] -= 1
                 if more and not self._closing.is_set():
                     self._waiting.setdefault(run, deque()).append(work)
                 due = self._due()
-                self._under_way += Counter()  # runs that have none any more are forgotten
+                self._active += Counter()  # removes runs without active transfers
             self._begin(due)
 
     def _pause(self, rest: Pause) -> Pause:
         def pause() -> None:
             rest()
-            self._go_on()
+            self._check()
 
         return pause
 
-    def _go_on(self) -> None:
+    def _check(self) -> None:
         if self._closing.is_set():
             raise Abandoned

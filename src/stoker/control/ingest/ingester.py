@@ -1,10 +1,9 @@
-"""What one task of one attempt writes becomes rows, lines and blobs.
+"""Takes in what one task of one attempt writes, as rows, lines and blobs.
 
-Two things go on side by side. The reader reads the journal, logs and metrics, and never waits for bytes. A checkpoint
-that it finds is recorded as a transfer, in the transaction that moves the cursor past its entry; its bytes are moved
-by the threads of `checkpoint_transfer`, one checkpoint of a task after the other. When they are in the blobs, the
-transaction that records the checkpoint drops the transfer. A server that starts later reads the transfers that are
-left from the database and goes on with them.
+The reader reads the journal, logs and metrics, and never waits for the bytes of a checkpoint. A checkpoint that it finds
+is recorded as a transfer, in the transaction that moves the cursor past its entry. The threads of `checkpoint_transfer`
+move the bytes, one checkpoint of a task at a time. Once they are in the blobs, the transaction that records the
+checkpoint drops the transfer. A later server reads the remaining transfers from the database and continues them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from stoker.task.directory import TaskDir
 log = logging.getLogger(__name__)
 
 TRY_AGAIN = 5.0
-"""Seconds after a transfer that failed because of the machine or the network."""
+"""Seconds until the retry of a transfer that failed because of the machine or the network."""
 MOST_FAULTS = 3
-"""Tries of a transfer that fails in a way that was not foreseen."""
+"""Tries of a transfer that fails with an unexpected exception."""
 
 
 class Ingester:
-    """Of one task of one attempt. `look`, `collect` and `resume` are called by one thread at a time, the rest by any."""
+    """Takes in one task of one attempt. `look`, `collect` and `resume` are called by one thread at a time, the rest by any."""
 
     def __init__(
         self,
@@ -42,8 +41,8 @@ class Ingester:
         rename: Callable[[str], str] | None = None,
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
-        """`rename`: what files of checkpoints are called in the blobs. `arrived`: called by any thread when a transfer
-        is done."""
+        """`rename`: gives the names of checkpoint files in the blobs. `arrived`: called by any thread when a transfer is
+        done."""
         self.reader = reader
         self._blobs = blobs
         self._transfers = transfers
@@ -51,12 +50,12 @@ class Ingester:
         self._arrived = arrived
         self._lock = threading.Lock()
         self._queue: deque[Transfer] = deque()
-        """In the order of the journal. Those that are done stay until they are collected."""
+        """In the order of the journal. Finished transfers stay until they are collected."""
         self._working = False
         self._hurried = False
 
     def resume(self, known: Sequence[TransferRow]) -> None:
-        """Go on with the transfers of this task that an earlier server recorded. `known`: those of the attempt."""
+        """Continue the transfers of this task that an earlier server recorded. `known`: all of the attempt."""
         found = []
         for row in known:
             if (row.task, row.generation) == (self.reader.source, self.reader.generation):
@@ -72,26 +71,26 @@ class Ingester:
 
     @property
     def untaken(self) -> list[str]:
-        """Names of its checkpoints whose bytes are on their way, or whose arrival is not told yet."""
+        """Names of its checkpoints that are being transferred, or have arrived and are not collected yet."""
         with self._lock:
             return [one.row.name for one in self._queue]
 
     @property
     def has_arrived(self) -> bool:
-        """There is something to collect."""
+        """Whether there is a finished transfer to collect."""
         with self._lock:
             return bool(self._queue) and self._queue[0].done
 
     def look(self, *, final: bool = False) -> Intake:
-        """What is new since the last look, and the checkpoints that have arrived. `final`: as in `JournalReader.look`. The
-        transfers of what it has seen begin at once: one that is not recorded is seen again by the next server."""
+        """What is new since the last look, and the checkpoints that have arrived. `final`: as in `JournalReader.look`.
+        Transfers of new checkpoints begin at once. If one is not recorded, the next server finds it again."""
         self.reader.untaken = len(self._queue)
         found = self.reader.look(final=final)
         ended = found.status is not None and found.status.phase == "ended"
         self._hurried = final or ended or found.ending is not None
         with self._lock:
             if found.rejected and self._queue:
-                # Told after those that its launcher wrote before.
+                # Report it after the checkpoints that its launcher wrote before.
                 self._queue[-1].rejected += found.rejected
                 found.rejected = []
         self._collect(found)
@@ -100,7 +99,7 @@ class Ingester:
         return found
 
     def collect(self) -> Intake:
-        """Only the checkpoints that have arrived: of a task that has ended."""
+        """Only the checkpoints that have arrived; for a task that has ended."""
         self._hurried = True
         found = Intake(generation=self.reader.generation)
         self._collect(found)
@@ -144,7 +143,7 @@ class Ingester:
         except Abandoned:
             raise
         except Exception as exc:
-            # Not foreseen. It is tried again, but not for ever: the end of the task waits for it.
+            # Unexpected. It is retried a few times only, because the end of the task waits for it.
             log.exception("run %s: checkpoint %s cannot be moved", self.reader.run, one.row.name)
             one.faults += 1
             if one.faults < MOST_FAULTS:
@@ -180,10 +179,10 @@ class Ingester:
                 )  # fmt: skip
                 self._transfers.wait(TRY_AGAIN)
                 return
-            # The copy in the task directory is not what the launcher saw: damaged, or tampered with.
+            # The staged copy differs from what the launcher recorded: damaged or changed by user code.
             one.refused = str(exc) or type(exc).__name__
 
     def _is_hurried(self, one: Transfer) -> bool:
-        """Something waits for it: the end of the task, or another checkpoint. What several tasks overwrite in place, without
-        a step, counts only while all of them rest."""
+        """Whether something waits for it: the end of the task, or another checkpoint. Without a step, the part of several
+        tasks counts only while none of them writes, so it is urgent too."""
         return self._hurried or self._queue[-1] is not one or (not self.reader.alone and one.row.step is None)

@@ -1,4 +1,4 @@
-"""What a run's Python had installed, recorded beside the run. Found in the background, once per environment."""
+"""Packages of a run's Python, recorded with the run. Listed in the background, once per environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIST = (
 
 
 class InstalledPackages:
-    """`record` never blocks. What cannot be found out is left out."""
+    """`record` never blocks. If the packages cannot be listed, none are recorded."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -37,8 +37,8 @@ class InstalledPackages:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="packages")
 
     def record(self, run: RunRow, setup: str | None) -> dict[str, object] | None:
-        """The run's record with its packages, where they are known already. Else they are found out in the background
-        and recorded then. `setup`: the directory of the environment that the run's setup made."""
+        """The run's record with its packages, if they are known already. Else None; they are then listed and recorded in
+        the background. `setup`: directory of the environment that the run's setup made."""
         if "packages" in run.record:
             return None
         python, environment = _python(run, setup)
@@ -85,7 +85,7 @@ class InstalledPackages:
 
 
 def _python(run: RunRow, setup: str | None) -> tuple[str | None, dict[str, str]]:
-    """The interpreter that `python` means to the run, and the environment it was found in."""
+    """The interpreter that the run finds as `python`, and the environment that it was looked up in."""
     environment = dict(run.record.get("environment") or {})
     path = environment.get("PATH", os.defpath)
     environment["PATH"] = path if setup is None else f"{setup}/env/bin{os.pathsep}{path}"
@@ -94,7 +94,7 @@ def _python(run: RunRow, setup: str | None) -> tuple[str | None, dict[str, str]]
 
 
 def _stamps(found: dict[str, object]) -> tuple[float, ...]:
-    """Installing or removing a package touches its site directory."""
+    """Modification times of the site directories: installing or removing a package changes them."""
     paths = found.get("path")
     return tuple(_mtime(Path(str(path))) for path in paths) if isinstance(paths, list) else ()
 

@@ -1,8 +1,8 @@
-"""Reading what a task directory holds: status, journal, metrics, logs.
+"""Reads a task directory: status, journal, metrics, logs.
 
-Exactly once: how far each file was read (the cursor) is recorded in the transaction that records what was read.
-Called by the control loop for tasks of the current attempt only, so what an ended one still writes is never
-taken in. No bytes are moved here: of a checkpoint only its entry is read, and its transfer follows (see `ingester`).
+Everything is taken in exactly once: the cursor of each file is recorded in the same transaction as the data read. The
+control loop calls this for tasks of the current attempt only, so later output of an ended attempt is never taken in.
+Only the entry of a checkpoint is read here; `ingester` transfers its bytes.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from stoker.task.formats import FRAME, Ending, StagedCheckpoint, Status, parse_l
 from stoker.task.local_directory import UnsafePath
 
 LOOK_BYTES = 4 << 20
-"""Bytes of metrics, and of the journal, that one look takes in: as rows they are many times as big."""
+"""Bytes of metrics, and of the journal, that one look takes in. As rows they are many times larger."""
 LONGEST_LINE = 64 << 20
-"""Bytes of one line of the journal. A checkpoint of 200,000 files takes about half of that."""
+"""Bytes of one line of the journal. The entry of a checkpoint with 200,000 files takes about half of that."""
 LARGEST_FILE = 1 << 30
-"""Bytes of one file of metrics, or of the journal, beyond which it is not read any more."""
-NONSENSE = 100
-"""Entries that no launcher writes, after which the journal is not read any more."""
-TOLD = 1000
-"""Warnings of one task's journal that become events: user code can write any number of them."""
+"""Bytes of a file of metrics, or of the journal, after which its reading stops."""
+INVALID_ENTRIES = 100
+"""Invalid entries after which the reading of the journal stops."""
+MOST_WARNINGS = 1000
+"""Warnings of one task's journal that become events. User code can write any number of them."""
 OURS = frozenset(
     {
         errno.ENOSPC,
@@ -57,35 +57,35 @@ OURS = frozenset(
         errno.EINTR,
     }
 )
-"""What the machine lacks for a while. Everything else that goes wrong with a file is the task's doing."""
+"""Temporary errors of the server's machine. All other errors of a file are caused by the task."""
 MOST_NUMBER = 10**9
 METRIC_FILES = 1000
-"""Files of metrics that are read: one for each process that reports."""
+"""Files of metrics that are read; each reporting process has one."""
 MOST_UNTAKEN = 1000
-"""Checkpoints of one task whose bytes are on their way, after which its journal waits: user code can name any number."""
+"""Pending transfers of one task after which its journal is not read further. User code can name any number."""
 _CATCH_UP = 15.0
-"""Seconds that the last lines of a far task have to arrive. A courier that is gone brings nothing any more."""
-_SILENT = ("launcher", "scheduler", "ps")
-"""Roles that serve the others, and speak only where nobody else does."""
+"""Seconds to wait for the last lines of a remote task directory. They never arrive if the courier is gone."""
+_SERVING_ROLES = ("launcher", "scheduler", "ps")
+"""Roles that serve the others. Their reports stand for the run only if there is no other role."""
 _LINE = 4000
 _LINES = 50
 
 
 @dataclass(eq=False)
 class Transfer:
-    """A checkpoint that a launcher has committed, until it is in the blobs and that is told."""
+    """A checkpoint that a launcher has committed, until it is in the blobs and reported."""
 
     row: TransferRow
     staged: StagedCheckpoint | None = None
-    """Its entry in the journal. None: it is gone, and the checkpoint is refused."""
+    """Its entry in the journal. None: the entry is gone and the checkpoint is refused."""
     rejected: list[str] = field(default_factory=list)
-    """Names of checkpoints that the launcher has refused after this one and before the next."""
+    """Names of checkpoints that the launcher refused between this one and the next."""
     kept: tuple[str, int] | None = None
-    """The digest of its tree and its bytes, once it is in the blobs."""
+    """Digest of its tree and size in bytes, once it is in the blobs."""
     refused: str = ""
-    """Why it never will be."""
+    """Why it is refused; empty: it is not."""
     faults: int = 0
-    """Tries that failed in a way that was not foreseen."""
+    """Tries that failed with an unexpected exception."""
 
     @property
     def done(self) -> bool:
@@ -94,7 +94,7 @@ class Transfer:
 
 @dataclass
 class Intake:
-    """What one look found."""
+    """Result of one look."""
 
     status: Status | None = None
     started_at: float | None = None
@@ -104,28 +104,27 @@ class Intake:
     points: list[Point] = field(default_factory=list)
     """Metrics taken in by this look."""
     generation: int = 0
-    """Of the body that was looked at."""
+    """Generation of the body."""
     parts: list[PartRow] = field(default_factory=list)
-    """Of a task that is not alone: what it committed, for `assembly.Assembly` to make checkpoints of. Nothing of them is
-    in `changes`."""
+    """Parts, if the run has several tasks: input of `assembly.Assembly`. `changes` does not contain them."""
     rejected: list[str] = field(default_factory=list)
-    """Names of checkpoints that it wrote and that are damaged."""
+    """Names of damaged checkpoints that the task wrote."""
     hung: dict[str, Any] | None = None
-    """What its launcher said of its silence last: seconds, stacks, how; empty: it lives again. None: nothing new."""
+    """The newest hang that the launcher reported: seconds, stacks, how. Empty: the hang is over. None: nothing new."""
     seen: list[Transfer] = field(default_factory=list)
-    """Committed, in the order of the journal. Their bytes are still to be moved."""
+    """New committed checkpoints, in the order of the journal. Their bytes are not transferred yet."""
     untaken: list[str] = field(default_factory=list)
-    """Names of all of its checkpoints whose bytes are on their way, those of `seen` among them."""
+    """Names of all its checkpoints that are not transferred yet, including those of `seen`."""
     heard: bool = True
-    """All that its status speaks of has been read."""
+    """The journal was read as far as the status describes."""
     log_bytes: int = 0
     visible: bool = False
-    """Somebody following the run would see something new."""
+    """There is something new to show to a user who follows the run."""
     more: bool = False
-    """There is more to take in than one look may take: record this, then look again."""
+    """There is more than one look may take in: record this, then look again."""
 
     def join(self, later: Intake) -> None:
-        """What a later look at the same task found, as if both had been one."""
+        """Merge the result of a later look at the same task."""
         self.status = later.status or self.status
         self.started_at = self.started_at or later.started_at
         self.ending = later.ending or self.ending
@@ -139,7 +138,7 @@ class Intake:
 
 
 class JournalReader:
-    """One task of one attempt."""
+    """Reads the directory of one task of one attempt."""
 
     def __init__(
         self,
@@ -158,54 +157,54 @@ class JournalReader:
         speaks: bool | None = None,
         redaction: Redaction = NOTHING,
     ) -> None:
-        """`alone`: the run has no other task. Otherwise how fast it gets on is in the usage. `speaks` (see `speaker`): what
-        it reports is the run's; of the others it gets their name: `loss@worker-1`. None: the first worker speaks.
-        `redaction`: takes the run's secrets out."""
+        """`alone`: the run has no other task. Otherwise the usage contains its step rate. `speaks` (see `speaker`): its
+        metrics stand for the run; those of other tasks get the task's name: `loss@worker-1`. None: the first worker's
+        stand for the run. `redaction`: removes the run's secrets."""
         self.directory = directory
         self.run = run
         self.attempt = attempt
         self.task = task
         self.generation = generation
         self.source = source_name(task, incarnation)
-        """The task at its incarnation: by this its rows are called."""
+        """Task and incarnation: the name in its rows."""
         self.untaken = 0
-        """How many checkpoints that it found are not in the blobs yet. Set before each look."""
+        """Number of found checkpoints that are not in the blobs yet. Set before each look."""
         self._cursors = {file: offset for (name, file), offset in cursors.items() if name == self.source}
         self._logs = LogWriter(home, run, attempt, self.source, logs)
         self._dropped = 0
         self._latest = dict(latest)
         self.alone = alone
-        self._speaks = task == speaker(["worker-0", task]) if speaks is None else speaks
-        self._pace = StepRate()
+        self._stands_for_run = task == speaker(["worker-0", task]) if speaks is None else speaks
+        self._step_rate = StepRate()
         self._redaction = redaction
         self._clean = redaction.text
         self.spoiled = False
-        """The journal cannot be read: user code put something else in its place."""
-        self._nonsense = 0
-        """What no launcher writes. From NONSENSE on, the journal is read no more."""
-        self._told = 0
-        self._unread = False
-        self._found: set[str] = set()
+        """The journal cannot be read: user code replaced it."""
+        self._invalid = 0
+        """Invalid entries so far. See INVALID_ENTRIES."""
+        self._warnings = 0
+        self._rest_left_out = False
+        self._tampered: set[str] = set()
 
     def look(self, *, final: bool = False) -> Intake:
-        """What is new since the last look, as much as one look may take. `final`: the launcher holds or is gone,
-        nothing more will come. A look that fails has taken nothing in, but for lines of the log, which are kept."""
+        """What is new since the last look, as much as one look may take. `final`: the launcher waits for orders or is gone,
+        and writes nothing more. A look that raises has taken in nothing, except copied lines of the log."""
         before = dict(self._cursors)
         try:
             return self._look(final=final)
-        except BaseException:  # whatever it is: nothing of this look is recorded, all is read again
+        except BaseException:  # nothing of this look will be recorded: read all of it again
             self._cursors = before
             raise
 
     def _look(self, *, final: bool) -> Intake:
         found = Intake(status=self._status(), generation=self.generation)
-        self._metrics(found)  # first: a checkpoint is judged by what was reported before it
+        self._metrics(found)  # first: a checkpoint is scored by earlier metrics
         if not found.more:
             self._log(found, final=final)
         if not found.more:
             self._journal(found)
         if not found.more and (found.ending is not None or final):
-            self._rest(found, final=final)
+            self._read_last(found, final=final)
         if self.alone:
             for one in found.seen:
                 one.row = score(one.row, found.points, self._latest)
@@ -213,53 +212,53 @@ class JournalReader:
         found.heard = found.heard and not found.more
         found.visible = bool(found.changes or found.parts or found.log_bytes)
         if not self.alone:
-            for said in (found.status, found.ending):
-                if said is not None:
-                    said.usage = {**said.usage, **self._pace.usage()}
+            for record in (found.status, found.ending):
+                if record is not None:
+                    record.usage = {**record.usage, **self._step_rate.usage()}
         return found
 
     def _status(self) -> Status | None:
         status = self.directory.status()
         if status is None or not self._redaction:
             return status
-        said = self._redaction.value
+        clean = self._redaction.value
         return replace(
-            status, pending=said(status.pending), ending=said(status.ending), usage=said(status.usage)
+            status, pending=clean(status.pending), ending=clean(status.ending), usage=clean(status.usage)
         )
 
     def look_round(self, *, had_status: bool) -> list[Change]:
-        """What the run made of the files that others write, in one event: when it is told to stop, which writes an order anew,
-        and when its body has ended. `had_status`: its launcher was heard."""
+        """One event about files that the run must not change and did. Called before the order to stop is written, because
+        that replaces `order.json`, and when the body has ended. `had_status`: the launcher has written a status."""
         found = tampering.found(self.directory, had_status=had_status)
-        said = [one for one in found if one not in self._found]
-        self._found.update(said)
-        text = f"{self.task}: in its task directory {', '.join(said)}; the run itself did that"
-        return [self._event("warning", text)] if said else []
+        new = [one for one in found if one not in self._tampered]
+        self._tampered.update(new)
+        text = f"{self.task}: in its task directory {', '.join(new)}; the run itself did that"
+        return [self._event("warning", text)] if new else []
 
     def leave_unread(self, found: Intake) -> None:
-        """There is more than anybody waits for."""
-        if not self._unread:
-            self._unread = True
+        """Record that the remaining output of a killed task is not read."""
+        if not self._rest_left_out:
+            self._rest_left_out = True
             text = f"{self.task} was killed and has written more than can be taken in at once: the rest is left out"
             found.changes.append(self._event("warning", text))
 
     def read_before(self) -> Ending | None:
-        """How the body ended, where its end has been read already: by a server that died before it had acted on it."""
+        """The ending of the body, if an earlier server read it and died before it acted on it."""
         found, offset, end = None, 0, self._cursors.get(layout.JOURNAL, 0)
         while offset < end and not self.spoiled:
             lines, used = split_lines(self._read_journal(offset, min(LOOK_BYTES, end - offset)))
             for entry in parse_lines(lines):
                 if entry.get("k") == "ended" and entry.get("generation") == self.generation:
                     intake = Intake()
-                    self._journalled(entry, 0, 0, intake)
+                    self._take_entry(entry, 0, 0, intake)
                     found = intake.ending or found
             if not used:
                 break
             offset += used
         return found
 
-    def _rest(self, found: Intake, *, final: bool) -> None:
-        """What was written between the reads above and the ending is there now, and it is the last of it."""
+    def _read_last(self, found: Intake, *, final: bool) -> None:
+        """Read the output that was written between the reads above and the ending. Nothing follows it."""
         self.directory.catch_up(_CATCH_UP)
         before = -1, -1
         while before != (len(found.points), found.log_bytes):
@@ -277,13 +276,13 @@ class JournalReader:
                 printed = self._dropped - FRAME * newest.log_dropped_lines
                 self._logs.drop(self.directory, max(0, min(printed, self._dropped)))
         except UnsafePath:
-            return  # user code put a link in place of the log: there is no log to take over
+            return  # user code replaced the log by a link: there is no log to copy
         found.log_bytes += taken
         found.more = found.more or taken >= LOOK
 
     def _journal(self, found: Intake) -> None:
         before = self._cursors.get(layout.JOURNAL, 0)
-        if before >= LARGEST_FILE or self._nonsense >= NONSENSE:
+        if before >= LARGEST_FILE or self._invalid >= INVALID_ENTRIES:
             return
         try:
             data = self._read_journal(before, LOOK_BYTES)
@@ -291,13 +290,13 @@ class JournalReader:
         except OSError as exc:
             if exc.errno in OURS:
                 raise
-            self._spoil(found, exc.strerror or str(exc))
+            self._give_up(found, exc.strerror or str(exc))
             return
         if replaced and not self.directory.exists():
-            self.spoiled = True  # that its directory is gone is said by the engine
+            self.spoiled = True  # the engine reports that the directory is gone
             return
         if replaced:
-            self._spoil(found, "gone or shorter than it was")
+            self._give_up(found, "gone or shorter than it was")
             return
         lines, used = split_lines(data, keep=True)
         offset = before
@@ -307,45 +306,49 @@ class JournalReader:
                 found.heard = False
                 break
             for entry in entries:
-                self._journalled(entry, offset, len(line), found)
+                self._take_entry(entry, offset, len(line), found)
             offset += len(line)
-            if self._nonsense >= NONSENSE:
+            if self._invalid >= INVALID_ENTRIES:
                 break
         if not used and len(data) >= LOOK_BYTES and not _may_be_entry(data):
-            offset += len(data)  # a line that nobody could ever read past
-            self._doubt(found, NONSENSE // 10)
-        waits = bool(self._nonsense >= NONSENSE or not found.heard or found.ending is not None)
-        # Also where what follows is one long line, of which this look has read the beginning.
+            offset += len(data)  # an endless line: skip what was read of it
+            self._count_invalid(found, INVALID_ENTRIES // 10)
+        waits = bool(self._invalid >= INVALID_ENTRIES or not found.heard or found.ending is not None)
+        # More also follows if this look read only the beginning of a long line.
         found.more = not waits and (
             offset - before >= LOOK_BYTES // 2 or (len(data) >= LOOK_BYTES and used > 0)
         )
         self._move(layout.JOURNAL, offset, found)
 
     def _read_journal(self, offset: int, limit: int) -> bytes:
-        """What one look takes in: `limit` bytes, or one longer line."""
+        """Up to `limit` bytes, or one longer line."""
         data = self.directory.read(layout.JOURNAL, offset, limit)
         if len(data) < limit or b"\n" in data or not _may_be_entry(data):
             return data
         data = self.directory.read(layout.JOURNAL, offset, LONGEST_LINE)
         return data[: data.find(b"\n") + 1] or data
 
-    def _doubt(self, found: Intake, entries: int = 1) -> None:
-        """What no launcher writes: without a bound, user code could fill the database with it."""
-        self._nonsense += entries
-        if self._nonsense >= NONSENSE:
-            self._spoil(found, "not what its launcher writes")
+    def _count_invalid(self, found: Intake, entries: int = 1) -> None:
+        """No launcher writes these. Without a bound, user code could fill the database."""
+        self._invalid += entries
+        if self._invalid >= INVALID_ENTRIES:
+            self._give_up(found, "not what its launcher writes")
 
     def _warn(self, found: Intake, text: str, data: dict[str, Any] | None = None) -> None:
-        self._told += 1
-        if self._told <= TOLD:
+        self._warnings += 1
+        if self._warnings <= MOST_WARNINGS:
             found.changes.append(self._event("warning", text, data))
-        if self._told == TOLD:
+        if self._warnings == MOST_WARNINGS:
             found.changes.append(
-                self._event("warning", f"{self.task}: there are more warnings than {TOLD}; no more are told")
+                self._event(
+                    "warning",
+                    f"{self.task}: there are more warnings than {MOST_WARNINGS}; no more are recorded",
+                )
             )
 
-    def _spoil(self, found: Intake, what: str) -> None:
-        """What its launcher says of the end is in the status too; checkpoints that it journals now are not heard of."""
+    def _give_up(self, found: Intake, what: str) -> None:
+        """Give up the journal. The status has the ending too, but checkpoints that are journalled from now on are not
+        found."""
         if not self.spoiled:
             self.spoiled = True
             text = f"{self.task}: {layout.JOURNAL} in its task directory is {what}; the run itself did that"
@@ -353,8 +356,8 @@ class JournalReader:
                 self._event("warning", f"{text}. New checkpoints of this attempt are not kept")
             )
 
-    def _journalled(self, entry: Mapping[str, Any], offset: int, length: int, found: Intake) -> None:
-        if not self._is_of_now(entry):
+    def _take_entry(self, entry: Mapping[str, Any], offset: int, length: int, found: Intake) -> None:
+        if not self._is_current(entry):
             return
         try:
             if _is_checkpoint(entry):
@@ -362,10 +365,10 @@ class JournalReader:
             else:
                 self._entry(entry, found)
         except (TypeError, ValueError):
-            self._warn(found, f"the journal says something that cannot be understood: {str(entry)[:200]}")
-            self._doubt(found)
+            self._warn(found, f"the journal has an invalid entry: {str(entry)[:200]}")
+            self._count_invalid(found)
 
-    def _is_of_now(self, entry: Mapping[str, Any]) -> bool:
+    def _is_current(self, entry: Mapping[str, Any]) -> bool:
         generation = entry.get("generation", self.generation)
         return type(generation) is int and fencing.accept(generation, self.generation, ended=False)
 
@@ -409,13 +412,13 @@ class JournalReader:
         found.seen.append(Transfer(row, staged))
 
     def reread(self, row: TransferRow) -> StagedCheckpoint | None:
-        """The entry of a checkpoint that an earlier server saw. None: user code has changed the journal."""
+        """The journal entry of a transfer that an earlier server recorded. None: user code has changed the journal."""
         lines, _ = split_lines(self.directory.read(layout.JOURNAL, row.offset, row.length))
         for entry in parse_lines(lines):
             if (
                 entry.get("k") == "checkpoint"
                 and entry.get("number") == row.number
-                and self._is_of_now(entry)
+                and self._is_current(entry)
             ):
                 try:
                     return StagedCheckpoint.from_json(dict(entry))
@@ -424,10 +427,10 @@ class JournalReader:
         return None
 
     def refuse(self, name: str, reason: str, found: Intake) -> None:
-        """The checkpoint is never offered, training goes on, and the one before it stays."""
+        """Record that the checkpoint is never restored. Training continues, and earlier checkpoints stay."""
         found.rejected.append(name)
         self._warn(found, *refusals.said(name, self._clean(reason)))
-        self._doubt(found)
+        self._count_invalid(found)
 
     def kept(self, name: str, step: int | None, checkpoint: str) -> AddEvent:
         at = f" at step {step}" if step is not None else ""
@@ -443,10 +446,10 @@ class JournalReader:
             try:
                 entries, offset = self.directory.lines(file, before, LOOK_BYTES)
             except (UnsafePath, PermissionError):
-                continue  # not a regular file, or not readable: user code put it there, nothing to read
+                continue  # not a regular file, or not readable: made by user code, nothing to read
             points = [point for entry in entries for point in validation.points(entry, self._clean)]
             if not self.alone:
-                points = self._of_several(points, _local_rank(name))
+                points = self._name_reporter(points, _local_rank(name))
             if points:
                 found.changes.append(AddMetrics(self.run, self.attempt, points))
                 found.points.extend(points)
@@ -456,11 +459,11 @@ class JournalReader:
                 found.more = True
                 return
 
-    def _of_several(self, points: list[Point], local_rank: int) -> list[Point]:
-        """Who reported it is said in the key, but for the one that speaks for all."""
+    def _name_reporter(self, points: list[Point], local_rank: int) -> list[Point]:
+        """Add the reporting task to the keys, except for the task whose metrics stand for the run."""
         if local_rank == 0:
-            self._pace.take(points)
-        if self._speaks and local_rank == 0:
+            self._step_rate.take(points)
+        if self._stands_for_run and local_rank == 0:
             return points
         tail = f"@{self.task}.{local_rank}" if local_rank else f"@{self.task}"
         return [replace(point, key=point.key + tail) for point in points]
@@ -469,9 +472,9 @@ class JournalReader:
         try:
             names = self.directory.list(layout.METRICS)
         except UnsafePath:
-            return []  # a link in its place
+            return []  # replaced by a link
         ours = [name for name in names if name.endswith(".jsonl") and _of_generation(name, self.generation)]
-        # What was read of each is recorded by its name: one with a secret in it was never made by the SDK.
+        # Cursors are recorded by file name. The SDK never makes a name that contains a secret.
         return [name for name in ours if name.isascii() and self._clean(name) == name][:METRIC_FILES]
 
     def _move(self, file: str, offset: int, found: Intake) -> None:
@@ -480,19 +483,19 @@ class JournalReader:
             found.changes.append(MoveCursor(self.run, self.attempt, self.source, file, offset))
 
     def _event(self, kind: str, text: str, data: dict[str, Any] | None = None) -> AddEvent:
-        said = validation.text(text, _LINE, self._clean)
-        return AddEvent(EventRow(self.run, time.time(), kind, said, data or {}))
+        cleaned = validation.text(text, _LINE, self._clean)
+        return AddEvent(EventRow(self.run, time.time(), kind, cleaned, data or {}))
 
 
 def speaker(tasks: Sequence[str]) -> str:
-    """The one of these, in the order of the ranks, whose reports stand for the run: the client where there is one, else
-    the first that trains."""
+    """The task whose metrics stand for the run: the client if there is one, else the first that trains. `tasks`: in the
+    order of the ranks."""
     roles = [task.rpartition("-")[0] for task in tasks]
     for wanted in (("client",), ("chief", "master", "worker")):
         found = [task for task, role in zip(tasks, roles, strict=True) if role in wanted]
         if found:
             return found[0]
-    others = [task for task, role in zip(tasks, roles, strict=True) if role not in _SILENT]
+    others = [task for task, role in zip(tasks, roles, strict=True) if role not in _SERVING_ROLES]
     return (others or list(tasks))[0]
 
 
@@ -501,12 +504,12 @@ def _is_checkpoint(entry: Mapping[str, Any]) -> bool:
 
 
 def _may_be_entry(data: bytes) -> bool:
-    """Whether these may be the first bytes of an entry of the journal."""
+    """Whether these may be the first bytes of a journal entry."""
     return data.startswith(b"{") and len(data) < LONGEST_LINE
 
 
 def _local_rank(name: str) -> int:
-    """Of the process that wrote a file of metrics: `3-1234-abcd.jsonl`, `3-1235-ef01-1.jsonl`."""
+    """Local rank of the process that wrote a file of metrics: `3-1234-abcd.jsonl` (0), `3-1235-ef01-1.jsonl` (1)."""
     pieces = name.removesuffix(".jsonl").split("-")
     return int(pieces[3]) if len(pieces) == 4 and pieces[3].isascii() and pieces[3].isdigit() else 0
 

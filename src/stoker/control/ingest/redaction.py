@@ -1,9 +1,8 @@
-"""A run's secrets are taken out of all that its tasks say, before it is kept: names of metrics and checkpoints, the text of
-events, how a body ended. The launcher does the same with the log. Files of a checkpoint get their names back when it is
-restored.
+"""Removes a run's secrets from the output of its tasks before it is recorded: names of metrics and checkpoints, texts of
+events, endings. The launcher does the same for the log. A restore gives the files of a checkpoint their names back.
 
-A name is always replaced by the same one, so that rows of different looks and servers belong together, and two secrets
-in one place are two names. What has been cleaned is not changed by being cleaned again.
+A secret is always replaced by the same mark, so rows of different looks and servers match. Different secrets get
+different marks. Cleaning twice changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MARKS = re.compile(_MARK)
 
 
 class Redaction:
-    """Of one run. Any thread."""
+    """The secrets of one run. Thread-safe."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         self._marks: dict[str, str] = {}
@@ -34,13 +33,13 @@ class Redaction:
                     mark = f"[secret {name}]" if len(lines) == 1 else f"[secret {name}:{number}]"
                     self._marks.setdefault(line, mark)
         self._names = {mark: value for value, mark in self._marks.items() if "/" not in value}
-        # The longest first: one that contains another must not leave its rest behind.
+        # The longest first: a secret that contains another one must be replaced as a whole.
         values = sorted(self._marks, key=lambda value: (-len(value), value))
         self._pattern = re.compile("|".join([*map(re.escape, values), _MARK])) if values else None
         self.text = lru_cache(maxsize=1024)(self._text)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to take out."""
+        """Whether there are secrets."""
         return self._pattern is not None
 
     def _text(self, text: str) -> str:
@@ -49,7 +48,7 @@ class Redaction:
         return self._pattern.sub(lambda found: self._marks.get(found[0], found[0]), text)
 
     def value(self, value: Any) -> Any:
-        """The same for all text in plain values, names of fields included."""
+        """Clean all text in JSON values, including the names of fields."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -61,7 +60,7 @@ class Redaction:
         return value
 
     def changes(self, changes: Sequence[Change]) -> Sequence[Change]:
-        """What is to be recorded, its words cleaned: they may quote the path of a file."""
+        """Clean the texts of events and reasons, which may quote the path of a file."""
         return changes if self._pattern is None else [self._change(change) for change in changes]
 
     def _change(self, change: Change) -> Change:
@@ -73,10 +72,10 @@ class Redaction:
         return change
 
     def original(self, name: str) -> str:
-        """The name of a file, as the run knows it: what was taken out is put back. By now that may be another value."""
+        """The original name of a file: marks are replaced by the secrets. These may have changed since."""
         found = _MARKS.sub(lambda mark: self._names.get(mark[0], mark[0]), name)
         return found if len(found.encode("utf-8", "replace")) <= MAX_COMPONENT else name
 
 
 NOTHING = Redaction()
-"""For a run without secrets."""
+"""Redaction of a run without secrets."""

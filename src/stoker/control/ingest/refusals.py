@@ -1,6 +1,6 @@
-"""Checkpoints that are not offered: said in the warnings of their run, until one of that name is kept. Pure.
+"""Refused checkpoints, in the warnings of their run until a checkpoint of the same name is kept. Pure.
 
-An event says it at the moment; the warnings are what a person and a script see who look at the run later.
+The event reports the refusal at once; the warnings show it to users and scripts later.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _REASON = 300
 
 
 def said(name: object, why: object) -> tuple[str, dict[str, str]]:
-    """Text and data of the event: `after` reads them."""
+    """Text and data of the event, as `after` reads them."""
     name, why = validation.text(name, validation.NAME), validation.text(why, _REASON)
     return refusals.line_of(name, why), {"name": name, "refused": why}
 
 
 def after(warnings: Sequence[str], changes: Iterable[Change]) -> tuple[str, ...]:
-    """The warnings of a run, once these changes are recorded."""
+    """The warnings of a run after these changes."""
     found = refusals.read(warnings)
     for change in changes:
         if isinstance(change, AddCheckpoint):
@@ -32,11 +32,11 @@ def after(warnings: Sequence[str], changes: Iterable[Change]) -> tuple[str, ...]
     return found.warnings()
 
 
-def of_last_attempt(said: Iterable[EventRow], changes: Iterable[Change]) -> bool:
-    """Whether something was refused that the attempt which started last wrote: by the run's events, and what is about to be
-    recorded. A stored checkpoint that was found damaged has an id, and no files in any attempt."""
+def of_last_attempt(events: Iterable[EventRow], changes: Iterable[Change]) -> bool:
+    """Whether a checkpoint of the newest attempt was refused, by the run's events and the changes about to be recorded.
+    Not counted: a stored checkpoint that was found damaged. It has an id, and no attempt has its files."""
     found = False
-    for event in [*said, *(change.row for change in changes if isinstance(change, AddEvent))]:
+    for event in [*events, *(change.row for change in changes if isinstance(change, AddEvent))]:
         if event.kind == "starting":
             found = False
         elif "refused" in event.data and "id" not in event.data:
@@ -45,12 +45,12 @@ def of_last_attempt(said: Iterable[EventRow], changes: Iterable[Change]) -> bool
 
 
 def places(found: Mapping[int, str], days: str) -> str:
-    """Where the files of these attempts are, the newest first; empty: nowhere."""
-    said = ""
+    """Text: where the files of these attempts are, newest first. Empty: none."""
+    text = ""
     for number, place in sorted(found.items(), reverse=True):
-        said += (
+        text += (
             f", what attempt {number} wrote in {place}"
-            if said
+            if text
             else f"what attempt {number} wrote is left for {days} in {place}"
         )
-    return said
+    return text

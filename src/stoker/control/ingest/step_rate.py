@@ -1,4 +1,4 @@
-"""How fast a task gets on, from the steps it reports. Pure."""
+"""Seconds per step of a task, from the steps it reports. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from stoker.store.rows import Point
 
 _KEPT = 21
-"""Steps whose median counts: enough that a checkpoint or a pause in between does not show."""
+"""Steps that the median is taken of: enough that a checkpoint or a pause in between does not count."""
 
 
 class StepRate:
-    """The newest step and a moving median of the seconds per step. Times are the task's own, so no two clocks meet."""
+    """The newest step and a moving median of the seconds per step. All times are from the task's own clock."""
 
     def __init__(self) -> None:
         self._step: int | None = None
@@ -21,7 +21,7 @@ class StepRate:
         self._seconds: deque[float] = deque(maxlen=_KEPT)
 
     def take(self, points: Iterable[Point]) -> None:
-        """Several values of one step are one report; a step that goes back begins anew."""
+        """Values of the same step count once. A step that goes back resets the median."""
         for point in points:
             if self._step is not None and point.step > self._step and point.t >= self._t:
                 self._seconds.append((point.t - self._t) / (point.step - self._step))

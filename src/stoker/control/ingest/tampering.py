@@ -1,7 +1,6 @@
-"""What a run made of the files in its task directory that are not its own to write: said when it ends.
+"""Finds files of a task directory that the run changed and must not. Reported when it ends.
 
-Nothing depends on it. Which process a task has is recorded elsewhere, and a run ends whatever is in its directory; but a
-person who looks for the reason of an odd end should find it.
+Only for diagnosis: no decision depends on these files. The processes of a task are recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from stoker.task.local_directory import UnsafePath
 
 
 def found(directory: TaskDir, *, had_status: bool) -> list[str]:
-    """`order.json is gone`, for each. Of the journal the reader of the journal says it. `had_status`: there was one. Nothing of
-    a directory that is gone as a whole, or that is on another machine: of that one only copies are here."""
+    """Texts like `order.json is gone`. The reader of the journal reports the journal itself. `had_status`: a status was
+    read before. Empty for a directory that is gone as a whole, and for a remote one: only its mirror is here."""
     if isinstance(directory, RemoteAccess) or not directory.exists():
         return []
     wanted: dict[str, Callable[[], object]] = {layout.TASK: directory.info, layout.ORDER: directory.order}
     if had_status:
         wanted[layout.STATUS] = directory.status
-    said = []
+    texts = []
     for name, read in wanted.items():
         try:
             there = bool(directory.size(name))
         except UnsafePath as exc:
-            said.append(f"{name} is {exc.strerror}")
+            texts.append(f"{name} is {exc.strerror}")
             continue
         except OSError as exc:
-            said.append(f"{name} cannot be read ({(exc.strerror or str(exc)).lower()})")
+            texts.append(f"{name} cannot be read ({(exc.strerror or str(exc)).lower()})")
             continue
         if not there:
-            said.append(f"{name} is gone")
+            texts.append(f"{name} is gone")
         elif read() is None:
-            said.append(f"{name} is not what was written there")
-    return said
+            texts.append(f"{name} is not what was written there")
+    return texts

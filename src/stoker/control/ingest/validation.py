@@ -1,4 +1,4 @@
-"""What a task says, as the server may believe it: user code can write these files, so every value has its type and its bound."""
+"""Validates values from a task. User code can write these files, so every value is checked for its type and bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from stoker.store.rows import Point
 
 Clean = Callable[[str], str]
-"""Takes out what must not be recorded."""
+"""Removes secrets."""
 NAME = 200
 """Characters of a name."""
 
@@ -43,15 +43,15 @@ def points(entry: Mapping[str, Any], clean: Clean = same) -> list[Point]:
 
 
 def number(value: object) -> TypeGuard[int | float]:
-    """A number that is one: `true` is not, nor is an integer beyond every float."""
+    """Whether it is a number: not `true`, and not an integer too large for a float."""
     return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
 
 
 def moment(value: object) -> float:
-    """When something happened, as a task says; now where what it says is no time."""
+    """A time reported by a task; the present time if the value is not valid."""
     return float(value) if number(value) and 0 < value < 1e11 else time.time()
 
 
 def text(value: object, limit: int, clean: Clean = same) -> str:
-    """Text from a task as a database can hold it. Cleaned before it is cut: half a secret would not be known for one."""
+    """Text that a database can hold. Cleaned before it is cut: half a secret would not be recognized."""
     return clean(str(value))[:limit].encode("utf-8", "replace").decode()
