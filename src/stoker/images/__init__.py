@@ -1,4 +1,4 @@
-"""Registries and images: reading what an image says of itself, and making images without a daemon.
+"""Registries and images: reads the settings of images, and makes images without a daemon.
 
 reference   names of images
 registry    Registry: config, account, push
@@ -7,12 +7,12 @@ wire        redirects, caps and vetted addresses
 connection  one connection to a vetted host
 auth        passwords and tokens
 logins      config.json, credential helpers
-rules       which hosts may be spoken to
+rules       which hosts may be contacted
 manifest    the documents of an image
 accounts    the numbers behind USER
 tarscan     finds small files in a stream of tar
-layers      layers that are the same bytes for the same tree
-build       images out of layers
+layers      layers with equal bytes for equal trees
+build       images from layers
 pushing     sends an image
 
 Everything is synchronous: call it from a worker thread.

@@ -22,7 +22,7 @@ from stoker.errors import RegistryDenied, SpecError
 from stoker.images.reference import DOCKER_HUB, Reference
 
 HELPER_TIMEOUT = 30.0
-"""Seconds. A helper that opens a browser would hang for ever in a server."""
+"""Seconds. A helper that opens a browser would block a server forever."""
 _LARGEST_FILE = 4 << 20
 _LARGEST_ANSWER = 1 << 20
 _HUB_KEY = "https://index.docker.io/v1/"
@@ -192,10 +192,10 @@ def _ask(helper: str, host: str) -> Login | None:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise RegistryDenied(f"{program} did not give the login for {host}: {exc}") from exc
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip()
-        if "credentials not found" in said.lower():
+        output = (done.stdout + done.stderr).decode(errors="replace").strip()
+        if "credentials not found" in output.lower():
             return None
-        raise RegistryDenied(f"{program} did not give the login for {host}: {_line(said)}")
+        raise RegistryDenied(f"{program} did not give the login for {host}: {_line(output)}")
     return _answer(done.stdout, program)
 
 

@@ -1,11 +1,11 @@
 """Gangs that are partly up, and which of them are released.
 
 The queue starts gangs whole, but it does not own a cluster: others use it too, and the cluster's scheduler places one
-pod at a time. So two gangs may each get half of what they need, and both would wait for ever.
+pod at a time. So two gangs may each get half of what they need, and both would wait forever.
 
 - A gang that is not complete within its time releases everything and is queued again.
 - Where two or more gangs wait for room in the same place, the last in order (lowest priority, newest) are released
-  early: as many as hold what the first one misses. The first one is never released, so one gang gets through.
+  early: as many as hold what the first one misses. The first one is never released, so one gang can start.
 - After that all gangs get more time: released tasks have to end before others can use their room.
 - Each gang comes back after its own wait. It doubles with every try and differs between gangs and tries, so that no
   two come back in step. It is derived from a hash, so a gang waits equally long after a restart.

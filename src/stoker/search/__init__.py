@@ -1,1 +1,1 @@
-"""Hyperparameter search: pure state machines. No files yet."""
+"""Hyperparameter search. Not written yet."""

@@ -1,29 +1,29 @@
-"""What users ask for: the job file, its words, and trees of files.
+"""What users submit: the job file, its keys and values, and trees of files.
 
 Importing this package is cheap: names that need pydantic are loaded when they are first used, so that the
 command line can build its options from `FLAGS` without it.
 
-job              Job: what a user asks for, checked and normalised
+job              Job: the validated, normalised job
 keys             every key of a job file, in one table
-load             job files to jobs, with all mistakes at once
-problems         mistakes: worded, placed, combined
-yaml12           YAML 1.2, with a line for everything
+load             job files to jobs; reports all mistakes at once
+problems         mistakes: described, located, combined
+yaml12           YAML 1.2, with line numbers
 schema           the JSON Schema of a job file
 reference        docs/job-file.md
 flags            the flags of `stoker run`
 from_flags       a job from flags
 quantities       sizes, durations, cores, counts
-names            names that people give
+names            names that users choose
 setup            which files a `setup` depends on
 support          keys that an engine cannot honour yet
 roles            RoleTasks: a group of equal tasks of a job
-interop/         foreign manifests to jobs and back
+interop/         manifests of Kubernetes and Kubeflow to jobs and back
 tree             a directory as a value
 globs            the patterns of .gitignore
 states           states of runs, causes
-transitions      tables of transitions, and what happens when one is missing
-run_transitions  the table of runs
-refusals         warnings about checkpoints that are not offered
+transitions      tables of transitions
+run_transitions  the table of a run's states
+refusals         warnings about refused checkpoints
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warnings of a run about checkpoints that are not offered: written by the server, read by the command line.
+"""Warnings of a run about refused checkpoints: written by the server, read by the command line.
 
 One line per name, `checkpoint NAME is not offered: REASON`; one more line if there are too many names; and one line
 about the files of a run that has no other checkpoint.
@@ -27,7 +27,7 @@ class Refusals:
     more: int = 0
     """Number of names left out."""
     files: str = ""
-    """What became of the files, where no checkpoint is kept."""
+    """Where the files are, if no checkpoint is kept."""
     others: list[str] = field(default_factory=list)
     """All other warnings."""
 
@@ -39,7 +39,7 @@ class Refusals:
             self.more += 1
 
     def keep(self, name: str) -> None:
-        """A checkpoint of that name is kept after all."""
+        """A checkpoint of that name was kept later: removes its warning."""
         self.reasons.pop(name, None)
         self.files = ""
 

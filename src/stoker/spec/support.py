@@ -1,6 +1,6 @@
 """Keys that an engine cannot honour yet. They are refused by name, never silently ignored.
 
-One table: an engine that learns a key loses its row here, and nothing else changes. `lost_after` and `lease` have no
+When an engine supports a key, its row here is removed and nothing else changes. `lost_after` and `lease` have no
 row: on one machine they have no effect by design, because a loss is always proven there.
 """
 
@@ -31,7 +31,7 @@ _LATER = "Leave `{key}` out."
 
 
 def _needs_launcher(job: Job) -> bool:
-    """Only a launcher can tell a task about the others."""
+    """Only a launcher can give a task the addresses of the others."""
     return job.launcher == "none" and (job.workers.max > 1 or bool(job.roles) or job.framework is not None)
 
 

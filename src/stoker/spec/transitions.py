@@ -15,10 +15,10 @@ State = TypeVar("State", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)
 
 STRICT = "STOKER_STRICT_TRANSITIONS"
-"""Environment variable. Set (in tests): a transition that is not in its table is logged and raises. Else it is logged,
-and the event's usual state follows: a server that goes on is worth more than one that stops."""
+"""Environment variable, set in tests: a transition that is not in its table is logged and raises. Without it the
+transition is logged, and the event's usual state follows, because the server should keep running."""
 MISSING = "not in the table"
-"""In the log line of such a transition."""
+"""Text in the log line of such a transition."""
 
 
 class UnexpectedTransition(Exception):
@@ -33,7 +33,7 @@ class Transition(Generic[State, Event]):
 
 
 class Table(Generic[State, Event]):
-    """`rows`: by event, for each of the states in which it may occur the state that follows."""
+    """`rows`: event -> state before -> state after."""
 
     def __init__(self, name: str, rows: Mapping[Event, Mapping[State, State]]) -> None:
         self.name = name
@@ -46,12 +46,12 @@ class Table(Generic[State, Event]):
         self._usual = {event: Counter(pairs.values()).most_common(1)[0][0] for event, pairs in rows.items()}
 
     def after(self, before: State, event: Event, **facts: Any) -> State:
-        """The state that follows. `facts`: what is logged of an event that is not in the table."""
+        """The state that follows. `facts`: logged for an event that is not in the table."""
         found = self._after.get((before, event))
         if found is not None:
             return found
-        said = ", ".join(f"{key} {value}" for key, value in facts.items())
-        text = f"{self.name}: {event.value!r} in state {before.value!r} is {MISSING} ({said})"
+        details = ", ".join(f"{key} {value}" for key, value in facts.items())
+        text = f"{self.name}: {event.value!r} in state {before.value!r} is {MISSING} ({details})"
         usual = self._usual[event]
         log.error("%s; going on as %r", text, usual.value)
         if os.environ.get(STRICT):
@@ -64,10 +64,10 @@ class Table(Generic[State, Event]):
 
 
 def to(after: State, befores: Iterable[State]) -> dict[State, State]:
-    """All of these lead to one state."""
+    """A row: every state of `befores` leads to `after`."""
     return dict.fromkeys(befores, after)
 
 
 def staying(states: Iterable[State]) -> dict[State, State]:
-    """None of these changes."""
+    """A row: these states stay the same."""
     return {state: state for state in states}

@@ -1,9 +1,9 @@
-"""Conformance suites and fakes, shipped: for our own tests and for those of other engines and stores.
+"""Conformance suites and fakes, for the tests of Stoker and of other engines and stores.
 
-engine_suite    EngineSuite: what every engine must do
-taskdir_suite   TaskDirSuite: what every way to a task directory must do
-store_suite     what every store must do
-store_case      what the parts of that suite share
+engine_suite    EngineSuite: requirements of every engine
+taskdir_suite   TaskDirSuite: requirements of every kind of task directory
+store_suite     requirements of every store
+store_case      shared by the parts of that suite
 store_reads     its part about reading
 store_writes    its part about writing
 fake_engine     FakeEngine: real task directories, simulated launchers

@@ -1,4 +1,4 @@
-"""What every engine must do, as a pytest class: subclass `EngineSuite`, give it `make_engine`, and run it.
+"""Requirements of every engine, as a pytest class: subclass `EngineSuite`, give it `make_engine`, and run it.
 
     class TestMine(EngineSuite):
         def make_engine(self, home): return MyEngine(...)
@@ -6,8 +6,8 @@
 Differences between engines that do not matter (required parts of an attempt, durations, where a directory is) are
 methods that a subclass may replace.
 
-The bodies are plain shell commands. An engine that only simulates (`FakeEngine`) uses `suite_script`, which knows what
-they do.
+The bodies are plain shell commands. An engine that only simulates (`FakeEngine`) uses `suite_script`, which simulates
+these commands.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EngineSuite:
         await asyncio.sleep(0.02)
 
     async def close(self, engine: Engine) -> None:
-        """The server goes away without telling its tasks."""
+        """Stop the server; its tasks keep running."""
         closing: Callable[[], Awaitable[None]] | None = getattr(engine, "close", None)
         if closing is not None:
             await closing()
@@ -174,7 +174,7 @@ class EngineSuite:
     # -- requirements ----------------------------------------------------------------------------------------
 
     def test_a_submitted_task_waits_for_orders(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             plans = (TaskPlan("worker-0", cpu=1.0), TaskPlan("worker-1", index=1))
             handle = await engine.submit(self.attempt("digits-7f3k", 2, plans))
@@ -195,10 +195,10 @@ class EngineSuite:
                 "worker-1": (2, Presence.ALIVE),
             }
 
-        self.run(story())
+        self.run(scenario())
 
     def test_a_task_that_ran_before_and_left_nothing_is_lost_not_new(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             plan = TaskPlan("worker-0", started=True)
             await engine.submit(self.attempt("digits-7f3k", 1, (plan,)))
@@ -207,19 +207,19 @@ class EngineSuite:
             await engine.submit(self.attempt("digits-7f3k", 1, (plan,)))
             assert (await self.gone(engine, "digits-7f3k", "worker-0")).proof
 
-        self.run(story())
+        self.run(scenario())
 
     def test_the_directories_are_there_before_the_first_order(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             assert await self.directories(engine, handle, "worker-0") >= set(layout.DIRECTORIES)
 
-        self.run(story())
+        self.run(scenario())
 
     @pytest.mark.parametrize("code", [0, 7])
     def test_an_order_runs_a_body_to_its_end(self, code: int) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, exits(code))
             status = await self.phase(engine, handle, "worker-0", "ended")
@@ -236,10 +236,10 @@ class EngineSuite:
             assert b"bye" in log
             assert (await self.seen(engine, "digits-7f3k"))["worker-0"].presence is Presence.ALIVE, "it holds"
 
-        self.run(story())
+        self.run(scenario())
 
     def test_submitting_again_starts_nothing_twice(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             before = await self.phase(engine, handle, "worker-0", "running")
@@ -254,10 +254,10 @@ class EngineSuite:
                 "running",
             )
 
-        self.run(story())
+        self.run(scenario())
 
     def test_a_dead_launcher_is_not_started_again_at_the_same_incarnation(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
@@ -269,10 +269,10 @@ class EngineSuite:
             await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             assert (await self.seen(engine, "digits-7f3k"))["worker-0"].presence is Presence.GONE
 
-        self.run(story())
+        self.run(scenario())
 
     def test_a_higher_incarnation_replaces_a_dead_task_and_only_a_dead_one(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
@@ -286,10 +286,10 @@ class EngineSuite:
             found = (await self.seen(engine, "digits-7f3k"))["worker-0"]
             assert (found.incarnation, found.presence) == (2, Presence.ALIVE)
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_runs_go_on_while_the_server_is_away(self) -> None:
-        async def story() -> None:
+    def test_runs_continue_without_a_server(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             hanging = await self.start(engine, HANG, "hangs-1")
             await self.phase(engine, hanging, "worker-0", "running")
@@ -302,10 +302,10 @@ class EngineSuite:
             await self.order(engine, hanging, formats.Order(seq=2, generation=1, verb="stop", grace=5.0))
             assert (await self.phase(engine, hanging, "worker-0", "ended")).seq == 2
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_what_the_server_does_not_know_is_seen_and_can_be_ended(self) -> None:
-        async def story() -> None:
+    def test_unknown_attempts_are_observed_and_can_be_stopped(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             await self.start(engine, HANG, "orphan-1")
             engine = await self.restarted()
@@ -316,10 +316,10 @@ class EngineSuite:
             await engine.remove(found.handle)
             assert not await self.seen(engine, "orphan-1")
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_an_order_to_stop_is_gentle_first(self) -> None:
-        async def story() -> None:
+    def test_an_order_to_stop_sends_sigterm_first(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
@@ -328,10 +328,10 @@ class EngineSuite:
             assert status.ending is not None
             assert (status.ending["kind"], status.ending["signal"]) == ("stopped", signal.SIGTERM)
 
-        self.run(story())
+        self.run(scenario())
 
     def test_a_body_that_ignores_the_order_is_killed(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, STUBBORN)
             await self.phase(engine, handle, "worker-0", "running")
@@ -341,14 +341,14 @@ class EngineSuite:
             assert status.ending is not None
             assert (status.ending["kind"], status.ending["signal"]) == ("stopped", signal.SIGKILL)
 
-        self.run(story())
+        self.run(scenario())
 
     async def let_the_trap_be_set(self) -> None:
         """`running` means that the shell was started; it needs a moment to ignore SIGTERM."""
         await asyncio.sleep(0.3)
 
     def test_stop_ends_everything_whatever_its_state(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             running = await self.start(engine, HANG, "running-1")
             stubborn = await self.start(engine, STUBBORN, "stubborn-1")
@@ -364,10 +364,10 @@ class EngineSuite:
             assert {found.presence for found in seen} == {Presence.GONE}
             assert all(found.proof for found in seen)
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_one_of_several_tasks_is_ended_and_replaced_and_the_others_never_notice(self) -> None:
-        async def story() -> None:
+    def test_one_of_several_tasks_is_ended_and_replaced_without_effect_on_the_others(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             plans = (TaskPlan("worker-0"), TaskPlan("worker-1", index=1))
             handle = await engine.submit(self.attempt("digits-7f3k", 1, plans))
@@ -388,10 +388,10 @@ class EngineSuite:
             after = await self.phase(engine, handle, "worker-0", "running")
             assert (after.launcher_pid, after.pid) == (before[0].launcher_pid, before[0].pid)
 
-        self.run(story())
+        self.run(scenario())
 
     def test_stopping_and_removing_what_is_absent_is_success(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await engine.submit(self.attempt("digits-7f3k", 1, (TaskPlan("worker-0"),)))
             for _ in range(2):
@@ -404,10 +404,10 @@ class EngineSuite:
             assert not await engine.observe()
             await engine.stop(handle, grace=timedelta(0))
 
-        self.run(story())
+        self.run(scenario())
 
     def test_a_living_attempt_is_not_removed(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
@@ -415,10 +415,10 @@ class EngineSuite:
                 await engine.remove(handle)
             assert (await engine.reach(handle, "worker-0")).exists()
 
-        self.run(story())
+        self.run(scenario())
 
     def test_a_killed_launcher_is_proven_gone(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             status = await self.phase(engine, handle, "worker-0", "running")
@@ -426,10 +426,10 @@ class EngineSuite:
             found = await self.gone(engine, "digits-7f3k", "worker-0")
             assert re.fullmatch(self.proof(engine, handle, status), found.proof), found.proof
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_a_killed_process_is_the_launchers_to_report(self) -> None:
-        async def story() -> None:
+    def test_a_killed_process_is_reported_by_its_launcher(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, HANG)
             await self.phase(engine, handle, "worker-0", "running")
@@ -438,20 +438,20 @@ class EngineSuite:
             assert status.ending is not None
             assert (status.ending["kind"], status.ending["signal"]) == ("signal", signal.SIGKILL)
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_a_released_launcher_goes(self) -> None:
-        async def story() -> None:
+    def test_a_released_launcher_ends(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             handle = await self.start(engine, exits(0))
             await self.phase(engine, handle, "worker-0", "ended")
             await self.order(engine, handle, formats.Order(seq=2, generation=1, verb="release"))
             await self.gone(engine, "digits-7f3k", "worker-0")
 
-        self.run(story())
+        self.run(scenario())
 
-    def test_changes_are_noticed_without_looking(self) -> None:
-        async def story() -> None:
+    def test_changes_are_announced(self) -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             if not isinstance(engine, Watches):
                 pytest.skip("this engine does not watch")
@@ -464,7 +464,7 @@ class EngineSuite:
             await second.observe()
             await self._hinted(second, second, handle, self._kill)
 
-        self.run(story())
+        self.run(scenario())
 
     async def _hinted(
         self,
@@ -489,7 +489,7 @@ class EngineSuite:
         await _drill(engine).hurt(handle, "worker-0", "launcher")
 
     def test_capacity_is_sane(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             nodes = await engine.capacity()
             assert nodes and len({node.name for node in nodes}) == len(nodes)
@@ -499,10 +499,10 @@ class EngineSuite:
                 assert len({gpu.id for gpu in node.gpus}) == len(node.gpus)
                 assert all(gpu.reason for gpu in node.gpus if not gpu.healthy)
 
-        self.run(story())
+        self.run(scenario())
 
     def test_names_cannot_lead_outside(self) -> None:
-        async def story() -> None:
+        async def scenario() -> None:
             engine = await self.engine()
             for name in ("../outside", "a/b", "", ".", "..", "a.1", "x\0y"):
                 for attempt in (
@@ -513,7 +513,7 @@ class EngineSuite:
                         await engine.submit(attempt)
             assert not await engine.observe()
 
-        self.run(story())
+        self.run(scenario())
 
 
 def _order(seq: int, argv: list[str]) -> formats.Order:

@@ -148,7 +148,7 @@ class FakeEngine:
             directories.remove_empty(attempt.parent)
 
     async def close(self) -> None:
-        """The server goes away; the machine stays."""
+        """Stop the server; the machine keeps running."""
         for listener in self._listeners:
             listener.close()
 
@@ -202,7 +202,7 @@ class FakeEngine:
             self._machine.terminate(self._machine.tasks[TaskPlace(run, attempt, task)])
 
     def notice(self, run: str, attempt: int, task: str) -> None:
-        """What a test wrote into the task's directory is new."""
+        """Announce that a test wrote into the task's directory."""
         with self._lock:
             self._changed(self._machine.tasks[TaskPlace(run, attempt, task)])
 

@@ -39,9 +39,9 @@ class Behaviour:
     kind: str = "exit"
     """Ending.kind, for `oom`, `setup`, `timeout`, `start-failed`, `disk`."""
     launcher_dies: bool = False
-    """At its end the launcher dies without a word, and the body with it."""
+    """At its end the launcher and the body die, and no ending is written."""
     lines: tuple[str, ...] = ()
-    """What it prints, all at its start."""
+    """Lines that it prints, all at its start."""
     metrics: tuple[tuple[int, Mapping[str, float]], ...] = ()
     """(step, values) that it reports, all at its start."""
     message: str = ""
@@ -74,7 +74,7 @@ class Simulated:
     started_at: float | None = None
     stopping: bool = False
     terminated: bool = False
-    """It was told to end from outside: it keeps what it has, and starts no body."""
+    """It was told from outside to end: it keeps its state and starts no body."""
     lines: int = 0
     log_bytes: int = 0
     ending: dict[str, Any] | None = None

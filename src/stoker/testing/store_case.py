@@ -28,7 +28,7 @@ def new_run(key: str, name: str = "digits", **changes: Any) -> NewRun:
 
 
 def submit_all(store: Store, new: Sequence[NewRun]) -> list[RunRow]:
-    """In one transaction: for tests with thousands of runs, and for those that look for a half."""
+    """Submit in one transaction: for tests with thousands of runs, and for tests of atomicity."""
 
     def write(connection: Connection) -> list[RunRow]:
         return [submissions.submit(connection, one, 1.0)[0] for one in new]

@@ -89,7 +89,7 @@ class QueryTests(StoreCase):
         store.apply([UpdateRun(run.id, {"outputs": {"files": 1, "digest": "out1"}})])
         assert store.blob_roots() == {"code1", "tree1", "out1"}
 
-    def test_what_the_ledger_knows_and_the_database_does_not(self, store: Store, run: RunRow) -> None:
+    def test_runs_of_the_ledger_that_the_database_lacks(self, store: Store, run: RunRow) -> None:
         lost = {"id": "lost-0000", "name": "lost", "t": 1.0}
         lines: list[str | bytes | dict[str, Any]] = [
             json.dumps({"id": run.id, "name": "digits", "t": 1.0}),

@@ -1,4 +1,4 @@
-"""What every store must do, as tests. A database is supported when both classes pass on it:
+"""Requirements of every store, as tests. A database is supported when both classes pass on it:
 
     class TestMyStore(StoreSuite):          # and StoreCrashSuite, which starts and kills processes
         @pytest.fixture
@@ -144,7 +144,7 @@ with Store.open(url) as store:
 
 
 class StoreCrashSuite(StoreCase):
-    """What killing a writer must not do."""
+    """Killed writers lose nothing and leave nothing half done."""
 
     kills = 8
 
@@ -154,8 +154,8 @@ class StoreCrashSuite(StoreCase):
         chance = random.Random(seed)
         acknowledged: dict[str, str] = {}
         for round_ in range(self.kills):
-            said = self.write_and_kill(url, round_, chance.uniform(0.0, 0.2))
-            acknowledged = self.check_all(url, round_, said, acknowledged)
+            printed = self.write_and_kill(url, round_, chance.uniform(0.0, 0.2))
+            acknowledged = self.check_all(url, round_, printed, acknowledged)
         assert len(acknowledged) > self.kills
 
     def write_and_kill(self, url: str, round_: int, wait: float, *, after: str = "submitted") -> list[str]:
@@ -175,7 +175,7 @@ class StoreCrashSuite(StoreCase):
             reader = threading.Thread(target=_read_lines, args=(writer.stdout, lines, after, began))
             reader.start()
             try:
-                assert began.wait(60), "the writer does not get anything done"
+                assert began.wait(60), "the writer makes no progress"
                 happening()
                 assert writer.poll() is None, "the writer ended by itself"
             finally:
@@ -183,9 +183,9 @@ class StoreCrashSuite(StoreCase):
                 reader.join()
         return [line for line in lines if line.endswith("\n") and not line.startswith("opening")]
 
-    def check_all(self, url: str, round_: int, said: list[str], before: dict[str, str]) -> dict[str, str]:
+    def check_all(self, url: str, round_: int, printed: list[str], before: dict[str, str]) -> dict[str, str]:
         """Nothing acknowledged is lost, nothing is there in part or twice. Returns all that was ever acknowledged."""
-        lines = [line.split() for line in said]
+        lines = [line.split() for line in printed]
         acknowledged = {**before, **{key: run_id for _, key, run_id in lines}}
         with Store.open(url, create=False) as store:
             assert store.check() == []

@@ -120,7 +120,7 @@ class SubmissionTests(StoreCase):
             assert sum(mine[key][1] for mine in answers) == 1
         assert store.counts()["queued"] == len(keys)
 
-    def test_what_is_desired_only_gets_stronger(self, store: Store, run: RunRow) -> None:
+    def test_the_desired_state_only_gets_stronger(self, store: Store, run: RunRow) -> None:
         def ask(desired: str) -> str:
             return store.set_desired(run.id, desired, 2.0, by="ada").desired
 
@@ -136,7 +136,7 @@ class SubmissionTests(StoreCase):
             store.set_desired("nobody-0000", "stop", 2.0, by="ada")
 
     @pytest.mark.parametrize("state", ["succeeded", "failed", "stopped"])
-    def test_what_has_ended_is_not_asked_to_stop(self, store: Store, run: RunRow, state: str) -> None:
+    def test_an_ended_run_is_not_asked_to_stop(self, store: Store, run: RunRow, state: str) -> None:
         store.apply([UpdateRun(run.id, {"state": state})])
         before = store.run(run.id)
         assert store.set_desired(run.id, "kill", 3.0, by="ada") == before
@@ -312,7 +312,7 @@ class MutationTests(StoreCase):
         )
         assert store.runs() == [run]
 
-    def test_parts_wait_and_are_forgotten(self, store: Store, run: RunRow, url: str) -> None:
+    def test_parts_are_kept_until_they_are_dropped(self, store: Store, run: RunRow, url: str) -> None:
         odd = part(run, "worker-0", 1, name="odd \udcff \\ name", metrics={"loss": math.inf}, step=2**62)
         peer, later = part(run, "worker-1", 1), part(run, "worker-0", 1, generation=2)
         next_ = part(run, "worker-0", 1, attempt=2)

@@ -1,4 +1,4 @@
-"""What every way to a task directory must do, as a pytest class: subclass `TaskDirSuite`, give it `reach`, and run it.
+"""Requirements of every kind of task directory, as a pytest class: subclass `TaskDirSuite`, give it `reach`, and run it.
 
     class TestMine(TaskDirSuite):
         @contextmanager
@@ -124,7 +124,7 @@ class TaskDirSuite:
         assert order is not None and (order.seq, order.verb) == (3, "release")
         assert stat.S_IMODE((self.root / layout.ORDER).stat().st_mode) == 0o600
 
-    def test_an_order_replaces_what_is_in_its_way(self) -> None:
+    def test_an_order_replaces_a_link(self) -> None:
         (self.tmp / "outside").write_bytes(SECRET)
         (self.root / layout.ORDER).symlink_to(self.tmp / "outside")
         self.dir.write_order(formats.Order(seq=1, generation=1, verb="run"))
@@ -142,7 +142,7 @@ class TaskDirSuite:
             status = self.dir.status()
             assert status is not None and (status.phase, status.pid) == (phase, 7)
 
-    def test_a_spoiled_record_reads_as_absent(self) -> None:
+    def test_an_invalid_record_reads_as_absent(self) -> None:
         for spoiled in (b"{", b"[1]", b'{"phase": 7}', b"\xff" * 100, b"[" * 100_000):
             self.write(layout.STATUS, spoiled)
             self.arrive()
@@ -152,9 +152,9 @@ class TaskDirSuite:
         self.arrive()
         assert self.dir.exists()
 
-    # -- what grows ------------------------------------------------------------------------------------------
+    # -- growing files ---------------------------------------------------------------------------------------
 
-    def test_the_journal_is_read_on_from_where_it_was(self) -> None:
+    def test_the_journal_is_read_from_the_last_offset(self) -> None:
         self.write(layout.JOURNAL, b'{"k":"one"}\n{"k":"two"}\n{"k":"th')
         self.arrive()
         entries, offset = self.dir.journal()
@@ -166,7 +166,7 @@ class TaskDirSuite:
         assert [entry["k"] for entry in entries] == ["three", "four"]
         assert offset == self.dir.size(layout.JOURNAL) == (self.root / layout.JOURNAL).stat().st_size
 
-    def test_what_was_taken_back_is_not_read(self) -> None:
+    def test_a_truncated_line_is_not_read(self) -> None:
         """A line that did not fit on the disk is truncated, and another one is written in its place."""
         self.write(layout.JOURNAL, b'{"k":"one"}\n{"k":"a long one that does not f')
         self.arrive()
@@ -194,7 +194,7 @@ class TaskDirSuite:
         assert self.dir.lines(f"{layout.METRICS}/1-10-aa.jsonl", 0) == ([{"step": 1}], 11)
         assert self.dir.size(layout.segment(1)) == 6
 
-    def test_what_was_dropped_is_not_listed(self) -> None:
+    def test_dropped_segments_are_not_listed(self) -> None:
         for number in range(5):
             self.write(layout.segment(number), b"o 1 %d\n" % number)
         self.arrive()
@@ -203,7 +203,7 @@ class TaskDirSuite:
         self.arrive()
         assert self.dir.list(layout.LOG) == ["000000.log", "000003.log", "000004.log"]
 
-    def test_much_at_once(self) -> None:
+    def test_a_large_amount_at_once(self) -> None:
         """More than fits into one answer. Every line of the log comes before the journal's entry."""
         line = b"o 1700000000000 " + b"x" * 1000 + b"\n"
         for number in range(4):
@@ -216,7 +216,7 @@ class TaskDirSuite:
         assert self.dir.read(layout.segment(3), len(line) * 3999, 1 << 20) == line
         assert self.dir.size(f"{layout.METRICS}/1-1-a.jsonl") == 11 * 200_000
 
-    def test_what_is_not_there_is_empty(self) -> None:
+    def test_missing_files_are_empty(self) -> None:
         self.arrive()
         assert self.dir.read("log/000099.log") == b""
         assert self.dir.size("log/000099.log") == 0
@@ -262,7 +262,7 @@ class TaskDirSuite:
                 self.dir.read(path)
         assert self.dir.read(str(self.tmp / "outside")) == b""
 
-    # -- bringing --------------------------------------------------------------------------------------------
+    # -- placing trees ---------------------------------------------------------------------------------------
 
     def test_code_is_brought_once(self) -> None:
         files: dict[str, bytes] = {
@@ -346,7 +346,7 @@ class TaskDirSuite:
         restore_checkpoint(self.blobs, good, self.dir, 1)
         assert contents(self.root / layout.checkpoints(1)) == {"a": b"good"}
 
-    # -- carrying away ---------------------------------------------------------------------------------------
+    # -- taking trees ----------------------------------------------------------------------------------------
 
     def test_a_checkpoint_is_carried(self) -> None:
         files: dict[str, bytes] = {
@@ -389,7 +389,7 @@ class TaskDirSuite:
             carry_checkpoint(self.dir, staged, self.blobs)
 
     @pytest.mark.parametrize("path", ["../a", "/a", "a/../b", "", "a\0b", "x" * 5000])
-    def test_a_journal_that_lies_is_refused(self, path: str) -> None:
+    def test_an_invalid_path_in_the_journal_is_refused(self, path: str) -> None:
         staged = self.stage({"a": b"one"})
         staged.files[0]["path"] = path
         with pytest.raises(SpecError):
@@ -459,7 +459,7 @@ class TaskDirSuite:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def test_what_a_dead_launcher_left_is_settled(self) -> None:
+    def test_the_directory_of_a_dead_launcher_is_settled(self) -> None:
         journal = Journal(str(self.root))
         journal.append({"k": "starting", "seq": 1, "generation": 1, "at": 1.0})
         journal.close()

@@ -22,7 +22,7 @@ def until(job: Job, verdict: Outcome, following: Next, now: float) -> float:
 
 
 def say(run: str, job: Job) -> str:
-    return f"left as it is for {job.keep_on_failure:.0f} s: `stoker shell {run}` looks into it, `stoker stop {run}` lets it go"
+    return f"held for {job.keep_on_failure:.0f} s: `stoker shell {run}` opens a shell in it, `stoker stop {run}` releases it"
 
 
 def left(attempt: AttemptRow) -> float:

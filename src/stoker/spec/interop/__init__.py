@@ -1,11 +1,11 @@
-"""Other people's files: Kubernetes' and Kubeflow's manifests read into jobs, and jobs written as manifests. Pure.
+"""Reads manifests of Kubernetes and Kubeflow as jobs, and writes jobs as manifests. Pure.
 
-reader           text into documents, with a line for everything
+reader           text into documents, with line numbers
 ledger           every key of a document is accounted for: honoured, harmless, or noted
-rows             the table of what becomes of each key
+rows             the table of all keys and how each is handled
 reference        the tables of docs/foreign-files.md
 pods             a pod template into one piece of a job
-amounts          what a container asks for
+amounts          resources of a container
 mounts           volumes and mounts
 expansion        `$(NAME)` in commands and variables
 single           Pod, Job
@@ -16,10 +16,10 @@ assemble         pieces into a job
 translate        a file into translations
 export           jobs as manifests
 export_kubeflow  jobs as Kubeflow's kinds
-writer           YAML as a person would write it
+writer           readable YAML
 
-What cannot be honoured is never passed over: it becomes a note with its path, its line and the reason, and whoever
-submits decides. What could reach beyond a pod (the host, privileges) is not theirs to decide: see `Level`.
+A key that cannot be honoured is never ignored silently. It becomes a note with its path, its line and the reason, and
+the user decides. Keys that reach beyond a pod (the host, privileges) are not the user's decision: see `Level`.
 """
 
 from stoker.spec.interop.ledger import Level, Note

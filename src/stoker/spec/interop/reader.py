@@ -1,4 +1,4 @@
-"""From text to documents: which ones become runs, which ones do not, and the error for the others."""
+"""Splits a file into documents: some become runs, some do not, and the others are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of each key of Kubernetes and Kubeflow files: one table, for the reader and for docs/foreign-files.md.
+"""How each key of Kubernetes and Kubeflow files is handled: one table, for the reader and for docs/foreign-files.md.
 
 A scope is a kind of mapping: a pod's spec, a container, a run policy. The code reads the honoured keys; a test
 compares it with this table. The words of the other rows are shown to the user.

@@ -70,5 +70,5 @@ def _translated(document: Document, target: Target) -> Translation:
     draft.describe(view.child("metadata", "metadata"))
     job = _KINDS[document.kind](view, draft, target)
     notes = ledger.close()
-    assert job is not None, "a kind that made no job has said why"
+    assert job is not None, "a kind that made no job has reported the reason"
     return Translation(document.kind, document.name.rstrip("-") or job.name, document.line, job, notes)
