@@ -24,7 +24,7 @@ _CLEAN_AGAIN = 10.0
 
 
 class Cleanup:
-    """Runs in the loop's thread. Everything may be repeated. A failed cleanup is retried when the engine shows the task."""
+    """Runs in the loop's thread. Everything may be repeated. A failed cleanup is retried when the engine shows a task."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -41,7 +41,7 @@ class Cleanup:
             self._ctx.wakeups.spawn(self._clean(attempt))
 
     async def _clean(self, attempt: AttemptRow) -> None:
-        """Release the launchers and delete what the engine holds. Checkpoints and outputs have been transferred before."""
+        """Release the launchers and delete what the engine holds. Checkpoints and outputs were transferred before."""
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
         files = hold.files_of(attempt)
         try:

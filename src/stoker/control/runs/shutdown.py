@@ -68,7 +68,7 @@ class Shutdown:
         return live.closing is not None and live.closing.cause in (Cause.STOPPED, Cause.PREEMPTED)
 
     async def _tell(self, live: LiveRun, task: LiveTask, kind: str, grace: float) -> None:
-        """Stop by an order. If the order cannot be written (user code put a directory there), the engine stops the task."""
+        """Stop by an order. If it cannot be written (user code put a directory there), the engine stops the task."""
         incarnation = task.incarnation
         found: list[Change] = []
         if task.ingester is not None:

@@ -85,7 +85,7 @@ def _after(row: RunRow, event: RunEvent) -> RunState:
 async def resumed(
     ctx: Context, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
 ) -> list[RunRow]:
-    """Runs that are over in the restored database, and of which a later attempt runs: they were resumed after the backup."""
+    """Runs that are over in the restored database, but were resumed after the backup: a later attempt runs."""
     found = []
     for run in seen.keys() - live:
         try:

@@ -1,4 +1,4 @@
-"""Gangs of which only some tasks come up: decides which gives its places back. The rules are in `scheduling.gangs`."""
+"""Gangs of which only some tasks come up: decides which is released. The rules are in `scheduling.gang_deadlock`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GangTimeout:
         self._decided: dict[str, LetGo] = {}
 
     def judge(self, live: LiveRun) -> outcome.Outcome | None:
-        """A verdict if this run has to give all its places back. Runs with other decisions are kicked."""
+        """A verdict if this run has to release all its tasks. Other runs that have to are kicked."""
         up = [task for task in live.tasks.values() if task.directory is not None]
         if not up or live.alone:
             return None
