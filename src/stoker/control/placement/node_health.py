@@ -65,7 +65,7 @@ class NodeHealth:
         return trusted(shapes, asides) if asides else shapes
 
     def wary(self, request: Request) -> Request:
-        """The request, which avoids nodes where the run failed, and nodes that are spared as a last resort."""
+        """The request, avoiding where the run failed itself, and suspects that are only spared for other requests."""
         if not self._tracker.failures:
             return request
         spared = {aside.name for aside in self.asides() if aside.spared}

@@ -50,7 +50,7 @@ def ports_of(attempt: AttemptRow) -> list[int]:
 
 
 def grow_later(ctx: Context, live: LiveRun) -> None:
-    """Let an elastic run grow again, but only after `grow_after` seconds: growing costs the work since a checkpoint."""
+    """Let an elastic run grow again, but only after `grow_after` seconds: each time costs the work since a checkpoint."""
     if not live.job.workers.elastic:
         return
     ctx.scheduler.may_grow(live.id, False)

@@ -25,7 +25,7 @@ _STOP_MARGIN = 15.0
 _KILL_MARGIN = 5.0
 """The same for a launcher that kills its processes at once."""
 _TELL_WAIT = 2.0
-"""Seconds to wait until all orders are written. A launcher that does not answer must not delay the others."""
+"""Seconds to wait for the orders to be written. A task that does not answer must not delay the step."""
 _BLOCKED = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ELOOP)
 """The run replaced the file by something else. Retries do not help, unlike with a task that cannot be reached."""
 _BRIEF_GRACE = 10.0
