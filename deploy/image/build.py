@@ -54,7 +54,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _deliver(image: Image, arguments: argparse.Namespace) -> str:
-    """Says where it is: the reference with its digest, or the file."""
+    """Push or write the image. Returns the reference with its digest, or the file."""
     if arguments.output:
         write_archive(image, arguments.output, arguments.name)
         return str(arguments.output)

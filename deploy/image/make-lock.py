@@ -1,9 +1,9 @@
-"""Write the lock of Debian packages next to a packages.toml: names, versions and hashes of a closure.
+"""Write the lock of Debian packages next to a packages.toml: names, versions and hashes of their closure.
 
     python deploy/image/make-lock.py [packages.toml ...]
 
-Needs apt-get and Debian's archive keyring, but no root: apt works in a directory of its own, verifies the archive's
-signatures, and installs nothing. Building from the lock needs neither.
+Needs apt-get and Debian's archive keyring, but no root: apt works in its own directory, verifies the archive's signatures,
+and installs nothing. A build from the lock needs neither.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 class Apt:
-    """apt-get and apt-cache on a system in which nothing is installed."""
+    """apt-get and apt-cache for a system without installed packages."""
 
     def __init__(self, root: Path, suite: str, architecture: str) -> None:
         for name in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "archives/partial"):
@@ -71,7 +71,7 @@ class Apt:
         return [match.group(1) for match in re.finditer(r"^'[^']+' (\S+\.deb) ", said, re.MULTILINE)]
 
     def show(self, packages: list[tuple[str, str]]) -> list[str]:
-        """For each name and version: hash, archive and path within it."""
+        """For each name and version: hash, archive, and path in the archive."""
         said = self._run("apt-cache", "show", *(f"{name}={version}" for name, version in packages))
         found = {}
         for stanza in said.split("\n\n"):
@@ -101,7 +101,7 @@ def _archive(name: str) -> str:
 
 
 def lock(apt: Apt, sets: dict[str, dict[str, list[str]]]) -> list[str]:
-    """A line per package. What a set has, those after it do not have again."""
+    """A line per package. A package is only in the first set that needs it."""
     lines: list[str] = []
     seen: set[str] = set()
     for title, words in sets.items():

@@ -1,4 +1,4 @@
-{{/* The release's name, short enough for what is added to it: a pod's name is a server's name, and has at most 63. */}}
+{{/* The release's name, shortened: a pod's name is also a server's name, and has at most 63 characters. */}}
 {{- define "stoker.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $both := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (include "stoker.fullname" .) .Values.persistence.existingClaim -}}
 {{- end -}}
 
-{{/* Pods of this chart: no root, nothing written but to volumes, no system call that the runtime does not know. */}}
+{{/* Pods of this chart: no root, writes to volumes only, the runtime's default system calls. */}}
 {{- define "stoker.podSecurity" -}}
 runAsNonRoot: true
 {{- if not .Values.platformAssignsUser }}
@@ -62,7 +62,7 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{/* config.toml. Numbers and lists are written in JSON, which TOML reads alike. */}}
+{{/* config.toml. Values are written in JSON, which is valid TOML for text, numbers and lists. */}}
 {{- define "stoker.config" -}}
 {{- $name := include "stoker.fullname" . -}}
 {{- $hosts := list $name -}}
@@ -82,7 +82,7 @@ imagePullSecrets:
 {{ end -}}
 {{- end -}}
 
-{{/* Settings of the cluster, one `key=value` a line, the values in JSON. */}}
+{{/* Settings of the cluster: one `key=value` a line, with values in JSON. */}}
 {{- define "stoker.cluster" -}}
 {{- $ours := .Values.cluster.stokerImage | default (include "stoker.image" .) -}}
 {{- $settings := dict

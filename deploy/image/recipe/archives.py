@@ -1,4 +1,4 @@
-"""Where Debian's packages come from: the archives that this machine's apt asks, or those of STOKER_DEBIAN_MIRROR.
+"""Where Debian's packages come from: the archives of this machine's apt, or the mirror in STOKER_DEBIAN_MIRROR.
 
 Only the standard library: `make-lock.py` runs without Stoker. The caller verifies what is fetched.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "STOKER_DEBIAN_MIRROR"
-"""Goes before apt's. In its value, `{archive}` becomes debian or debian-security."""
+"""Takes precedence over apt. In its value, `{archive}` becomes debian or debian-security."""
 HINT = f"Set {VARIABLE} to a mirror of Debian, such as http://MIRROR/{{archive}}."
 APT = Path("/etc/apt")
 
@@ -23,14 +23,14 @@ def archive(name: str, apt: Path = APT) -> str | None:
         return chosen.replace("{archive}", name).rstrip("/")
     for url, components in _sources(apt):
         parts = urllib.parse.urlsplit(url)
-        # Others call theirs `debian` as well; Debian's own parts begin with `main`.
+        # Other archives are named `debian` too; only Debian's own has the component `main`.
         if parts.scheme in ("http", "https") and parts.path.endswith(f"/{name}") and "main" in components:
             return url
     return None
 
 
 def _sources(apt: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each archive of apt's, with its components, as sources.list(5) has them."""
+    """Each archive that apt uses, with its components (see sources.list(5))."""
     parts = sorted((apt / "sources.list.d").glob("*"))
     for path in (apt / "sources.list", *(part for part in parts if part.suffix == ".list")):
         for line in _lines(path):

@@ -1,7 +1,7 @@
 """Debian packages as trees of files.
 
-A lock names each package with its hash, so nothing but the bytes has to be trusted of a mirror. Packages are read, not
-installed: no dpkg, no root, no maintainer scripts. What those would have done is done here (`finish`).
+A lock names each package with its hash, so mirrors need not be trusted. Packages are unpacked, not installed: no dpkg, no
+root, no maintainer scripts. `finish` does what is needed of those scripts.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def read_lock(path: Path) -> dict[str, list[Package]]:
 
 
 def key_of(packages: Iterable[Package]) -> str:
-    """Names their content."""
+    """A hash over the content of the packages."""
     return hashlib.sha256("\n".join(package.sha256 for package in packages).encode()).hexdigest()
 
 
 def fetch(package: Package) -> Path:
-    """The package's file, from the cache or from the mirror; verified either way."""
+    """The package's file, from the cache or from the mirror. It is verified in both cases."""
     folder = cache_home() / "debian"
     path = folder / f"{package.sha256}.deb"
     if path.is_file() and _hash(path) == package.sha256:
@@ -96,7 +96,7 @@ def fetch(package: Package) -> Path:
 
 
 def unpack(packages: Iterable[Package], keep: Callable[[str], bool] = lambda _: True) -> LayerTree:
-    """The files of these packages, without manuals and translations. `keep` is asked with each file's path."""
+    """The files of these packages, without manuals and translations. `keep` decides on each path."""
     tree = LayerTree()
     for package in packages:
         members = _members(fetch(package).read_bytes())
@@ -104,13 +104,13 @@ def unpack(packages: Iterable[Package], keep: Callable[[str], bool] = lambda _: 
         control = _tar(members["control"])
         with control:
             file = control.extractfile("./control")
-            # Where scanners for vulnerabilities look, in images without a package manager.
+            # Vulnerability scanners look here in images without a package manager.
             tree.file(f"var/lib/dpkg/status.d/{package.name}", file.read() if file else b"")
     return tree
 
 
 def finish(tree: LayerTree) -> None:
-    """What the maintainer scripts of the base packages would have made."""
+    """Add the links, directories and files that the maintainer scripts of the base packages make."""
     for name in ("bin", "sbin", "lib"):
         tree.link(name, f"usr/{name}")
     if any(path.startswith("usr/lib64/") for path, _ in tree):
@@ -155,7 +155,7 @@ def _entry(tar: tarfile.TarFile, info: tarfile.TarInfo) -> Entry | None:
 
 
 def _merged(name: str) -> str:
-    """/bin and /lib are links to /usr/bin and /usr/lib; packages of this age still name both."""
+    """The path with /usr: /bin and /lib are links to /usr/bin and /usr/lib, and packages use both."""
     return f"usr/{name}" if _MERGED.match(name) else name
 
 

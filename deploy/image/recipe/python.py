@@ -1,4 +1,4 @@
-"""Python in an image: locked wheels, and bytecode made by the interpreter that will run it."""
+"""Python in an image: locked wheels, and bytecode made by the image's own interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.errors import ImageError
 from stoker.images import LayerTree, cache_home
 
 VERSION = "3.11"
-"""Of the suite in packages.toml."""
+"""The Python of the Debian suite in packages.toml."""
 PACKAGES = f"usr/local/lib/python{VERSION}/dist-packages"
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 _LOADERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
@@ -37,7 +37,7 @@ def select(lock: str, names: set[str]) -> str:
 
 
 def closure(project: Path, lock: Path, architecture: str) -> set[str]:
-    """What the project needs at run time: names of the lock, without the tools of developers."""
+    """The packages that the project needs at run time, without development tools: names in the lock."""
     mark = hashlib.sha256(f"{project.read_text()}\0{lock.read_text()}\0{architecture}".encode()).hexdigest()
     known = cache_home() / "closures" / mark
     if known.is_file():
@@ -55,7 +55,7 @@ def closure(project: Path, lock: Path, architecture: str) -> set[str]:
 
 
 def install(requirements: str, architecture: str) -> LayerTree:
-    """Wheels of these requirements, which must all have versions and hashes, where Debian's Python looks for them."""
+    """Install wheels where Debian's Python finds them. All requirements must have versions and hashes."""
     with tempfile.TemporaryDirectory() as folder:
         listed, target = Path(folder) / "requirements.txt", Path(folder) / "target"
         listed.write_text(requirements)
@@ -71,9 +71,9 @@ def install(requirements: str, architecture: str) -> LayerTree:
 
 
 def compiled(tree: LayerTree, lock: Path) -> LayerTree:
-    """Bytecode for every module of a tree that is not too broken to compile. A read-only root cannot make its own.
+    """Bytecode of every module of a tree that compiles: with a read-only root, Python cannot write its own.
 
-    Marked to be taken as it is: times in an image mean nothing.
+    Python uses the bytecode unchecked, because file times in an image mean nothing.
     """
     result = LayerTree()
     run = interpreter(lock)
@@ -102,12 +102,12 @@ for folder, folders, files in os.walk("."):
             py_compile.compile(path, dfile="/" + path, doraise=True, quiet=2,
                                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
         except py_compile.PyCompileError:
-            pass  # templates and tests of other syntaxes lie among the modules of some packages
+            pass  # some packages have templates and tests in other syntaxes among their modules
 """
 
 
 def interpreter(lock: Path) -> Run:
-    """The image's Python, run on this machine with its own libraries: no root, no container. Unpacked once."""
+    """The image's Python on this machine, with its own libraries: no root, no container. Unpacked once."""
     machine = {name: debian_name for debian_name, name in _ARCHITECTURES.items()}.get(platform.machine())
     if machine is None:
         raise ImageError(
@@ -121,7 +121,7 @@ def interpreter(lock: Path) -> Run:
         with tempfile.TemporaryDirectory(dir=root.parent) as folder:
             fresh = Path(folder) / "root"
             debian.unpack(packages, _needed).unpack(fresh)
-            with contextlib.suppress(OSError):  # another process was faster: its result is the same
+            with contextlib.suppress(OSError):  # another process was first, with the same result
                 fresh.rename(root)
     return Run(root, machine)
 
@@ -160,8 +160,8 @@ def _needed(name: str) -> bool:
 
 
 def _check_records(target: Path) -> None:
-    """Every file against its wheel's own list. Hashes of wheels are checked when they are downloaded; what the cache
-    keeps is unpacked, and its files may have been changed in an environment that links to them."""
+    """Verify every file against its wheel's list. uv verifies wheels only when it downloads them. The files in its cache
+    may have been changed in an environment that links to them."""
     for record in target.glob("*.dist-info/RECORD"):
         with open(record, newline="") as file:
             for name, mark, *_ in csv.reader(file):
@@ -175,7 +175,7 @@ def _check_records(target: Path) -> None:
 
 
 def _held(target: Path) -> LayerTree:
-    """An installed target as a tree that outlives it. Scripts name this machine's Python: they are left out."""
+    """The installed files as a tree. Scripts are left out: they refer to this machine's Python."""
     tree = LayerTree()
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target).as_posix()
@@ -189,7 +189,7 @@ def _held(target: Path) -> LayerTree:
 _LEFT_OUT = re.compile(
     r"(^|/)__pycache__/|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json|uv_cache\.json)$|^\.lock$"
 )
-"""Notes of the installer about this machine."""
+"""Bytecode, and the installer's notes about this machine."""
 
 
 def _platform(architecture: str) -> tuple[str, ...]:

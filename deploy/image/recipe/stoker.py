@@ -1,6 +1,6 @@
-"""Stoker's image: Debian's Python, the locked dependencies, Stoker, and the bundle that its pods are started from.
+"""Stoker's image: Debian's Python, the locked dependencies, Stoker, and the bundle for its pods.
 
-Runs as a number, not as root, and with a read-only root: everything it writes is beneath STOKER_HOME.
+Runs under a user id, not as root, with a read-only root file system: all it writes is beneath STOKER_HOME.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def wheels(cache: Cache, names: set[str], architecture: str, made_by: str) -> La
 
 
 def program(cache: Cache, root: Path = ROOT) -> Layer:
-    """Stoker itself, as its wheel has it, and the bundle. The same for every architecture."""
+    """The files of Stoker's wheel, and the bundle. The same for every architecture."""
     sources = sorted(path for path in (root / "src").rglob("*") if path.is_file() and _is_source(path))
     files = [*sources, root / "pyproject.toml", root / "README.md"]
     mark = hashlib.sha256()
@@ -109,19 +109,19 @@ def lock(architecture: str) -> Path:
 
 
 def key(*parts: str) -> str:
-    """Names what a layer is made of, and how."""
-    return "\0".join((*parts, _HOW))
+    """The cache key of a layer: its inputs, and the code that makes it."""
+    return "\0".join((*parts, _CODE))
 
 
-def _how() -> str:
+def _hash_of_code() -> str:
     found = hashlib.sha256()
     for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(layers.__file__)):
         found.update(path.read_bytes())
     return found.hexdigest()
 
 
-_HOW = _how()
-"""Read when the code is: a process that goes on with old code must not leave its layers under the new code's name."""
+_CODE = _hash_of_code()
+"""Computed at import: a process that still runs old code must not store its layers under the new code's key."""
 
 
 def _program(files: list[Path], root: Path) -> LayerTree:
@@ -151,7 +151,7 @@ _PASSWD = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexiste
 
 
 def _wheel(files: list[Path], root: Path, folder: Path) -> dict[str, bytes]:
-    """Built from a copy: the checkout stays as it is."""
+    """The files of the wheel, built from a copy: the checkout is not changed."""
     for path in files:
         copy = folder / "source" / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)

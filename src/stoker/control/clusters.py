@@ -1,4 +1,4 @@
-"""The clusters of a server: added, changed, looked at, taken away. What is kept of one is its configuration."""
+"""The clusters of a server: adds, changes, shows and removes them. The database keeps their configurations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stoker.store.rows import ClusterRow
 
 
 class Backend(Protocol):
-    """A kind of cluster: how its configurations are read and its engines made."""
+    """A kind of cluster: reads configurations and makes engines."""
 
     def make(self, name: str, config: Mapping[str, Any]) -> Engine:
-        """SpecError when the configuration is not one. Opens nothing."""
+        """Make an engine without connecting to the cluster. SpecError: the configuration is not valid."""
         ...
 
     def changed(self, config: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
-        """The configuration with each `key=value` done, as plain JSON. SpecError names what cannot be."""
+        """Apply each `key=value` to the configuration and return plain JSON. SpecError: a change is not valid."""
         ...
 
 
@@ -31,18 +31,18 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 class Clusters:
-    """May be called from any thread. What it acknowledged is durable."""
+    """May be called from any thread. An acknowledged change is durable."""
 
     def __init__(self, store: Store, loop: ControlLoop, backend: Backend | None) -> None:
         self._store = store
         self._loop = loop
-        self._given = backend
+        self._backend_or_none = backend
 
     def engines(self) -> list[Engine]:
-        """One for each cluster that was added before this server started."""
-        if self._given is None:
+        """An engine for each cluster in the database."""
+        if self._backend_or_none is None:
             return []
-        return [self._given.make(row.name, row.config) for row in self._store.clusters()]
+        return [self._backend_or_none.make(row.name, row.config) for row in self._store.clusters()]
 
     def add(self, name: str, config: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         return self._put(name, self._backend.changed(config, changes), new=True)
@@ -52,9 +52,9 @@ class Clusters:
 
     @property
     def _backend(self) -> Backend:
-        if self._given is None:
+        if self._backend_or_none is None:
             raise Refused("this server runs on its own machine only")
-        return self._given
+        return self._backend_or_none
 
     def _put(self, name: str, config: Mapping[str, Any], *, new: bool) -> dict[str, Any]:
         _check_name(name)
@@ -94,7 +94,7 @@ class Clusters:
         return self._loop.ask(look)
 
     def check(self, name: str) -> list[dict[str, Any]]:
-        """What works and what does not, each with what to do about it."""
+        """The results of the engine's checks, each with a hint."""
 
         async def look() -> list[dict[str, Any]]:
             engine = self._loop.context.fleet.member(name).engine
@@ -127,7 +127,7 @@ class Clusters:
 
 def _check_name(name: str) -> None:
     if name in (LOCAL, ANY):
-        raise SpecError(f"a cluster cannot be called {name!r}", hint="That word has a meaning of its own.")
+        raise SpecError(f"a cluster cannot be called {name!r}", hint="The name is reserved.")
     if not _NAME.fullmatch(name):
         raise SpecError(
             f"{name[:60]!r} cannot be a cluster's name",

@@ -1,4 +1,4 @@
-"""Gathering what several runs have to record into common transactions."""
+"""Group commit: changes of several runs share transactions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Batch = list[tuple[Sequence[Change], "asyncio.Future[None]"]]
 
 
 class Committer:
-    """`commit` returns once the changes are durable, and raises what the store raised. While one transaction is
-    being written the next ones gather: many small runs cost few transactions."""
+    """`commit` returns once the changes are durable, and raises what the store raised. Changes that arrive while a
+    transaction is written share the next one: many small runs cost few transactions."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class Committer:
                     if not future.done():
                         future.set_exception(exc)
                 raise
-            except Exception:  # noqa: BLE001 - somebody's rows cannot be stored: theirs alone shall fail
+            except Exception:  # noqa: BLE001 - one run's rows cannot be stored: only that run fails
                 await self._one_by_one(batch)
                 continue
             for _, future in batch:
@@ -58,7 +58,7 @@ class Committer:
                 await asyncio.to_thread(self._store.apply, list(changes))
             except StoreError:
                 raise
-            except Exception as exc:  # noqa: BLE001 - whatever it is, whoever waits for it is told
+            except Exception as exc:  # noqa: BLE001 - any error goes to the caller that waits
                 if not future.done():
                     future.set_exception(exc)
             else:

@@ -1,4 +1,4 @@
-"""What the parts of control work with, and how they ask the loop for another look."""
+"""What the parts of control share, and the wake-ups by which they ask the loop for another step."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from stoker.store.rows import AttemptRow
 
 
 class Wakeups(Protocol):
-    """Asks the control loop for another look. Called in the loop's thread, but for `observe_from_anywhere`.
+    """Wakes the control loop. Called in the loop's thread, except `observe_from_anywhere`.
 
     Every call only marks work as due and returns at once. Calls that arrive while a session ends are dropped: the next
-    session looks at everything anyway.
+    session looks at every run.
     """
 
     def kick(self, live: LiveRun, task: str = "") -> None:
-        """There may be something to do for this run: in one of its tasks, or in any."""
+        """The run needs a step: one of its tasks may have changed; `task` empty: any of them."""
         ...
 
     def kick_later(self, live: LiveRun, delay: float) -> None:
-        """The same after `delay` seconds. A later call replaces an earlier one."""
+        """Kick the run after `delay` seconds. A later call replaces an earlier one."""
         ...
 
     def schedule_soon(self) -> None:
-        """The queue or what is free may have changed."""
+        """The queue or the free capacity may have changed."""
         ...
 
     def observe_soon(self) -> None:
-        """A task may have ended: have every engine show its tasks now."""
+        """A task may have ended: every engine observes its tasks now."""
         ...
 
     def observe_from_anywhere(self) -> None:
@@ -49,17 +49,18 @@ class Wakeups(Protocol):
         ...
 
     def nodes_changed(self) -> None:
-        """Nodes came, went, or are trusted again."""
+        """Nodes were added, removed, or are trusted again."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this in the background of the session. EngineError is logged and ends only this work."""
+        """Run this in the background of the session. An EngineError is logged and ends only this work."""
         ...
 
 
 @dataclass
 class Context:
-    """Belongs to the loop's thread. What `begin_session` replaces is read from here each time, never kept elsewhere."""
+    """Belongs to the loop's thread. `begin_session` replaces some attributes: read them from here each time, and keep
+    no copies."""
 
     settings: Settings
     store: Store
@@ -71,18 +72,18 @@ class Context:
     packages: InstalledPackages
     committer: Committer
     ports: PortAllocator = field(default_factory=PortAllocator)
-    """Of this machine. Ports outlive a session, as tasks do."""
+    """Of this machine. Ports outlive a session, like tasks."""
     dropped: set[str] = field(default_factory=set)
-    """Trees of checkpoints that retention let go of; the sweeper frees them."""
+    """Trees of checkpoints that retention dropped; the sweeper frees them."""
     runs: dict[str, LiveRun] = field(default_factory=dict)
     """Every run that is not over."""
     held: dict[str, AttemptRow] = field(default_factory=dict)
-    """By run: attempts that failed and are held for a person to look into."""
+    """By run: failed attempts that are held for the user to inspect."""
     scheduler: Scheduler = field(default_factory=Scheduler)
     transfers: CheckpointTransfers = field(default_factory=CheckpointTransfers)
 
     def begin_session(self) -> None:
-        """Forget what is only in memory: the database is read again."""
+        """Clear the state in memory: the next session reads the database again."""
         for live in self.runs.values():
             if live.timer is not None:
                 live.timer.cancel()

@@ -30,7 +30,7 @@ DRILLS = ("process", "launcher", "preempt")
 
 
 class Controller:
-    """Turns wishes into recorded intent and wakes the loop. What it acknowledged is durable."""
+    """Records what users ask for and wakes the loop. An acknowledged request is durable."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Controller:
         engine: Engine,
         backend: Backend | None = None,
     ) -> None:
-        """`engine`: this machine's. `backend`: makes those of the clusters; without it there are none."""
+        """`engine`: of this machine. `backend`: makes the engines of clusters; None: there are no clusters."""
         self._settings = settings
         self._store = store
         self._notifier = Notifier()
@@ -69,7 +69,7 @@ class Controller:
         record: Mapping[str, Any],
         user: str,
     ) -> tuple[RunRow, bool]:
-        """The same key gives the same run, once. Returns when it is durable."""
+        """Return the run and whether it is new: the same key gives the same run. The run is durable on return."""
         row, created = self._submissions.submit(
             key=key, job=job, code=code, secrets=secrets, record=record, user=user
         )
@@ -85,22 +85,22 @@ class Controller:
         secrets: Mapping[str, str],
         record: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """What a submit would do. Records nothing."""
+        """Show what a submit would do. Records nothing."""
         return self._submissions.check(job=job, code=code, secrets=secrets, record=record)
 
     def stop_run(self, run_id: str, *, kill: bool, by: str) -> RunRow:
-        row = self._want(run_id, "kill" if kill else "stop", by)
+        row = self._set_desired(run_id, "kill" if kill else "stop", by)
         if RunState(row.state).terminal:
             self._loop.ask(lambda: debug_hold.let_go(self._loop.context, run_id, self._loop.cleanup.begin))
         return row
 
     def suspend(self, run_id: str, *, by: str) -> RunRow:
-        return self._want(run_id, "suspend", by)
+        return self._set_desired(run_id, "suspend", by)
 
     def resume(
         self, run_id: str, *, key: str, secrets: Mapping[str, str], changes: Sequence[str]
     ) -> tuple[RunRow, bool]:
-        """A new attempt of a run that is over, from its newest checkpoint."""
+        """Start a new attempt of a run that is over, from its newest checkpoint."""
         run = self._store.run(run_id)
         job = Job.from_json(run.job)
         if changes:
@@ -121,13 +121,13 @@ class Controller:
         return row, created
 
     def drill(self, run_id: str, how: str, task: str | None = None) -> str:
-        """Hurt a running run on purpose: one of its tasks, the first where none is named. Says what was done."""
+        """Make one task of a running run fail (default: the first), or preempt the run. Returns what was done."""
         if how not in DRILLS:
             raise Refused(f"no such drill: {how!r}", hint=f"Choose one of: {', '.join(DRILLS)}.")
         run = self._store.run(run_id)
         if run.state not in (RunState.RUNNING,):
             raise Conflict(f"{run_id} is {run.state}, not running", hint="A drill needs a running run.")
-        did = self._loop.ask(lambda: self._hurt(run_id, how, task))
+        did = self._loop.ask(lambda: self._drill(run_id, how, task))
         self._store.apply([AddEvent(EventRow(run_id, time.time(), "drill", f"drill: {did}"))])
         return did
 
@@ -163,7 +163,7 @@ class Controller:
         return self._loop.ask(ask)
 
     def musters(self, run_ids: Sequence[str]) -> dict[str, readiness.Readiness]:
-        """Who is there of those of them that have several tasks: one visit to the loop for a whole page."""
+        """The readiness of each live run that has several tasks. One call into the loop for a whole page."""
 
         async def ask() -> dict[str, readiness.Readiness]:
             lives = [live for run_id in run_ids if (live := self._loop.context.runs.get(run_id)) is not None]
@@ -176,21 +176,21 @@ class Controller:
             return {}
 
     def resize(self, run_id: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
-        """Give a run more or less. Says how: in place, or by checkpoint and restart."""
+        """Change a run's CPU and memory: in place, or by checkpoint and restart. Returns which."""
         return self._loop.ask(
             lambda: resizing.resize(self._loop.context, run_id, cpu=cpu, memory=memory), timeout=60.0
         )
 
     def scale(self, run_id: str, workers: int) -> dict[str, Any]:
-        """Another number of workers for an elastic run."""
+        """Change the number of workers of an elastic run."""
         return self._loop.ask(lambda: elastic.scale(self._loop.context, run_id, workers), timeout=60.0)
 
     def shell(self, run_id: str, task: str | None = None) -> dict[str, Any]:
-        """How a person on the server's machine gets into one of the run's tasks, where there still is one."""
+        """How a user on the server's machine opens a shell in one of the run's tasks."""
         return self._loop.ask(lambda: debug_hold.shell(self._loop.context, run_id, task), timeout=60.0)
 
     def unknown(self) -> list[dict[str, Any]]:
-        """Runs that this home has had, or that run, and the database does not know: `{id, name, t, tasks}`."""
+        """Runs of this home that the database does not know: `{id, name, t, tasks}`. Their tasks may be running."""
 
         async def ask() -> dict[str, list[dict[str, Any]]]:
             return self._loop.unknown_tasks.running()
@@ -206,8 +206,8 @@ class Controller:
         ]
 
     def forget(self, runs: Sequence[str]) -> list[dict[str, Any]]:
-        """Let go of runs that the database does not know, all of them where none is named: their tasks end, their blobs
-        may be freed. Which they were."""
+        """Forget runs that the database does not know; none named: all of them. Their tasks end, and their blobs may
+        be freed. Returns the forgotten runs."""
         self._loop.sweeper.look()
         there = {entry["id"]: entry for entry in self.unknown()}
         wanted = list(dict.fromkeys(runs)) or list(there)
@@ -231,7 +231,7 @@ class Controller:
         return self.places([run_id]).get(run_id)
 
     def places(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """Places in the queue, from 1, of those of them that wait: one visit to the loop for a whole page."""
+        """Places in the queue, from 1, of the queued runs. One call into the loop for a whole page."""
 
         async def ask() -> dict[str, int]:
             found = ((run_id, self._loop.context.scheduler.position(run_id)) for run_id in run_ids)
@@ -258,9 +258,9 @@ class Controller:
     async def _nodes(self) -> list[dict[str, Any]]:
         return node_report.nodes(self._loop.context, self._loop.node_health)
 
-    # -- how -------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------
 
-    def _want(self, run_id: str, desired: str, by: str) -> RunRow:
+    def _set_desired(self, run_id: str, desired: str, by: str) -> RunRow:
         row = self._store.set_desired(run_id, desired, time.time(), by=by)
         self._loop.notify(row)
         return row
@@ -277,14 +277,14 @@ class Controller:
         except StokerError:
             return None
 
-    async def _hurt(self, run_id: str, how: str, task: str | None) -> str:
+    async def _drill(self, run_id: str, how: str, task: str | None) -> str:
         live = self._loop.context.runs.get(run_id)
         if live is None or live.attempt is None or not live.launched:
             raise Conflict(f"{run_id} is not running any more")
         if how == "preempt":
             live.preempt = True
             self._loop.kick(live)
-            return "preempted: asked to checkpoint and let go"
+            return "preempted: asked to checkpoint and stop"
         chosen = debug_hold.one_of(live.tasks, task, run_id)
         engine = self._fleet.engine(live.engine)
         if not isinstance(engine, Drills):

@@ -1,7 +1,7 @@
-"""The engines of one server: this machine, and the clusters people added.
+"""The engines of one server: this machine, and the clusters that were added.
 
-The queue sees the nodes of all of them under one name each: `local`, and `CLUSTER/NODE`. Everything here belongs
-to the control loop's thread but for `of_job`, `names` and the pure questions about jobs.
+The queue knows each node by one name: `local`, or `CLUSTER/NODE`. Everything here belongs to the control loop's thread,
+except `names` and the methods that only read a job.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ANY = "any"
 
 @dataclass
 class FleetMember:
-    """One engine and what was last heard of it."""
+    """One engine and what it last reported."""
 
     engine: Engine
     nodes: Sequence[Node] = ()
     known: bool = False
-    """Its capacity has been heard since the server started."""
+    """It has reported its capacity since the server started."""
     trouble: str | None = None
     """Why it cannot be reached now."""
     vigil: Vigil = field(default_factory=Vigil)
@@ -54,7 +54,7 @@ class Fleet:
             self._members[engine.name] = FleetMember(engine)
         self.home = next(iter(self._members))
         self.default = default or self.home
-        """Where a job goes that names no cluster."""
+        """The engine of jobs that name no cluster."""
 
     def __iter__(self) -> Iterator[FleetMember]:
         return iter(list(self._members.values()))
@@ -80,7 +80,7 @@ class Fleet:
             ) from None
 
     def engine(self, name: str) -> Engine:
-        """The engine of an attempt that exists. One that was taken away may be added again."""
+        """The engine of a recorded attempt. EngineUnavailable: it was removed; it may be added again."""
         try:
             return self._members[name].engine
         except KeyError:
@@ -89,7 +89,7 @@ class Fleet:
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def candidates(self, job: Job) -> list[FleetMember]:
-        """Where the job may go, the first choice first. Refused, with the reasons, when it may go nowhere."""
+        """The engines that accept the job, the first choice first. Refused, with the reasons, when none does."""
         wanted = job.cluster or self.default
         if wanted != ANY:
             member = self.member(wanted)
@@ -114,7 +114,7 @@ class Fleet:
             member.engine.refuse(part.job)
 
     def asks(self, job: Job) -> dict[str, Ask]:
-        """What each task of the job asks of the queue, by number: enough for wherever it may go."""
+        """What each task of the job asks of the queue, in the order of numbers: enough on every candidate engine."""
         members, found = self._possible(job), parts_of(job)
         by_role = {part.role: self._ask(part, members, found, job) for part in found}
         return {name: replace(by_role[name.rpartition("-")[0]], name=name) for name in self.task_names(job)}
@@ -134,15 +134,15 @@ class Fleet:
         )
 
     def _need(self, member: FleetMember, part: RoleTasks, found: Sequence[RoleTasks]) -> Needs:
-        """Tasks that name no CPU share this machine's: however many they are, they fit when nobody else is there."""
+        """Tasks that set no CPU share this machine's CPUs: any number of them fits on an idle machine."""
         need = member.engine.needs(part.job)
-        unsaid = sum(one.least for one in found if one.job.resources.cpu is None)
-        if member.name != self.home or part.job.resources.cpu is not None or unsaid == 1:
+        unset = sum(one.least for one in found if one.job.resources.cpu is None)
+        if member.name != self.home or part.job.resources.cpu is not None or unset == 1:
             return need
-        said = sum(one.least * (one.job.resources.cpu or 0.0) for one in found)
-        there = sum(node.cpu for node in member.nodes)
-        share = math.floor(max(0.0, there - said) / unsaid * 1000) / 1000
-        return replace(need, cpu=min(need.cpu, share or 0.001)) if there else need
+        asked = sum(one.least * (one.job.resources.cpu or 0.0) for one in found)
+        total = sum(node.cpu for node in member.nodes)
+        share = math.floor(max(0.0, total - asked) / unset * 1000) / 1000
+        return replace(need, cpu=min(need.cpu, share or 0.001)) if total else need
 
     def request(self, row: RunRow, job: Job) -> Request:
         asks = tuple(self.asks(job).values())
@@ -158,7 +158,7 @@ class Fleet:
         )
 
     def size(self, row: RunRow, job: Job) -> int | None:
-        """How many tasks it is to have at most, where a person said so."""
+        """The most tasks the run may have, if a user scaled it."""
         wanted = row.record.get("workers_wanted")
         if not isinstance(wanted, int) or not job.workers.elastic:
             return None
@@ -167,7 +167,7 @@ class Fleet:
         )
 
     def task_names(self, job: Job) -> list[str]:
-        """By number, as the queue counts tasks: those that must be, then the elastic ones."""
+        """In the order of the queue's numbers: the required tasks, then the elastic ones."""
         found = parts_of(job)
         needed = [name for part in found for name in part.names[: part.least]]
         return needed + [name for part in found for name in part.names[part.least :]]
@@ -176,7 +176,7 @@ class Fleet:
         try:
             return self.candidates(job)
         except (Refused, NotFound):
-            # Its cluster is gone, or was set up anew: it waits for one that takes it.
+            # The cluster was removed or changed: the run waits until an engine accepts it.
             return []
 
     # -- nodes -----------------------------------------------------------------------------------------------
@@ -199,16 +199,16 @@ class Fleet:
         return node if engine == self.home else f"{engine}/{node}"
 
     def bare(self, engine: str, node: str) -> str:
-        """The engine's own name of a node the queue knows."""
+        """The engine's own name of a node."""
         return node.removeprefix(f"{engine}/")
 
     def engine_of(self, places: Sequence[Place]) -> str:
-        """Whose nodes these are. No cluster and no machine has a slash in its name."""
+        """The engine that these nodes belong to. No name of a cluster or machine has a slash."""
         head, slash, _ = places[0].node.partition("/")
         return head if slash else self.home
 
     def node(self, engine: str, name: str) -> Node | None:
-        """A node by the name the queue knows."""
+        """A node by the queue's name of it."""
         return self._members[engine].node(self.bare(engine, name)) if engine in self._members else None
 
     def isolation(self, engine: str, node: str) -> dict[str, str]:
@@ -231,7 +231,7 @@ def sight(seen: Observation, job: Job) -> TaskSight:
 
 @dataclass
 class Wait:
-    """Why an attempt's task is not up yet, as the engine says, and since when it says so."""
+    """Why a task is not up yet, as the engine reports it, and since when."""
 
     text: str
     cause: str = ""
@@ -240,10 +240,10 @@ class Wait:
         default_factory=lambda: time.monotonic()
     )  # not bound at import: a test may drive the clock
     no_room: bool = False
-    """Others may give back what it waits for."""
+    """It waits for capacity that other runs may give back."""
 
     def follow(self, seen: Observation) -> Wait:
-        """The same hopeless cause keeps its clock, whatever its words."""
+        """The clock goes on while the hopeless cause is the same, even if the text changes."""
         since = self.since if seen.hopeless == self.cause else time.monotonic()
         return Wait(seen.waiting, seen.hopeless, seen.patience, since, seen.no_room)
 
@@ -253,7 +253,7 @@ class Wait:
 
 
 def said(observation: Observation) -> dict[str, Any]:
-    """What is kept of an observation as evidence."""
+    """An observation as evidence for a cause."""
     found = dict(observation.evidence)
     if observation.proof:
         found.setdefault("proof", observation.proof)

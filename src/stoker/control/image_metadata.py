@@ -1,5 +1,8 @@
-"""What a job's image says of itself, read from its registry at submit: wrapping a command in a launcher discards the
-image's own ENTRYPOINT, CMD, WORKDIR and USER, so they have to be known before."""
+"""The configuration of a job's image, read from its registry at submit.
+
+A launcher as the container's command replaces the image's own ENTRYPOINT, CMD, WORKDIR and USER. So Stoker reads them
+first and applies them itself.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ class ImageMetadata:
         self._registry: Registry | None = None
 
     def describe(self, job: Job, engines: Sequence[Engine]) -> dict[str, Any]:
-        """For the run's record: {} without an image; else its reference pinned to a digest and what it says. Where it
-        cannot be read and the job names a command, only the reference and why."""
+        """For the run's record: the image's reference, pinned to a digest, and its configuration; {} without an image.
+        If the image cannot be read and the job names a command: the reference and the error."""
         images = {engine.surroundings(job).image for engine in engines} - {""}
         if not images:
             return {}
         if len(images) > 1:
-            return {}  # the clusters it may go to have different ones; each uses its own as it is
+            return {}  # the candidate clusters have different default images: none is read
         name = images.pop()
         if job.launcher == "none":
             return {"asked": name}
         try:
-            with _said(name):
+            with _as_image_error(name):
                 return {"asked": name, **self._read(name)}
         except Refused:
             raise
@@ -78,8 +81,8 @@ class ImageMetadata:
 
 
 @contextmanager
-def _said(name: str) -> Iterator[None]:
-    """What is no StokerError is one all the same: an image's registry is nobody's to trust."""
+def _as_image_error(name: str) -> Iterator[None]:
+    """Turns other errors into ImageError: the answers of a registry are not trusted."""
     try:
         yield
     except (OSError, ValueError) as exc:

@@ -1,8 +1,8 @@
-"""The one loop that owns all live runs.
+"""The control loop, which owns all live runs.
 
-Each live run has at most one step under way; steps of different runs overlap, and what they record is gathered
-into common transactions. Whatever the store cannot record is not done: on a store error the loop forgets all it
-holds in memory and begins again from the database, as after a crash.
+Each live run has at most one step under way. Steps of different runs overlap, and their changes share transactions.
+Nothing is done before it is recorded: on a store error the loop drops its state in memory and starts a new session from
+the database, as after a crash.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _START = 15.0
-"""Seconds that `start` waits for the first look at engine and database; both may come later."""
+"""Seconds that `start` waits until the runs are loaded; it returns in any case."""
 _LAST_STEPS = 5.0
-"""Seconds that steps under way have at the end. What they leave undone the next server does."""
+"""Seconds that steps under way have at shutdown. The next server does the rest."""
 _FIRST_DELAY = 0.2
-_WELL = 60.0
-"""Seconds without trouble after which the next one is the first again."""
-_STUCK = 60.0
-"""Seconds until a task that the engine could not end (it waits inside the kernel) is tried again."""
+_HEALTHY_AFTER = 60.0
+"""Seconds of a session after which the delay before the next one is the first delay again."""
+_STOP_AGAIN = 60.0
+"""Seconds until the engine is asked again to end a task that did not end (it waits inside the kernel)."""
 _THREADS = 64
-"""For looks at tasks and for the store: a few slow ones (a huge checkpoint, a dead disk) hold up nobody else."""
+"""For reading tasks and for the store. Enough that a few slow calls (huge checkpoint, dead disk) delay no others."""
 
 
-class _Over(Exception):
-    """Ends a session and everything in it."""
+class _SessionOver(Exception):
+    """Raised to end a session and its tasks."""
 
 
 class ControlLoop:
-    """Runs in its own thread. `notify`, `preempt` and `ask` may be called from any thread; everything else belongs
-    to the loop's."""
+    """Runs in its own thread. `start`, `shutdown`, `notify`, `ask` and `observe_from_anywhere` may be called from any
+    thread; everything else belongs to the loop's."""
 
     def __init__(
         self, settings: Settings, store: Store, blobs: BlobStore, fleet: Fleet, notifier: Notifier
@@ -87,7 +87,7 @@ class ControlLoop:
             committer=Committer(store),
         )
         self.trouble: str | None = None
-        """Why nothing is being decided at the moment; None when all is well."""
+        """Why the loop decides nothing at the moment; None: it works."""
         self.node_health = NodeHealth(ctx)
         self.unknown_tasks = UnknownTasks(ctx)
         self.cleanup = Cleanup(ctx)
@@ -103,7 +103,7 @@ class ControlLoop:
         self._stopping: asyncio.Event | None = None
         self._session: asyncio.TaskGroup | None = None
         self._loaded = False
-        """Whether this session knows all runs there are: what is said of one before that is heard after it."""
+        """This session has loaded all runs. Notices that arrive earlier are handled when loading has finished."""
         self._schedule = asyncio.Event()
         self._watchers: dict[str, EngineWatcher] = {}
         self._notices: list[RunRow] = []
@@ -123,7 +123,7 @@ class ControlLoop:
         self.context.ports.close()
 
     def notify(self, row: RunRow) -> None:
-        """A run was submitted or people want something else of it."""
+        """A run was submitted, or its desired state has changed."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._take_notice, row)
 
@@ -143,20 +143,20 @@ class ControlLoop:
             began = time.monotonic()
             try:
                 await self._run_session()
-            except* _Over:
+            except* _SessionOver:
                 log.info("the control loop ends; tasks go on")
             except* StoreError as group:
-                delay = await self._begin_again(f"cannot record: {_first(group)}", delay, began)
-            except* Exception as group:  # whatever it is: a server that decides nothing any more helps nobody
-                log.exception("unexpected trouble")
-                delay = await self._begin_again(f"unexpected trouble: {_first(group)}", delay, began)
+                delay = await self._pause(f"cannot record: {_innermost(group)}", delay, began)
+            except* Exception as group:  # any error: a new session is better than a server without a loop
+                log.exception("unexpected error")
+                delay = await self._pause(f"unexpected error: {_innermost(group)}", delay, began)
         for member in self.context.fleet:
             await member.engine.close()
 
-    async def _begin_again(self, trouble: str, delay: float, began: float) -> float:
-        """Wait before the next session; how long to wait before the one after it."""
+    async def _pause(self, trouble: str, delay: float, began: float) -> float:
+        """Wait before the next session. Returns the delay before the one after it."""
         assert self._stopping is not None
-        if time.monotonic() - began > _WELL:
+        if time.monotonic() - began > _HEALTHY_AFTER:
             delay = _FIRST_DELAY
         self._ready.set()
         self.trouble = trouble
@@ -168,15 +168,15 @@ class ControlLoop:
         return min(delay * 2, 30.0)
 
     async def _run_session(self) -> None:
-        """From the database to the first store error or the end."""
-        self._forget()
+        """One session: from loading the database to the first error or the shutdown."""
+        self._reset()
         try:
-            await self._attend()
+            await self._serve()
         finally:
             self._session, self._loaded = None, False
             self.context.transfers.close()
 
-    async def _attend(self) -> None:
+    async def _serve(self) -> None:
         assert self._stopping is not None
         async with asyncio.TaskGroup() as group:
             self._session = group
@@ -185,9 +185,8 @@ class ControlLoop:
                 self._watchers[member.name] = self._watcher(member)
                 self._watchers[member.name].begin(group)
             await self._load()
-            group.create_task(
-                self._admission.watch(self._schedule)
-            )  # not before all who hold a place are known
+            # Not before all runs that hold places are loaded.
+            group.create_task(self._admission.watch(self._schedule))
             self.trouble = None
             self._ready.set()
             for watcher in self._watchers.values():
@@ -199,10 +198,10 @@ class ControlLoop:
             working = [live.working for live in self.context.runs.values() if live.working is not None]
             if working:
                 await asyncio.wait(working, timeout=_LAST_STEPS)
-            self.context.transfers.close()  # before those are waited for who wait for them
-            raise _Over
+            self.context.transfers.close()  # before the group waits for tasks that wait for transfers
+            raise _SessionOver
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.context.begin_session()
         self.cleanup.begin_session()
         self.context.scheduler.set_nodes(self.node_health.trusted())
@@ -210,11 +209,11 @@ class ControlLoop:
         self._watchers = {}
 
     async def _load(self) -> None:
-        # The machine itself always answers; a cluster may be away for hours, and its runs are loaded all the same.
+        # Only this machine is waited for: a cluster may be unreachable for hours, and its runs are loaded anyway.
         await self._watchers[self.context.fleet.home].known.wait()
         for attempt in await asyncio.to_thread(self.context.store.unfinished_attempts):
             if attempt.state == "ended" and not attempt.removed:
-                await self._left(attempt)
+                await self._take_ended(attempt)
         seen = await self._first_look()
         rows = await asyncio.to_thread(self.context.store.live)
         for row in [*rows, *await adoption.resumed(self.context, {row.id for row in rows}, seen)]:
@@ -227,7 +226,7 @@ class ControlLoop:
         self._schedule.set()
 
     async def _first_look(self) -> dict[str, list[Observation]]:
-        """What is there on this machine, by run, before anything is decided: a restored database may know less."""
+        """The tasks on this machine, by run, before any decision: a restored database may not know all of them."""
         engine = self.context.fleet.engine(self.context.fleet.home)
         found: dict[str, list[Observation]] = {}
         try:
@@ -238,7 +237,7 @@ class ControlLoop:
         return found
 
     async def _adopt(self, row: RunRow, seen: Sequence[Observation]) -> None:
-        live = self._made(row)
+        live = self._live_run(row)
         self.context.runs[row.id] = live
         if live.state.holds:
             attempt = await asyncio.to_thread(self.context.store.attempt, row.id, row.attempt)
@@ -250,12 +249,12 @@ class ControlLoop:
             self._admission.adopt(live, attempt)
         self.kick(live)
 
-    def _made(self, row: RunRow) -> LiveRun:
+    def _live_run(self, row: RunRow) -> LiveRun:
         job = Job.from_json(row.job)
         return LiveRun(row=row, job=job, parts=parts_of(job))
 
-    async def _left(self, attempt: AttemptRow) -> None:
-        """An ended attempt whose tasks are still there."""
+    async def _take_ended(self, attempt: AttemptRow) -> None:
+        """Hold or clean up an ended attempt that the engine still has."""
         if hold.is_kept(attempt):
             row = await asyncio.to_thread(self.context.store.run, attempt.run)
             debug_hold.keep(self.context, row, Job.from_json(row.job), attempt, self.cleanup.begin)
@@ -270,7 +269,7 @@ class ControlLoop:
         if live is None:
             if row.state != RunState.QUEUED:
                 return
-            live = self.context.runs[row.id] = self._made(row)
+            live = self.context.runs[row.id] = self._live_run(row)
         else:
             live.update(desired=row.desired)
         self.kick(live)
@@ -278,8 +277,7 @@ class ControlLoop:
     # -- steps -----------------------------------------------------------------------------------------------
 
     def kick(self, live: LiveRun, task: str = "") -> None:
-        """There may be something to do for this run: something new in one task, or in any. Not for one that this session
-        does not know, or not any more."""
+        """See `Wakeups.kick`. Ignored for a run that this session does not have (any more)."""
         if self.context.runs.get(live.id) is not live:
             return
         for one in [live.tasks[task]] if task in live.tasks else live.tasks.values():
@@ -305,8 +303,8 @@ class ControlLoop:
             self.kick_later(live, 2.0)
         except Abandoned:
             log.debug("the session ends")
-        except Exception:  # one run's trouble, whatever it is, must not stop the others; it is tried again
-            log.exception("run %s: unexpected trouble; trying again in 5 s", live.id)
+        except Exception:  # any error of one run must not stop the others; the step is tried again
+            log.exception("run %s: unexpected error; trying again in 5 s", live.id)
             self.kick_later(live, 5.0)
         finally:
             live.working = None
@@ -316,8 +314,8 @@ class ControlLoop:
     def _begin_task(
         self, work: Coroutine[Any, Any, None], *inner: Coroutine[Any, Any, None]
     ) -> asyncio.Task[None] | None:
-        """In this session, where there is one; what comes while it ends is left to the next. `inner`: what `work` would
-        have awaited. It is closed also where `work` is cancelled before it begins."""
+        """Start `work` in this session; without a session, or while it ends, `work` is dropped. `inner`: coroutines that
+        `work` awaits. They are closed even if `work` is cancelled before it begins."""
         if self._session is not None:
             try:
                 task = self._session.create_task(work)
@@ -332,8 +330,6 @@ class ControlLoop:
         return None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something of nobody's run, in the background. An engine that cannot do it is no reason to end."""
-
         async def guarded() -> None:
             try:
                 await work
@@ -363,8 +359,8 @@ class ControlLoop:
     # -- engines ---------------------------------------------------------------------------------------------
 
     async def join(self, engine: Engine) -> None:
-        """An engine more, or the same one set up anew."""
-        await self._leave(engine.name)
+        """Add an engine, or replace the one of the same name."""
+        await self._discard(engine.name)
         member = self.context.fleet.add(engine)
         if self._session is not None:
             watcher = self._watchers[engine.name] = self._watcher(member)
@@ -374,7 +370,7 @@ class ControlLoop:
         self._requeue()
 
     async def part(self, name: str) -> None:
-        """An engine less. Conflict while runs are on it."""
+        """Remove an engine. Conflict: runs are on it."""
         here = [
             live.id for live in self.context.runs.values() if live.attempt is not None and live.engine == name
         ]
@@ -383,11 +379,11 @@ class ControlLoop:
                 f"{len(here)} run(s) are on cluster {name}: {', '.join(sorted(here)[:5])}",
                 hint="Wait for them, or stop them first.",
             )
-        await self._leave(name)
+        await self._discard(name)
         self.nodes_changed()
         self._requeue()
 
-    async def _leave(self, name: str) -> None:
+    async def _discard(self, name: str) -> None:
         watcher = self._watchers.pop(name, None)
         if watcher is not None:
             watcher.leave()
@@ -396,7 +392,7 @@ class ControlLoop:
             await member.engine.close()
 
     def _requeue(self) -> None:
-        """Where runs may go has changed."""
+        """The engines have changed: kick queued runs, except those whose start is being recorded."""
         for live in self.context.runs.values():
             if live.state is RunState.QUEUED and not self.context.scheduler.holds(live.id):
                 self.kick(live)
@@ -404,7 +400,7 @@ class ControlLoop:
     # -- time ------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """What no event announces: a launcher that does not stop."""
+        """End launchers that do not stop in time: no event announces them."""
         while True:
             await asyncio.sleep(self.context.settings.control.poll)
             now = time.monotonic()
@@ -416,7 +412,7 @@ class ControlLoop:
                 ]
                 if late:
                     for task in late:
-                        task.stop_deadline = now + _STUCK
+                        task.stop_deadline = now + _STOP_AGAIN
                     self.spawn(self._end(live, late))
                     self.observe_soon()
 
@@ -428,11 +424,11 @@ class ControlLoop:
             await self.context.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0), tasks=names)
         except EngineError:
             for task in late:
-                task.forced = False  # whatever ends it, it is not we
+                task.forced = False  # the engine did not end them
             raise
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong, out of its wrappings."""
+def _innermost(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups."""
     inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+    return _innermost(inner) if isinstance(inner, BaseExceptionGroup) else inner

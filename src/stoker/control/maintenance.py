@@ -1,4 +1,4 @@
-"""What has to be done now and then: copies of the database, bytes that nothing needs any more."""
+"""Periodic work: backups of the database, and the deletion of blobs that nothing refers to."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from stoker.store.dialects import sqlite_copies as copies
 log = logging.getLogger(__name__)
 
 _FREE_EVERY = 15.0
-"""Seconds between looks for checkpoints to free: a big one every minute must not fill the disk."""
+"""Seconds between looks for dropped checkpoints: a big one every minute must not fill the disk."""
 _SWEEP_EVERY = 3600.0
 
 
 class Backups:
-    """Automatic copies of the database: what `backup restore` falls back to when nobody made one by hand."""
+    """Automatic backups of the database: `backup restore` uses them if there is no manual one."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._every = settings.control.backup_every
         self._directory = settings.home.backups / "auto"
         self._store = store
         self._making = threading.Lock()
-        self._last = False
-        """A copy was made after the database was found to be damaged or gone: there will be no news."""
+        self._damaged_copied = False
+        """A copy was made after the database was found damaged or missing: nothing new will follow."""
 
     async def run(self) -> None:
         while True:
@@ -40,14 +40,14 @@ class Backups:
             await asyncio.sleep(self._every)
 
     def _make(self) -> None:
-        """Sessions of the loop end and begin again in quick succession when the database is in trouble, and the copy that
-        one of them began goes on."""
-        if self._last or not self._making.acquire(blocking=False):
+        """Make one copy, unless one is being made. When the database fails, sessions follow each other quickly, and a
+        copy may outlive its session."""
+        if self._damaged_copied or not self._making.acquire(blocking=False):
             return
         try:
             damaged = self._store.damaged is not None
             _backup(self._directory, self._store)
-            self._last = damaged
+            self._damaged_copied = damaged
         except (StokerError, OSError) as exc:
             log.warning("automatic backup failed: %s", exc)
         finally:
@@ -55,20 +55,20 @@ class Backups:
 
 
 class Sweeper:
-    """Frees the bytes of checkpoints that retention let go of. `dropped` belongs to the control loop's thread; what a
-    server that died did not get to, the slow sweep over everything finds.
+    """Frees the blobs of checkpoints that retention dropped. `dropped` belongs to the control loop's thread. The hourly
+    sweep over all blobs finds what a server that died left behind.
 
-    That sweep takes what the database does not know for garbage. So there is none while the home has had runs that the
-    database does not know: they are `unknown`, until somebody says that they may be forgotten."""
+    The sweep deletes every blob that the database does not refer to. So it does nothing while the home has runs that
+    the database does not know: they are `unknown` until an operator has them forgotten."""
 
     def __init__(self, store: Store, blobs: BlobStore, home: Home, dropped: set[str]) -> None:
-        """`dropped`: trees of checkpoints that are not kept any more. Others add to it."""
+        """`dropped`: trees of checkpoints that are not kept any more. Other parts of control add to it."""
         self._store = store
         self._blobs = blobs
         self._home = home
         self._dropped = dropped
         self.unknown: list[dict[str, Any]] = []
-        """`{"id", "name"?, "t"?}` of each, as the last look found them. Replaced as a whole, never changed."""
+        """`{"id", "name"?, "t"?}` of each, as the last look found them. The list is replaced, never changed."""
 
     async def run(self) -> None:
         last = time.monotonic()
@@ -93,14 +93,14 @@ class Sweeper:
             log.warning("cannot compare the database with the home: %s", exc)
 
     def look(self) -> list[dict[str, Any]]:
-        """The runs that the home has had and the database does not know. Any thread may call it."""
-        # The home first: a run is in the database before there is any other sign of it.
+        """Find the runs of this home that the database does not know. Any thread may call it."""
+        # The home first: a new run is in the database before it is anywhere in the home.
         claims = home_contents.claims(self._home)
         self.unknown = self._store.missing_runs(claims)
         return self.unknown
 
     def sweep(self) -> Freed | None:
-        """None: nothing was swept, because the database does not account for what is there."""
+        """None: nothing was swept, because the database does not know all runs of the home, or is empty."""
         if unknown := self.look():
             log.warning(
                 "blobs are not swept: the database does not know %d run(s) of this home (%s, ...); "

@@ -1,4 +1,4 @@
-"""Waking those who wait for a run to change: followers of logs, `wait`, the web page."""
+"""Wakes what waits for a run to change: followers of logs, `wait`, the web page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _REMEMBERED = 100_000
 
 
 class Notifier:
-    """A counter per run that only rises. `publish` may be called from any thread; `changed` is awaited in any
-    event loop. A run nobody published about is at 0."""
+    """A counter per run that only rises, from 0. `publish` may be called from any thread; `changed` may be awaited in
+    any event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,14 +28,14 @@ class Notifier:
             self._versions[run] = self._versions.get(run, self._floor) + 1
             self._versions.move_to_end(run)
             if len(self._versions) > _REMEMBERED:
-                # The floor keeps a forgotten run's counter from falling: waiters would only wake once too often.
+                # The floor keeps the counter of a forgotten run from falling. Waiters may wake once too often.
                 self._floor = max(self._floor, self._versions.popitem(last=False)[1])
             waiters = self._waiters.pop(run, set())
         for loop, future in waiters:
             try:
                 loop.call_soon_threadsafe(_settle, future)
             except RuntimeError:
-                continue  # that loop is closed: nobody waits there any more
+                continue  # that loop is closed: nothing waits in it any more
 
     async def changed(self, run: str, seen: int, timeout: float) -> int:
         """The version once it differs from `seen`, or the same version after `timeout` seconds."""

@@ -1,5 +1,5 @@
-"""The secrets of runs: secrets/HASH.json, 0600, from submit until the run is terminal. Nowhere else on disk but
-in the task directory while the task lives."""
+"""The secrets of runs: secrets/HASH.json, mode 0600, from submit until the run is terminal. The only other copy on disk
+is in the task directory while the task lives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.task.formats import write_json
 
 
 def check(values: Mapping[str, str]) -> None:
-    """Each value becomes a variable of a process's environment. The message names the secret and never its value."""
+    """Refuse values that cannot be environment variables. The message names the secret, never its value."""
     for name, value in values.items():
         problem = "has a NUL character in it" if "\0" in value else None
         try:
@@ -44,7 +44,7 @@ def load(home: Home, key: str) -> dict[str, str]:
 
 
 def every(home: Home) -> list[str]:
-    """The values of all runs that are not over."""
+    """The secret values of all runs that are not over."""
     found: list[str] = []
     for path in home.secrets.glob("*.json"):
         found += _read(path).values()

@@ -1,4 +1,4 @@
-"""A run that is not over, as the control loop holds it in memory."""
+"""Live runs and their tasks: the control loop's state in memory."""
 
 from __future__ import annotations
 
@@ -28,56 +28,56 @@ from stoker.task.directory import TaskDir
 
 @dataclass
 class LiveTask:
-    """One task of the current attempt. Of a task that was replaced only the newest incarnation is here."""
+    """One task of the current attempt: only its newest incarnation."""
 
     name: str
     part: RoleTasks
     index: int
     incarnation: int = 1
     generation: int = 1
-    """Of its newest body, or of the one it is to start next."""
+    """Of its newest body, or of the next one if that is not started yet."""
     place: TaskPlacement = field(default_factory=TaskPlacement)
     """As recorded; changed in memory before it is recorded."""
     phase: TaskPhase = TaskPhase.PENDING
     """Changed by `happened` only."""
     directory: TaskDir | None = None
-    """Reached and there."""
+    """None: not reached yet."""
     ingester: Ingester | None = None
     verdict: Outcome | None = None
     """How its newest body ended; None while it runs or waits."""
     ended: float = 0.0
-    """When, by the clock of its own machine."""
+    """When its newest body ended, by the clock of its own machine."""
     stop_sent: str | None = None
-    """What it was told before it ended: stop | kill."""
+    """What it was told to do: stop | kill. None: it was not told."""
     forced: bool = False
     """The engine was asked to end it, because it did not stop in time."""
     stop_deadline: float | None = None
-    """Monotonic time after which a launcher that did not stop is ended by the engine."""
+    """Monotonic time after which the engine ends a launcher that did not stop."""
     killed_at: float | None = None
     """Monotonic time at which it was told to kill its processes."""
     telling: asyncio.Future[None] | None = None
-    """The order to stop is being written, and may not have arrived."""
+    """The write of the order to stop; None: none was sent."""
     gone: str | None = None
     """Proof that its launcher is dead, or why it was given up."""
     given_up: bool = False
-    """Gone without proof: silent for too long."""
+    """Gone without proof: it was silent for too long."""
     replaced_silent: bool = False
-    """It stands in for one that was given up."""
+    """It replaces an incarnation that was given up."""
     hastened: float | None = None
     """Monotonic time at which the engine was asked to end a launcher that is closing."""
     seen: Observation | None = None
-    """How the engine last showed it."""
+    """The engine's last observation of it."""
     missing: int = 0
-    """How many looks in a row the engine did not list it."""
+    """Looks in a row in which the engine did not list it."""
     wait: Wait | None = None
     """Why it is not up yet."""
     unjournalled_since: float | None = None
-    """Monotonic time since when the status says `ended` and the journal does not."""
+    """Monotonic time since which the status says `ended` and the journal does not."""
     usage: dict[str, Any] = field(default_factory=dict)
     reported: str = ""
-    """The phase that its launcher reports: a word of the task directory's status."""
+    """The phase in the task directory's status, as last recorded."""
     hung: dict[str, Any] = field(default_factory=dict)
-    """What its launcher said of its silence; empty: it is not silent."""
+    """What its launcher reported about its hang; empty: it does not hang."""
     touched: bool = True
     """Something may have changed in its directory."""
 
@@ -90,29 +90,29 @@ class LiveTask:
 
     @property
     def ordered(self) -> bool:
-        """It had the order to run its generation."""
+        """It has the order to run its generation."""
         return self.phase.ordered
 
     @property
     def joining(self) -> bool:
-        """It comes up to be part of the next generation."""
+        """It will be a member from the next generation on."""
         return self.place.joining
 
     @property
     def leaving(self) -> bool:
-        """It is not part of the next generation."""
+        """It will not be a member of the next generation."""
         return self.place.leaving
 
     @property
     def stopped(self) -> bool:
-        """Its body has ended, though its directory may not have been read yet."""
+        """Its body has ended. Its directory may not have been read to the end."""
         status = self.directory.status() if self.directory is not None else None
         return status is not None and (status.phase, status.generation) == ("ended", self.generation)
 
     @property
     def excused(self) -> bool:
-        """It ended because it was told to, which says nothing about the others. A task that was lost after it was told
-        is not excused: others may have failed because of the loss, and had it told to stop."""
+        """It ended because it was told to stop, so its end is no failure. A task that was lost after it was told is not
+        excused: other tasks may have failed because of the loss, which caused the order to stop."""
         lost = self.given_up or (
             not self.forced and (self.phase is TaskPhase.CLOSING or self.gone is not None)
         )
@@ -120,12 +120,12 @@ class LiveTask:
 
     @property
     def had_order(self) -> bool:
-        """The database knows that this incarnation ran, or was about to."""
+        """The database has recorded an order for this incarnation: it may have run."""
         return self.place.ordered == self.incarnation
 
     @property
     def carrying(self) -> bool:
-        """Checkpoints that it committed are on their way."""
+        """Checkpoints that it committed are still being transferred."""
         return self.ingester is not None and bool(self.ingester.untaken)
 
     @property
@@ -133,18 +133,18 @@ class LiveTask:
         return self.directory is not None and self.gone is None
 
     def lose(self, proof: str, *, given_up: bool = False) -> None:
-        """Its launcher is gone: proven, or given up."""
+        """Its launcher is gone (`proof`), or it is given up without proof."""
         self.gone, self.given_up = proof, given_up
         self.happened(TaskEvent.GONE)
 
     def judge(self, verdict: Outcome, at: float, event: TaskEvent) -> None:
-        """Its body has ended like this."""
+        """Record in memory how its body ended."""
         self.verdict, self.ended = verdict, at
         self.stop_deadline = None
         self.happened(event, cause=verdict.cause)
 
     def again(self, generation: int, place: TaskPlacement) -> None:
-        """Another body in its place; where its launcher is gone, another incarnation in another directory."""
+        """Prepare for another body. If its launcher is gone: for another incarnation, in a new directory."""
         fresh = self.gone is not None
         self.happened(TaskEvent.REPLACED if fresh else TaskEvent.RENEWED, generation=generation)
         self.generation, self.place = generation, place
@@ -167,8 +167,8 @@ class LiveTask:
 
 @dataclass
 class LiveRun:
-    """Owned by the loop's thread. `row` is the truth as last recorded; `desired` may be newer than the database's
-    copy here only in the direction of what a person asked."""
+    """A run that is not over. Owned by the loop's thread. `row` is as last recorded; its `desired` follows what users
+    ask for."""
 
     row: RunRow
     job: Job
@@ -178,40 +178,40 @@ class LiveRun:
     tasks: dict[str, LiveTask] = field(default_factory=dict)
     """Of the current attempt, in the order of their ranks."""
     assembly: Assembly | None = None
-    """What makes checkpoints of its tasks' parts; None for a run of one task, and while no world has begun."""
+    """Puts together the parts of its tasks' checkpoints. None: the run has one task, or no world has begun."""
     submitted: bool = False
-    """The engine has been asked for its tasks, all at their newest incarnation."""
+    """The engine has been asked for the newest incarnation of every task."""
     first_up: float | None = None
-    """Monotonic time at which the first of the tasks that are waited for was up."""
+    """Monotonic time at which the first task of a gang that is not complete was up."""
     let_go: int = 0
-    """How often it gave back what it had, because the rest of it found no room."""
+    """How often it gave back its places because its other tasks found no room."""
     closing: Outcome | None = None
-    """The attempt ends like this as soon as all its tasks have ended."""
+    """How the attempt ends once all its tasks have ended."""
     reforming: Outcome | None = None
-    """The world starts again because of this as soon as all its members have ended."""
+    """Why the world starts again once all its members have ended."""
     form_at: float = 0.0
-    """Monotonic time before which the next generation does not start: backoff."""
+    """Monotonic time before which the next generation does not start (backoff)."""
     regroup: bool = False
-    """`reforming` is nobody's fault: tasks join or leave."""
+    """`reforming` is no failure: tasks join or leave."""
     waits_since: float | None = None
-    """Monotonic time since when those who join are up."""
+    """Monotonic time since which all joining tasks are up."""
     fresh_checkpoint: bool = False
-    """A checkpoint was kept since then."""
+    """A checkpoint was committed since `waits_since`."""
     left: dict[str, LiveTask] = field(default_factory=dict)
-    """Tasks that were let go, as they were last. Each keeps its place until it is proven to have ended."""
+    """Released tasks, by name. Each keeps its place until the engine reports that it has ended."""
     preempt: bool = False
     progressed: bool = False
-    """The current attempt left a new checkpoint since its last trouble."""
+    """The current attempt committed a checkpoint since its last failure."""
     fruitless: int = 0
-    """Failures in a row without one between them."""
+    """Failures in a row without a new checkpoint between them."""
     newest_order: int = 0
-    """The highest generation that one of its tasks was found to have an order for."""
+    """The highest generation in the orders of its tasks."""
     redaction: Redaction = NOTHING
-    """Takes its secrets out of what its tasks say; made when the attempt comes up."""
+    """Removes its secrets from what its tasks write; made when the attempt comes up."""
     lost_files: str = ""
-    """Said of tasks whose files are lost."""
+    """The warning about lost files of tasks that was last recorded; empty: none."""
     hung: str | None = None
-    """All of its world is silent, and that was said: in words."""
+    """The recorded reason that its whole world hangs; None: it does not hang."""
     dirty: bool = False
     working: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -232,12 +232,12 @@ class LiveRun:
 
     @property
     def alone(self) -> bool:
-        """It has one task and always will: there is no world to keep."""
+        """It has one task in every attempt, and no world."""
         return len(self.parts) == 1 and self.parts[0].count == 1
 
     @property
     def launched(self) -> bool:
-        """Every task was reached and has had its order."""
+        """Every member was reached and has its order."""
         members = [task for task in self.tasks.values() if not task.joining]
         return bool(members) and all(task.ingester is not None for task in members)
 
@@ -258,17 +258,17 @@ class LiveRun:
 
     @property
     def wait(self) -> Wait | None:
-        """Why it is not up yet: what the first of those says that are not."""
+        """Why it is not up yet: the wait of the first task that has one."""
         return next((task.wait for task in self.tasks.values() if task.wait is not None), None)
 
     @property
     def world_size(self) -> int:
-        """How many processes train."""
+        """The number of training processes."""
         found = self.tasks.values()
         return sum(task.part.job.processes or 1 for task in found if task.part.ends and not task.joining) or 1
 
     def due(self) -> float:
-        """Seconds until backoff lets it into the queue. Bounded, so that a clock that jumped cannot hold it."""
+        """Seconds of backoff until it enters the queue. Bounded, so that a jump of the clock cannot hold it."""
         return min(max(0.0, self.row.not_before - time.time()), 600.0)
 
     def begin(self, attempt: AttemptRow) -> None:
@@ -284,22 +284,21 @@ class LiveRun:
         self.tasks = tasks_of(self.parts, attempt)
 
     def tried(self, failed: bool) -> None:
-        """One more try is over, by its own fault or not."""
+        """A generation or attempt is over. `failed`: by the run's own fault."""
         self.fruitless = 0 if self.progressed else self.fruitless + failed
         self.progressed = False
 
     def outgoing(self, name: str) -> LiveTask | None:
-        """The task of this name, if it was let go and is not known to have ended."""
+        """The released task of this name, if it is not known to have ended."""
         task = self.left.get(name)
         return task if task is not None and task.gone is None else None
 
     def leave(self) -> None:
-        """The attempt is over."""
         self.attempt = None
         self.tasks, self.left = {}, {}
 
     def after(self, event: RunEvent) -> RunState:
-        """The state that follows; it is recorded, and then it is the run's."""
+        """The state that follows. The caller records it, then updates the row."""
         return RUN_TABLE.after(self.state, event, run=self.id, attempt=self.row.attempt)
 
     def update(self, **values: Any) -> None:
@@ -313,7 +312,7 @@ def tasks_of(parts: Iterable[RoleTasks], attempt: AttemptRow) -> dict[str, LiveT
         for index, name in enumerate(part.names):
             if (place := attempt.placement.get(name)) is not None:
                 if place.ordered is None:
-                    # Rows of earlier versions say only that the tasks of the attempt had orders.
+                    # Rows of earlier versions only have the handle: with it, all tasks had orders.
                     place = replace(place, ordered=place.incarnation if attempt.handle else 0)
                 found[name] = LiveTask(
                     name=name,
@@ -332,12 +331,12 @@ def places_of(attempt: AttemptRow) -> tuple[Place, ...]:
 
 
 def numbers_of(attempt: AttemptRow) -> list[int]:
-    """By which the queue knows its tasks, in the order of their places."""
+    """The queue's numbers of its tasks, in the order of their places."""
     return [place.number for place in attempt.placement.values()]
 
 
 def usage_of(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several tasks used together. Steps are not summed: they are each task's own."""
+    """The sum of the usage of several tasks, without steps; of one task: as it is."""
     total: dict[str, Any] = {}
     known = [dict(usage) for usage in usages]
     if len(known) == 1:

@@ -1,6 +1,6 @@
-"""What becomes of a submission: is it understood, can it fit, and what would be sent; then the run, durably.
+"""Submissions: checks that a job is valid and can fit, shows what would be sent, and records the run durably.
 
-Called from any thread. Nothing here wakes the control loop: the controller does, once the run is durable.
+Called from any thread. Nothing here wakes the control loop: the controller does once the run is durable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Submissions:
-    """Jobs on their way to becoming runs. What `submit` acknowledged is durable."""
+    """Turns jobs into runs. A run is durable when `submit` returns."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -52,20 +52,20 @@ class Submissions:
         record: Mapping[str, Any],
         user: str,
     ) -> tuple[RunRow, bool]:
-        """The same key gives the same run, once. Returns when it is durable."""
-        understood = self._understand(job, code)
-        check_secrets(understood, secrets)
-        images = self._describe(understood)
-        normal = understood.to_json()
+        """Return the run and whether it is new: the same key gives the same run."""
+        parsed = self._parse(job, code)
+        check_secrets(parsed, secrets)
+        images = self._describe(parsed)
+        normal = parsed.to_json()
         new = NewRun(
             key=key,
-            name=understood.name,
+            name=parsed.name,
             job=normal,
-            command=understood.argv(),
-            priority=understood.priority,
-            project=understood.project,
+            command=parsed.argv(),
+            priority=parsed.priority,
+            project=parsed.project,
             user=user,
-            tags=tuple(understood.tags),
+            tags=tuple(parsed.tags),
             code=code,
             record={**record, **images},
             fingerprint=_fingerprint(normal, code),
@@ -83,34 +83,34 @@ class Submissions:
         secrets: Mapping[str, str],
         record: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """What a submit would do. Records nothing."""
-        understood = self._understand(job, code)
-        check_secrets(understood, secrets)
-        asks = self._fleet.asks(understood)
-        members = self._fleet.candidates(understood)
-        notes = dry_run.notes(understood, parts_of(understood))
-        environment = {**(record.get("environment") or {}), **understood.env}
+        """Show what a submit would do. Records nothing."""
+        parsed = self._parse(job, code)
+        check_secrets(parsed, secrets)
+        asks = self._fleet.asks(parsed)
+        members = self._fleet.candidates(parsed)
+        notes = dry_run.notes(parsed, parts_of(parsed))
+        environment = {**(record.get("environment") or {}), **parsed.env}
         plan = {
             "engine": members[0].name,
-            "command": understood.argv(),
-            "tasks": dry_run.tasks(understood, parts_of(understood), asks),
+            "command": parsed.argv(),
+            "tasks": dry_run.tasks(parsed, parts_of(parsed), asks),
             "environment": sorted(environment),
-            "secrets": list(understood.secrets),
+            "secrets": list(parsed.secrets),
             "code": code,
-            "grace": understood.grace,
-            "timeout": understood.timeout,
-            "retries": understood.retries,
+            "grace": parsed.grace,
+            "timeout": parsed.timeout,
+            "retries": parsed.retries,
         }
-        images = self._describe(understood)
+        images = self._describe(parsed)
         for image in (images.get("image") or {}, *(images.get("images") or {}).values()):
             if image.get("unread"):
                 notes.append(f"the image could not be read: {image['unread']}")
-        manifest = self._manifest(members[0].engine, understood, {**record, **images})
+        manifest = self._manifest(members[0].engine, parsed, {**record, **images})
         if manifest is not None:
             plan["manifest"] = manifest
-        return {"job": understood.to_json(), "fits": True, "plan": plan, "notes": notes}
+        return {"job": parsed.to_json(), "fits": True, "plan": plan, "notes": notes}
 
-    def _understand(self, raw: Mapping[str, Any], code: str | None) -> Job:
+    def _parse(self, raw: Mapping[str, Any], code: str | None) -> Job:
         job = Job.from_json(dict(raw))
         check_processes(job)
         self._fleet.candidates(job)
@@ -122,7 +122,7 @@ class Submissions:
     def check_fit(self, job: Job) -> None:
         members = self._fleet.candidates(job)
         if not all(member.known for member in members):
-            return  # an engine has not answered yet: nothing can be said to be impossible
+            return  # an engine has not reported its capacity yet: the job may fit there
         names = tuple(member.name for member in members)
         asks = tuple(self._fleet.asks(job).values())
         needed = asks[: len(asks) - (job.workers.max - job.workers.min)]
@@ -134,8 +134,8 @@ class Submissions:
             )
 
     def _record(self, new: NewRun, values: Mapping[str, str]) -> tuple[RunRow, bool]:
-        """Secrets are on the disk before the run is. A key that was used before brings no other values into the
-        run it gave, and leaves none behind where that run is over."""
+        """Secrets are on disk before the run is. A key that was used before does not change the secrets of its run, and
+        leaves none behind if that run is over."""
         home = self._settings.home
         fresh = bool(values) and not run_secrets.exist(home, new.key)
         if fresh:
@@ -154,7 +154,7 @@ class Submissions:
         run_secrets.save(self._settings.home, key, dict(values))
 
     def _note_in_ledger(self, row: RunRow) -> None:
-        """Best effort: lets a restore name what a lost database knew."""
+        """Best effort: a restore can name the runs of a lost database."""
         line = json.dumps({"id": row.id, "name": row.name, "t": row.created_at}) + "\n"
         try:
             with open(self._settings.home.ledger, "a", opener=_private) as ledger:
@@ -163,7 +163,7 @@ class Submissions:
             log.warning("ledger: %s", exc)
 
     def _describe(self, job: Job) -> dict[str, Any]:
-        """`image` of the job, and `images` of the roles that have their own, as the registries describe them."""
+        """Metadata from the registries: `image` of the job, and `images` of roles that have their own."""
         engines = [member.engine for member in self._fleet.candidates(job)]
         found: dict[str, Any] = {}
         if image := self._images.describe(job, engines):
@@ -175,10 +175,10 @@ class Submissions:
         return found
 
     def _manifest(self, engine: Engine, job: Job, record: Mapping[str, Any]) -> str | None:
-        """What the engine would send, where it sends anything. No run exists, so its id is one that could be."""
+        """What the engine would send; None: it sends nothing. No run exists, so the run's id is made up."""
         if not isinstance(engine, Shows):
             return None
-        row = _imagined(job, record)
+        row = _sample_row(job, record)
         plans = [
             plan_of(row, LiveTask(name, part, index), "", self._settings)
             for part in parts_of(job)
@@ -210,8 +210,8 @@ def check_processes(job: Job) -> None:
         raise Refused(f"processes: {exc.message}", hint=exc.hint, details={"key": "processes"}) from None
 
 
-def _imagined(job: Job, record: Mapping[str, Any]) -> RunRow:
-    """A run of this job that was never submitted."""
+def _sample_row(job: Job, record: Mapping[str, Any]) -> RunRow:
+    """The row of a run of this job, for a dry run."""
     return RunRow(
         id=f"{job.name}-0000",
         seq=0,

@@ -1,13 +1,13 @@
-"""The server's side of moving trees: code and checkpoints into a task directory, checkpoints and outputs out of it.
+"""The server's side of transfers: code, checkpoints and outputs into task directories; checkpoints and outputs out.
 
-transfers  the operations, on local and remote task directories alike
-outputs    what a task leaves in its output directory
-merge      what several tasks left, as one tree, and back to each of them
-fetch      copies the bytes of a remote directory
-walk       looks through a directory that user code owns
+transfers  the operations, for local and remote task directories
+outputs    the files of a task's output directory
+merge      merges the outputs of several tasks into one tree, and makes each task's view of it
+fetch      copies the bytes of a remote task directory
+walk       lists a directory that user code owns
 
-User code owns the task directory, so nothing in it is believed: every path is opened component by component
-without following links, only regular files are taken, and everything is counted before it is read.
+User code owns the task directory, so nothing in it is trusted: every path is opened component by component without
+following links, only regular files are taken, and everything is counted before it is read.
 """
 
 from stoker.transfer.transfers import (

@@ -1,8 +1,7 @@
-"""Getting the bytes of a far task directory.
+"""Fetches the files of a remote task directory.
 
-What has arrived of a file lies beside the mirror's files until it is whole, so a journey that was cut short goes on
-in the middle of a file. What was taken is remembered: a journal that names content which this task never handed over
-does not get it from the store by naming it.
+A partly fetched file stays beside the mirror's files, so an interrupted transfer continues in the middle of it. The
+contents that a task handed over are recorded: a journal cannot get other content from the store by naming its hash.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from stoker.linux.idle_throttle import Pause, none
 from stoker.task.directory import RemoteAccess
 
 RANGE = 4 << 20
-"""Bytes that are asked for at a time."""
+"""Bytes per request."""
 AT_ONCE = 3
-"""Ranges of one file on their way."""
+"""Ranges of one file that are requested at the same time."""
 _PARTS = ".fetch"
 
 
 class FetchedFiles:
-    """What a task handed over: digests and sizes. One process and one journey at a time; any thread of it."""
+    """Digests and sizes of what a task handed over. One transfer in one process at a time, from any of its threads."""
 
     def __init__(self, task_dir: RemoteAccess) -> None:
         root = Path(task_dir.root)
         self._path = root.with_name(f"{root.name}.taken")
-        """Not in the mirror, which is dropped now and then."""
+        """Outside the mirror, which is dropped now and then."""
         self._lock = threading.Lock()
         try:
             self._known = set(self._path.read_text("ascii", "replace").split("\n")[:-1])
@@ -51,7 +50,7 @@ class FetchedFiles:
                 return
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                # One that was cut short by a full disk or a power cut is closed off, and names nothing.
+                # The leading newline ends a line that a full disk or a power cut left incomplete.
                 os.write(fd, f"\n{line}\n".encode())
                 if durable:
                     os.fsync(fd)
@@ -61,7 +60,7 @@ class FetchedFiles:
 
 
 class Fetcher:
-    """Brings files of one far directory. Its threads end with `close`, or the `with` block."""
+    """Fetches files of one remote task directory. Its threads end with `close`, or with the `with` block."""
 
     def __init__(self, task_dir: RemoteAccess) -> None:
         self._task_dir = task_dir
@@ -70,9 +69,10 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch")
 
     def fetch(self, path: str, digest: str, size: int, pause: Pause = none) -> Path:
-        """A file of ours with `size` bytes of a file there. `digest` names what has arrived of it; whether it is
-        that, the caller finds out. `pause` is called for each range that has arrived. Raises FileNotFoundError and UnsafePath, and BlobDamaged when the file there is
-        shorter or longer."""
+        """Fetch `size` bytes of a remote file into a local part file, and return its path.
+
+        The part file is named by `digest`; the caller verifies the content. `pause` is called after each range. Raises
+        FileNotFoundError, UnsafePath, and BlobDamaged: the remote file is shorter or longer."""
         part = self._parts / f"{digest}-{size}"
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -93,7 +93,7 @@ class Fetcher:
         return part
 
     def whole(self, path: str, limit: int) -> Path:
-        """A file of ours with all there is now of a file there. Raises TooLarge past `limit`."""
+        """Fetch a remote file as it is now, of any size, into a local file. Raises TooLarge past `limit`."""
         part = self._parts / f"now-{secrets.token_hex(8)}"
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -102,7 +102,7 @@ class Fetcher:
                 if done + len(data) > limit:
                     raise TooLarge(f"{path!r} has grown beyond {limit} bytes")
                 done += _append(fd, data, done)
-        except BaseException:  # raised again: only half a file must not stay, whoever broke it off
+        except BaseException:  # raised again: an incomplete file must not stay after any error
             part.unlink()
             raise
         finally:
@@ -119,29 +119,27 @@ class Fetcher:
         self.close()
 
     def _ranges(self, path: str, begin: int, size: int) -> Generator[bytes]:
-        """The rest of a file, one byte beyond its end included if there is one. Short: the file is."""
-        on_their_way: deque[tuple[int, Future[bytes]]] = deque()
+        """The ranges of a file from `begin`, and one more byte if the file is longer than `size`."""
+        in_flight: deque[tuple[int, Future[bytes]]] = deque()
         at = begin
         try:
             while True:
-                while len(on_their_way) < AT_ONCE and at <= size:
+                while len(in_flight) < AT_ONCE and at <= size:
                     wanted = min(RANGE, size + 1 - at)
-                    on_their_way.append(
-                        (wanted, self._threads.submit(self._task_dir.fetch, path, at, wanted))
-                    )
+                    in_flight.append((wanted, self._threads.submit(self._task_dir.fetch, path, at, wanted)))
                     at += wanted
-                if not on_their_way:
+                if not in_flight:
                     return
-                wanted, future = on_their_way.popleft()
+                wanted, future = in_flight.popleft()
                 data = future.result()
                 yield data
                 if len(data) < wanted:
                     return
         finally:
-            for _, future in on_their_way:
+            for _, future in in_flight:
                 future.cancel()
-            for _, future in on_their_way:
-                with contextlib.suppress(Exception):  # nobody wants it any more
+            for _, future in in_flight:
+                with contextlib.suppress(Exception):  # the result is not needed any more
                     future.exception()
 
 
@@ -154,7 +152,7 @@ def store(
     size: int | None = None,
     pause: Pause = none,
 ) -> tuple[str, int]:
-    """Move what arrived into the store, hashed on the way. What does not have its digest is gone afterwards."""
+    """Move a part file into the store and hash it on the way. It is deleted, also if its digest is wrong (BlobDamaged)."""
     fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         result = blobs.put_fd(

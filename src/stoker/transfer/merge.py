@@ -1,8 +1,8 @@
-"""What several tasks left, as one tree.
+"""Merges the outputs of several tasks into one tree.
 
-The same path with the same bytes is one file. With other bytes the first task's (in the order of the ranks) stays where
-it is and the others' go under `task-N/`, N being their place in that order. Whoever brings such a tree back gives each
-task its own again: `for_task`.
+The same path with the same bytes is one file. If the bytes differ, the first task's file (in the order of ranks) keeps
+its path. The others' files go under `task-N/`, where N is the task's position in that order. `for_task` makes the tree
+that one task gets back.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from stoker.spec.tree import Tree, TreeFile
 
 _APART = re.compile(r"task-(\d{1,9})~*")
 Given = Sequence[tuple[int, Tree]]
-"""Places in the order of the ranks, and what each task has; ascending."""
+"""Positions in the order of ranks, ascending, with each task's tree."""
 
 
 @dataclass(frozen=True)
 class Merged:
     tree: Tree
     apart: tuple[str, ...] = ()
-    """Paths of which tasks had different bytes."""
+    """Paths at which tasks had different bytes."""
 
 
 def merge(given: Given, base: Tree = Tree(), *, parted: bool = False) -> Merged:
-    """`base`: what each of them was given to begin with. A copy of that which a task has left alone yields to what
-    another made of it. `parted`: some of it had gone apart, and each was given its own view (`for_task`)."""
+    """Merge the trees of tasks. `base`: the tree that was brought to each of them; a file of it that a task did not
+    change yields to another task's change. `parted`: each task got its own view of `base` (`for_task`)."""
     plain = {file.path: file for file in (plain_of(base) if parted else base).files}
     names = _directories((_places(base) if parted else set()) | {place for place, _ in given}, given)
     known = {place: _own(base, place) if parted else {} for place in names}
@@ -44,23 +44,22 @@ def merge(given: Given, base: Tree = Tree(), *, parted: bool = False) -> Merged:
         merged.add(path, _in_order(wanted[path], {place for place in names if path in known[place]}))
     present = {place for place, _ in given}
     for place, files in known.items():
-        if place not in present:  # nobody has its place now: what it left stays
+        if place not in present:  # no task has this position now: its files stay
             for file in files.values():
                 merged.keep(place, file)
     return merged.result()
 
 
 def for_task(blobs: BlobStore, digest: str, place: int) -> str:
-    """The tree as the task in this place of the order of the ranks is to see it: its own of what differs, nobody
-    else's. The same digest where nothing does. Only for trees that `merge` made: others may have a `task-N/` of their
-    own."""
+    """The tree as the task at this position sees it: with its own files where tasks differ, without the others'. The same
+    digest if nothing differs. Only for trees that `merge` made: other trees may have their own `task-N/`."""
     tree = blobs.tree(digest)
     view = view_of(tree, place)
     return digest if view == tree else blobs.put_tree(view)
 
 
 def together(blobs: BlobStore, digests: Sequence[str]) -> str:
-    """One tree of several. What two of them have at the same place is the first one's."""
+    """One tree of several. If two have the same top-level name, the first one's counts."""
     found: list[TreeFile] = []
     taken: set[str] = set()
     for digest in digests:
@@ -73,12 +72,12 @@ def together(blobs: BlobStore, digests: Sequence[str]) -> str:
 def view_of(tree: Tree, place: int) -> Tree:
     mine = _own(tree, place)
     rest = [file for file in plain_of(tree).files if file.path not in mine]
-    hidden = _around(mine)
-    return Tree.of([file for file in rest if not _meets(file.path, mine, hidden)] + list(mine.values()))
+    hidden = _parents_of(mine)
+    return Tree.of([file for file in rest if not _clashes(file.path, mine, hidden)] + list(mine.values()))
 
 
 def plain_of(tree: Tree) -> Tree:
-    """Without what went apart: as the first task sees it."""
+    """The tree without the files under `task-N/` that `merge` put there."""
     apart = {file.path for _, file, _ in _went_apart(tree)}
     return Tree(tuple(file for file in tree.files if file.path not in apart)) if apart else tree
 
@@ -95,7 +94,7 @@ class _Merging:
             there = self._files.get(path)
             if there is not None and _same(there, file):
                 continue
-            if there is not None or _meets(path, self._files, self._parents):
+            if there is not None or _clashes(path, self._files, self._parents):
                 self.keep(place, file)
             else:
                 self._put(path, file)
@@ -115,8 +114,8 @@ class _Merging:
 
 
 def _in_order(files: Sequence[tuple[int, TreeFile, bool]], apart: set[int]) -> Iterable[tuple[int, TreeFile]]:
-    """Who comes first gets the plain path: those who made something of it before those who left it alone, and whoever
-    had one of its own all along last. What was left alone and is not one's own yields altogether."""
+    """The files in the order in which they may take the plain path: changed files (without any: one unchanged file of
+    the base), then files of tasks that had their own version before."""
     made = [(place, file) for place, file, fresh in files if fresh and place not in apart]
     own = [(place, file) for place, file, _ in files if place in apart]
     left = [(place, file) for place, file, fresh in files if not fresh and place not in apart]
@@ -124,8 +123,7 @@ def _in_order(files: Sequence[tuple[int, TreeFile, bool]], apart: set[int]) -> I
 
 
 def _went_apart(tree: Tree) -> list[tuple[int, TreeFile, str]]:
-    """(place, file, its path without the directory) of all that `merge` put apart: there is something in its way
-    where it came from."""
+    """(position, file, path without `task-N/`) of all files that `merge` put there: their own path is taken."""
     found = []
     paths = {file.path: file for file in tree.files}
     parents: set[str] | None = None
@@ -136,7 +134,7 @@ def _went_apart(tree: Tree) -> list[tuple[int, TreeFile, str]]:
             continue
         if parents is None:
             parents = {parent for path in paths for parent in _parents(path)}
-        if rest in paths or _meets(rest, paths, parents):
+        if rest in paths or _clashes(rest, paths, parents):
             found.append((int(match.group(1)), file, rest))
     return found
 
@@ -150,7 +148,7 @@ def _places(tree: Tree) -> set[int]:
 
 
 def _directories(places: set[int], given: Given) -> dict[int, str]:
-    """Names that no task uses itself."""
+    """Names for `task-N/` that no task uses itself."""
     taken = {file.path.partition("/")[0] for _, tree in given for file in tree.files}
     tail = ""
     while any(f"task-{place}{tail}" in taken for place in places):
@@ -158,12 +156,12 @@ def _directories(places: set[int], given: Given) -> dict[int, str]:
     return {place: f"task-{place}{tail}" for place in places}
 
 
-def _meets(path: str, files: Mapping[str, TreeFile], parents: set[str]) -> bool:
-    """A file where the other has a directory, or the other way round."""
+def _clashes(path: str, files: Mapping[str, TreeFile], parents: set[str]) -> bool:
+    """Whether a file is where another path needs a directory, or the other way round."""
     return path in parents or any(parent in files for parent in _parents(path))
 
 
-def _around(files: Mapping[str, TreeFile]) -> set[str]:
+def _parents_of(files: Mapping[str, TreeFile]) -> set[str]:
     return {parent for path in files for parent in _parents(path)}
 
 

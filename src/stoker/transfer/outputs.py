@@ -1,4 +1,4 @@
-"""What a task leaves in its output directory, as files of a tree."""
+"""The files of a task's output directory, as files of a tree."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from stoker.transfer.fetch import FetchedFiles, Fetcher, store
 from stoker.transfer.walk import too_many, walk
 
 MARGIN = 1 << 30
-"""Bytes of the disk (or a twentieth of it, if that is less) that are left free."""
+"""Bytes of the disk that stay free; at most a twentieth of the disk."""
 AT_ONCE = 4
-"""Files of a far directory that are fetched at a time."""
+"""Files of a remote task directory that are fetched at the same time."""
 
 
 def copy(task_dir: LocalTaskDir, blobs: BlobStore, max_entries: int, max_bytes: int) -> list[TreeFile]:
-    """The outputs of a directory here, stored."""
+    """Store the outputs of a local task directory."""
     try:
         root = open_beneath(task_dir.root, layout.OUTPUT)
     except (FileNotFoundError, UnsafePath):
@@ -49,7 +49,7 @@ def copy(task_dir: LocalTaskDir, blobs: BlobStore, max_entries: int, max_bytes: 
 def fetch(
     task_dir: RemoteAccess, blobs: BlobStore, max_entries: int, max_bytes: int, known: str | None
 ) -> list[TreeFile]:
-    """The outputs of a directory elsewhere, fetched and stored. `known`: a tree of which nothing need be fetched."""
+    """Fetch and store the outputs of a remote task directory. `known`: a tree whose files need not be fetched."""
     try:
         listed = task_dir.walk(layout.OUTPUT, max_entries=max_entries)
     except UnsafePath:
@@ -71,8 +71,8 @@ def fetch(
 
 
 def check_room(blobs: BlobStore, total: int, what: str) -> None:
-    """Refuse what cannot fit before it has filled the disk under everybody else: a sparse file costs its owner
-    nothing and its copy all the room there is."""
+    """Refuse what cannot fit before it fills the disk: a sparse file takes no space, but its copy does. `what`: the
+    beginning of the message."""
     blobs.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     usage = shutil.disk_usage(blobs.root)
     room = usage.free - min(MARGIN, usage.total // 20)
@@ -88,7 +88,7 @@ def plain_mode(mode: int) -> int:
 
 
 class _Contents:
-    """Contents of a far directory on their way into the store. Any thread."""
+    """Stores contents of a remote task directory. Any thread."""
 
     def __init__(self, task_dir: RemoteAccess, blobs: BlobStore, known: str | None, spare: int) -> None:
         """`spare`: bytes by which a file may have grown since it was listed."""
@@ -99,7 +99,7 @@ class _Contents:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def take(self, fetcher: Fetcher, entry: Found, digest: str) -> tuple[str, int] | None:
-        """What a file holds, once it is stored; None when it is not there any more."""
+        """Fetch and store a file: its digest and size; None: it is not there any more."""
         path = f"{layout.OUTPUT}/{entry.path}"
         with self._locks[digest]:  # files with the same content are fetched once
             if self._stored(digest, entry.size):
@@ -116,7 +116,7 @@ class _Contents:
             part = fetcher.fetch(path, digest, size)
             return store(part, self._blobs, digest=digest, size=size, durable=False)
         except BlobDamaged:
-            # It has changed since it was listed: what is there now is the output.
+            # It has changed since it was listed: the file as it is now is the output.
             part = fetcher.whole(path, size + self._spare)
             return store(part, self._blobs, durable=False)
 
@@ -135,7 +135,7 @@ def _check(found: Sequence[Found], blobs: BlobStore, max_bytes: int) -> None:
 
 
 def _named(found: Sequence[Found]) -> Iterator[tuple[str, Found]]:
-    """Entries that can be in a tree, with their names there: UTF-8, undecodable bytes escaped."""
+    """Entries that a tree can have, with their names in it: UTF-8, undecodable bytes escaped."""
     taken: set[str] = set()
     for entry in sorted(found, key=lambda entry: entry.path):
         name = entry.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -166,7 +166,7 @@ def _copied(task_dir: LocalTaskDir, name: str, entry: Found, blobs: BlobStore, l
 
 
 def _without_clashes(files: Sequence[TreeFile]) -> list[TreeFile]:
-    """Escaping can make a file and a directory meet; the file yields."""
+    """Escaping can give a file and a directory the same name; the file is left out."""
     parents: set[str] = set()
     for file in files:
         parent = file.path.rpartition("/")[0]

@@ -1,9 +1,9 @@
-"""The journeys between a task directory and the blobs.
+"""Transfers between task directories and the blobs.
 
-Each may be cut short anywhere and started again. What is carried away is hashed on the way: a checkpoint must
-have the hashes its launcher journalled, or it is refused; where it journalled none, ours is noted before the file is
-taken out of the directory, for whoever has to start again. The directory may be near or far (see
-stoker.task.directory); to and from a far one every byte is verified at its end, and what has arrived is not sent again.
+Each may be interrupted anywhere and repeated. Files are hashed on the way: a checkpoint must have the hashes that its
+launcher journalled, or it is refused. If the launcher journalled no hash, the server notes its own before it removes the
+file from the directory, for a repetition. The directory may be local or remote (see `stoker.task.directory`). To and
+from a remote one, every byte is verified on arrival, and bytes that have arrived are not sent again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from stoker.transfer.outputs import check_room, plain_mode
 CHECKPOINT_FILES = 100_000
 OUTPUT_ENTRIES = 200_000
 OUTPUT_BYTES = 256 << 30
-"""Caps on what one task may hand over. A sparse file counts with the size it claims."""
+"""Limits of what one task may hand over. A sparse file counts with its apparent size."""
 Rename = Callable[[str], str]
-"""From the name of a file or directory to another."""
+"""Maps the name of a file or directory to another."""
 APART_NAMED = 20
-"""Paths that are named of those that went apart."""
+"""Paths with different bytes that are listed, at most."""
 
 
 def bring_code(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
-    """Place a code tree as the task's working directory. Once it is there it is left alone: the directory
-    appears complete or not at all, and from then on it is the task's."""
+    """Place a code tree as the task's working folder, unless it is there. The folder appears complete or not at all."""
     if isinstance(task_dir, RemoteAccess):
         task_dir.place(blobs.tree(digest).canonical(), layout.CODE, blobs.open)
         return
@@ -67,27 +66,27 @@ def carry_checkpoint(
 ) -> tuple[str, int]:
     """Take a staged checkpoint into the blobs: (digest of its tree, bytes).
 
-    Files already taken by an earlier try count. The staging directory is removed at the end. `part`: it is in another
-    task's part of the volume that this one shares (see `stoker.task.directory.SharingTaskDir`), and stays until that goes.
-    `pause`: see `stoker.linux.idle_throttle`. `rename`: what its files are called in the tree.
+    Files that an earlier try took count. The staging directory is removed at the end. `part`: the checkpoint is in
+    another task's part of a shared volume (see `stoker.task.directory.SharingTaskDir`), and is not removed.
+    `pause`: see `stoker.linux.idle_throttle`. `rename`: gives the names of the files in the tree.
     """
-    tree = _manifest(staged, far=isinstance(task_dir, RemoteAccess))
+    tree = _manifest(staged, remote=isinstance(task_dir, RemoteAccess))
     directory = layout.staged(_number(staged))
     if part is not None:
         directory = f"{part.path}/{directory}"
     if isinstance(task_dir, RemoteAccess):
         _fetch_checkpoint(task_dir, directory, tree, blobs, pause)
     else:
-        near = _near(task_dir)
-        # Read once, and only when something has been taken before: each file that is gone needs one line of it.
-        sums = functools.cache(lambda: _sums(near))
+        local = _local(task_dir)
+        # Read once, and only if an earlier try took files: each missing file needs one line of it.
+        sums = functools.cache(lambda: _sums(local))
         unhashed = {str(raw["path"]) for raw in staged.files if not raw["sha256"]}
-        # What takes long first: of the rest, others may have the same, and let it go meanwhile.
+        # Big files first: meanwhile the others may lose further names and writers, and need no copy then.
         by_size = sorted(tree.files, key=lambda file: file.size, reverse=True)
         tree = Tree.of(
             [
                 _carry_file(
-                    near,
+                    local,
                     f"{directory}/{file.path}",
                     file,
                     sums if file.path in unhashed else None,
@@ -113,16 +112,16 @@ def carry_outputs(
     max_bytes: int = OUTPUT_BYTES,
     known: str | None = None,
 ) -> tuple[str, int, int]:
-    """Copy what is in the output directory into the blobs: (digest of the tree, files, bytes).
+    """Copy the output directory into the blobs: (digest of the tree, files, bytes).
 
-    The files stay where they are, so that a second try finds the same. Links that stay inside are kept; other
-    links, devices, pipes and sockets are not outputs. A name that is not UTF-8 is kept with escapes. `known`: the
-    outputs that were brought; what is unchanged in a far directory is not fetched again.
+    The files stay, so that a second try finds the same. Links that stay inside are kept; other links, devices, pipes and
+    sockets are not outputs. A name that is not UTF-8 is kept with escapes. `known`: the outputs that were brought before;
+    files of them that are unchanged in a remote directory are not fetched.
     """
     if isinstance(task_dir, RemoteAccess):
         files = outputs.fetch(task_dir, blobs, max_entries, max_bytes, known)
     else:
-        files = outputs.copy(_near(task_dir), blobs, max_entries, max_bytes)
+        files = outputs.copy(_local(task_dir), blobs, max_entries, max_bytes)
     tree = Tree.of(files)
     if tree.files:
         blobs.sync()
@@ -132,11 +131,11 @@ def carry_outputs(
 def merge_outputs(
     blobs: BlobStore, carried: Mapping[int, str], before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The outputs of several tasks as the run's: {"digest", "files", "bytes"}, and "apart" with the paths of which they
-    wrote different bytes.
+    """Merge the outputs of several tasks into the run's: {"digest", "files", "bytes"}, and "apart" with the paths at
+    which they wrote different bytes.
 
-    `carried`: digests from `carry_outputs`, by the tasks' places in the order of the ranks. `before`: the run's outputs
-    that were brought to each with `outputs_for`, if any were.
+    `carried`: digests from `carry_outputs`, by the tasks' positions in the order of ranks. `before`: the run's outputs
+    that were brought to each task with `outputs_for`, if any.
     """
     base = blobs.tree(before["digest"]) if before else Tree()
     trees = [(place, blobs.tree(digest)) for place, digest in sorted(carried.items())]
@@ -152,13 +151,13 @@ def merge_outputs(
 
 
 def outputs_for(blobs: BlobStore, outputs: Mapping[str, Any], place: int) -> str:
-    """The tree to bring to the task in this place: its own of what differs."""
+    """The tree to bring to the task at this position: with its own files where tasks differ."""
     digest = str(outputs["digest"])
     return for_task(blobs, digest, place) if outputs.get("apart") else digest
 
 
 def bring_outputs(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
-    """What earlier attempts of the run left as outputs is there again for the next one to add to."""
+    """Place the outputs of earlier attempts, so that the next attempt can add to them."""
     if isinstance(task_dir, RemoteAccess):
         task_dir.place(blobs.tree(digest).canonical(), layout.OUTPUT, blobs.open, replace=True)
         return
@@ -172,8 +171,8 @@ def bring_outputs(blobs: BlobStore, digest: str, task_dir: TaskDir) -> None:
 def restore_checkpoint(
     blobs: BlobStore, digest: str, task_dir: TaskDir, generation: int, *, rename: Rename | None = None
 ) -> None:
-    """Make this generation's checkpoint directory hold exactly this checkpoint, every byte verified on the way
-    (BlobDamaged, and no directory, if one is not as it was). `rename`: what its files are called there."""
+    """Make this generation's checkpoint directory hold exactly this checkpoint, with every byte verified. BlobDamaged: a
+    byte differs, and there is no directory. `rename`: gives the names of the files there."""
     if isinstance(task_dir, RemoteAccess):
         tree = blobs.tree(digest)
         manifest = (tree if rename is None else tree.renamed(rename)).canonical()
@@ -186,9 +185,9 @@ def restore_checkpoint(
         os.close(parent)
 
 
-def _near(task_dir: TaskDir) -> LocalTaskDir:
+def _local(task_dir: TaskDir) -> LocalTaskDir:
     if not isinstance(task_dir, LocalTaskDir):
-        raise TypeError(f"a task directory that is neither near nor far: {task_dir!r}")
+        raise TypeError(f"a task directory that is neither local nor remote: {task_dir!r}")
     return task_dir
 
 
@@ -198,28 +197,28 @@ def _number(staged: StagedCheckpoint) -> int:
     return staged.number
 
 
-def _manifest(staged: StagedCheckpoint, *, far: bool) -> Tree:
-    """The journal's list as a tree. The journal lies in the task's directory: every field is checked. From afar nothing
-    comes without its hash."""
+def _manifest(staged: StagedCheckpoint, *, remote: bool) -> Tree:
+    """The journal's list as a tree. User code can write the journal, so every field is checked. In a remote directory
+    every file needs a hash."""
     if not isinstance(staged.files, list) or not staged.files:
         raise SpecError(f"the journal lists no files for checkpoint {staged.number}")
     if len(staged.files) > CHECKPOINT_FILES:
         raise TooLarge(
             f"checkpoint {staged.number} has {len(staged.files)} files, over the cap of {CHECKPOINT_FILES}"
         )
-    tree = Tree.of([_declared(raw, far) for raw in staged.files])
+    tree = Tree.of([_declared(raw, remote) for raw in staged.files])
     return tree.validate(max_files=CHECKPOINT_FILES, max_bytes=None)
 
 
-def _declared(raw: Any, far: bool) -> TreeFile:
+def _declared(raw: Any, remote: bool) -> TreeFile:
     if not isinstance(raw, dict):
         raise SpecError("the journal lists a checkpoint file that is not an object")
     path, size, mode = raw.get("path"), raw.get("size"), raw.get("mode", 0o644)
     if not isinstance(path, str) or type(size) is not int or type(mode) is not int:
         raise SpecError("the journal lists a checkpoint file without a path, size or mode")
     digest = raw.get("sha256")
-    if digest == "" and not far:
-        # Not known yet. For now it is one that no other file has.
+    if digest == "" and not remote:
+        # Not known yet: a placeholder that no other file has.
         digest = hashlib.sha256(b"unhashed " + path.encode("utf-8", "surrogateescape")).hexdigest()
     return TreeFile(path, check_digest(digest), size, plain_mode(mode))
 
@@ -232,7 +231,7 @@ def _carry_file(
     blobs: BlobStore,
     pause: Pause,
 ) -> TreeFile:
-    """The file as it is in the blobs. `sums`: hashes of what was taken before; None: its launcher has said its hash."""
+    """Move a file into the blobs. `sums`: hashes that earlier tries noted; None: the launcher journalled its hash."""
     try:
         fd = task_dir.open(path)
     except FileNotFoundError as exc:
@@ -263,7 +262,7 @@ def _carry_file(
 
 
 def _sums(task_dir: LocalTaskDir) -> dict[str, str]:
-    """Hashes of what was taken out of this directory before. As much the task's own words as its journal is."""
+    """Hashes of files that were taken from this directory before. No more trusted than the journal."""
     found: dict[str, str] = {}
     offset = 0
     while True:
@@ -299,7 +298,7 @@ def _fetch_checkpoint(
 
 
 def _remove(task_dir: TaskDir, directory: str, name: str) -> None:
-    """Take a name out of the directory; what cannot be removed is left for whoever removes the whole."""
+    """Remove a name from the directory. What cannot be removed goes with the whole directory later."""
     with contextlib.suppress(OSError):
         if isinstance(task_dir, RemoteAccess):
             task_dir.discard(f"{directory}/{name}")

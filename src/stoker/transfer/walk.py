@@ -1,7 +1,7 @@
-"""Looking through a whole directory that belongs to somebody else.
+"""Walks a directory that user code owns.
 
-It may hold a million entries, or directories nested until the stack ends. So: one open directory at a time, no
-recursion, every entry counted.
+It may hold a million entries, or directories nested without end. So one directory is open at a time, there is no
+recursion, and every entry is counted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from stoker.task.safe_open import Found, TooMany, check_depth, look, reopen
 
 
 def walk(root: int, *, max_entries: int) -> Iterator[Found]:
-    """Every regular file and link beneath the directory `root` (a descriptor). TooLarge past `max_entries`
-    entries of any kind; deeper than MAX_DEPTH is TooLarge too."""
+    """Every regular file and link beneath the directory `root` (a descriptor). TooLarge: more than `max_entries` entries
+    of any kind, or deeper than MAX_DEPTH."""
     waiting = [""]
     seen = 0
     while waiting:

@@ -1,4 +1,4 @@
-"""Who starts where: the queue's decisions become attempts, and attempts' places the queue's books."""
+"""Admission: turns the queue's decisions into attempts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Admission:
         self._ctx = ctx
 
     def adopt(self, live: LiveRun, attempt: AttemptRow) -> None:
-        """It was seated by an earlier server."""
+        """Take over the ports of an attempt that an earlier server started."""
         places.grow_later(self._ctx, live)
         self._ctx.ports.adopt(places.ports_of(attempt))
 
     async def watch(self, again: asyncio.Event) -> None:
-        """Decide whenever something may have changed."""
+        """Let the queue decide whenever `again` is set."""
         while True:
             await again.wait()
             again.clear()
@@ -36,14 +36,14 @@ class Admission:
             for one in self._ctx.scheduler.adjust():
                 live = self._ctx.runs.get(one.id)
                 if live is None or live.attempt is None:
-                    continue  # it ended while another was told
+                    continue  # it ended while another run was handled
                 if isinstance(one, Grow):
                     await elastic.grow(self._ctx, live, one)
                 else:
                     await elastic.shrink(self._ctx, live, one)
 
     async def _begin(self, starts: Sequence[Start]) -> None:
-        """Record the intent, all starts in one transaction; then let each run's step act on it."""
+        """Record all starts in one transaction, then kick the runs."""
         now = time.time()
         changes: list[Change] = []
         begun: list[tuple[LiveRun, AttemptRow]] = []

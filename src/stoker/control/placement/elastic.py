@@ -1,10 +1,10 @@
-"""Elastic runs: more tasks when there is room, fewer when it is wanted back, from checkpoint to checkpoint.
+"""Elastic runs: more tasks when there is room, fewer when places are reclaimed, from checkpoint to checkpoint.
 
-Who joins comes up beside the world, which goes on meanwhile; when all of them are there the world stops, best just
-after a checkpoint, and starts again with them as its next generation. Who leaves is let go at the same moment, and its
-place is given back when the engine has proven that it ended: two on one place, or two of one name, there never are.
+Joining tasks come up while the world goes on. When all are up, the world stops, preferably just after a checkpoint, and
+starts again with them as its next generation. Leaving tasks are released at the same moment. A released task keeps its
+place until the engine reports that it has ended: no two tasks ever share a place or a name.
 
-What is under way is in the placement (`joining`, `leaving`), so that the next server goes on with it.
+The placement records joining and leaving tasks, so that the next server can continue.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stoker.store.placement import TaskPlacement
 from stoker.store.rows import AddEvent, EventRow, UpdateAttempt, UpdateRun
 
 WANTED = "workers_wanted"
-"""In a run's record: how many workers a person asked for with `scale`."""
+"""In a run's record: the number of workers that a user asked for with `scale`."""
 
 
 async def scale(ctx: Context, run: str, workers: int) -> dict[str, Any]:
-    """{"from", "to", "text"}. The run itself follows when there is room, and at a checkpoint."""
+    """Record the wanted number of workers. Returns {"from", "to", "text"}. The run grows or shrinks later."""
     live = ctx.runs.get(run)
     if live is None or live.state is RunState.STOPPING:
         raise Conflict(f"{run} is not waiting or running", hint="Only a run that is not over can be scaled.")
@@ -67,7 +67,7 @@ async def scale(ctx: Context, run: str, workers: int) -> dict[str, Any]:
 
 
 async def grow(ctx: Context, live: LiveRun, decision: Grow) -> None:
-    """Ask for the tasks that join. The world goes on without them until they are up."""
+    """Place joining tasks. The world goes on without them until they are up."""
     assert live.attempt is not None
     placement = dict(live.attempt.placement)
     names = ctx.fleet.task_names(live.job)
@@ -75,7 +75,7 @@ async def grow(ctx: Context, live: LiveRun, decision: Grow) -> None:
         ctx, live, live.engine, dict(zip(decision.indexes, decision.places, strict=True))
     )
     for name, place in fresh.items():
-        # No task was ever replaced more often than its world began anew: this number is new to the engine.
+        # Each replacement of a task made a new generation, so the engine does not know this incarnation yet.
         left = live.left.pop(name, None)
         before = max(live.attempt.generation, left.incarnation if left is not None else 0)
         placement[name] = replace(
@@ -86,19 +86,19 @@ async def grow(ctx: Context, live: LiveRun, decision: Grow) -> None:
         )
     text = f"{', '.join(names[index] for index in decision.indexes)} may join: there is room"
     number = live.attempt.number
-    await _place(ctx, live, placement, "growing", text)
+    await _record(ctx, live, placement, "growing", text)
     if live.attempt is None or live.attempt.number != number:
-        return  # it ended meanwhile, and gave back these places with all others
+        return  # it ended meanwhile, and released all its places
     for name, task in tasks_of(live.parts, live.attempt).items():
         if name in fresh:
             live.tasks[name] = task
-    _sort(live)
+    _sort_by_rank(live)
     live.submitted = False
     ctx.wakeups.kick(live)
 
 
 async def shrink(ctx: Context, live: LiveRun, decision: Shrink) -> None:
-    """Some tasks are wanted back: the world goes on without them from its next checkpoint."""
+    """Places are reclaimed: joining tasks are dropped now, members leave with the next generation."""
     assert live.attempt is not None
     numbers = set(decision.indexes)
     leaving = [task for task in live.tasks.values() if task.place.number in numbers]
@@ -109,18 +109,18 @@ async def shrink(ctx: Context, live: LiveRun, decision: Shrink) -> None:
         await drop(ctx, live, early, text)
     late = [task for task in leaving if not task.joining and live.tasks.get(task.name) is task]
     if not late or live.attempt is None:
-        return  # nothing more, or the attempt ended while others were let go
+        return  # no members leave, or the attempt ended meanwhile
     placement = dict(live.attempt.placement)
     for task in late:
         task.place = replace(task.place, leaving=True)
         placement[task.name] = task.place
-    await _place(ctx, live, placement, "shrinking", text)
+    await _record(ctx, live, placement, "shrinking", text)
     ctx.wakeups.kick(live)
 
 
 async def regroup(ctx: Context, live: LiveRun) -> None:
-    """When somebody leaves, the world starts again without it. When all who join are up, it does so with them: right
-    after a checkpoint, or when none comes."""
+    """Start the next generation when a task leaves, or when all joining tasks are up: then after a checkpoint, or after
+    `grow_patience` seconds without one."""
     if live.reforming is not None or live.closing is not None:
         return
     if leaving := [task for task in live.tasks.values() if task.leaving]:
@@ -149,25 +149,24 @@ async def regroup(ctx: Context, live: LiveRun) -> None:
 
 
 def _hopeless(task: LiveTask) -> str:
-    """Why it will never be up; empty: it may."""
+    """Why the task will never be up; empty: it may."""
     return task.gone or (task.wait.text if task.wait is not None and task.wait.over else "")
 
 
 async def drop(ctx: Context, live: LiveRun, tasks: Sequence[LiveTask], text: str) -> None:
-    """Let go of tasks that have no body. Others may join later, if there is room then."""
+    """Release tasks that have no body. Others may join later if there is room."""
     tasks = [task for task in tasks if live.tasks.get(task.name) is task]
     if live.attempt is None or not tasks:
         return
     gone = {task.name for task in tasks}
     placement = {name: place for name, place in live.attempt.placement.items() if name not in gone}
-    await _place(ctx, live, placement, "shrinking", text)
+    await _record(ctx, live, placement, "shrinking", text)
     forget(ctx, live, tasks)
     places.grow_later(ctx, live)
 
 
 def forget(ctx: Context, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
-    """After it was recorded: these are not the run's any more. Whoever watches the engine has what is left of them
-    ended; nothing of them runs."""
+    """Release tasks, after that was recorded. They have no body. The engine watcher ends their launchers."""
     for task in [task for task in tasks if live.tasks.get(task.name) is task]:
         del live.tasks[task.name]
         live.left[task.name] = task
@@ -178,7 +177,7 @@ def forget(ctx: Context, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
 
 
 def give_back(ctx: Context, live: LiveRun) -> None:
-    """Release the places of tasks that were let go and have ended."""
+    """Give back the places of released tasks that have ended."""
     ended = [
         task for task in live.left.values() if task.gone is not None and task.phase is TaskPhase.RELEASED
     ]
@@ -190,10 +189,10 @@ def give_back(ctx: Context, live: LiveRun) -> None:
     ctx.wakeups.schedule_soon()
 
 
-async def _place(
+async def _record(
     ctx: Context, live: LiveRun, placement: dict[str, TaskPlacement], kind: str, text: str
 ) -> None:
-    """In memory first: whoever changes a place while this is being recorded builds on it."""
+    """Record a placement. It changes in memory first: a change of a place meanwhile builds on it."""
     assert live.attempt is not None
     live.attempt = replace(live.attempt, placement=placement)
     await ctx.committer.commit(
@@ -205,7 +204,7 @@ async def _place(
     ctx.notifier.publish(live.id)
 
 
-def _sort(live: LiveRun) -> None:
-    """By rank again."""
+def _sort_by_rank(live: LiveRun) -> None:
+    """Restore the order of ranks."""
     order = [name for part in live.parts for name in part.names]
     live.tasks = {name: live.tasks[name] for name in order if name in live.tasks}

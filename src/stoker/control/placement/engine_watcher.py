@@ -1,4 +1,4 @@
-"""Watching one engine for the loop: what its nodes can take, which of its tasks are there, what may have changed."""
+"""Watches one engine for the loop: the capacity of its nodes, the presence of its tasks, and changes of tasks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Key = tuple[str, int, str]
 """Run, attempt, task."""
 
 _UNLISTED = 3
-"""Looks in a row that must not list an attempt before it counts as gone: a directory being made is not there yet."""
+"""Looks in a row without a task before it counts as gone: its directory may still be being made."""
 _CAPACITY_EVERY = 5.0
-_SAFETY_NET = 10.0
-"""Seconds between unprompted looks at a running task when the engine watches by itself."""
-_LAST_WORDS = 2.0
-"""Seconds that a task which is given up has for what it still has to say."""
+_LOOK_EVERY = 10.0
+"""Seconds between unprompted looks at a task when the engine reports changes."""
+_CATCH_UP = 2.0
+"""Seconds to fetch what a task wrote before it is given up."""
 _AT_ONCE = 10
-"""How many tasks are looked at together, unprompted."""
+"""Runs that get an unprompted look together."""
 
 
 class EngineWatcher:
@@ -44,29 +44,29 @@ class EngineWatcher:
         unknown: UnknownTasks,
         is_unknown: Callable[[Observation], bool],
     ) -> None:
-        """`is_unknown`: whether the database does not know the attempt of a task that no live run has."""
+        """`is_unknown`: whether the database does not know the attempt of a task without a live run."""
         self._ctx = ctx
         self._member = member
         self._unknown = unknown
         self._is_unknown = is_unknown
         self.known = asyncio.Event()
-        """Set once its capacity was heard."""
+        """Set once the engine has reported its capacity."""
         self.observe = asyncio.Event()
-        """Set to have its tasks looked at now."""
+        """Set to have its tasks observed now."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._ended: set[tuple[str, int, str, int]] = set()
-        """Silent on a ready node: each incarnation of a task is told to end once."""
-        self._parting: set[tuple[str, int, str, int]] = set()
-        """Being given up."""
+        self._told_to_end: set[tuple[str, int, str, int]] = set()
+        """Incarnations that were silent on a ready node: each is told to end once."""
+        self._giving_up: set[tuple[str, int, str, int]] = set()
+        """Incarnations that are being given up."""
         self._ending: set[tuple[str, int, str, int]] = set()
-        """Being ended, after it was let go."""
+        """Released incarnations that are being ended."""
 
     def begin(self, group: asyncio.TaskGroup) -> None:
-        """Before the runs are loaded: what there is to run on."""
+        """Start watching the capacity, before the runs are loaded."""
         self._tasks.append(group.create_task(self._capacity()))
 
     def attend(self, group: asyncio.TaskGroup) -> None:
-        """After that: everything else."""
+        """Start watching the tasks, after the runs are loaded."""
         for work in (self._presence(), self._changes(), self._look_again()):
             self._tasks.append(group.create_task(work))
 
@@ -112,7 +112,7 @@ class EngineWatcher:
     async def _presence(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                # Not `wait_for`: Python 3.11's forgets that it was cancelled when the event is set at that moment.
+                # Not `wait_for`: in Python 3.11 it drops a cancellation if the event is set at the same moment.
                 async with asyncio.timeout(self._ctx.settings.control.poll):
                     await self.observe.wait()
             self.observe.clear()
@@ -140,7 +140,7 @@ class EngineWatcher:
 
     def _compare(self, before: set[Key], seen: Sequence[Observation]) -> None:
         listed = set()
-        strangers = []
+        unknown = []
         watched: dict[str, tuple[LiveRun, LiveTask, Observation]] = {}
         sights = []
         for observation in seen:
@@ -152,14 +152,14 @@ class EngineWatcher:
                 or (live.attempt.number, live.engine) != (observation.attempt, self._member.name)
             ):
                 if self._is_unknown(observation):
-                    strangers.append(observation)
+                    unknown.append(observation)
                 continue
             task = live.tasks.get(observation.task)
             if task is None:
-                self._let_go(live, observation)
+                self._end_released(live, observation)
                 task = live.outgoing(observation.task)
             if task is None or task.incarnation != observation.incarnation:
-                continue  # it has ended, or is what is left of one that was replaced
+                continue  # the task has ended, or this is an older incarnation
             if task.name in live.tasks:
                 self._take_in(live, task, observation)
             else:
@@ -167,7 +167,7 @@ class EngineWatcher:
             found = sight(observation, live.job)
             watched[found.task] = live, task, observation
             sights.append(found)
-        self._unknown.look(self._member, strangers)
+        self._unknown.look(self._member, unknown)
         for name, verdict in self._member.vigil.look(time.monotonic(), sights).items():
             self._act(*watched[name], verdict)
         for key in before - listed:
@@ -183,7 +183,7 @@ class EngineWatcher:
             task.wait = (known or Wait(seen.waiting, seen.hopeless)).follow(seen)
             if known is None or known.text != seen.waiting:
                 text = seen.waiting if live.alone else f"{task.name}: {seen.waiting}"
-                self._say_waiting(live, text)
+                self._record_waiting(live, text)
             if task.wait.over:
                 self._ctx.wakeups.kick(live)
         if before is None or before.node != seen.node:
@@ -191,7 +191,7 @@ class EngineWatcher:
         if not task.ordered and seen.address and (before is None or before.address != seen.address):
             self._ctx.wakeups.kick(live)
 
-    def _say_waiting(self, live: LiveRun, text: str) -> None:
+    def _record_waiting(self, live: LiveRun, text: str) -> None:
         event = AddEvent(EventRow(live.id, time.time(), "waiting", text))
         self._ctx.wakeups.spawn(self._ctx.committer.commit([event]))
         self._ctx.notifier.publish(live.id)
@@ -206,9 +206,9 @@ class EngineWatcher:
             self._ctx.wakeups.spawn(self._give_up(live, task, seen))
         elif (
             verdict == fencing.END
-            and (one := (live.id, seen.attempt, task.name, seen.incarnation)) not in self._ended
+            and (one := (live.id, seen.attempt, task.name, seen.incarnation)) not in self._told_to_end
         ):
-            self._ended.add(one)
+            self._told_to_end.add(one)
             log.warning(
                 "%s of %s does not answer on node %s, which is ready: ended", task.name, live.id, seen.node
             )
@@ -216,9 +216,8 @@ class EngineWatcher:
                 self._member.engine.stop(live.handle, grace=timedelta(0), tasks=[task.name])
             )
 
-    def _let_go(self, live: LiveRun, seen: Observation) -> None:
-        """It is not the run's any more, whoever decided that and when. While it is there it is told to end, also one
-        that was lost and comes back."""
+    def _end_released(self, live: LiveRun, seen: Observation) -> None:
+        """End a task that the run does not have any more, also a lost one that comes back."""
         one = (live.id, seen.attempt, seen.task, seen.incarnation)
         if seen.presence is Presence.ALIVE and one not in self._ending:
             self._ending.add(one)
@@ -232,16 +231,16 @@ class EngineWatcher:
             self._ending.discard(one)
 
     async def _give_up(self, live: LiveRun, task: LiveTask, seen: Observation) -> None:
-        """What it said last is asked for once more. Then nobody waits for it any more, nor for an answer of its."""
+        """Fetch what the task wrote last, then count it as gone without proof, and stop calls to it."""
         one, directory = (live.id, seen.attempt, task.name, seen.incarnation), task.directory
-        if one in self._parting:
+        if one in self._giving_up:
             return
-        self._parting.add(one)
+        self._giving_up.add(one)
         try:
             if directory is not None:
-                await asyncio.to_thread(directory.catch_up, _LAST_WORDS)
+                await asyncio.to_thread(directory.catch_up, _CATCH_UP)
         finally:
-            self._parting.discard(one)
+            self._giving_up.discard(one)
         back = task.seen is not None and task.seen.presence is Presence.ALIVE
         if task.incarnation != seen.incarnation or task.gone is not None or back:
             return
@@ -264,10 +263,10 @@ class EngineWatcher:
             self._ctx.wakeups.kick(live, name)
 
     async def _look_again(self) -> None:
-        """A change that nobody noticed: every task is looked at now and then, a few at a time. All at once would
-        hold up everybody who waits for an answer."""
+        """Kick every run now and then, in case a change was missed. A few at a time: all at once would delay answers of
+        the loop."""
         watches = isinstance(self._member.engine, Watches)
-        interval = _SAFETY_NET if watches else self._ctx.settings.control.poll
+        interval = _LOOK_EVERY if watches else self._ctx.settings.control.poll
         while True:
             holding = [live for live in self._ours() if live.state.holds]
             slices = [holding[at : at + _AT_ONCE] for at in range(0, len(holding), _AT_ONCE)] or [[]]

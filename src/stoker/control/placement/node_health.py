@@ -1,6 +1,6 @@
-"""Nodes and GPUs on which too much failed: noted, kept away from, and forgiven (see `scheduling.suspicion`).
+"""Nodes and GPUs on which too many tasks failed: set aside for a while (see `scheduling.node_health`).
 
-What is noted lives as long as the server: one that was just started knows no ill of anybody.
+The failures are kept in memory only: after a start of the server all nodes are trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.spec.states import Cause
 log = logging.getLogger(__name__)
 
 _MACHINES = (Cause.LOST, Cause.GPU_FAULT)
-"""Causes that may be the machine's."""
+"""Causes that may be the fault of the node."""
 
 
 class NodeHealth:
@@ -26,13 +26,13 @@ class NodeHealth:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._suspicion = HealthTracker()
-        self._said: set[str] = set()
+        self._tracker = HealthTracker()
+        self._logged: set[str] = set()
 
     def note(self, live: LiveRun, tasks: Iterable[LiveTask]) -> None:
-        """What became of these tasks: a failure may be the machine's, and work that was done speaks for it."""
+        """Note the verdicts of these tasks: failures that may be the node's, and tasks that completed."""
         assert live.attempt is not None
-        before = self._suspicion.failures
+        before = self._tracker.failures
         for task in tasks:
             node, gpus = task.place.node or "", task.place.gpus
             verdict = task.verdict
@@ -40,23 +40,23 @@ class NodeHealth:
                 continue
             if verdict.cause in _MACHINES:
                 generation = f"{live.attempt.number}.{task.generation}"
-                self._suspicion.failed(Failure(node, gpus, verdict.cause, live.id, generation, time.time()))
+                self._tracker.failed(Failure(node, gpus, verdict.cause, live.id, generation, time.time()))
             elif verdict.cause is Cause.COMPLETED:
-                self._suspicion.went_well(node, gpus)
-        if self._suspicion.failures != before:
+                self._tracker.went_well(node, gpus)
+        if self._tracker.failures != before:
             self._ctx.wakeups.nodes_changed()
 
     def asides(self) -> tuple[Aside, ...]:
-        """What is set aside now."""
-        if not self._suspicion.failures:
+        """Nodes and GPUs that are set aside now."""
+        if not self._tracker.failures:
             return ()
         known = self._ctx.scheduler.snapshot()
         requests = [*known.queued, *(held.request for held in known.held)]
-        found = self._suspicion.aside(time.time(), self._ctx.fleet.shapes(), requests)
+        found = self._tracker.aside(time.time(), self._ctx.fleet.shapes(), requests)
         for aside in found:
-            if aside.name not in self._said:
+            if aside.name not in self._logged:
                 log.warning("%s is set aside: %s", aside.name, aside.reason)
-        self._said = {aside.name for aside in found}
+        self._logged = {aside.name for aside in found}
         return found
 
     def trusted(self) -> list[NodeShape]:
@@ -65,8 +65,8 @@ class NodeHealth:
         return trusted(shapes, asides) if asides else shapes
 
     def wary(self, request: Request) -> Request:
-        """The request, keeping away from where it failed itself and from the last resort of others."""
-        if not self._suspicion.failures:
+        """The request, avoiding where the run failed itself, and suspects that are only spared for other requests."""
+        if not self._tracker.failures:
             return request
         spared = {aside.name for aside in self.asides() if aside.spared}
-        return replace(request, avoid=self._suspicion.avoid(request.id, time.time()) | spared)
+        return replace(request, avoid=self._tracker.avoid(request.id, time.time()) | spared)

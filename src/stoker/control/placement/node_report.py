@@ -1,4 +1,4 @@
-"""The nodes and who is on them, for people."""
+"""The nodes and their tasks, for users."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stoker.spec.states import HOLDING
 
 
 def nodes(ctx: Context, health: NodeHealth) -> list[dict[str, Any]]:
-    """One look at the runs for all nodes together: there may be thousands of both."""
-    guests: dict[str, list[tuple[LiveRun, LiveTask]]] = defaultdict(list)
+    """One pass over the runs for all nodes: there may be thousands of both."""
+    tasks: dict[str, list[tuple[LiveRun, LiveTask]]] = defaultdict(list)
     for live in ctx.runs.values():
         if live.state in HOLDING and live.attempt is not None:
             for task in live.tasks.values():
-                guests[task.place.node or ""].append((live, task))
+                tasks[task.place.node or ""].append((live, task))
     asides: dict[str, list[Aside]] = defaultdict(list)
     for aside in health.asides():
         asides[aside.node].append(aside)
@@ -29,14 +29,14 @@ def nodes(ctx: Context, health: NodeHealth) -> list[dict[str, Any]]:
     for member in ctx.fleet:
         for node in member.nodes:
             name = ctx.fleet.full(member.name, node.name)
-            found.append(_node(member, node, name, guests.get(name, []), asides.get(name, [])))
+            found.append(_node(member, node, name, tasks.get(name, []), asides.get(name, [])))
     return found
 
 
 def _node(
-    member: FleetMember, node: Node, name: str, guests: list[tuple[LiveRun, LiveTask]], asides: list[Aside]
+    member: FleetMember, node: Node, name: str, tasks: list[tuple[LiveRun, LiveTask]], asides: list[Aside]
 ) -> dict[str, Any]:
-    places = [task.place for _, task in guests]
+    places = [task.place for _, task in tasks]
     view = asdict(node)
     view.update(
         name=name,
@@ -47,7 +47,7 @@ def _node(
             "memory": sum(place.memory or 0 for place in places),
             "gpus": sum(len(place.gpus) for place in places),
         },
-        runs=[_guest(live, task) for live, task in guests],
+        runs=[_task(live, task) for live, task in tasks],
         set_aside=[
             {"gpu": aside.gpu, "reason": aside.reason, "until": aside.until, "spared": aside.spared}
             for aside in asides
@@ -56,7 +56,7 @@ def _node(
     return view
 
 
-def _guest(live: LiveRun, task: LiveTask) -> dict[str, Any]:
+def _task(live: LiveRun, task: LiveTask) -> dict[str, Any]:
     return {
         "id": live.id,
         "task": task.name,

@@ -1,4 +1,4 @@
-"""Places of tasks: what a task gets when it is placed, its ports on this machine, and following an engine's own choice."""
+"""Places of tasks: their node, resources and ports; follows an engine's own choice of a node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.store.rows import AttemptRow, UpdateAttempt
 def place_tasks(
     ctx: Context, live: LiveRun, engine: str, places: Mapping[int, Place]
 ) -> dict[str, TaskPlacement]:
-    """By task: its node, its share of it, and the ports at which the others reach it. `places`: by number."""
+    """By task: its node, its resources there, and its ports for the other tasks. `places`: by number."""
     asks = list(ctx.fleet.asks(live.job).items())
     shared = has_world(live.job, live.parts) and not ctx.fleet.engine(engine).surroundings(live.job).port
     found: dict[str, TaskPlacement] = {}
@@ -39,7 +39,7 @@ def place_tasks(
 
 
 def new_ports(ctx: Context, old: Sequence[int]) -> tuple[int, ...]:
-    """Other ports in place of these: a process that does not ask the allocator listens on one of them."""
+    """Other ports in place of these: a process outside the allocator listens on one of them."""
     fresh = tuple(ctx.ports.take(len(old)))
     ctx.ports.give(old)
     return fresh
@@ -50,7 +50,7 @@ def ports_of(attempt: AttemptRow) -> list[int]:
 
 
 def grow_later(ctx: Context, live: LiveRun) -> None:
-    """An elastic run may grow again, but not at once: each time costs it what it did since its last checkpoint."""
+    """Let an elastic run grow again, but only after `grow_after` seconds: each time costs the work since a checkpoint."""
     if not live.job.workers.elastic:
         return
     ctx.scheduler.may_grow(live.id, False)
@@ -64,7 +64,7 @@ def _may_grow(ctx: Context, run: str) -> None:
 
 
 def follow_engine(ctx: Context, live: LiveRun, task: LiveTask, seen: Observation) -> None:
-    """The engine put a task on a node of its own choice: the scheduler's books follow."""
+    """Update the scheduler and the placement after the engine chose another node for a task."""
     assert live.attempt is not None
     node = ctx.fleet.full(live.engine, seen.node)
     if not seen.node or task.place.node == node or task.name not in live.attempt.placement:

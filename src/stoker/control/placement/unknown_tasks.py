@@ -1,7 +1,7 @@
-"""Tasks that the engines show and the database does not know: it was lost and an older copy was restored.
+"""Tasks that the engines show and the database does not know: an older backup was restored.
 
-They are of somebody's training, and nothing but the lost rows says that it is not wanted. So they run on, untouched: the
-directory keeps all they write. `stoker server status` and `stoker doctor` name them, and `stoker backup forget` ends them.
+They may be wanted, since only the lost rows could say otherwise. So they run on untouched, and their directories keep
+what they write. `stoker server status` and `stoker doctor` name them, and `stoker backup forget` ends them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.errors import EngineError
 log = logging.getLogger(__name__)
 
 _GRACE = timedelta(seconds=30)
-"""What a job's own grace is, only the lost rows know."""
+"""The job's own grace is not known: it was in the lost rows."""
 
 
 class UnknownTasks:
@@ -28,14 +28,14 @@ class UnknownTasks:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._seen: dict[str, list[Observation]] = {}
-        """By engine: those that the last look at it showed."""
-        self._said: set[tuple[str, int]] = set()
+        """By engine: the unknown tasks of the last observation."""
+        self._logged: set[tuple[str, int]] = set()
 
     def look(self, member: FleetMember, seen: Sequence[Observation]) -> None:
         self._seen[member.name] = [one for one in seen if one.presence is not Presence.GONE]
         for one in self._seen[member.name]:
-            if (one.run, one.attempt) not in self._said:
-                self._said.add((one.run, one.attempt))
+            if (one.run, one.attempt) not in self._logged:
+                self._logged.add((one.run, one.attempt))
                 log.warning(
                     "attempt %d of %s runs on %s and the database does not know it: it is left alone; "
                     "stoker backup forget %s ends it",
@@ -43,7 +43,7 @@ class UnknownTasks:
                 )  # fmt: skip
 
     def running(self) -> dict[str, list[dict[str, Any]]]:
-        """By run: its tasks."""
+        """Running unknown tasks, by run."""
         found: dict[str, list[dict[str, Any]]] = {}
         for engine, seen in self._seen.items():
             for one in seen:
@@ -52,7 +52,7 @@ class UnknownTasks:
         return found
 
     async def end(self, runs: Collection[str]) -> None:
-        """SIGTERM, a grace period, SIGKILL. Their directories stay."""
+        """End tasks with SIGTERM, a grace, and SIGKILL. Their directories stay."""
         for engine, seen in self._seen.items():
             handles = {(one.run, one.attempt): one.handle for one in seen if one.run in runs}
             for (run, attempt), handle in handles.items():

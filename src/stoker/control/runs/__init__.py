@@ -1,11 +1,11 @@
-"""One step of a run: what is done when something may have changed.
+"""One step of a run, taken when something may have changed.
 
 reconcile    Reconciler: the step itself
-task_reader  reads what is new in tasks, and how their bodies ended
-recorder     what was read becomes changes of rows
+task_reader  reads what is new in tasks, and judges how their bodies ended
+recorder     turns what was read into changes of rows
 shutdown     tells tasks to stop
-resize       other CPU and memory for a run
-hang         whether a whole world is silent
-debug_hold   failed attempts that are held for `stoker shell`
-cleanup      removes what ended attempts left on engines
+resize       changes a run's CPU and memory
+hang         detects that a whole world hangs
+debug_hold   holds failed attempts for `stoker shell`
+cleanup      removes what the engines hold of ended attempts
 """

@@ -1,4 +1,4 @@
-"""Cleaning up after attempts that have ended: their launchers, their secrets, and what the engine holds of them."""
+"""Cleanup of ended attempts: releases launchers, deletes secrets, and removes what the engine holds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stoker.task.layout import SharedPart
 log = logging.getLogger(__name__)
 
 _CLEAN_AGAIN = 10.0
-"""Seconds before an attempt that the engine still shows is cleaned up again: a pod on a lost node stays for long."""
+"""Seconds until an attempt that the engine still shows is cleaned up again. A pod on a lost node stays for long."""
 
 
 class Cleanup:
-    """Runs in the loop's thread. Everything may be repeated; what fails is tried again when the engine shows it."""
+    """Runs in the loop's thread. Everything may be repeated. A failed cleanup is retried when the engine shows a task."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -41,7 +41,7 @@ class Cleanup:
             self._ctx.wakeups.spawn(self._clean(attempt))
 
     async def _clean(self, attempt: AttemptRow) -> None:
-        """Release the launchers and delete what the engine holds; everything worth keeping has been carried."""
+        """Release the launchers and delete what the engine holds. Checkpoints and outputs were transferred before."""
         handle = attempt.handle or {"run": attempt.run, "attempt": attempt.number}
         files = hold.files_of(attempt)
         try:
@@ -73,8 +73,8 @@ class Cleanup:
             )
 
     def _release(self, directory: TaskDir, parts: Sequence[SharedPart]) -> None:
-        """Let the launcher go by itself. Where user code is in the way the engine ends it. `parts`: what it and those
-        before it in its place have on a volume that outlives it."""
+        """Have the launcher end by itself; if the order cannot be written, the engine ends it. `parts`: the parts of all
+        incarnations of the task on a shared volume."""
         try:
             order = directory.order()
             directory.forget_secrets()
@@ -87,8 +87,8 @@ class Cleanup:
             log.info("%s: cannot be released: %s", directory.root, exc)
 
     def is_unknown(self, observation: Observation) -> bool:
-        """Of a task that belongs to no live attempt: True when the database does not know the attempt. One that has ended is
-        cleaned up."""
+        """For a task of no live attempt: whether the database does not know its attempt. A known attempt that has ended
+        is cleaned up."""
         key = (observation.run, observation.attempt)
         if key in self._cleaning:
             return False

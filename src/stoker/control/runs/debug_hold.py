@@ -1,5 +1,5 @@
-"""`keep_on_failure`: an attempt that failed for good is left as it is for a while, with all it holds, for a person to
-look into with `stoker shell`. `stoker stop` lets it go early."""
+"""`keep_on_failure`: a failed attempt keeps its places and its files for a while, so that the user can inspect it with
+`stoker shell`. `stoker stop` releases it early."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Clean = Callable[[AttemptRow], None]
 
 
 def keep(ctx: Context, row: RunRow, job: Job, attempt: AttemptRow, clean: Clean) -> None:
-    """Hold its places, and clean up when the time is over."""
+    """Hold the attempt's places, and clean it up when the time is over."""
     request = ctx.fleet.request(row, job)
     held = [request.tasks[number] for number in numbers_of(attempt)]
-    # As much as it holds and no more: nothing of it is on loan, and it does not grow.
+    # Exactly what it holds, without extra tasks: it does not grow, and nothing of it can be reclaimed.
     ctx.scheduler.adopt(
         replace(request, id=hold.name(attempt), asks=tuple(held), extra=()), places_of(attempt)
     )
     ctx.held[attempt.run] = attempt
-    asyncio.get_running_loop().call_later(max(0.0, hold.left(attempt)), _over, ctx, attempt, clean)
+    asyncio.get_running_loop().call_later(max(0.0, hold.left(attempt)), _release, ctx, attempt, clean)
 
 
-def _over(ctx: Context, attempt: AttemptRow, clean: Clean) -> None:
+def _release(ctx: Context, attempt: AttemptRow, clean: Clean) -> None:
     if ctx.held.get(attempt.run) is attempt:
         del ctx.held[attempt.run]
         clean(attempt)
@@ -41,11 +41,11 @@ def _over(ctx: Context, attempt: AttemptRow, clean: Clean) -> None:
 async def let_go(ctx: Context, run: str, clean: Clean) -> None:
     attempt = ctx.held.get(run)
     if attempt is not None:
-        _over(ctx, attempt, clean)
+        _release(ctx, attempt, clean)
 
 
 def one_of(tasks: Mapping[str, Any], task: str | None, run: str) -> str:
-    """The task that is meant; the first where none is named."""
+    """The named task; None: the first. Refused: the run has no such task."""
     if task is None:
         return next(iter(tasks))
     if task not in tasks:

@@ -1,8 +1,8 @@
-"""Whether a run hangs: all of its world is silent, not just those who have nothing to say.
+"""Whether a run hangs: all tasks of its world are silent.
 
-Launchers tell of their own task alone. In most trainings only the first rank prints and reports, MPI's workers say
-everything through mpirun, and parameter servers are silent by nature: one that is quiet is no sign. Who comes back alone
-(`on_loss: task`) does not count where others make up a world.
+A launcher reports only its own task. A single silent task is no sign: in most trainings only the first rank prints and
+reports, MPI workers print through mpirun, and parameter servers print nothing. Tasks that are replaced alone
+(`on_loss: task`) do not count if others form a world.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stoker.spec.states import Cause
 from stoker.store.rows import AddEvent, Change, EventRow
 
 MOST = 16
-"""Tasks whose hang is an event of its own."""
+"""Tasks whose hang becomes an event of its own, at most."""
 
 
 def note(live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
-    """Take in what launchers said. A hang is said once; where the job asks for it the world starts again."""
+    """Take in what launchers reported. A hang is recorded once; if the job asks for it, the world starts again."""
     for name, intake in found.items():
         if intake.hung is not None and name in live.tasks:
             live.tasks[name].hung = intake.hung
@@ -35,7 +35,7 @@ def note(live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
         return []
     if live.hung is not None:
         return []
-    live.hung = _words(running[0])
+    live.hung = _text(running[0])
     if live.job.hang is not None and live.job.hang.then == "restart" and live.reforming is None:
         live.reforming = Outcome(Cause.HANG, None, live.hung, {"message": live.hung})
     return [_event(live.id, task) for task in running[:MOST]]
@@ -43,10 +43,10 @@ def note(live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
 
 def _event(run: str, task: LiveTask) -> AddEvent:
     how = str(task.hung.get("how"))
-    kept = "" if how == "none" else f"; its stacks are in its log (by {how})"
+    stacks = "" if how == "none" else f"; its stacks are in its log (by {how})"
     data: dict[str, Any] = {"task": task.name, "stacks": task.hung.get("stacks"), "how": how}
-    return AddEvent(EventRow(run, time.time(), "hang", _words(task) + kept, data))
+    return AddEvent(EventRow(run, time.time(), "hang", _text(task) + stacks, data))
 
 
-def _words(task: LiveTask) -> str:
+def _text(task: LiveTask) -> str:
     return f"{task.name} said and did nothing for {task.hung.get('seconds', 0):.0f} s"

@@ -1,4 +1,4 @@
-"""What is done for one run when something may have changed: queue it, bring it up, take in what it left, end it."""
+"""The step of one run: queue it, bring it up, take in what its tasks wrote, restart or end it."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateR
 
 log = logging.getLogger(__name__)
 
-_HASTEN_AGAIN = 60.0
-"""Seconds before the engine is asked once more to end what will not do anything any more."""
+_END_AGAIN = 60.0
+"""Seconds until the engine is asked again to end launchers that are closing."""
 
 
 class Reconciler:
-    """The verbs of the ctx. One step per run at a time; runs in the loop's thread."""
+    """Takes the steps of runs, one at a time per run. Runs in the loop's thread."""
 
     def __init__(self, ctx: Context, launcher: AttemptLauncher, health: NodeHealth, cleanup: Cleanup) -> None:
         self._ctx = ctx
         self._health = health
         self._cleanup = cleanup
-        self._coming = BringUp(ctx, launcher)
-        self._looking = TaskReader(ctx)
-        self._leaving = Shutdown(ctx)
-        self._recording = Recorder(ctx)
+        self._bring_up = BringUp(ctx, launcher)
+        self._reader = TaskReader(ctx)
+        self._shutdown = Shutdown(ctx)
+        self._recorder = Recorder(ctx)
 
     async def step(self, live: LiveRun) -> None:
         if live.state is RunState.QUEUED:
             await self._queued(live)
         elif live.state.holds:
-            await self._held(live)
+            await self._holding(live)
 
-    # -- waiting ---------------------------------------------------------------------------------------------
+    # -- in the queue ----------------------------------------------------------------------------------------
 
     async def _queued(self, live: LiveRun) -> None:
         if self._ctx.scheduler.holds(live.id):
-            return  # its start is being recorded: the step after that sees what is wanted of it by then
+            return  # its start is being recorded: the next step sees the desired state
         if live.row.desired != "run":
             self._ctx.scheduler.withdraw(live.id)
             event = RunEvent.SUSPENDED if live.row.desired == "suspend" else RunEvent.CANCELLED
@@ -86,26 +86,30 @@ class Reconciler:
 
     # -- holding a place -------------------------------------------------------------------------------------
 
-    async def _held(self, live: LiveRun) -> None:
+    async def _holding(self, live: LiveRun) -> None:
         elastic.give_back(self._ctx, live)
         if (live.row.desired != "run" or live.preempt) and live.closing is None:
             live.closing = outcome.stopped(None, live.row.desired, {"message": "it had not started yet"})
-        never = await self._coming.bring(live)
+        never = await self._bring_up.bring(live)
         if never is not None:
-            heard = [task for task in live.tasks.values() if task.ordered and task.ingester is not None]
-            if all(task.over and not task.carrying for task in heard):
-                await self._coming.let_go(live)
+            started = [task for task in live.tasks.values() if task.ordered and task.ingester is not None]
+            if all(task.over and not task.carrying for task in started):
+                await self._bring_up.let_go(live)
                 await self._finish(live, never, [])
                 return
-            live.closing = live.closing or never  # those who run are heard to their end
+            live.closing = live.closing or never  # running tasks are stopped and read to their end
         if live.closing is not None:
-            await self._leaving.stop(live, list(live.tasks.values()))
-        found = await self._looking.look(live)
-        changes = await self._recording.take_in(live, found)
+            await self._shutdown.stop(live, list(live.tasks.values()))
+        found = await self._reader.look(live)
+        changes = await self._recorder.take_in(live, found)
         changes += hang.note(live, found)
         await elastic.regroup(self._ctx, live)
         decision = failure_policy.decide(
-            [_seat(task, self._on_loss(live, task)) for task in live.tasks.values() if not task.joining],
+            [
+                _task_state(task, self._on_loss(live, task))
+                for task in live.tasks.values()
+                if not task.joining
+            ],
             closing=self._closing(live),
             reforming=live.reforming,
         )
@@ -118,12 +122,12 @@ class Reconciler:
         await self._act(live, decision)
 
     def _closing(self, live: LiveRun) -> outcome.Outcome | None:
-        """How an attempt that is told to end has ended: as its tasks say, where they do."""
+        """How the attempt ends. If it was stopped or preempted: by the verdicts of its tasks, if there are any."""
         if live.closing is None or live.closing.cause not in (Cause.STOPPED, Cause.PREEMPTED):
             return live.closing
         ends = [task.verdict for task in live.tasks.values() if task.part.ends and task.verdict is not None]
-        said = [verdict for verdict in ends if verdict.cause is not Cause.COMPLETED]
-        return said[0] if said else ends[0] if ends else live.closing
+        cut_short = [verdict for verdict in ends if verdict.cause is not Cause.COMPLETED]
+        return cut_short[0] if cut_short else ends[0] if ends else live.closing
 
     async def _act(self, live: LiveRun, decision: failure_policy.Decision) -> None:
         if decision.close is not None:
@@ -132,19 +136,19 @@ class Reconciler:
             live.reforming = decision.trouble
         if decision.stop:
             brief = live.closing is None and not live.regroup
-            await self._leaving.stop(live, [live.tasks[name] for name in decision.stop], brief=brief)
+            await self._shutdown.stop(live, [live.tasks[name] for name in decision.stop], brief=brief)
         if decision.reform is not None:
             await self._reform(live, decision.reform)
         elif decision.again:
-            await self._again(live, [live.tasks[name] for name in decision.again])
+            await self._restart_tasks(live, [live.tasks[name] for name in decision.again])
 
-    # -- going on --------------------------------------------------------------------------------------------
+    # -- restarts --------------------------------------------------------------------------------------------
 
     async def _reform(self, live: LiveRun, verdict: outcome.Outcome) -> None:
-        """The world is empty: it starts again on the launchers that are left, or the attempt is over."""
+        """All members have ended: the world starts again on the launchers that are left, or the attempt is over."""
         world = [task for task in live.tasks.values() if self._on_loss(live, task) == "world"]
         if _carrying(world):
-            return  # the next generation starts from what they left, and how often it is tried depends on it
+            return  # the next generation starts from these checkpoints, and the count of failures depends on them
         following = self._following(live, verdict)
         if live.regroup and verdict is live.reforming and live.row.desired == "run":
             following = outcome.Next(
@@ -156,61 +160,61 @@ class Reconciler:
         if live.alone or not survivors or following.state is not RunState.QUEUED:
             await self._close(live, verdict)
             return
-        if self._dying(live, world):
+        if self._end_closing(live, world):
             return
         live.reforming, live.regroup = None, False
         await self._restart(live, world, verdict, following)
 
     def _on_loss(self, live: LiveRun, task: LiveTask) -> str:
-        """What its role says; but one that comes back where the others would not look for it is everybody's loss. Where tasks
-        join or leave, all begin again."""
-        said = task.part.on_loss
-        if said == "task" and live.regroup:
+        """The role's `on_loss`. "task" becomes "world" when tasks join or leave, and for an anchor that may get another
+        address: the other tasks would not find it."""
+        own = task.part.on_loss
+        if own == "task" and live.regroup:
             return "world"
-        if said != "task" or not is_anchor(live.job, task.part.role):
-            return said
+        if own != "task" or not is_anchor(live.job, task.part.role):
+            return own
         lost = [other for other in live.tasks.values() if other.over and other.phase.launcher_over]
         moves = any(is_anchor(live.job, other.part.role) for other in lost)
         by_place = moves and self._ctx.fleet.engine(live.engine).surroundings(live.job).port > 0
-        return "world" if by_place else said
+        return "world" if by_place else own
 
-    async def _again(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
-        """Only these come back; the others never stopped."""
+    async def _restart_tasks(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
+        """Restart only these tasks; the others go on."""
         if _carrying(tasks):
             return
-        verdict = failure_policy.root([_seat(task, "task") for task in tasks], alone=False)
+        verdict = failure_policy.root([_task_state(task, "task") for task in tasks], alone=False)
         following = self._following(live, verdict)
         if following.state is not RunState.QUEUED:
             await self._close(live, verdict)
             return
-        if not self._dying(live, tasks):
+        if not self._end_closing(live, tasks):
             await self._restart(live, tasks, verdict, following)
 
-    def _dying(self, live: LiveRun, tasks: Sequence[LiveTask]) -> bool:
-        """A launcher that somebody else told to end (its pod is being deleted) starts nothing any more: its end is
-        hastened and waited for, and then it is replaced."""
+    def _end_closing(self, live: LiveRun, tasks: Sequence[LiveTask]) -> bool:
+        """Whether one of these launchers is closing. The platform told it to end (its pod is being deleted), so it starts
+        no other body. The engine is asked to end it at once; the caller waits, then replaces it."""
         now = time.monotonic()
-        dying = [task for task in tasks if task.phase is TaskPhase.CLOSING]
-        due = [task for task in dying if task.hastened is None or now - task.hastened > _HASTEN_AGAIN]
+        closing = [task for task in tasks if task.phase is TaskPhase.CLOSING]
+        due = [task for task in closing if task.hastened is None or now - task.hastened > _END_AGAIN]
         if due:
             for task in due:
                 task.hastened = now
             names = [task.name for task in due]
             engine = self._ctx.fleet.engine(live.engine)
             self._ctx.wakeups.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=names))
-        if dying:
+        if closing:
             self._ctx.wakeups.observe_soon()
             self._ctx.wakeups.kick_later(live, 1.0)
-        return bool(dying)
+        return bool(closing)
 
     async def _close(self, live: LiveRun, verdict: outcome.Outcome) -> None:
-        """Over, as soon as everybody is."""
+        """Stop the tasks that run. The attempt finishes once all have ended."""
         live.closing = verdict
         live.reforming = None
         if all(task.over and not task.carrying for task in live.tasks.values()):
             await self._finish(live, verdict, [])
         else:
-            await self._leaving.stop(live, [task for task in live.tasks.values() if not task.over])
+            await self._shutdown.stop(live, [task for task in live.tasks.values() if not task.over])
 
     def _following(self, live: LiveRun, verdict: outcome.Outcome) -> outcome.Next:
         control = self._ctx.settings.control
@@ -230,7 +234,7 @@ class Reconciler:
     async def _restart(
         self, live: LiveRun, tasks: Sequence[LiveTask], verdict: outcome.Outcome, following: outcome.Next
     ) -> None:
-        """Record the next generation, then let the next step bring it up."""
+        """Record the next generation; the next step brings it up."""
         assert live.attempt is not None
         self._health.note(live, tasks)
         generation = live.attempt.generation + 1
@@ -261,7 +265,7 @@ class Reconciler:
             + (f"{lost_names} is replaced, " if lost_names else "")
             + f"generation {generation} follows"
         )
-        # In memory first: whoever changes a place while this is being recorded builds on it, and is recorded after it.
+        # In memory first: a change of a place while this is recorded builds on it, and is recorded after it.
         live.attempt = replace(live.attempt, generation=generation, placement=placement)
         live.update(**counters)
         for task in tasks:
@@ -287,7 +291,7 @@ class Reconciler:
         self._ctx.notifier.publish(live.id)
 
     def _no_room(self, live: LiveRun, task: LiveTask, tasks: Sequence[LiveTask]) -> bool:
-        """A lost worker of an elastic run whose place is gone too: the others go on without it, where they may."""
+        """Whether a lost worker of an elastic run is dropped: its node is gone, and enough other workers are left."""
         if task.gone is None or not live.job.workers.elastic or task.part.role != WORKER:
             return False
         node = self._ctx.fleet.node(live.engine, task.place.node or "")
@@ -312,7 +316,7 @@ class Reconciler:
             "cause": verdict.cause,
             "not_before": now + following.delay if following.delay else 0.0,
         }
-        outputs = await self._recording.outputs(live, changes)
+        outputs = await self._recorder.outputs(live, changes)
         if outputs is not None:
             values["outputs"] = outputs
         if following.state.terminal:
@@ -327,11 +331,11 @@ class Reconciler:
         }
         again = following.state is RunState.QUEUED
         if live.row.warnings:
-            where = await asyncio.to_thread(self._recording.refusals, live, changes, values, again=again)
+            where = await asyncio.to_thread(self._recorder.refusals, live, changes, values, again=again)
             if where:
                 ended["evidence"]["files"] = where
         kind = "requeued" if again else "ended"
-        changes += self._recording.last_rows(live)
+        changes += self._recorder.last_rows(live)
         changes += [
             UpdateAttempt(live.id, live.attempt.number, ended),
             UpdateRun(live.id, values),
@@ -357,7 +361,7 @@ class Reconciler:
         self._ctx.wakeups.schedule_soon()
 
     def _retire(self, live: LiveRun) -> None:
-        """After the end of an attempt, or of the waiting: out of memory, or back into the queue."""
+        """After an attempt, or in the queue: drop the run from memory, or queue it again."""
         if live.state is RunState.QUEUED:
             live.dirty = True
         else:
@@ -368,11 +372,11 @@ class Reconciler:
 
 
 def _carrying(tasks: Iterable[LiveTask]) -> bool:
-    """Nothing follows these before the checkpoints that they committed have arrived."""
+    """Whether checkpoints of these tasks are still being transferred. Nothing follows before they have arrived."""
     return any(task.carrying for task in tasks)
 
 
-def _seat(task: LiveTask, on_loss: str) -> failure_policy.TaskState:
+def _task_state(task: LiveTask, on_loss: str) -> failure_policy.TaskState:
     return failure_policy.TaskState(
         task=task.name,
         on_loss=on_loss,

@@ -1,4 +1,4 @@
-"""What looks at tasks mean for the rows."""
+"""Turns what was read from tasks into changes of rows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from stoker.store.rows import (
 from stoker.task import layout
 from stoker.transfer import carry_outputs, merge_outputs, outputs_for
 
-_MOST_LEFT = 3
-"""Attempts that ended before the last one and whose files are left: a run that is preempted all the time must not fill the disk."""
+_MAX_LEFT = 3
+"""Attempts before the last one whose files are left, at most: a run that is often preempted must not fill the disk."""
 
 
 class Recorder:
@@ -47,8 +47,8 @@ class Recorder:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._carriers = ThreadPoolExecutor(4, thread_name_prefix="outputs")
-        """Apart from the threads that look at tasks: big outputs take their time."""
+        self._output_threads = ThreadPoolExecutor(4, thread_name_prefix="outputs")
+        """Separate from the threads that read tasks: big outputs take long."""
 
     async def take_in(self, live: LiveRun, found: Mapping[str, Intake]) -> list[Change]:
         changes: list[Change] = []
@@ -75,11 +75,11 @@ class Recorder:
         changes += self.warn(live, changes)
         started = [intake.started_at for intake in found.values() if intake.started_at is not None]
         if started and live.state is RunState.STARTING:
-            changes += self._runs(live, max(started))
+            changes += self._started(live, max(started))
         return changes
 
     def warn(self, live: LiveRun, changes: list[Change]) -> list[Change]:
-        """What the run's warnings say of checkpoints that were refused, after these changes."""
+        """Update the run's warnings about refused checkpoints. `changes`: those of this step."""
         warnings = refusing.after(live.row.warnings, live.redaction.changes(changes))
         if warnings == live.row.warnings:
             return []
@@ -89,16 +89,17 @@ class Recorder:
     def refusals(
         self, live: LiveRun, changes: list[Change], values: dict[str, Any], *, again: bool = False
     ) -> str:
-        """At the end of an attempt: if the run has no checkpoint because those of this attempt were refused, what it wrote
-        is not removed. Where it will be; empty: nowhere. At the end of the run (not `again`), say once more which were
-        refused, and into `values` goes what the run says of the files."""
+        """At the end of an attempt: keep its files if the run has no checkpoint because this attempt's were refused.
+
+        Returns where the files will be; empty: nowhere. At the end of the run (not `again`) a warning repeats which
+        checkpoints were refused, and `values` gets the run's warnings about the files."""
         found = refusals.read(live.row.warnings)
         text, where = found.summary, ""
         if not text:
             return ""
         kept = self._ctx.store.checkpoints(live.id, kept_only=True)
         if not kept and not any(isinstance(change, AddCheckpoint) for change in changes) and live.launched:
-            where, found.files = self._left(live, changes, again=again)
+            where, found.files = self._files_left(live, changes, again=again)
         if again and not where:
             return ""
         if found.files:
@@ -107,8 +108,8 @@ class Recorder:
         changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))
         return where
 
-    def _left(self, live: LiveRun, changes: list[Change], *, again: bool) -> tuple[str, str]:
-        """Where the files of the attempt stay, and in words where those of all attempts do."""
+    def _files_left(self, live: LiveRun, changes: list[Change], *, again: bool) -> tuple[str, str]:
+        """Where the files of this attempt stay, and a text about those of all attempts."""
         assert live.attempt is not None
         engine = self._ctx.fleet.engine(live.engine)
         days = f"{ASIDE_FOR / 86400:.0f} days"
@@ -120,7 +121,7 @@ class Recorder:
         if not any(directory is not None and directory.exists() for directory in directories):
             gone = "its files are gone with the task that wrote them"
             return "", refusing.places(places, days) or gone
-        if again and len(places) >= _MOST_LEFT:
+        if again and len(places) >= _MAX_LEFT:
             return "", ""
         if isinstance(engine, SetsAside):
             where = engine.aside(live.handle)
@@ -142,12 +143,12 @@ class Recorder:
         if found.ending is not None and found.ending.usage:
             task.usage = dict(found.ending.usage)
         if task.over and task.reported != "ended" and len(live.tasks) > 1:
-            # Said at once: the others may go on for long, and the status may be older than the ending.
+            # Recorded at once: other tasks may run for long, and the status may be older than the ending.
             task.reported = "ended"
             changes.append(PutTask(_row(live, task)))
         return changes
 
-    def _runs(self, live: LiveRun, at: float) -> list[Change]:
+    def _started(self, live: LiveRun, at: float) -> list[Change]:
         assert live.attempt is not None
         number = live.attempt.number
         first = live.row.started_at or at
@@ -171,7 +172,7 @@ class Recorder:
 
     def _retain(self, live: LiveRun, checkpoints: list[CheckpointRow]) -> list[Change]:
         rows = self._ctx.store.checkpoints(live.id, kept_only=True)
-        # What this look adds is not in the store yet: it is newer than all that is.
+        # These checkpoints are not in the store yet: they are newer than all that are.
         newest = max((row.seq for row in rows), default=0)
         fresh = [replace(row, seq=newest + 1 + index) for index, row in enumerate(checkpoints)]
         known = {row.id for row in fresh}
@@ -186,16 +187,16 @@ class Recorder:
         return [UpdateCheckpoint(row.id, {"kept": False}) for row in dropped]
 
     def last_rows(self, live: LiveRun) -> list[Change]:
-        """The tasks as they ended."""
+        """The final rows of all tasks."""
         return [PutTask(_row(live, task)) for task in live.tasks.values()]
 
     async def outputs(self, live: LiveRun, changes: list[Change]) -> dict[str, Any] | None:
-        """What all tasks left, as one tree."""
+        """Transfer the outputs of all tasks and merge them into one tree. None: there are none."""
         if not any(task.ingester is not None for task in live.tasks.values()):
             return None
         carry = partial(self._carry, live)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._carriers, carry)
+            found = await asyncio.get_running_loop().run_in_executor(self._output_threads, carry)
         except (StokerError, OSError) as exc:
             text = f"outputs could not be kept: {exc}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "warning", text)))

@@ -1,4 +1,4 @@
-"""Giving a run more or less than it was submitted with: in place where the engine can, else by checkpoint and restart."""
+"""Changes a run's CPU and memory: in place if the engine can, else by checkpoint and restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.store.rows import AddEvent, Change, EventRow, UpdateAttempt, UpdateR
 
 
 async def resize(ctx: Context, run: str, *, cpu: float | None, memory: int | None) -> dict[str, Any]:
-    """{"how": "in place" | "restart" | "queued", "text": why, for a person}."""
+    """Returns {"how": "in place" | "restart" | "queued", "text": why, for people}."""
     live = ctx.runs.get(run)
     if live is None or live.state is RunState.STOPPING:
         raise Conflict(
@@ -49,7 +49,7 @@ async def resize(ctx: Context, run: str, *, cpu: float | None, memory: int | Non
 
 
 def impossible(verdict: Feasibility) -> str:
-    """Why something can never fit, as the end of a sentence."""
+    """Why a request can never fit, as the end of a sentence."""
     return f"it {verdict.reason}" if verdict.reason.startswith("asks") else verdict.reason
 
 
@@ -72,7 +72,7 @@ async def _in_place(ctx: Context, live: LiveRun, *, cpu: float | None, memory: i
 
 
 async def _record(ctx: Context, live: LiveRun, job: Job, how: str, text: str) -> None:
-    """The run's job is the new one from here on: later attempts have the new size too."""
+    """Record the job with the new size; later attempts use it too."""
     asks = ctx.fleet.asks(job)
     changes: list[Change] = [
         UpdateRun(live.id, {"job": job.to_json()}),

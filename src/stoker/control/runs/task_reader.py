@@ -1,4 +1,4 @@
-"""Looking at tasks: what is new in their directories, and how their bodies ended."""
+"""Reads tasks: what is new in their directories, and how their bodies ended."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from stoker.task.formats import Ending, Status
 log = logging.getLogger(__name__)
 
 _JOURNAL_WAIT = 30.0
-"""Seconds that a launcher has to write to its journal what its status says already."""
+"""Seconds that a launcher has to journal an end that its status shows already."""
 _STOPPED_WAIT = 5.0
-"""The same for one that was told to stop: a person waits for it."""
+"""The same after a stop: a user waits for it."""
 _KILLED_WAIT = 2.0
-"""The same for one that was killed."""
+"""The same after a kill."""
 _KILLED_BACKLOG = 10.0
-"""Seconds that what a killed task has written is still taken in: user code can write more than is ever read."""
+"""Seconds that files of a killed task are still read: user code can write faster than they are read."""
 _LOOK_AGAIN = 5.0
-"""Seconds after a look that failed."""
-_TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
-"""What a program says, in any language, when somebody else has its port."""
+"""Seconds until a failed look is retried."""
+_PORT_IN_USE = ("Address already in use", "EADDRINUSE", "errno: 98")
+"""What programs print when another process has their port."""
 
 
 class TaskReader:
@@ -39,7 +39,7 @@ class TaskReader:
         self._ctx = ctx
 
     async def look(self, live: LiveRun) -> dict[str, Intake]:
-        """What is new, by task. Sets the verdicts of those that have ended."""
+        """Read what is new, by task. Sets the verdicts of tasks that have ended."""
         tasks = [
             task
             for task in live.tasks.values()
@@ -50,8 +50,8 @@ class TaskReader:
         return {task.name: intake for task, intake in zip(tasks, found, strict=True)}
 
     async def _one(self, live: LiveRun, task: LiveTask) -> Intake:
-        """What the machine lacks for a while, or a pod that does not answer, is tried again. What was found before that,
-        here and with the others, counts."""
+        """Read one task. A shortage on this machine, or a pod that does not answer, is retried. What was read before the
+        error counts."""
         assert task.ingester is not None
         if task.over:
             return await asyncio.to_thread(task.ingester.collect)
@@ -59,7 +59,7 @@ class TaskReader:
         found = Intake(generation=task.generation)
         try:
             found = await asyncio.to_thread(task.ingester.look, final=task.gone is not None)
-            await self._follow(live, task, found)
+            await self._judge_end(live, task, found)
         except OSError as exc:
             if exc.errno not in OURS:
                 raise
@@ -68,65 +68,66 @@ class TaskReader:
             self._ctx.wakeups.kick_later(live, _LOOK_AGAIN)
         return found
 
-    async def _follow(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
+    async def _judge_end(self, live: LiveRun, task: LiveTask, found: Intake) -> None:
         if not found.heard and self._waits_for_backlog(task, found):
-            if found.more:  # otherwise checkpoints that arrive have it looked at again
-                task.touched = live.dirty = True  # recorded piece by piece; nothing ends before all of it is
+            if found.more:  # read in pieces; otherwise arriving checkpoints wake the run
+                task.touched = live.dirty = True
         elif found.ending is not None:
-            self._over(
+            self._end(
                 live, task, self._judge(live, task, found.ending), found.ending.at, _event(found.ending)
             )
         elif task.gone is not None:
-            self._over(live, task, await self._collect(live, task, found), time.time(), TaskEvent.COLLECTED)
+            self._end(live, task, await self._collect(live, task, found), time.time(), TaskEvent.COLLECTED)
         elif found.status is not None and found.status.phase == "ended":
-            await self._unjournalled(live, task, found.status)
+            await self._end_by_status(live, task, found.status)
         elif not found.visible:
-            self._ctx.wakeups.observe_soon()  # somebody said that something changed, and no file did: is it still there?
+            self._ctx.wakeups.observe_soon()  # a wake-up without any change in its files: is the task still there?
         if task.over and task.ingester is not None:
             reader = task.ingester.reader
             found.changes += await asyncio.to_thread(reader.look_round, had_status=bool(task.reported))
 
     def _waits_for_backlog(self, task: LiveTask, found: Intake) -> bool:
-        """A person who kills a run waits for its end, but not for all that a task wrote without end."""
+        """Whether the task ends only when all it wrote is read. After a kill, the rest is left unread: a user waits."""
         if task.killed_at is None or time.monotonic() - task.killed_at < _KILLED_BACKLOG:
             return True
         if task.gone is None and not task.stopped:
-            return True  # it is being ended, and there is time meanwhile
+            return True  # it has not ended yet
         assert task.ingester is not None
         task.ingester.reader.leave_unread(found)
         return False
 
-    def _over(
+    def _end(
         self, live: LiveRun, task: LiveTask, verdict: outcome.Outcome, at: float, event: TaskEvent
     ) -> None:
         task.judge(verdict, at, event)
         live.dirty = True
 
     def _judge(self, live: LiveRun, task: LiveTask, found: Ending) -> outcome.Outcome:
-        """The launcher's word; where it could not know better, the engine's."""
+        """The launcher's ending; if the launcher was lost, what the engine reports."""
         if found.kind == "lost":
             proof = found.message or "its launcher was lost"
             lines = list(found.last_lines)
             return outcome.gone(proof, task.seen, desired=live.row.desired, last_lines=lines)
         verdict = outcome.judge(found, desired=live.row.desired)
         if verdict.cause is Cause.USER_ERROR and task.place.ports and _port_taken(found):
-            text = "somebody else has one of its ports"
+            text = "another process has one of its ports"
             return outcome.Outcome(Cause.ENGINE_ERROR, verdict.exit_code, text, verdict.evidence)
         return verdict
 
-    async def _unjournalled(self, live: LiveRun, task: LiveTask, status: Status) -> None:
-        """The status says that the body ended and what is new in the journal does not. Its last line was written after we
-        read it, or read by a server before us, or there is no room for it yet; or user code destroyed it, then the
-        status has to do."""
+    async def _end_by_status(self, live: LiveRun, task: LiveTask, status: Status) -> None:
+        """The status says that the body ended, and the new lines of the journal do not.
+
+        The journal's last line was written after it was read, or an earlier server read it, or the disk is full. If
+        user code destroyed the journal, the status counts."""
         assert task.ingester is not None
         reader = task.ingester.reader
         now = time.monotonic()
         if status.generation != task.generation:
-            return  # of the body before: the order of this one has not been taken up yet
+            return  # of the previous body: the launcher has not seen the new order yet
         if task.unjournalled_since is None:
             before = await asyncio.to_thread(reader.read_before)
             if before is not None:
-                self._over(live, task, self._judge(live, task, before), before.at, _event(before))
+                self._end(live, task, self._judge(live, task, before), before.at, _event(before))
                 return
         task.unjournalled_since = task.unjournalled_since or now
         wait = _JOURNAL_WAIT
@@ -138,14 +139,14 @@ class TaskReader:
             return
         event = TaskEvent.ENDED
         try:
-            said = Ending.from_json(status.ending or {})
-            verdict, event = outcome.judge(said, desired=live.row.desired), _event(said)
+            ending = Ending.from_json(status.ending or {})
+            verdict, event = outcome.judge(ending, desired=live.row.desired), _event(ending)
         except TypeError:
             verdict = outcome.lost("its journal was destroyed", desired=live.row.desired, last_lines=[])
-        self._over(live, task, verdict, time.time(), event)
+        self._end(live, task, verdict, time.time(), event)
 
     async def _collect(self, live: LiveRun, task: LiveTask, found: Intake) -> outcome.Outcome:
-        """The launcher is proven dead and left no ending: see what was complete, and call it lost."""
+        """The launcher is gone and left no ending: settle its directory, and judge the task lost."""
         assert task.ingester is not None and live.attempt is not None and task.gone is not None
         directory = task.ingester.directory
         if directory.exists():
@@ -153,10 +154,10 @@ class TaskReader:
                 await asyncio.to_thread(self._settle, live, task, directory)
             except OSError as exc:
                 if exc.errno in OURS:
-                    raise  # tried again: what was complete must not be lost to a full disk
+                    raise  # retried: complete checkpoints must not be lost to a full disk
                 log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
             except StillHeld as exc:
-                # It is proven dead, so another process holds the lock of its directory: what is there is not looked at.
+                # The launcher is dead, so another process holds the lock: the directory is not settled.
                 log.warning("run %s: what %s left cannot be collected: %s", live.id, task.name, exc)
             rest = await asyncio.to_thread(task.ingester.look, final=True)
             found.join(rest)
@@ -168,13 +169,13 @@ class TaskReader:
         return outcome.gone(task.gone, task.seen, desired=live.row.desired, last_lines=lines)
 
     def _settle(self, live: LiveRun, task: LiveTask, directory: TaskDir) -> None:
-        """Have it journalled what the dead launcher had complete. What cannot be reached any more is lost."""
+        """Journal what the dead launcher had complete. An unreachable directory counts as far as it has arrived."""
         if task.seen is not None and task.seen.presence is not Presence.GONE:
-            return  # given up without proof: it may live
+            return  # given up without proof: the launcher may still run
         try:
             directory.settle(task.generation)
         except Unreachable as exc:
-            log.info("run %s: %s is out of reach, what has arrived counts: %s", live.id, task.name, exc)
+            log.info("run %s: %s cannot be reached, what has arrived counts: %s", live.id, task.name, exc)
 
 
 def _is_due(task: LiveTask) -> bool:
@@ -185,9 +186,9 @@ def _is_due(task: LiveTask) -> bool:
 
 
 def _event(ending: Ending) -> TaskEvent:
-    """Whether its launcher waits for another order, or ends too."""
+    """CLOSED: its launcher ends too; ENDED: it waits for another order."""
     return TaskEvent.CLOSED if ending.final else TaskEvent.ENDED
 
 
 def _port_taken(found: Ending) -> bool:
-    return any(sign in line for line in [found.message, *found.last_lines] for sign in _TAKEN)
+    return any(sign in line for line in [found.message, *found.last_lines] for sign in _PORT_IN_USE)

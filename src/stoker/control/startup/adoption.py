@@ -1,8 +1,8 @@
-"""Taking over what the engine shows and the database does not know.
+"""Adopts what the engine shows and a restored database does not know.
 
-A database that was restored from a copy is older than the training. The tasks are right: an attempt, an incarnation or a
-generation that the database has not heard of is taken over where that can be done, and ended first where it cannot.
-Otherwise the same number would be given out again, to a second body beside the first.
+A database that was restored from a backup is older than the tasks, and the tasks are right. Unknown attempts,
+incarnations and generations are adopted if possible, and ended otherwise. Else the same number would be used again, for
+a second body beside the first.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from stoker.store.rows import (
 log = logging.getLogger(__name__)
 
 _GRACE = timedelta(seconds=10)
-_BELIEVED = 1000
-"""Generations by which a copy of the database may be behind. User code can write to an order: more is not believed."""
+_MAX_BEHIND = 1000
+"""Generations by which a restored database may be behind. User code can write to an order, so more is ignored."""
 _AS_RESUMED = {"desired": "run", "ended_at": None, "exit_code": None, "cause": None, "reason": ""}
 _BEHIND = "the database was restored from an older copy"
 
 
 async def adopt_newer(ctx: Context, row: RunRow, job: Job, seen: Sequence[Observation]) -> RunRow:
-    """The run as it is, where this machine has attempts of it that the database does not know. `seen`: its tasks."""
+    """Adopt or end attempts of the run that the database does not know. Returns its row. `seen`: its tasks."""
     newer = [one for one in seen if one.attempt > row.attempt]
     if not newer:
         return row
@@ -85,20 +85,20 @@ def _after(row: RunRow, event: RunEvent) -> RunState:
 async def resumed(
     ctx: Context, live: Collection[str], seen: Mapping[str, Sequence[Observation]]
 ) -> list[RunRow]:
-    """Runs that are over in a restored copy, and were resumed after it was made: a later attempt of them runs."""
+    """Runs that are over in the restored database, but were resumed after the backup: a later attempt runs."""
     found = []
     for run in seen.keys() - live:
         try:
             row = await asyncio.to_thread(ctx.store.run, run)
         except NotFound:
-            continue  # the whole run is unknown: it is left alone, see strangers
+            continue  # the whole run is unknown: it is left alone, see placement.unknown_tasks
         if any(one.attempt > row.attempt and one.presence is not Presence.GONE for one in seen[run]):
             found.append(row)
     return found
 
 
 def at_newest_incarnations(attempt: AttemptRow, seen: Sequence[Observation]) -> AttemptRow:
-    """The attempt with the tasks that are there. The engine never makes an incarnation that it was not asked for."""
+    """The attempt with the incarnations that the engine shows. They were all asked for, so newer ones are right."""
     placement = dict(attempt.placement)
     for one in seen:
         place = placement.get(one.task)
@@ -108,10 +108,10 @@ def at_newest_incarnations(attempt: AttemptRow, seen: Sequence[Observation]) -> 
 
 
 async def catch_up(ctx: Context, live: LiveRun) -> None:
-    """Bring the generations that are recorded up to those that the tasks have orders for."""
+    """Raise the recorded generations to those in the orders of the tasks."""
     assert live.attempt is not None
     newest = live.newest_order
-    if not live.attempt.generation < newest < live.attempt.generation + _BELIEVED:
+    if not live.attempt.generation < newest < live.attempt.generation + _MAX_BEHIND:
         return
     for task in live.tasks.values():
         order = task.directory.order() if task.directory is not None else None
@@ -131,7 +131,7 @@ async def catch_up(ctx: Context, live: LiveRun) -> None:
 
 
 def _attempt_of(ctx: Context, job: Job, seen: Observation) -> AttemptRow:
-    """As it was placed, as far as the engine can tell."""
+    """A row for an unknown attempt, as far as the engine shows it."""
     home = ctx.fleet.home
     ask = ctx.fleet.asks(job)[seen.task]
     node = ctx.fleet.full(home, seen.node or home)
@@ -155,7 +155,7 @@ def _attempt_of(ctx: Context, job: Job, seen: Observation) -> AttemptRow:
 
 
 async def _end(ctx: Context, alive: Sequence[Observation]) -> None:
-    """And wait for it: what follows must not run beside it."""
+    """End attempts and wait for it: the next attempt must not run beside them."""
     engine = ctx.fleet.engine(ctx.fleet.home)
     for number in sorted({one.attempt for one in alive}):
         handle = next(one.handle for one in alive if one.attempt == number)

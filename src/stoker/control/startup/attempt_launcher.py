@@ -1,8 +1,8 @@
-"""Bringing an attempt up: launchers, code, checkpoint, secrets, the world, and last the orders to run.
+"""Makes an attempt run: launchers, code, checkpoint, secrets, and last the orders.
 
-Everything here may be done again after a crash: the engine adopts what it started, and where there is no order of a
-generation nothing of it has run, so code and checkpoint are simply placed anew. The generation and the checkpoint it
-starts from are recorded before the first of several orders is given: no two members can disagree.
+Everything here may be repeated after a crash. The engine adopts what it started. A task without an order of the
+generation has run nothing of it, so code and checkpoint are placed again. The generation and its checkpoint are recorded
+before the first of several orders is written: all members start from the same.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stoker.store.rows import AddEvent, Change, CheckpointRow, EventRow, UpdateC
 from stoker.transfer import bring_code, bring_outputs, outputs_for, restore_checkpoint
 from stoker.transfer.merge import for_task, together
 
-_NOT_ITS_FAULT = (StoreError, EngineError)
-"""A full or read-only disk, or a task that is out of reach: the checkpoint is intact, and it is restored when that is over."""
-_SCAN = 0.5
-"""Seconds between looks at the checkpoint directories of a world, while its first checkpoint is waited for."""
+_TRANSIENT = (StoreError, EngineError)
+"""A full or read-only disk, or a task that cannot be reached: the checkpoint is intact, and the restore is retried."""
+_SCAN_EVERY = 0.5
+"""Seconds between scans of the checkpoint directories of a world until its first checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AttemptLauncher:
         self._blobs = blobs
 
     async def submit(self, live: LiveRun, engine: Engine, bare: Mapping[str, str]) -> Handle:
-        """Ask the engine for the attempt's tasks. `bare`: its own names of their nodes. May be repeated."""
+        """Ask the engine for the attempt's tasks. `bare`: the engine's own names of their nodes. May be repeated."""
         assert live.attempt is not None
         values = run_secrets.load(self._settings.home, live.row.key) if live.job.secrets else {}
         plans = [
@@ -64,7 +64,7 @@ class AttemptLauncher:
         )
 
     async def reach(self, live: LiveRun, engine: Engine) -> list[LiveTask]:
-        """Find the directories of those that have none yet; who is still not there."""
+        """Look for the missing task directories. Returns the tasks that still have none."""
         missing = []
         for task in live.tasks.values():
             if task.directory is None:
@@ -78,14 +78,14 @@ class AttemptLauncher:
         return missing
 
     def recall(self, live: LiveRun) -> None:
-        """This generation does not begin: who has its order all the same, before the way to another one broke off, has
-        a body that must be stopped."""
+        """The generation does not begin. Tasks that have its order already (the connection to another task broke
+        meanwhile) count as ordered, so that their bodies are stopped."""
         for task in live.tasks.values():
             if task.up and not task.ordered:
                 self._adopt(live, task)
 
     def _adopt(self, live: LiveRun, task: LiveTask) -> None:
-        """What an earlier server ordered stands."""
+        """Take over the order that the task already has."""
         assert task.directory is not None
         order = task.directory.order()
         live.newest_order = max(live.newest_order, order.generation if order is not None else 0)
@@ -98,14 +98,14 @@ class AttemptLauncher:
                 task.happened(TaskEvent.TOLD)
 
     def choose(self, live: LiveRun) -> CheckpointRow | None:
-        """The checkpoint that the next generation starts from, unless it turns out to be damaged."""
+        """The checkpoint that the next generation starts from, unless it is damaged."""
         candidates, _ = self._candidates(live)
         return candidates[0] if candidates else None
 
     async def order(
         self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask], world: World | None
     ) -> Restored:
-        """Bring everything into these tasks and give each its order."""
+        """Bring checkpoint, code, outputs and secrets into these tasks, then write their orders."""
         restored = await asyncio.to_thread(self._restore, live, tasks)
         work = [asyncio.to_thread(self._order, live, engine, task, world, restored.row) for task in tasks]
         if len(work) == 1:
@@ -147,7 +147,7 @@ class AttemptLauncher:
             generation=task.generation,
             around=around,
             timeout=_remaining(live),
-            scan_every=None if live.alone else _SCAN,
+            scan_every=None if live.alone else _SCAN_EVERY,
             hang_after=live.job.hang.after if live.job.hang else None,
             setup=orders.setup_plan(around.setups or str(self._settings.home.setups), job, run, tree, around),
             resume_from=live.redaction.original(resumed.name) if resumed else None,
@@ -155,7 +155,7 @@ class AttemptLauncher:
         directory.write_order(order)
 
     def _restore(self, live: LiveRun, tasks: Sequence[LiveTask]) -> Restored:
-        """The newest checkpoint whose bytes are still what they were; the damaged ones are let go, aloud."""
+        """Restore the newest undamaged checkpoint. Damaged ones are dropped, with a warning."""
         changes: list[Change] = []
         candidates, others = self._candidates(live)
         if others:
@@ -164,7 +164,7 @@ class AttemptLauncher:
         for row in candidates:
             try:
                 self._bring(live, tasks, row, retention.beside(candidates, row))
-            except _NOT_ITS_FAULT:
+            except _TRANSIENT:
                 raise
             except StokerError as exc:
                 text, data = refusals.said(row.name, f"what was stored of it is damaged: {exc.message}")
@@ -173,7 +173,7 @@ class AttemptLauncher:
                 changes.append(AddEvent(event))
                 continue
             step = f" (step {row.step})" if row.step is not None else ""
-            text = f"{_who(live, tasks)} goes on from checkpoint {row.name}{step}"
+            text = f"{_subject(live, tasks)} goes on from checkpoint {row.name}{step}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "restored", text, {"id": row.id})))
             return Restored(row, tuple(changes))
         return Restored(None, tuple(changes))
@@ -181,7 +181,7 @@ class AttemptLauncher:
     def _bring(
         self, live: LiveRun, tasks: Sequence[LiveTask], row: CheckpointRow, more: Sequence[CheckpointRow]
     ) -> None:
-        """Into the directory of each task; `more` only as long as it is whole."""
+        """Restore `row`, and `more` if those are undamaged, into the directory of each task."""
         names = live.redaction.original if live.redaction else None
         for task in tasks:
             assert task.directory is not None
@@ -190,7 +190,7 @@ class AttemptLauncher:
             try:
                 digest = together(self._blobs, seen)
                 restore_checkpoint(self._blobs, digest, task.directory, task.generation, rename=names)
-            except _NOT_ITS_FAULT:
+            except _TRANSIENT:
                 raise
             except StokerError:
                 if not more:
@@ -201,7 +201,7 @@ class AttemptLauncher:
         return row.digest if row.world_size is None else for_task(self._blobs, row.digest, place)
 
     def _candidates(self, live: LiveRun) -> tuple[Sequence[CheckpointRow], Sequence[CheckpointRow]]:
-        """Those it may go on from, newest first, and newer ones that a world of another size wrote."""
+        """The checkpoints it may start from, newest first, and newer ones that a world of another size wrote."""
         assert live.attempt is not None
         if live.row.attempt <= 1 and live.attempt.generation <= 1:
             return [], []
@@ -210,7 +210,7 @@ class AttemptLauncher:
         return retention.restorable(rows, world_size=live.world_size, same=same)
 
 
-def _who(live: LiveRun, tasks: Sequence[LiveTask]) -> str:
+def _subject(live: LiveRun, tasks: Sequence[LiveTask]) -> str:
     assert live.attempt is not None
     if live.attempt.generation == 1:
         return f"attempt {live.attempt.number}"
@@ -220,7 +220,7 @@ def _who(live: LiveRun, tasks: Sequence[LiveTask]) -> str:
 
 
 def _remaining(live: LiveRun) -> float | None:
-    """Of the attempt's timeout: a new generation does not begin it anew."""
+    """Seconds left of the attempt's timeout, which goes on over generations."""
     assert live.attempt is not None
     if live.job.timeout is None or live.attempt.started_at is None:
         return live.job.timeout

@@ -1,4 +1,4 @@
-"""What the engine is asked for: an attempt and its tasks, from a run and its places. Pure."""
+"""What the engine is asked for: an attempt and its tasks, made from a run and its places. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attempt_of(
 
 
 def plan_of(run: RunRow, task: LiveTask, node: str, settings: Settings) -> TaskPlan:
-    """`node`: the engine's own name of it."""
+    """`node`: the engine's own name of the node."""
     resources = task.part.job.resources
     return TaskPlan(
         name=task.name,

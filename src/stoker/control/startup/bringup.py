@@ -1,4 +1,4 @@
-"""Bringing tasks up: asking the engine for them, waiting until all are there, and starting a generation."""
+"""Brings tasks up: asks the engine for them, waits until all are up, and starts a generation."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class BringUp:
     def __init__(self, ctx: Context, launcher: AttemptLauncher) -> None:
         self._ctx = ctx
         self._launcher = launcher
-        self._halves = GangTimeout(ctx)
-        self._salvages = Salvage(ctx.store, ctx.blobs)
+        self._gang_timeout = GangTimeout(ctx)
+        self._salvager = Salvage(ctx.store, ctx.blobs)
 
     async def bring(self, live: LiveRun) -> outcome.Outcome | None:
-        """One step nearer to every task having its order. A verdict: it ended before it began."""
+        """One step towards every task having its order. A verdict: the attempt ended before it began."""
         if live.submitted and all(task.ordered and task.ingester for task in live.tasks.values()):
             return None
         try:
@@ -70,14 +70,14 @@ class BringUp:
             raise
         except (StokerError, OSError) as exc:
             if isinstance(exc, OSError) and live.engine != self._ctx.fleet.home:
-                # The way to a far task broke off. What was brought stays there; the rest is brought when it answers.
+                # The connection to a remote task broke. What arrived stays; the rest follows when the task answers.
                 log.info("run %s: a task does not answer: %s; trying again", live.id, exc)
                 return self._not_up(live)
-            return await self._without(live, exc)
+            return await self._drop_joining(live, exc)
         return None
 
-    async def _without(self, live: LiveRun, exc: Exception) -> outcome.Outcome | None:
-        """Those who were to join are let go first: what is wrong with them is no reason to end a world that trains."""
+    async def _drop_joining(self, live: LiveRun, exc: Exception) -> outcome.Outcome | None:
+        """Bring-up failed. Joining tasks are dropped first, since their failure must not end a world that trains."""
         joining = [task for task in live.tasks.values() if task.joining]
         if not joining:
             return self._failed(live, exc)
@@ -99,11 +99,11 @@ class BringUp:
         live.submitted = True
 
     async def _adopt(self, live: LiveRun) -> None:
-        """Whoever has an order gets a reader: those that an earlier server started."""
+        """Start reading the tasks that an earlier server gave an order."""
         found = [task for task in live.tasks.values() if task.ordered and task.ingester is None]
         if found:
-            await self._attend(live, found)
-            await self._ctx.committer.commit(live.redaction.changes(await self._gather(live, found)))
+            await self._read(live, found)
+            await self._ctx.committer.commit(live.redaction.changes(await self._assemble(live, found)))
 
     async def _start(
         self, live: LiveRun, engine: Engine, missing: Sequence[LiveTask], waiting: Sequence[LiveTask]
@@ -114,7 +114,7 @@ class BringUp:
             return self._not_up(live)
         pause = live.form_at - time.monotonic()
         if any(task.telling is not None and not task.telling.done() for task in waiting):
-            # An order to stop that arrived after the next one would end what that one began.
+            # An order to stop that arrives after the next order would end the new body.
             pause = max(pause, 0.2)
         if pause > 0:
             self._ctx.wakeups.kick_later(live, pause)
@@ -125,10 +125,10 @@ class BringUp:
             world = await asyncio.to_thread(worlds.world, live, self._ctx.settings.home, first)
         if missing or (world is None and has_world(live.job, live.parts)):
             return self._not_up(live)
-        if not await self._are_new(live, engine, waiting):
+        if not await self._none_has_run(live, engine, waiting):
             return self._not_up(live)
         if len(live.tasks) > 1:
-            await self._intend(live)
+            await self._record_choice(live)
         taken = await self._salvage(live, waiting[0])
         restored = await self._launcher.order(live, engine, waiting, world)
         for task in waiting:
@@ -143,22 +143,22 @@ class BringUp:
         if restored.row is not None:
             values["resumed_from"] = restored.row.id
         live.attempt = replace(live.attempt, **values)
-        await self._attend(live, [task for task in waiting if task.ingester is None])
+        await self._read(live, [task for task in waiting if task.ingester is None])
         changes: list[Change] = [*restored.changes, UpdateAttempt(live.id, live.attempt.number, values)]
-        changes += await self._gather(live, waiting)
+        changes += await self._assemble(live, waiting)
         if live.attempt.generation > 1:
             text = f"generation {live.attempt.generation} starts: {_names(waiting, live)}"
             changes.append(AddEvent(EventRow(live.id, time.time(), "generation", text)))
             changes.append(UpdateRun(live.id, {"reason": ""}))
             live.update(reason="")
-        # Not awaited for its own sake: names are deterministic, so a crash before this is recorded loses nothing.
-        await self._ctx.committer.commit(self._warned(live, live.redaction.changes(changes)))
+        # A crash before this commit loses nothing: names are deterministic.
+        await self._ctx.committer.commit(self._with_warnings(live, live.redaction.changes(changes)))
         self._sweep(live, waiting[0], taken)
         return None
 
-    async def _are_new(self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask]) -> bool:
-        """Whether none of these ran before. One that had an order, and whose directory has none, has lost its files: it is
-        ended, and then it is a lost task. The same generation is never started again."""
+    async def _none_has_run(self, live: LiveRun, engine: Engine, tasks: Sequence[LiveTask]) -> bool:
+        """Whether none of these tasks has run. A task with a recorded order, but none in its directory, has lost its
+        files: it is ended, and becomes a lost task. The same generation is never started twice."""
         lost = [
             task.name
             for task in tasks
@@ -166,13 +166,13 @@ class BringUp:
         ]
         if lost:
             log.warning("run %s: the files of %s are lost: ended", live.id, ", ".join(lost))
-            await self._say_lost(live, lost)
+            await self._record_lost_files(live, lost)
             self._ctx.wakeups.spawn(engine.stop(live.handle, grace=timedelta(0), tasks=lost))
             self._ctx.wakeups.observe_soon()
         return not lost
 
-    async def _say_lost(self, live: LiveRun, tasks: Sequence[str]) -> None:
-        """Once for each attempt: it is looked at again until they have ended."""
+    async def _record_lost_files(self, live: LiveRun, tasks: Sequence[str]) -> None:
+        """Record the warning once: this runs again until the tasks have ended."""
         assert live.attempt is not None
         text = f"{', '.join(tasks)} had an order, and {layout.ORDER} is gone or cannot be read: ended, to be replaced"
         if live.lost_files != text:
@@ -180,47 +180,47 @@ class BringUp:
             await self._ctx.committer.commit([AddEvent(EventRow(live.id, time.time(), "warning", text))])
 
     async def _salvage(self, live: LiveRun, task: LiveTask) -> list[SharedPart]:
-        """What a lost attempt had complete and nobody carried is recorded before a checkpoint is chosen."""
-        await self._know_secrets(live)
-        changes, taken = await asyncio.to_thread(self._salvages.take, live, task)
+        """Record checkpoints that a lost attempt left on a shared volume, before a checkpoint is chosen."""
+        await self._load_secrets(live)
+        changes, taken = await asyncio.to_thread(self._salvager.take, live, task)
         if any(isinstance(change, AddCheckpoint) for change in changes):
-            # The lost attempt had got on after all: it was not one more in vain.
+            # The lost attempt made progress, so earlier faults do not count.
             counted = {"faults": min(1, live.row.faults)}
             changes.append(UpdateRun(live.id, counted))
             live.update(**counted)
         if changes:
-            await self._ctx.committer.commit(self._warned(live, live.redaction.changes(changes)))
+            await self._ctx.committer.commit(self._with_warnings(live, live.redaction.changes(changes)))
         return taken
 
-    def _warned(self, live: LiveRun, changes: Sequence[Change]) -> list[Change]:
-        """With what they mean for the run's warnings."""
+    def _with_warnings(self, live: LiveRun, changes: Sequence[Change]) -> list[Change]:
+        """The changes, with an update of the run's warnings if they need one."""
         warnings = refusals.after(live.row.warnings, changes)
         if warnings == live.row.warnings:
             return [*changes]
         live.update(warnings=warnings)
         return [*changes, UpdateRun(live.id, {"warnings": warnings})]
 
-    async def _know_secrets(self, live: LiveRun) -> None:
-        """Before anything is taken in that its tasks say."""
+    async def _load_secrets(self, live: LiveRun) -> None:
+        """Load the secrets to redact, before anything its tasks wrote is taken in."""
         if live.job.secrets and not live.redaction:
             values = await asyncio.to_thread(run_secrets.load, self._ctx.settings.home, live.row.key)
             live.redaction = Redaction(values)
 
     def _sweep(self, live: LiveRun, task: LiveTask, taken: Sequence[SharedPart]) -> None:
-        """In the background: nobody waits for it."""
+        """Remove useless parts from a shared volume, in the background."""
         others = list(self._ctx.runs)
-        self._ctx.wakeups.spawn(asyncio.to_thread(self._salvages.sweep, live, task, taken, others))
+        self._ctx.wakeups.spawn(asyncio.to_thread(self._salvager.sweep, live, task, taken, others))
 
-    async def _intend(self, live: LiveRun) -> None:
-        """What this generation starts from is the same for all, also when the server dies between two orders."""
+    async def _record_choice(self, live: LiveRun) -> None:
+        """Record the checkpoint, so that all members start from it even if the server dies between two orders."""
         assert live.attempt is not None
         chosen = await asyncio.to_thread(self._launcher.choose, live)
         values: dict[str, Any] = {"resumed_from": chosen.id if chosen else None}
         await self._ctx.committer.commit([UpdateAttempt(live.id, live.attempt.number, values)])
         live.attempt = replace(live.attempt, **values)
 
-    async def _gather(self, live: LiveRun, started: Sequence[LiveTask]) -> list[Change]:
-        """From here on these tasks' parts of checkpoints are put together: of a world that begins, or of one more."""
+    async def _assemble(self, live: LiveRun, started: Sequence[LiveTask]) -> list[Change]:
+        """Have the parts of these tasks' checkpoints put together: of a new world, or of tasks that return to it."""
         assert live.attempt is not None
         if live.alone:
             return []
@@ -237,12 +237,12 @@ class BringUp:
         begin = partial(live.assembly.begin, world_size=live.world_size, known=known)
         return (await asyncio.to_thread(begin, live.attempt.generation, members)).changes
 
-    async def _attend(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
-        """From here on what these tasks write is taken in."""
+    async def _read(self, live: LiveRun, tasks: Sequence[LiveTask]) -> None:
+        """Start reading these tasks."""
         assert live.attempt is not None
         if not tasks:
             return
-        await self._know_secrets(live)
+        await self._load_secrets(live)
         store = self._ctx.store
         cursors = await asyncio.to_thread(store.cursors, live.id, live.attempt.number)
         again = live.row.attempt > 1 or live.attempt.generation > 1
@@ -277,7 +277,7 @@ class BringUp:
             task.wait = None
 
     def _kicker(self, live: LiveRun, task: str) -> Callable[[], None]:
-        """Has the loop look at the task, from any thread."""
+        """A function that kicks the task from any thread."""
         loop = asyncio.get_running_loop()
 
         def kick() -> None:
@@ -287,8 +287,8 @@ class BringUp:
         return kick
 
     def _not_up(self, live: LiveRun) -> outcome.Outcome | None:
-        """Tasks are asked for and not there yet: pods that wait for their place or their image. That may end before
-        it begins."""
+        """Some tasks are not up yet, such as pods that wait for a node or an image. A verdict: the attempt ends before it
+        begins."""
         down = [task for task in live.tasks.values() if not task.ordered and not task.joining]
         for task in down:
             if task.gone is not None and not task.over:
@@ -302,7 +302,7 @@ class BringUp:
         for task in down:
             if task.wait is not None and task.wait.over:
                 return outcome.hopeless(task.wait.cause, task.wait.text, task.wait.patience, task.seen)
-        late = self._halves.judge(live)
+        late = self._gang_timeout.judge(live)
         if late is None:
             self._ctx.wakeups.kick_later(live, 1.0)
         return late
@@ -315,7 +315,7 @@ class BringUp:
         )
 
     async def let_go(self, live: LiveRun) -> None:
-        """End what is there of an attempt that never began."""
+        """End the tasks of an attempt that never began."""
         if any(task.gone is None for task in live.tasks.values()):
             await self._ctx.fleet.engine(live.engine).stop(live.handle, grace=timedelta(0))
 

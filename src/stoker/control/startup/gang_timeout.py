@@ -1,4 +1,4 @@
-"""Runs of several tasks of which only some are up, and who of them lets go. The rules are `scheduling.gangs`'."""
+"""Gangs of which only some tasks come up: decides which is released. The rules are in `scheduling.gang_deadlock`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class GangTimeout:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._standoff = Deadlock()
+        self._deadlock = Deadlock()
         self._known: set[str] = set()
-        """Runs that may be half up."""
+        """Runs whose gang may be partly up."""
         self._decided: dict[str, LetGo] = {}
 
     def judge(self, live: LiveRun) -> outcome.Outcome | None:
-        """Whether this one has to let go of all it has. What is decided of others is told to them."""
+        """A verdict if this run has to release all its tasks. Other runs that have to are kicked."""
         up = [task for task in live.tasks.values() if task.directory is not None]
         if not up or live.alone:
             return None
         live.first_up = live.first_up or time.monotonic()
         self._known.add(live.id)
         if live.id not in self._decided:
-            for decided in self._standoff.judge(self._halves(), time.monotonic()):
+            for decided in self._deadlock.judge(self._partial_gangs(), time.monotonic()):
                 self._decided[decided.id] = decided
                 if decided.id != live.id:
                     self._ctx.wakeups.kick(self._ctx.runs[decided.id])
         found = self._decided.pop(live.id, None)
         return None if found is None else self._verdict(live, found)
 
-    def _halves(self) -> list[PartialGang]:
-        self._known = {id for id in self._known if _half_up(self._ctx.runs.get(id))}
-        return [_half(self._ctx.runs[id]) for id in sorted(self._known) if id not in self._decided]
+    def _partial_gangs(self) -> list[PartialGang]:
+        self._known = {id for id in self._known if _is_partial(self._ctx.runs.get(id))}
+        return [_partial_gang(self._ctx.runs[id]) for id in sorted(self._known) if id not in self._decided]
 
     def _verdict(self, live: LiveRun, decided: LetGo) -> outcome.Outcome:
         self._known.discard(live.id)
@@ -49,13 +49,13 @@ class GangTimeout:
         text = f"{decided.reason} ({missing} missing{': ' + why if why else ''})"
         delay = None
         if _no_room(down):
-            # Whoever waits for room has done nothing wrong, however often it happens.
+            # A wait for room is no failure of the run: the next try only comes later each time.
             live.let_go += 1
             delay = decided.retry_after
         return outcome.Outcome(Cause.ENGINE_ERROR, None, text, {"message": text}, delay=delay)
 
 
-def _half(live: LiveRun) -> PartialGang:
+def _partial_gang(live: LiveRun) -> PartialGang:
     assert live.first_up is not None
     down = _down(live)
     return PartialGang(
@@ -72,7 +72,7 @@ def _half(live: LiveRun) -> PartialGang:
     )
 
 
-def _half_up(live: LiveRun | None) -> bool:
+def _is_partial(live: LiveRun | None) -> bool:
     return live is not None and live.attempt is not None and live.first_up is not None and bool(_down(live))
 
 

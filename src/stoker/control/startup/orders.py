@@ -1,4 +1,4 @@
-"""From a job and its place to what the launcher is told. Pure."""
+"""Makes orders for launchers from jobs and places. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_order(
 
 
 def warm(body: TaskCommand, job: Job) -> dict[str, Any] | None:
-    """What its processes import first, to be kept for the next generation."""
+    """What a standby process imports for the next generation; None: there is none."""
     call = python_call(body.argv) if body.preload and job.warm else None
     return {"python": call[0], "program": call[1], "modules": list(body.preload)} if call else None
 
@@ -67,27 +67,27 @@ def release_order(*, seq: int, generation: int) -> Order:
 
 
 def command(run: RunRow, part: RoleTasks) -> list[str]:
-    """What the role's job says to run; else what its image would."""
+    """The command of the role's job, or of its image; empty: not known."""
     if part.job.run is not None:
         return part.job.argv()
     image = image_of(run, part)
     if not image:
-        return []  # whoever runs the image knows
+        return []  # the container runtime uses the image's own command
     return [
         str(word) for word in [*(image.get("entrypoint") or ()), *(part.job.args or image.get("cmd") or ())]
     ]
 
 
 def image_of(run: RunRow, part: RoleTasks) -> Mapping[str, Any]:
-    """What the registry said of the image that the role runs in."""
+    """The configuration of the role's image, as recorded at submit."""
     images: Mapping[str, Any] = run.record.get("images") or {}
     found: Mapping[str, Any] = images.get(part.role) or run.record.get("image") or {}
     return found
 
 
 def environment(run: RunRow, job: Job, around: Surroundings) -> dict[str, str]:
-    """What the submitter's shell had that a program needs (recorded at submit, nothing secret), then the job's. In a
-    container only the job's: the rest is the image's business."""
+    """The environment recorded at submit (without secrets), then the job's variables. In a container only the job's: the
+    image has the others."""
     env: dict[str, str] = {}
     if not around.inherit:
         recorded = run.record.get("environment") or {}
@@ -104,13 +104,13 @@ def environment(run: RunRow, job: Job, around: Surroundings) -> dict[str, str]:
 def setup_plan(
     setups: str, job: Job, run: RunRow, tree: Tree | None, around: Surroundings
 ) -> dict[str, Any] | None:
-    """Which environment `setup` makes: one per content of its inputs, in the directory `setups`."""
+    """The environment that `setup` makes in the directory `setups`: one for each content of its inputs."""
     if job.setup is None:
         return None
     files = {entry.path: entry.sha256 for entry in tree.files} if tree else {}
     inputs = {path: files[path] for path in setup_inputs(job.setup, files)}
     env = environment(run, job, around)
-    # PATH decides which python the environment is made from; other variables are the body's business.
+    # PATH and VIRTUAL_ENV decide which Python makes the environment; other variables only matter to the body.
     basis = {
         "command": job.setup.run,
         "inputs": inputs,

@@ -1,13 +1,12 @@
-"""Checkpoints of tasks whose machine is lost, from a volume that outlived it; and removing what nobody needs there.
+"""Takes over checkpoints of lost tasks from a shared volume, and removes parts that are not needed there.
 
-What a lost attempt had complete and had not handed over is taken by the attempt after it, before it gets its order:
-by then the lost one is proven gone, or was given up, and an attempt that has ended adds nothing by itself. Everything
-is compared, byte for byte, with the hashes it was found with before it counts, so that one which lives on somewhere
-and writes can spoil what it left and no more. Only of runs of one task: what several tasks left of one checkpoint is
-not put together any more.
+The next attempt takes complete checkpoints that a lost attempt did not hand over, before it gets its order. By then the
+lost attempt is proven gone or given up. Every byte is compared with the journalled hashes before a checkpoint counts:
+a lost task that still writes can only damage its own checkpoints. This works for runs of one task only; parts of several
+tasks are not put together.
 
-A part is removed by the courier of its own task when all of it was carried, or of the attempt which took what was in
-it. What is left of runs that have ended, any courier removes that sees it and may.
+The courier of a task removes its part when all of it was transferred, or the courier of the attempt that took over its
+checkpoints does. Parts of runs that have ended are removed by any courier that sees them and has permission.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ log = logging.getLogger(__name__)
 
 
 class Salvage:
-    """Everything here blocks: called from threads."""
+    """Everything here blocks: call it from threads."""
 
     def __init__(self, store: Store, blobs: BlobStore) -> None:
         self._store = store
         self._blobs = blobs
 
     def take(self, live: LiveRun, task: LiveTask) -> tuple[list[Change], list[SharedPart]]:
-        """What earlier attempts left, to be recorded before anybody chooses a checkpoint, and the parts that it was
-        in. May be repeated."""
+        """Take over what earlier attempts left. Returns changes, to be recorded before a checkpoint is chosen, and the
+        parts they came from. May be repeated."""
         directory = task.directory
         if not _sharing(directory) or not live.alone or live.attempt is None or live.attempt.number <= 1:
             return [], []
@@ -60,8 +59,8 @@ class Salvage:
                     taken.append(part)
         except (StokerError, OSError) as exc:
             if isinstance(exc, StoreError) or getattr(exc, "errno", None) in OURS:
-                raise  # ours to mend: it is tried again
-            # Better to go on from what was carried than not at all. What is there stays there.
+                raise  # a fault of this machine: retried
+            # The run goes on from checkpoints that were transferred. The files stay on the volume.
             text = f"what a lost attempt left on the shared volume cannot be taken: {exc}"
             changes.append(_event(live.id, "warning", text))
         return changes, taken
@@ -96,13 +95,13 @@ class Salvage:
             except StokerError as exc:
                 changes.append(_refused(live.id, staged.name, exc))
             else:
-                # On volumes whose inodes are not the same everywhere, what was restored or carried looks like news.
+                # If inodes differ between nodes, a checkpoint that was restored or transferred looks new.
                 if digest not in before:
                     clean = live.redaction.text
-                    told = transfer_row(
+                    transfer = transfer_row(
                         staged, run=part.run, attempt=part.attempt, source="worker-0", clean=clean
                     )
-                    rows.append(checkpoint_row(score(told, [], latest), digest, size))
+                    rows.append(checkpoint_row(score(transfer, [], latest), digest, size))
         for row in reversed(rows):
             step = f" at step {row.step}" if row.step is not None else ""
             text = f"checkpoint {row.name}{step} of lost attempt {part.attempt} found on the shared volume and kept"
@@ -112,8 +111,8 @@ class Salvage:
     def sweep(
         self, live: LiveRun, task: LiveTask, taken: Sequence[SharedPart], others: Sequence[str]
     ) -> None:
-        """Remove what nobody needs any more. `others`: runs that are not over. What cannot be removed now is left for
-        somebody later."""
+        """Remove parts that are not needed any more. `others`: runs that are not over. What cannot be removed now is
+        left to a later sweep."""
         directory = task.directory
         if not _sharing(directory) or live.attempt is None:
             return
@@ -134,7 +133,7 @@ class Salvage:
             log.info("run %s: the shared volume is not swept: %s", live.id, exc)
 
     def _over(self, run: str, attempt: int | None) -> bool:
-        """Of a run that this database does not know nothing is removed: it may come back with a backup."""
+        """False for a run that the database does not know: a backup may bring it back."""
         try:
             row = self._store.run(run)
             return over(row, self._store.attempt(run, row.attempt if attempt is None else attempt))
@@ -143,7 +142,7 @@ class Salvage:
 
 
 def over(run: RunRow, attempt: AttemptRow) -> bool:
-    """Nobody will ask for what this attempt wrote. Pure but for the clock of what is kept for people to look at."""
+    """Whether the files of this attempt are not needed any more. Pure, except for the clock of held attempts."""
     kept = hold.is_kept(attempt) or hold.files_of(attempt)
     return RunState(run.state).terminal and attempt.state == "ended" and not kept
 
@@ -155,8 +154,7 @@ def carried(rows: Sequence[CheckpointRow]) -> list[int]:
 
 
 def staged_of(entries: Sequence[Mapping[str, Any]]) -> list[StagedCheckpoint]:
-    """What a journal says of copies that wait. User code of the lost task could write what it was made from: what cannot be
-    understood is not there."""
+    """The staged checkpoints in journal entries. User code could write the journal: invalid entries are ignored."""
     found: dict[int, StagedCheckpoint] = {}
     for entry in entries:
         if entry.get("k") == "checkpoint" and type(entry.get("number")) is int:
@@ -166,7 +164,7 @@ def staged_of(entries: Sequence[Mapping[str, Any]]) -> list[StagedCheckpoint]:
 
 
 def remove(directory: TaskDir, part: SharedPart) -> None:
-    """Take a part away, where its user lets us. OSError: there is nobody to do it."""
+    """Remove a part if permissions allow it. OSError: the courier cannot be reached."""
     if not _sharing(directory):
         return
     try:
@@ -178,7 +176,7 @@ def remove(directory: TaskDir, part: SharedPart) -> None:
 
 
 def shares(directory: TaskDir | None) -> bool:
-    """Whether what is in it outlives it, on a volume."""
+    """Whether the directory is on a shared volume, and outlives its task."""
     return _sharing(directory)
 
 

@@ -1,4 +1,4 @@
-"""Making worlds: who is in one, with which addresses and ports, and what each member runs."""
+"""Makes worlds: their members, addresses and ports, and what each member runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from stoker.frameworks.roles import ports
 from stoker.settings import Home
 
 HERE = "127.0.0.1"
-"""Where tasks that share the server's machine reach each other."""
+"""Address of tasks on the server's machine."""
 _STRIDE, _TURNS = 8, 256
-"""How far the ports of a world move, and how often before they begin anew: below the ports that systems hand out."""
+"""How far the ports of a world move, and how often before they start again: below the ephemeral ports."""
 
 
 def world(live: LiveRun, home: Home, first_port: int) -> World | None:
-    """The world of the attempt's newest generation; None while a member has no address. `first_port`: where each task
-    has an address of its own; 0: its ports were given to it when it was placed. Where somebody of the world before may
-    still live, unproven, nobody listens where he would knock."""
+    """The world of the attempt's newest generation; None: a member has no address yet.
+
+    `first_port`: of tasks that have their own address; 0: ports were allocated when tasks were placed. After a member
+    was given up without proof the ports move, so that it cannot connect to the new world."""
     assert live.attempt is not None
     members = []
     for task in live.tasks.values():
@@ -60,7 +61,7 @@ def world(live: LiveRun, home: Home, first_port: int) -> World | None:
 
 
 def body(live: LiveRun, task: LiveTask, found: World | None) -> TaskCommand:
-    """What the task runs. Without a world: a single task runs its command as it is."""
+    """What the task runs. Without a world it runs its command unchanged."""
     argv = orders.command(live.row, task.part)
     if found is None:
         return TaskCommand(tuple(argv))
@@ -72,7 +73,7 @@ def body(live: LiveRun, task: LiveTask, found: World | None) -> TaskCommand:
 
 
 def _key(home: Home, *parts: object) -> str:
-    """The same for everybody who asks about one generation, and not to be guessed."""
+    """A key that is the same for all members of a generation, and cannot be guessed."""
     basis = "/".join(str(part) for part in (_secret(home.engine / "world-key"), *parts))
     return hashlib.sha256(basis.encode()).hexdigest()
 
@@ -89,7 +90,7 @@ def _secret(path: Path) -> str:
     try:
         path.hardlink_to(made)
     except FileExistsError:
-        pass  # of two who come together the first one's counts for both
+        pass  # another thread or process was first: its secret counts
     finally:
         made.unlink()
     return path.read_text().strip()
