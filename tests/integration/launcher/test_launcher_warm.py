@@ -272,11 +272,12 @@ def test_an_abort_in_the_teardown_of_the_interpreter_is_not_the_end_of_the_progr
                     abort()
         kept = Native()
         atexit.register(print, "saved by its exit handler")
-        threading.Thread(target=print, args=("saved by its thread",)).start()
+        # One write for each line: print makes several, and those of two threads mix.
+        threading.Thread(target=sys.stdout.write, args=("saved by its thread\\n",)).start()
         if os.path.exists("generation-2"):
             sys.exit(int(os.environ["RANK"]))
         open("generation-2", "w").close()
-        print("running", os.environ["RANK"], flush=True)
+        sys.stdout.write(f"running {os.environ['RANK']}\\n")
         threading.Event().wait()
         """
     )
