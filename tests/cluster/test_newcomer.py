@@ -1,4 +1,5 @@
-"""From a kubeconfig to a finished run with the two commands the README shows, and nothing installed in the cluster."""
+"""From a kubeconfig to a finished run with the two commands of the README, with nothing installed in the
+cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of Services and pods: CoreDNS, for the tests that need it."""
+"""The names of Services and pods: CoreDNS, for tests that need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["start"]
 
 
 def start(layout: Layout, ledger: Ledger) -> None:
-    """Resolve them in every pod, unless that is so already; every kubelet tells its pods to ask here."""
+    """Start CoreDNS unless it runs. Every kubelet configures its pods to use this address."""
     process = ledger.find("coredns")
     if process is not None and process.alive:
         return

@@ -1,4 +1,4 @@
-"""A registry on the machine's own address, which the nodes' runtimes pull from over plain HTTP."""
+"""A registry on the machine's own address; the nodes' runtimes pull from it over plain HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["start"]
 
 
 def start(layout: Layout, ledger: Ledger) -> str:
-    """Start it and give its host:port; the same one each time, unless that is taken."""
+    """Start it; returns its host:port, which stays the same unless the port is taken."""
     port = _port(5737 + layout.slot)
     home = layout.root / "registry"
     home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-// CoreDNS with only what a cluster's names need.
+// CoreDNS with only the plugins that names in a cluster need.
 package main
 
 import (
