@@ -1,4 +1,4 @@
-"""What a first day with Stoker runs into, beyond the journeys that are planned."""
+"""Mistakes and surprises of a user's first day, beyond the planned journeys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Acknowledged is durable, and a body starts at most once: 300 submits from 8 clients while the server is killed."""
+"""An acknowledged run is durable, and a body starts at most once: 300 submits from 8 clients, with server
+kills."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from support.waiting import wait
 SUBMITS = 300
 CLIENTS = 8
 KILLS = 8
-"""At least."""
+"""A minimum."""
 CI_SEEDS = (1, 2)
 
 
@@ -53,8 +54,8 @@ def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed:
     kills = 0
 
     def killer() -> None:
-        """Goes on until the submits are in, and then some more while the runs are worked off. Two of three servers get
-        so far as to answer: however slowly they start, something is submitted."""
+        """Kill servers until all submits are acknowledged, and a few more times while the runs are worked
+        off. Two of three servers are killed only after they answer, so submits make progress."""
         nonlocal kills
         chance = random.Random(seed)
         while not done.is_set() or kills < KILLS:
@@ -92,7 +93,7 @@ def _quietly(call: Callable[[], object]) -> None:
 
 
 def _submit(box: Box, key: str, command: list[str]) -> str:
-    """As a client that never gives up: the same key until somebody answers."""
+    """Retry with the same key until a server answers."""
     deadline = time.monotonic() + 300
     while True:
         try:
@@ -108,7 +109,7 @@ def _submit(box: Box, key: str, command: list[str]) -> str:
 
 
 def _left_over(box: Box) -> list[dict[str, object]]:
-    """Those that have not succeeded, the first few with all that is known of them."""
+    """The runs that have not succeeded; the first few with all details."""
     others = [run for run in _all(box) if run["state"] != "succeeded"]
     return [{"run": run, "events": box.client().events(str(run["id"]))["events"]} for run in others[:3]]
 

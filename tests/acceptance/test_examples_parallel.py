@@ -1,4 +1,4 @@
-"""The parallel examples that need numpy only, through Stoker: they end, and end right when a worker dies."""
+"""The parallel examples that need only numpy, through Stoker: they succeed, also when a worker dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARALLEL = Path(__file__).parents[2] / "examples" / "parallel"
 
 
 def final(text: str) -> tuple[float, float, int]:
-    """Loss, accuracy, steps; said once, or by all alike."""
+    """Loss, accuracy and steps; printed once, or equal in all tasks."""
     found = set(re.findall(r"final loss ([0-9.]+) accuracy ([0-9.]+) after (\d+) steps", text))
     assert len(found) == 1, text
     loss, accuracy, steps = found.pop()
@@ -28,7 +28,7 @@ def final(text: str) -> tuple[float, float, int]:
 
 
 def kill(box: Box, run: str, task: str) -> None:
-    """The training process of a task, by its environment."""
+    """Kill the training process of a task, found by its environment."""
     mark = f"STOKER_TASK_DIR={box.home.tasks / run / '1' / task}\0".encode()
 
     def pids() -> list[int]:
@@ -42,7 +42,7 @@ def kill(box: Box, run: str, task: str) -> None:
         return found
 
     def killed() -> list[int]:
-        """A process found may be a helper that has ended since."""
+        """Another process of the body may have ended meanwhile."""
         hit = []
         for pid in pids():
             with contextlib.suppress(ProcessLookupError):
@@ -72,7 +72,8 @@ def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["worker-1", "ps-0"])
 def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> None:
-    """Synchronous: then the result is that of one worker alone, and a step that is lost or counted twice shows in it."""
+    """Synchronous: the result equals that of one worker, so it shows a step that was lost or counted
+    twice."""
     folder = PARALLEL / "parameter-server"
     words = ["--staleness", "0", "--steps", "600"]
     alone = subprocess.run(

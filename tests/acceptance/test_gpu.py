@@ -1,4 +1,5 @@
-"""On a machine with an NVIDIA GPU and torch: handed out once, seen, measured, and not again until it is free."""
+"""On a machine with an NVIDIA GPU and torch: a GPU goes to one run at a time, is detected, and is
+measured."""
 
 from __future__ import annotations
 

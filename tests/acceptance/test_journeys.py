@@ -1,4 +1,4 @@
-"""What a person can do, through the real command line."""
+"""A user's journeys through the real command line."""
 
 from __future__ import annotations
 
@@ -378,12 +378,12 @@ def _blob_bytes(box: Box) -> int:
 
 
 _SHOWN = ("engine", "setups", "tasks")
-"""What a run sees of the home: of each only what it needs."""
+"""The parts of the home that a run sees, reduced to what it needs."""
 
 
 def test_a_run_sees_neither_the_servers_key_nor_other_runs(box: Box) -> None:
-    """Where there are mount namespaces. As root a run could undo it: docs/security.md says so. One that was there before the
-    first secret sees no more."""
+    """Needs mount namespaces. A run as root could undo it, as docs/security.md states. A run that started
+    before the first secret existed does not see it either."""
     box.env["API_KEY"] = "sesame-open-1234"
     home = box.home.root
     box.write(

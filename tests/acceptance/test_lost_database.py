@@ -1,4 +1,5 @@
-"""The database of a home is lost while trainings run: nothing is ended, nothing is deleted, and a copy brings it back."""
+"""The database of a home is lost during trainings: nothing is ended or deleted, and a backup brings it
+back."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_trainings_outlive_a_deleted_database(box: Box) -> None:
     assert not box.home.database.exists()
     assert {path: path.read_bytes() for path in _automatic(box)} == kept
     box("ps", code=1)
-    restored = box.json("backup", "restore")  # the server that serves nobody is stopped without a question
+    restored = box.json("backup", "restore")  # a server without the database is stopped without a question
     assert restored["runs"] == 1 and Path(restored["from"]) in kept
     assert [entry["id"] for entry in restored["missing"]] == [newer]
     box.until(known, "running")
@@ -66,7 +67,7 @@ def test_trainings_outlive_a_deleted_database(box: Box) -> None:
 
 
 def test_a_database_deleted_under_its_server_loses_nothing(box: Box) -> None:
-    """Everything is in the files that the server still has open."""
+    """The server still has the files open, so nothing is lost."""
     run = box.submit("--", "sleep", "600")
     box.until(run, "running")
     pid = box.launcher(run)
@@ -81,13 +82,13 @@ def test_a_database_deleted_under_its_server_loses_nothing(box: Box) -> None:
 
 
 def _two_trainings(box: Box) -> tuple[str, str]:
-    """One that the newest copy of the database has, and one that it does not."""
+    """One run that is in the newest backup of the database, and one that is not."""
     box.write("train.py", TRAIN)
     box.home.root.mkdir(parents=True)
     known = box.submit("train.py", str(box.work / "end"))
     box.until(known, "running")
     box("server", "stop")
-    box("server", "start")  # makes a copy
+    box("server", "start")  # makes a backup
     wait(lambda: [path for path in _automatic(box) if (found := copies.contents(path)) and found.runs])
     newer = box.submit("train.py", str(box.work / "never"))
     box.until(newer, "running")

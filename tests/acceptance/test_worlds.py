@@ -112,7 +112,7 @@ def seeds() -> list[int]:
 
 @pytest.mark.parametrize("seed", seeds())
 def test_chaos(box: Box, seed: int) -> None:
-    """Any member, at any time, in any way: the final value is that of an undisturbed training."""
+    """Any member is lost at any time in any way; the final value is that of an undisturbed training."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     run = begin(box, "--workers", "3", "--retries", "20", "--grace", "2s", steps=80)
@@ -125,13 +125,13 @@ def test_chaos(box: Box, seed: int) -> None:
                 box.kill_server()
             else:
                 box.client().drill(run, how, f"worker-{chance.randrange(3)}")
-        except Exception as exc:  # it is just being started again, or over: that is chaos too
+        except Exception as exc:  # the task may be starting or ending; this is part of the test
             print(how, exc)
     check(box, run, 3, steps=80)
 
 
 def _outer_pid(inner: int, run: str, task: str) -> int:
-    """The process as this machine counts: in its own namespace it has another number."""
+    """The process id on this machine; inside its namespace the process has another one."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -148,7 +148,7 @@ def _outer_pid(inner: int, run: str, task: str) -> int:
 
 
 def _launchers(box: Box, run: str) -> dict[str, int]:
-    """Those that are there, by task."""
+    """The running launchers by task."""
     records = [*(box.home.engine / "tasks").glob(f"{run}.1.worker-*.json")]
     known = {record.name.split(".")[2]: int(json.loads(record.read_text())["pid"]) for record in records}
     return {task: pid for task, pid in known.items() if _alive(pid)}

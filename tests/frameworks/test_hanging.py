@@ -1,4 +1,5 @@
-"""A world that waits for ever is found, the stacks of every rank are kept, and it starts again where that was asked."""
+"""A world that hangs is detected, the stacks of every rank are kept, and it restarts if the job asks for
+it."""
 
 from __future__ import annotations
 
