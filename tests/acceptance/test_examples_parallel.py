@@ -92,7 +92,7 @@ def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> 
 
 
 @pytest.mark.shared_server
-def test_gossip_goes_on_from_everybodys_part(box: Box) -> None:
+def test_gossip_resumes_from_the_parts_of_all_workers(box: Box) -> None:
     command = "run=python train.py --steps 3000 --save-every 100"
     run = box("submit", "stoker.yaml", "-d", "--set", command, cwd=PARALLEL / "gossip").stdout.split()[0]
     wait(lambda: box.show(run)["checkpoints"])

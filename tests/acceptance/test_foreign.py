@@ -159,7 +159,7 @@ host, port = cluster["ps"][0].rsplit(":", 1)
 if task["type"] == "ps":
     total = 0
     with socket.create_server((host, int(port))) as server:
-        while True:  # as parameter servers do, until nobody is left
+        while True:  # as parameter servers do, until no worker is left
             one = server.accept()[0]
             total += int(one.recv(16))
             one.sendall(str(total).encode())
@@ -271,7 +271,7 @@ def test_a_trainjob_and_an_elastic_pytorchjob_in_one_file(bare: Box) -> None:
     assert {one[2] for one in printed(bare, elastic["id"])} == {size}
 
 
-def test_what_it_was_comes_back_from_an_export(bare: Box) -> None:
+def test_an_export_equals_the_submitted_job(bare: Box) -> None:
     bare.write("index.py", INDEX)
     bare.write("job.yaml", JOB.replace("COMPLETIONS", "2").replace(", FAILS", ""))
     bare("submit", "job.yaml", "-d", code=2)

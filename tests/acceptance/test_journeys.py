@@ -268,7 +268,7 @@ def test_drill_reports_the_recovery(box: Box) -> None:
 
 
 @pytest.mark.shared_server
-def test_rerun_changes_what_it_is_told(box: Box) -> None:
+def test_rerun_applies_the_given_changes(box: Box) -> None:
     box.write("train.py", "import os; print(os.environ.get('LR'))\n")
     run = box.submit("--env", "LR=1", "train.py")
     box("wait", run)
@@ -315,7 +315,7 @@ def test_this_machine_switched_off_runs_nothing_new_and_ends_what_runs(box: Box)
         assert refused.returncode != 0 and "runs nothing on its own machine" in refused.stderr, refused
     assert box.json("nodes") == [] and box("nodes").returncode == 0
     assert box.json("cluster", "ls")[0]["nodes"] == 0
-    assert box.show(old)["state"] == "running", "what was begun goes on"
+    assert box.show(old)["state"] == "running", "the running run continues"
     box("stop", old)
     assert box.ended(old)["state"] == "stopped"
     assert "saved" in box("logs", old).stdout
@@ -323,7 +323,7 @@ def test_this_machine_switched_off_runs_nothing_new_and_ends_what_runs(box: Box)
     box("server", "stop")
     box.home.config.write_text("[server]\ncluster = 'lab'\n[local]\nenabled = false\n")
     refused = box("run", "--", "true", code=None)
-    assert "no cluster 'lab' here" in refused.stderr, "a run that names none goes to the server's"
+    assert "no cluster 'lab' here" in refused.stderr, "a run that names no engine goes to the server's"
 
 
 def test_an_unchanged_tree_is_not_sent_again(box: Box) -> None:

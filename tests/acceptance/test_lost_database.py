@@ -78,7 +78,7 @@ def test_a_database_deleted_under_its_server_loses_nothing(box: Box) -> None:
     restored = box.json("backup", "restore", "--stop-server")
     assert (restored["runs"], restored["missing"]) == (1, [])
     assert len(box.until(run, "running")["attempts"]) == 1 and box.launcher(run) == pid
-    assert len(_automatic(box)) <= 3, "one last copy, however often the loop begins again"
+    assert len(_automatic(box)) <= 3, "one last copy, even after many restarts of the loop"
 
 
 def _two_trainings(box: Box) -> tuple[str, str]:

@@ -214,7 +214,7 @@ def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) 
     assert ada.process.wait(60) == STEPPED_DOWN
     asking.join(60)
     assert len(answers) == 1 and isinstance(answers[0], StokerError), (
-        "what it was asked in its sleep is refused"
+        "a request sent while it was stopped is refused"
     )
     assert shared.ended(other)["state"] == "succeeded"
     assert "late" not in [found["name"] for found in shared.client().runs()["runs"]]
@@ -229,9 +229,7 @@ def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) 
     assert [attempt["number"] for attempt in shared.show(other)["attempts"]] == [1]
 
 
-def test_who_leaves_in_order_or_comes_back_at_once_makes_nobody_wait(
-    tmp_path: Path, postgres: PostgresServer
-) -> None:
+def test_an_orderly_stop_or_quick_restart_causes_no_wait(tmp_path: Path, postgres: PostgresServer) -> None:
     """With a lease of an hour, no server could take the lead in time if the lease had to expire."""
     shared = Shared(tmp_path, postgres.fresh(), lease=3600)
     try:
@@ -371,7 +369,9 @@ def test_a_home_moves_with_everything_in_it_and_back(tmp_path: Path, postgres: P
         assert status["leading"] is True and status["store"]["kind"] == "postgresql"
         assert box.show(running)["state"] == "running" and box.show(queued)["state"] == "queued"
         made = box.json("backup", "create")["path"]
-        assert PASSWORD not in (Path(made) / "config.toml").read_text(), "a backup must not be a key"
+        assert PASSWORD not in (Path(made) / "config.toml").read_text(), (
+            "a backup must not contain the password"
+        )
         late = box.submit("--", "true")
         restored = box.json("backup", "restore", made, "--stop-server")
         assert [entry["id"] for entry in restored["missing"]] == [late]

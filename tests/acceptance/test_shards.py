@@ -71,7 +71,7 @@ def test_outputs_logs_and_metrics(box: Box) -> None:
     assert all(found["step_seconds"] > 0 for found in usage.values())
 
 
-def test_tasks_that_see_nothing_of_each_other_take_turns_by_the_same_lock(box: Box) -> None:
+def test_isolated_tasks_take_turns_by_the_same_lock(box: Box) -> None:
     """Launchers and the server agree by a lock on one CPU user at a time (see stoker.linux.idle_throttle)."""
     look = "import os; held = os.stat(os.environ['STOKER_TASK_DIR'] + '/.turns'); print(held.st_dev, held.st_ino)"
     run = box.submit("--workers", "2", "--framework", "none", "--", "python", "-c", look)

@@ -230,7 +230,7 @@ print(*(open(f"{directory}/{name}").read() for name in found), flush=True)
 
 
 @pytest.mark.shared_server
-def test_what_a_script_looks_for_by_name_is_there_beside_the_newest(box: Box) -> None:
+def test_a_checkpoint_is_restored_by_its_own_name_too(box: Box) -> None:
     """Lightning saves `step=3.ckpt` and `last.ckpt`, and resumes from the latter."""
     box.write("train.py", NAMED)
     run = box.submit("--checkpoint-keep", "4", "train.py")

@@ -57,7 +57,7 @@ def test_a_frozen_member_that_wakes_up_late_changes_nothing(box: Box) -> None:
     check(box, run, 2)
 
 
-def test_a_killed_server_finds_the_world_as_it_was(box: Box) -> None:
+def test_a_restarted_server_adopts_the_world(box: Box) -> None:
     run = begin(box, "--workers", "2")
     checkpointed(box, run)
     box.kill_server()

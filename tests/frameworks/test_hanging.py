@@ -19,4 +19,4 @@ def test_a_rank_that_does_not_come(journey: Callable[..., Journey]) -> None:
     it.went_on()
     stacks = it.box("logs", it.run).stderr
     assert "out_for_lunch (hang_once.py" in stacks, "rank 1"
-    assert "receive (plain_sum.py" in stacks, "rank 0, which waits for it"
+    assert "receive (plain_sum.py" in stacks, "the waiting rank 0"

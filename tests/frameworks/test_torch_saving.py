@@ -49,7 +49,7 @@ def run(python: str, where: Path, code: str, *words: str, ranks: int = 1) -> str
     return said[0]
 
 
-def test_a_plain_state_is_the_one_of_the_moment_and_torch_reads_it(tmp_path: Path, python: str) -> None:
+def test_a_plain_state_is_that_of_the_call_and_torch_reads_it(tmp_path: Path, python: str) -> None:
     run(
         python,
         tmp_path,
@@ -161,7 +161,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ddp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path, python: str) -> None:
+def test_ddp_resumes_at_another_world_size(tmp_path: Path, python: str) -> None:
     ends = []
     for name, parts in {"changing": ((2, 4), (3, 4)), "alone": ((1, 8),)}.items():
         (tmp_path / name).mkdir()
@@ -229,7 +229,7 @@ dist.destroy_process_group()
 """
 
 
-def test_fsdp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path, python: str) -> None:
+def test_fsdp_resumes_at_another_world_size(tmp_path: Path, python: str) -> None:
     ends = []
     for name, parts in {"changing": ((2, 3), (3, 2), (1, 1)), "alone": ((1, 6),)}.items():
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""The launcher in other people's containers, real ones: users without a name, read-only roots, Python anywhere."""
+"""The launcher in real containers of users: user ids without a name, read-only roots, Python anywhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_code_that_was_brought_is_where_the_body_runs(pod: Make) -> None:
 
 
 def test_the_image_s_own_command(pod: Make) -> None:
-    """It runs where the image wants it: what was submitted with the job is none of its business."""
+    """It runs in the image's working directory, not in the submitted code."""
     it = pod(command=["cat", "mark"])
     (it.root / "code" / "train.py").touch()
     it.pod.main()
@@ -107,7 +107,7 @@ def test_a_setup_is_made_in_the_pod(pod: Make) -> None:
 
 
 def test_an_image_without_a_shell_names_its_python(pod: Make) -> None:
-    """`init` comes from elsewhere in such a pod; here the directory is prepared by an image that has a shell."""
+    """In a real pod `init` has another image; here the directory is prepared by an image that has a shell."""
     it = pod(Shape(uid=54321))
     for path in (it.pod.rootfs / "bin").iterdir():
         path.unlink()
@@ -124,7 +124,7 @@ def test_an_image_without_a_shell_names_its_python(pod: Make) -> None:
 def test_an_image_without_python_says_so(pod: Make) -> None:
     it = pod()
     it.pod.shape.python = None
-    (it.pod.rootfs / "usr/local/bin/python3").unlink()  # where it was mounted for init
+    (it.pod.rootfs / "usr/local/bin/python3").unlink()  # it was mounted there for init
     note = 'touch /dev/termination-log; /bin/sh -c "$@"; rc=$?; echo; cat /dev/termination-log; exit $rc'
     main = it.pod.main(
         [
@@ -158,8 +158,8 @@ def _state(it: Any) -> dict[str, Any]:
 
 
 @needs_memory
-def test_out_of_memory_is_told_from_other_kills(pod: Make) -> None:
-    """The launcher is in the same group as the body, and is not the one the kernel chooses."""
+def test_out_of_memory_differs_from_other_kills(pod: Make) -> None:
+    """The launcher is in the same group as the body, but the kernel does not choose it."""
     limit = 96 << 20
     it = pod(Shape(uid=54321, memory=limit), memory=limit)
     main = it.pod.main()
@@ -175,7 +175,7 @@ def test_out_of_memory_is_told_from_other_kills(pod: Make) -> None:
 
 @needs_memory
 def test_many_small_processes_out_of_memory(pod: Make) -> None:
-    """Each of them smaller than the launcher: by size alone the kernel would end that."""
+    """Each of them is smaller than the launcher: by size alone the kernel would choose the launcher."""
     limit = 160 << 20
     it = pod(Shape(memory=limit))
     main = it.pod.main()
@@ -189,8 +189,8 @@ def test_many_small_processes_out_of_memory(pod: Make) -> None:
 
 
 @needs_memory
-def test_a_limit_nobody_told_us_of(pod: Make) -> None:
-    """A cluster may set one by itself: what counts is what the kernel enforces."""
+def test_a_limit_that_the_job_does_not_name(pod: Make) -> None:
+    """A cluster may set a limit by itself: the kernel's limit counts."""
     it = pod(Shape(memory=64 << 20))
     it.pod.main()
     it.run("python3", "-S", "-c", "b = bytearray(300 << 20)")
@@ -198,7 +198,8 @@ def test_a_limit_nobody_told_us_of(pod: Make) -> None:
 
 
 def test_everything_killed_and_started_again_in_the_same_directory(pod: Make) -> None:
-    """What version 2 of control groups does at the limit, and what the kubelet does then."""
+    """Version 2 of control groups kills the whole group at its limit; the kubelet then restarts the
+    container."""
     it = pod(Shape(uid=54321), memory=1 << 30)
     main = it.pod.main()
     it.run("sh", "-c", "echo up; sleep 1000", grace=1)
@@ -307,5 +308,5 @@ def _alive(pid: int) -> bool:
 def _until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited 60 s in vain"
+        assert time.monotonic() < deadline, "waited 60 s"
         time.sleep(0.02)

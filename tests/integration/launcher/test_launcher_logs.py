@@ -1,4 +1,4 @@
-"""The log of a body that does its worst."""
+"""The log of a body with hostile output."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def small_disk(place: Path) -> Iterator[Path]:
 def test_a_full_disk_loses_output_but_not_the_training(
     mode: Any, task: Make, small_disk: Path, place: Path
 ) -> None:
-    """The training goes on, and once there is room the log says what is missing, and the ending is written."""
+    """The training continues. Once there is room, the log says what is missing, and the ending is written."""
     it = task("small/worker-0")
     written, room = place / "written", place / "room"
     mode.start(it)
@@ -145,7 +145,7 @@ def test_a_full_disk_loses_output_but_not_the_training(
 
 
 def test_a_body_that_dies_of_a_full_disk(mode: Any, task: Make, small_disk: Path) -> None:
-    """Nothing can be written down while the disk is full; once there is room the ending is."""
+    """Nothing can be written while the disk is full; once there is room the ending is."""
     it = task("small/worker-0")
     mode.start(it)
     it.phase("ready")

@@ -1,4 +1,5 @@
-"""Schemas on PostgreSQL: made directly, migrated to, by one server at a time; and what is asked often is a short walk."""
+"""Schemas on PostgreSQL: created directly, migrated by one server at a time, with indexes for frequent
+queries."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def test_a_newer_schema_is_refused_and_left_alone(postgres: PostgresServer, url:
 
 @pytest.fixture(scope="module")
 def crowded(postgres: PostgresServer) -> Iterator[Store]:
-    """Enough rows that walking all of them is no longer the cheapest way."""
+    """Enough rows that a sequential scan is no longer the cheapest plan."""
     url = postgres.fresh()
     with Store.open(url) as store:
         runs = submit_all(store, [new_run(str(number), tags=("a", "b")) for number in range(3000)])
