@@ -1,4 +1,5 @@
-"""A training in which every rank writes its own part of a checkpoint. Each says what it found when it started."""
+"""A training in which every rank writes its own part of a checkpoint. Each rank prints what it found at
+its start."""
 
 from __future__ import annotations
 

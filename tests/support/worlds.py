@@ -1,10 +1,12 @@
-"""A training of several workers in the standard library alone: synchronous, deterministic, at any size of its world.
+"""A training of several workers in the standard library alone: synchronous, deterministic, for any size of
+its world.
 
-Rank 0 listens at its own port; the others connect. A step is one exchange: everybody sends its share, rank 0 adds them
-up and answers with the sum. What is added up does not depend on how many share the work, so that the final value says
-whether any step was lost, done twice or mixed with another world's.
+Rank 0 listens at its own port; the others connect. A step is one exchange: every rank sends its share, rank
+0 adds them up and answers with the sum. The sum does not depend on the number of ranks. So the final value
+shows whether any step was lost, done twice or mixed with another world's.
 
-Until there is a file `hurry` it takes its time, and writes checkpoints: who watches it decides when it has seen enough.
+It pauses between steps and writes checkpoints until a file `hurry` exists, so a test can watch it as long
+as needed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import time
 
 SHARES = 12
-"""What a step adds up is cut into so many pieces, shared by the ranks."""
+"""Each step adds up so many pieces, shared by the ranks."""
 
 
 def expected(steps: int) -> int:

@@ -313,8 +313,7 @@ def test_unknown_containers_are_removed(box: Any, runtime: Runtime) -> None:
 
 
 def _instead(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Replace the runtime by a script. `$real` is the real runtime; the script runs beside the test's
-    folder."""
+    """Run a script before the runtime, in the test's folder. `$real` is the real runtime."""
     folder = tmp_path / "instead"
     folder.mkdir()
     real = runtime.root / "bin" / runtime.program

@@ -103,7 +103,7 @@ def test_killed_and_found_again(home: Home) -> None:
             key="k", job={"name": "kept", "run": "true"}, record={"environment": {"PATH": os.environ["PATH"]}}
         )
     os.kill(first, signal.SIGKILL)
-    wait(lambda: local.running(home) is None, what="the run has ended")
+    wait(lambda: local.running(home) is None, what="the end of the server")
     assert home.server_record.exists(), "a killed server leaves its record, which must not be trusted"
     with local.connect(home) as client:
         wait(lambda: client.run(run["id"])["state"] == "succeeded", what="the run did not end")

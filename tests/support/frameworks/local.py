@@ -20,7 +20,7 @@ class LocalJourney(Journey):
         return attempts[-1] / task
 
     def kill(self, task: str) -> None:
-        """Every process of the task's body, wherever it is: as the kernel does it when memory runs out."""
+        """Kill every process of the task's body, as the kernel does when memory runs out."""
         killed = [os.kill(pid, signal.SIGKILL) for pid in processes(self.directory(task))]
         assert killed, f"{task} has no process"
 
