@@ -51,8 +51,7 @@ def gone(found: Observation) -> bool:
     return found.presence is Presence.GONE
 
 
-# -- a task does not start
-# ------------------------------------------------------------------------------------
+# -- a task does not start -----------------------------------------------------------------------------------
 
 
 def test_an_image_that_is_not_there(stage: Stage) -> None:
@@ -239,8 +238,7 @@ def test_a_namespace_that_takes_only_restricted_pods(stage: Stage) -> None:
     play(story)
 
 
-# -- a task ended
-# ---------------------------------------------------------------------------------------------
+# -- a task ended --------------------------------------------------------------------------------------------
 
 
 def test_a_pod_that_was_deleted_by_hand(stage: Stage) -> None:

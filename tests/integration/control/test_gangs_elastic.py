@@ -103,8 +103,7 @@ def test_a_server_that_dies_while_a_run_grows_goes_on_growing(gang: Gang) -> Non
     assert len(gang.started) == len({(task, generation) for task, _, generation in gang.started})
 
 
-# -- leaving
-# ---------------------------------------------------------------------------------------------------
+# -- leaving -------------------------------------------------------------------------------------------------
 
 
 class Stuck:
@@ -234,8 +233,7 @@ def test_a_lost_node_shrinks_a_run_and_it_grows_again_when_there_is_room(
     gang.close()
 
 
-# -- joining
-# ---------------------------------------------------------------------------------------------------
+# -- joining -------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_cannot_start_does_not_end_the_training(gang: Gang) -> None:

@@ -137,8 +137,7 @@ def test_another_server_by_url(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv("STOKER_URL")
 
 
-# -- errors
-# ------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------
 
 
 def test_a_home_that_cannot_be_used(tmp_path: Path) -> None:
