@@ -69,10 +69,10 @@ def test_a_model_in_parts_loses_one_and_goes_on(
 
 def test_our_ring_agrees_with_gloo(python: str, tmp_path: Path) -> None:
     members = worlds.torch_world(3)
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in members]
-    peers = ",".join(f"127.0.0.1:{door.getsockname()[1]}" for door in doors)
-    for door in doors:
-        door.close()
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in members]
+    peers = ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners)
+    for listener in listeners:
+        listener.close()
     digits = str(worlds.ROOT / "examples" / "digits")
     started = [
         subprocess.Popen(

@@ -312,7 +312,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
         ferry = Poller(far, ("run", 1, "worker-0"), changes.append)
         thread = LoopThread.__new__(LoopThread)
         thread.loop = far._calls._loop
-        sailing = asyncio.run_coroutine_threadsafe(ferry.run(), thread.loop)
+        following = asyncio.run_coroutine_threadsafe(ferry.run(), thread.loop)
         wait(far.exists, what="the first contact")
         written = b""
         for number in range(60):
@@ -330,7 +330,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
         )
         (root / layout.segment(1)).unlink()
         wait(lambda: far.list(layout.LOG) == ["000000.log", "000002.log"], what="what was dropped")
-        sailing.cancel()
+        following.cancel()
         assert changes and ferry.last_contact is not None
 
 

@@ -75,8 +75,8 @@ def alone(python: str, example: str, place: Path, *arguments: str) -> str:
 
 
 def torch_world(size: int) -> list[dict[str, str]]:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(size)]
 
