@@ -4,7 +4,6 @@ kills."""
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
 import time
@@ -15,23 +14,18 @@ import pytest
 
 from stoker.errors import ServerUnreachable, StokerError
 from support.box import Box
+from support.seeds import seeds
 from support.waiting import wait
 
 SUBMITS = 300
 CLIENTS = 8
 KILLS = 8
 """A minimum."""
-CI_SEEDS = (1, 2)
-
-
-def seeds() -> list[int]:
-    asked = os.environ.get("STOKER_SEEDS")
-    return list(CI_SEEDS) if asked is None else [random.randrange(1 << 30) for _ in range(int(asked))]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(1, 2))
 def test_submits_survive_a_server_that_is_killed_again_and_again(box: Box, seed: int) -> None:
     print(f"seed {seed}")
     starts = box.work / "starts"

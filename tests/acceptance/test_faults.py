@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from support import disks
 from support.box import STOKER, Box
 from support.waiting import wait
 
@@ -38,12 +39,8 @@ for step in range(100000):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+    with disks.small_disk(tmp_path / "small", "24m") as mount:
+        yield mount
 
 
 @root_only

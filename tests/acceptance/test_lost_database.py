@@ -14,6 +14,7 @@ import pytest
 
 from stoker.store.dialects import sqlite_copies as copies
 from support.box import Box
+from support.processes import alive
 from support.waiting import wait
 
 TRAIN = """
@@ -56,11 +57,11 @@ def test_trainings_outlive_a_deleted_database(box: Box) -> None:
     wait(lambda: [run["id"] for run in _unknown(box) if run["tasks"]] == [newer])
     assert newer in box("server", "status").stdout
     assert {run: box.launcher(run) for run in pids} == pids
-    assert all(_alive(pid) for pid in pids.values())
+    assert all(alive(pid) for pid in pids.values())
     (box.work / "end").touch()
     _is_complete(box, known, box.ended(known))
     box("backup", "forget", newer)
-    wait(lambda: not _alive(pids[newer]))
+    wait(lambda: not alive(pids[newer]))
     wait(lambda: not _unknown(box))
     left = [path.read_bytes() for path in (box.home.tasks / newer).rglob("*") if path.is_file()]
     assert any(b"step 0" in content for content in left), "its directory stays"
@@ -120,10 +121,10 @@ def test_beginning_anew_moves_everything_aside(box: Box) -> None:
         "There is no copy in this home" in refused.stderr and "stoker server start --anew" in refused.stderr
     )
     refused = box("server", "start", "--anew", code=1)
-    assert f"{run} (pid {pid})" in refused.stderr and _alive(pid)
+    assert f"{run} (pid {pid})" in refused.stderr and alive(pid)
     os.kill(pid, signal.SIGTERM)  # as the hint says
     wait(lambda: box("server", "start", "--anew", code=None), lambda done: done.returncode == 0)
-    wait(lambda: not _alive(pid))
+    wait(lambda: not alive(pid))
     assert box.json("ps", "-a") == []
     (aside,) = box.home.root.glob("lost-*")
     assert run in (aside / "ledger.jsonl").read_text() and (aside / "tasks" / run).is_dir()
@@ -142,10 +143,3 @@ def _unknown(box: Box) -> list[dict[str, Any]]:
 def _delete(box: Box) -> None:
     for path in box.home.root.glob("stoker.db*"):
         path.unlink()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

@@ -16,6 +16,7 @@ import pytest
 
 from stoker.client.local import connect
 from support.box import Box
+from support.gangs import lines
 from support.waiting import wait
 
 COUNT = """
@@ -45,10 +46,6 @@ for step in range(int(sys.argv[1])):
     time.sleep(0.02)
 print("complete", file=sys.stderr)
 """
-
-
-def lines(box: Box, run: str, *args: str) -> list[str]:
-    return box("logs", run, *args).stdout.splitlines()
 
 
 def said(box: Box, run: str, attempt: int) -> list[str]:
@@ -237,5 +234,5 @@ def test_a_checkpoint_is_restored_by_its_own_name_too(box: Box) -> None:
     wait(lambda: len(box.show(run)["checkpoints"]) == 4)
     box("drill", run, "--how", "launcher")
     assert box.ended(run)["state"] == "succeeded"
-    lines = box("logs", run).stdout.splitlines()
-    assert lines[-2:] == ["found best.json last.json step-3.json", "1 2 3"]
+    printed = lines(box, run)
+    assert printed[-2:] == ["found best.json last.json step-3.json", "1 2 3"]

@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from engine_parts import Stage, image
 from harness import Cluster, HarnessError
 from harness.api import until
 from harness.foreign import ForeignCluster
@@ -79,3 +80,10 @@ def namespace(cluster: Cluster | ForeignCluster, request: pytest.FixtureRequest)
     with contextlib.suppress(HarnessError):
         cluster.kubectl("-n", name, "delete", "jobs,pods", *gone)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def stage(cluster: Cluster | ForeignCluster, namespace: str, tmp_path: Path) -> Stage:
+    """For tests of the engine whose image has a user of its own."""
+    image(cluster, "nonroot")  # the first call builds it
+    return Stage(cluster, namespace, tmp_path)

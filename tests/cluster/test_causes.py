@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_parts import (
-    AnyCluster,
     Stage,
     attempt_of,
     engine_of,
-    image,
     job_of,
     phase,
     play,
@@ -35,12 +32,6 @@ from stoker.task.directory import TaskDir
 from support.waiting import is_there, wait_async
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-def stage(cluster: AnyCluster, namespace: str, tmp_path: Path) -> Stage:
-    image(cluster, "nonroot")  # the first call builds it
-    return Stage(cluster, namespace, tmp_path)
 
 
 def waits(*words: str) -> Callable[[Observation], bool]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_parts import AnyCluster, Stage, attempt_of, image, log_of, phase, play, seen, started
+from engine_parts import Stage, attempt_of, log_of, phase, play, seen, started
 from harness import Cluster, HarnessError
 from harness.pods import apply, claim
 
@@ -26,12 +26,6 @@ from support.waiting import is_there, wait_async
 
 pytestmark = pytest.mark.timeout(600)
 POD = "digits-7f3k-1-worker-0"
-
-
-@pytest.fixture
-def stage(cluster: AnyCluster, namespace: str, tmp_path: Path) -> Stage:
-    image(cluster, "nonroot")  # the first call builds it
-    return Stage(cluster, namespace, tmp_path)
 
 
 WHO = "id -u; id -g; umask 077; echo kept > $STOKER_CHECKPOINT_DIR/one.txt; touch $HOME/x && echo home $HOME; pwd"

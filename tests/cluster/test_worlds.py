@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
@@ -14,6 +13,7 @@ from rooms import clear, fill
 
 from support.box import ENDED
 from support.gangs import begin, check, checkpointed, generation, sizes, starts, trains
+from support.seeds import seeds
 from support.waiting import wait
 
 __all__ = ["box"]
@@ -92,12 +92,7 @@ def test_an_elastic_run_grows_and_shrinks_and_keeps_its_pods(box: ClusterBox) ->
     assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 4)
 
 
-def seeds() -> list[int]:
-    asked = os.environ.get("STOKER_SEEDS")
-    return [random.randrange(1 << 30) for _ in range(min(5, int(asked)))] if asked else [1, 2]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(1, 2, most=5))
 def test_chaos(box: ClusterBox, seed: int) -> None:
     """Any member is lost at any time in any way; the final value is that of an undisturbed training."""
     print(f"seed {seed}")

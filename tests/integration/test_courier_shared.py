@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,15 +19,9 @@ from stoker.task import layout
 from stoker.task.layout import SharedPart
 from stoker.testing.couriers import CourierProcess, remote_directory
 from stoker.transfer import carry_checkpoint
+from support.checkpoints.scanning import archive
 
 LOST = SharedPart("digits-7f3k", 1, "worker-0", 1)
-
-
-def archive(text: str) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr(zipfile.ZipInfo("archive/data.pkl"), text * 1000)  # no time: the same bytes again
-    return buffer.getvalue()
 
 
 @pytest.fixture

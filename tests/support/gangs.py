@@ -19,8 +19,8 @@ def begin(box: Box, *flags: str, steps: int = STEPS, every: int = 5, pause: floa
     return box.submit(*flags, "--", "python3", "worlds.py", str(steps), str(every), str(pause))
 
 
-def lines(box: Box, run: str) -> list[str]:
-    return box("logs", run).stdout.splitlines()
+def lines(box: Box, run: str, *flags: str) -> list[str]:
+    return box("logs", run, *flags).stdout.splitlines()
 
 
 def starts(box: Box, run: str) -> list[dict[str, int]]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from harness.errors import HarnessError
 from harness.layout import Layout
 
-__all__ = ["Api", "until"]
+__all__ = ["Api", "answers", "until"]
 
 
 def until(
@@ -26,6 +27,15 @@ def until(
         if time.monotonic() > deadline:
             raise HarnessError(f"waited {limit:.0f} s for {what}\n{evidence()}".rstrip())
         time.sleep(0.1)
+
+
+def answers(address: str) -> bool:
+    """Whether a GET of the address is answered with 200."""
+    try:
+        with urlopen(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 class Api:

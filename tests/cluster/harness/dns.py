@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.request import urlopen
-
-from harness.api import until
+from harness.api import answers, until
 from harness.binaries import binary
 from harness.layout import Layout
 from harness.processes import Ledger
@@ -33,15 +31,7 @@ def start(layout: Layout, ledger: Ledger) -> None:
     )
     ledger.start("coredns", [binary("coredns"), "-conf", config])
     until(
-        lambda: _answers(f"http://{layout.dns}:8181/ready"),
+        lambda: answers(f"http://{layout.dns}:8181/ready"),
         "CoreDNS",
         evidence=lambda: ledger.tail("coredns"),
     )
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urlopen(address, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

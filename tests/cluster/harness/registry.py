@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-from urllib.request import urlopen
 
 import yaml
 
-from harness.api import until
+from harness.api import answers, until
 from harness.layout import Layout
 from harness.processes import Ledger
 
@@ -28,7 +27,11 @@ def start(layout: Layout, ledger: Ledger) -> str:
     path = layout.root / "registry.yaml"
     path.write_text(yaml.safe_dump(config))
     ledger.start("registry", ["docker-registry", "serve", path])
-    until(lambda: _answers(port), "the registry", evidence=lambda: ledger.tail("registry"))
+    until(
+        lambda: answers(f"http://127.0.0.1:{port}/v2/"),
+        "the registry",
+        evidence=lambda: ledger.tail("registry"),
+    )
     return f"127.0.0.1:{port}"
 
 
@@ -42,11 +45,3 @@ def _port(wanted: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise OSError("no free port")
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

@@ -16,19 +16,9 @@ from stoker.errors import Conflict, EngineUnavailable, NotFound, Refused, SpecEr
 from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
 from stoker.store.rows import RunRow
-from stoker.task.formats import Order, TaskInfo
-from stoker.testing.fake_engine import Behaviour, FakeEngine
-from support.control.rigs import Watched
+from stoker.testing.fake_engine import FakeEngine
+from support.control.rigs import Watched, scripted
 from support.waiting import wait
-
-
-def scripted(info: TaskInfo, order: Order) -> Behaviour:
-    words = order.argv[min(info.attempt, len(order.argv)) - 1]
-    return {
-        "train": lambda: Behaviour(),
-        "fail": lambda: Behaviour(exit_code=3, lines=("ValueError: no",)),
-        "hang": lambda: Behaviour(hang=True),
-    }[words]()
 
 
 class Clouds:
@@ -67,10 +57,6 @@ class Rig(Watched):
         blobs = BlobStore(self.settings.home.blobs)
         self.controller = Controller(self.settings, self.store, blobs, self.local, self.clouds)
         self.controller.start()
-
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
 
     def restart(self) -> None:
         self.close()

@@ -6,15 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.task import container_layout, layout
 from support.container_box import MEMORY, Shape
+from support.processes import alive
+from support.waiting import wait
 
 Make = Callable[..., Any]
 
@@ -183,7 +183,7 @@ def test_many_small_processes_out_of_memory(pod: Make) -> None:
     it.run("python3", "-S", "-c", script)
     it.phase("running")
     oom = MEMORY / "stoker-tests" / it.pod.ident / "memory.oom_control"
-    _until(lambda: "oom_kill 0" not in oom.read_text())
+    wait(lambda: "oom_kill 0" not in oom.read_text())
     it.order("stop", kill=True)
     assert it.ending(seq=1).kind == "stopped" and main.poll() is None
 
@@ -204,7 +204,7 @@ def test_everything_killed_and_started_again_in_the_same_directory(pod: Make) ->
     main = it.pod.main()
     it.run("sh", "-c", "echo up; sleep 1000", grace=1)
     it.said("up")
-    _until(lambda: it.phase("running").usage.get("memory_peak"))
+    wait(lambda: it.phase("running").usage.get("memory_peak"))
     for pid in it.pod.pids():
         os.kill(pid, signal.SIGKILL)
     assert main.wait(30) != 0
@@ -214,7 +214,7 @@ def test_everything_killed_and_started_again_in_the_same_directory(pod: Make) ->
     it.phase("ended")
     it.run("echo", "never", generation=1)
     it.order("stop", generation=1)
-    _until(lambda: it.phase("ended").seq == it.seq)
+    wait(lambda: it.phase("ended").seq == it.seq)
     assert "never" not in it.text() and again.poll() is None
     assert [entry["seq"] for entry in it.journal("starting")] == [1]
     it.order("release")
@@ -230,7 +230,7 @@ def test_a_killed_launcher_takes_the_body_along_where_it_is_not_init(pod: Make) 
     assert len(pids) >= 3
     it.pod.kill()
     assert main.wait(30) != 0
-    _until(lambda: not any(_alive(pid) for pid in pids))
+    wait(lambda: not any(alive(pid) for pid in pids))
     it.pod.main()
     assert it.ending().kind == "lost"
 
@@ -257,7 +257,7 @@ def test_orphans_are_ended_and_reaped_and_visitors_are_left_alone(pod: Make) -> 
     it.phase("ready")
     visitor = subprocess.Popen(["runc", "exec", it.pod.ident, "sleep", "1003"], stdin=subprocess.DEVNULL)
     try:
-        _until(lambda: "sleep 1003" in it.pod.exec("ps").stdout)
+        wait(lambda: "sleep 1003" in it.pod.exec("ps").stdout)
         it.run("sh", "-c", "(sleep 1001 &) ; (true &); echo up; exit 0")
         assert it.ending().code == 0
         found = it.pod.exec("ps", "-o", "stat,args").stdout
@@ -296,17 +296,3 @@ def test_a_lease_that_runs_out(pod: Make) -> None:
     assert (ending.kind, ending.code) == ("stopped", 5)
     assert ending.message == "no contact with the server for its lease of 1 s"
     assert main.wait(30) == 0
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def _until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited 60 s"
-        time.sleep(0.02)

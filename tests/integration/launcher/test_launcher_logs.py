@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import disks
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 
@@ -106,14 +109,12 @@ def test_both_streams_at_full_speed_lose_nothing(mode: Any, task: Make) -> None:
 
 @pytest.fixture
 def small_disk(place: Path) -> Iterator[Path]:
-    target = place / "small"
-    target.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(target)], capture_output=True
-    ).returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield target
-    subprocess.run(["umount", "-l", str(target)], check=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            mount = stack.enter_context(disks.small_disk(place / "small", "1m"))
+        except subprocess.CalledProcessError:
+            pytest.skip("this user may not mount a small disk")
+        yield mount
 
 
 def test_a_full_disk_loses_output_but_not_the_training(

@@ -47,11 +47,6 @@ class Candidate(Leadership):
         self._ending.set()
 
 
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
 def test_a_leader_that_stops_releases_the_lease_at_once(url: str) -> None:
     story: list[str] = []
     ada, bob = Candidate("ada", url, 10, story), Candidate("bob", url, 10, story)

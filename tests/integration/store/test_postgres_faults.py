@@ -26,11 +26,6 @@ from support.store.cutting import Cutter
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
-@pytest.fixture
 def cutter(postgres: PostgresServer) -> Iterator[Cutter]:
     with Cutter(postgres.root) as cutter:
         yield cutter

@@ -38,11 +38,6 @@ from support.store.contents import everything
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store with rows of every kind, including any text that user code may write."""
     path = tmp_path / "stoker.db"

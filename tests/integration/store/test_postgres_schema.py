@@ -30,11 +30,6 @@ ORDER BY 1, 2, 3
 """
 
 
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
 def test_the_migrations_lead_to_the_tables(postgres: PostgresServer, url: str) -> None:
     Store.open(url).close()
     migrated = postgres.fresh()

@@ -18,11 +18,6 @@ from support.store.cutting import Cutter
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
-@pytest.fixture
 def seat(url: str) -> Iterator[LeaderLease]:
     seat = LeaderLease.open(url)
     yield seat

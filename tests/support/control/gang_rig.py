@@ -58,10 +58,6 @@ class Gang(Watched):
             self.started.append(started)
         return self.bodies.get((info.task, order.generation), self.otherwise)
 
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
-
     def restart(self) -> None:
         self.close()
         self.open()

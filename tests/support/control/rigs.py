@@ -20,6 +20,11 @@ ENDED = ("succeeded", "failed", "stopped")
 
 class Watched:
     store: Store
+    controller: Controller
+
+    def close(self) -> None:
+        self.controller.shutdown()
+        self.store.close()
 
     def until(self, run: str, *states: str) -> RunRow:
         return wait(lambda: self.store.run(run), lambda row: row.state in states)
@@ -42,10 +47,6 @@ class Rig(Watched):
         self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
         self.controller.start()
         self._keys = 0
-
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
 
     def restart(self, *, closed: bool = False) -> None:
         if not closed:

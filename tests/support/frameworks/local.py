@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from support.journey import Journey
+from support.processes import of_task
 
 
 class LocalJourney(Journey):
@@ -21,18 +22,5 @@ class LocalJourney(Journey):
 
     def kill(self, task: str) -> None:
         """Kill every process of the task's body, as the kernel does when memory runs out."""
-        killed = [os.kill(pid, signal.SIGKILL) for pid in processes(self.directory(task))]
+        killed = [os.kill(pid, signal.SIGKILL) for pid in of_task(self.directory(task))]
         assert killed, f"{task} has no process"
-
-
-def processes(directory: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environ = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"STOKER_TASK_DIR={directory}\0".encode() in environ:
-                found.append(int(entry.name))
-    return found

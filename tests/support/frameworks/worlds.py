@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.box import Box
-from support.frameworks.local import processes
+from support.processes import of_task
 from support.waiting import wait
 
 ROOT = Path(__file__).parents[3]
@@ -20,9 +20,9 @@ PARALLEL = ROOT / "examples" / "parallel"
 FINAL = re.compile(r"final loss ([0-9.]+) accuracy ([0-9.]+) after (\d+) steps")
 
 
-def final(text: str) -> tuple[float, float, int]:
-    """Loss, accuracy and steps."""
-    found = FINAL.findall(text)
+def final(text: str, *, by_all: bool = False) -> tuple[float, float, int]:
+    """Loss, accuracy and steps; printed once, or the same by all tasks."""
+    found = list(set(FINAL.findall(text))) if by_all else FINAL.findall(text)
     assert len(found) == 1, text
     loss, accuracy, steps = found[0]
     return float(loss), float(accuracy), int(steps)
@@ -52,7 +52,7 @@ def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = Fa
         wait(lambda: box.show(run)["checkpoints"], limit=240)
     else:
         wait(lambda: [*tasks.glob("*/checkpoints/*/[!.]*")], limit=240)
-    killed = [os.kill(pid, signal.SIGKILL) for pid in processes(tasks / task)]
+    killed = [os.kill(pid, signal.SIGKILL) for pid in of_task(tasks / task)]
     assert killed, f"{task} had ended: {box('logs', run).stdout}"
     assert box.ended(run, limit=280)["state"] == "succeeded", box("logs", run).stdout
     return box("logs", run).stdout
