@@ -324,7 +324,7 @@ class Trial:
         while (found := look()) is None:
             if time.monotonic() > deadline:
                 log = self.stoker("logs", self.first, check=False) if self.first else ""
-                raise TimeoutError(f"waited in vain until {what}; the run said: {str(log)[-1500:]}")
+                raise TimeoutError(f"waited until {what}; the run said: {str(log)[-1500:]}")
             time.sleep(0.3)
         return found
 

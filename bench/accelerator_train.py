@@ -1,5 +1,4 @@
-"""The training of `accelerator.py`: a transformer on synthetic tokens, in a Stoker run. Records events in a
-file.
+"""The training of `accelerator.py`: a transformer on synthetic tokens, in a Stoker run.
 
 The first process measures how long each way of saving stops it. Then it trains, saves twice when told to,
 and continues until it is killed. The second process resumes from the newest checkpoint, does a few more

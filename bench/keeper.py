@@ -77,8 +77,7 @@ class Kept:
 
 
 def keep(argv: Sequence[str]) -> int:
-    """Run `argv` until it ends or stdin closes, then end all descendants. Returns the status of the
-    command."""
+    """Run `argv` until it ends or stdin closes, then end all descendants. Returns its exit status."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")

@@ -38,8 +38,7 @@ class Request:
 def schedule(
     ids: Sequence[str], seconds: float, reads: float, submits: float, seed: int = SEED
 ) -> list[Request]:
-    """Independent arrivals, as of many users: exponential gaps. Half of the reads list runs, half show
-    one."""
+    """Independent arrivals, as of many users: exponential gaps. Half of the reads list, half show."""
     draw = random.Random(seed)
     found = []
     for due in _arrivals(draw, seconds, reads):

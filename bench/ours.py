@@ -30,8 +30,7 @@ class Ours:
     kept: Kept
 
     def processes(self) -> list[psutil.Process]:
-        """The server, its fork server, the launchers, and the processes that write checkpoints, without
-        any training."""
+        """The server, its fork server, the launchers and the writers of checkpoints, without any training."""
         found = []
         for process in psutil.Process(self.kept.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):

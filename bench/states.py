@@ -123,8 +123,7 @@ def measure(
     deadline: float = math.inf,
     ready: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """All of them in turns, in a changing order, with `ready` before each. A failed one is reported and
-    skipped."""
+    """All of them in turns, in a changing order, with `ready` before each. Failed ones are reported."""
     calls: dict[str, list[float]] = {name: [] for name in found}
     ends: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}

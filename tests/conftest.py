@@ -67,8 +67,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first, so that no CPU is idle at the end: `long` ones, then by how much of Stoker a test
-    starts."""
+    """Sort long tests first, so that no CPU is idle at the end: `long` ones, then whole-program tests."""
     places = ("acceptance", "integration", "unit")
 
     def rank(item: pytest.Item) -> tuple[bool, int]:

@@ -72,8 +72,7 @@ class Ring:
         return right
 
     def _accept(self, listener: socket.socket) -> socket.socket:
-        """Accept only the left neighbour of this generation; a worker of an earlier world that resumes
-        late is rejected."""
+        """Only the left neighbour of this generation: a worker of an earlier world is rejected."""
         expected = HELLO.pack(b"ring", self._generation, (self.rank - 1) % self.size, self.size)
         listener.settimeout(PATIENCE)
         while True:

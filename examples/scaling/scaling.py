@@ -1,5 +1,4 @@
-"""Measures how well a training scales: the same job on 1, 2 and 4 workers, one after the other, and a
-table.
+"""Measures how well a training scales: the same job on 1, 2 and 4 workers, one after the other.
 
     python scaling.py                                   the job beside this file
     python scaling.py JOB.yaml --workers 1 2 4 8        a job of yours

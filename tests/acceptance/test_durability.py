@@ -1,5 +1,4 @@
-"""An acknowledged run is durable, and a body starts at most once: 300 submits from 8 clients, with server
-kills."""
+"""Acknowledged runs are durable, and a body starts at most once: 300 submits, 8 clients, server kills."""
 
 from __future__ import annotations
 

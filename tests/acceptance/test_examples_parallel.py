@@ -53,8 +53,7 @@ def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["worker-1", "ps-0"])
 def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> None:
-    """Synchronous: the result equals that of one worker, so it shows a step that was lost or counted
-    twice."""
+    """Synchronous: the result equals that of one worker, so it shows a lost or repeated step."""
     folder = PARALLEL / "parameter-server"
     words = ["--staleness", "0", "--steps", "600"]
     alone = subprocess.run(

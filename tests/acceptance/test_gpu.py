@@ -1,5 +1,4 @@
-"""On a machine with an NVIDIA GPU and torch: a GPU goes to one run at a time, is detected, and is
-measured."""
+"""On a machine with an NVIDIA GPU and torch: a GPU is detected, measured, and given to one run at a time."""
 
 from __future__ import annotations
 

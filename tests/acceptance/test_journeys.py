@@ -52,11 +52,11 @@ def test_detached_wait_show_and_list(box: Box) -> None:
 
 
 def test_a_job_file_with_overrides_and_a_dry_run(box: Box) -> None:
-    box.write("stoker.yaml", "name: filed\nrun: echo $WHO\nenv: {WHO: file}\n")
+    box.write("stoker.yaml", "name: filed\nrun: echo $SOURCE\nenv: {SOURCE: file}\n")
     plan = json.loads(box("submit", "stoker.yaml", "--dry-run", "--json").stdout)
     assert plan["fits"] and plan["job"]["name"] == "filed"
     assert box.json("ps") == []
-    assert box("submit", "stoker.yaml", "--set", "env.WHO=flag").stdout == "flag\n"
+    assert box("submit", "stoker.yaml", "--set", "env.SOURCE=flag").stdout == "flag\n"
 
 
 @pytest.mark.shared_server

@@ -1,5 +1,4 @@
-"""The database of a home is lost during trainings: nothing is ended or deleted, and a backup brings it
-back."""
+"""The database of a home is lost during trainings: nothing is ended or deleted, and a backup restores it."""
 
 from __future__ import annotations
 

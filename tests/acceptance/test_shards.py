@@ -54,10 +54,10 @@ def test_outputs_logs_and_metrics(box: Box) -> None:
     run = begin(box, 6, pause=0.02)
     seen = box.ended(run)
     assert seen["state"] == "succeeded", seen["reason"]
-    assert seen["outputs"]["apart"] == ["who.txt"]
+    assert seen["outputs"]["apart"] == ["rank.txt"]
     box("pull", run, "-o", "out")
-    assert (box.work / "out/who.txt").read_text() == "0" and (
-        box.work / "out/task-1/who.txt"
+    assert (box.work / "out/rank.txt").read_text() == "0" and (
+        box.work / "out/task-1/rank.txt"
     ).read_text() == "1"
     said = box("logs", run).stdout.splitlines()
     assert {line.partition("]")[0] for line in said} == {"[worker-0", "[worker-1"}

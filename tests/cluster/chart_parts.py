@@ -182,8 +182,7 @@ class Release:
             raise AssertionError(f"{done.stderr}\n{done.stdout}\n{job}\n{self.said()}")
 
     def _free_address(self) -> str:
-        """A free address for the Service. It must be known beforehand: the server answers only to
-        configured host names."""
+        """A free address for the Service. The server answers only to host names in its configuration."""
         self.kubectl("create", "service", "clusterip", "any", "--tcp=80")
         found: Json = json.loads(self.kubectl("get", "service", "any", "-o", "json"))
         self.kubectl("delete", "service", "any")

@@ -1,7 +1,6 @@
-"""The cluster that tests run against: the running one (`make cluster-up`), one started for this run, or
-yours.
+"""The cluster of the tests: the running one (`make cluster-up`), a new one for this run, or yours.
 
-With STOKER_TEST_KUBECONFIG set, the tests run against that cluster; tests that break parts of a cluster are
+With STOKER_TEST_KUBECONFIG set, the tests run against that cluster, and those that break a cluster are
 skipped.
 """
 

@@ -18,22 +18,22 @@ from support.waiting import wait
 
 TRAIN = """
 import json, os, sys, time, uuid
-who = uuid.uuid4().hex[:8]
+process = uuid.uuid4().hex[:8]
 last = int(sys.argv[1])
 start = 0
 if os.environ.get("STOKER_RESUME_FROM"):
     start = json.load(open(os.environ["STOKER_RESUME_FROM"]))["step"] + 1
-print("begin", who, start, flush=True)
+print("begin", process, start, flush=True)
 for step in range(start, last):
     path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "last.json")
     with open(path + ".tmp", "w") as file:
-        json.dump({"step": step, "who": who}, file)
+        json.dump({"step": step, "process": process}, file)
     os.replace(path + ".tmp", path)
-    print("step", who, step, flush=True)
+    print("step", process, step, flush=True)
     time.sleep(0.25)
 with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "model.json"), "w") as file:
-    json.dump({"step": last, "who": who}, file)
-print("end", who, flush=True)
+    json.dump({"step": last, "process": process}, file)
+print("end", process, flush=True)
 """
 
 
@@ -78,8 +78,8 @@ def whole(box: ClusterBox, run: str, last: int) -> None:
     """Every step was done in order, and only one process trained at a time."""
     done = steps(box, run)
     assert sorted(set(done)) == list(range(last)), "every step was done"
-    order = [who for who, _ in said(box, run, "step")]
-    turns = [who for at, who in enumerate(order) if at == 0 or order[at - 1] != who]
+    order = [process for process, _ in said(box, run, "step")]
+    turns = [process for at, process in enumerate(order) if at == 0 or order[at - 1] != process]
     assert len(turns) == len(set(turns)), "no process trained after another had taken over"
 
 

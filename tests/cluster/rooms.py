@@ -1,5 +1,4 @@
-"""Free capacity on the nodes of the test cluster, as Stoker's queue counts it: taken by other pods, and
-given back."""
+"""Free capacity on the test cluster's nodes, as Stoker's queue counts it: taken by other pods, and freed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Simulated nodes: KWOK maintains their pods' states against the real control plane, so thousands fit
-here."""
+"""Simulated nodes: KWOK maintains their pods' states against the real control plane."""
 
 from __future__ import annotations
 

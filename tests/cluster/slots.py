@@ -1,5 +1,4 @@
-"""A pytest plugin: each worker of a parallel run has its own cluster, so tests that break it do not affect
-others.
+"""A pytest plugin: each worker of a parallel run has its own cluster, which its tests may break.
 
 `make test-cluster` loads it. Without workers there is one cluster: the running one or a new one.
 """

@@ -1,5 +1,4 @@
-"""The chart without a cluster: rendered output, and refused values. `STOKER_GOLDEN=write` writes the
-files."""
+"""The chart without a cluster: rendered output, and refused values. STOKER_GOLDEN=write writes the files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Checkpoints on a claim that every node mounts: they outlive their node, are salvaged from the claim,
-and are removed."""
+"""Checkpoints on a claim that every node mounts: they outlive their node, are salvaged, and are removed."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ OTHERS = "0therhome123"
 TORN = """
 import os
 torn = open(os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "step-999999.json"), "w")
-torn.write('{"step": 999999, "who": "nob')  # and never gets its end
+torn.write('{"step": 999999, "process": "nob')  # and never gets its end
 torn.flush()
 """
 
@@ -79,11 +78,10 @@ def box(tmp_path: Path, own_cluster: Cluster, namespace: str) -> Iterator[ClaimB
 
 
 def test_a_lost_node_costs_no_checkpoint_that_was_on_the_claim(box: ClaimBox) -> None:
-    """Checkpoints written while no server ran are salvaged. A torn one is not offered; another home's
-    files stay."""
-    strangers = box.volume / "stoker" / OTHERS / "theirs-1a2b/1.worker-0.1/checkpoints"
-    strangers.mkdir(parents=True)
-    (strangers / "model.pt").write_bytes(b"theirs")
+    """Checkpoints written without a server are salvaged; a torn one is not, and another home's stay."""
+    others = box.volume / "stoker" / OTHERS / "theirs-1a2b/1.worker-0.1/checkpoints"
+    others.mkdir(parents=True)
+    (others / "model.pt").write_bytes(b"theirs")
     box.write("train.py", TORN + TRAIN)
     run = train(box, 240, "--lost-after", "15s")
     first = node_of(box, run)
@@ -107,7 +105,7 @@ def test_a_lost_node_costs_no_checkpoint_that_was_on_the_claim(box: ClaimBox) ->
     assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
     assert steps(box, run)[-1] == 239
     wait(lambda: not box.runs)
-    assert (strangers / "model.pt").read_bytes() == b"theirs"
+    assert (others / "model.pt").read_bytes() == b"theirs"
     box.cluster.restore_node(first)
     wait(lambda: not box.pods(run), limit=180)
     assert not box.runs, "the returned node brings nothing back"
@@ -124,15 +122,15 @@ def test_one_that_was_given_up_and_lives_changes_nothing(box: ClaimBox) -> None:
     wait(lambda: box.step(run) >= seen + 8)
     box("ps")  # starts the server again
     wait(lambda: len(said(box, run, "begin")) == 2, limit=300)
-    (_, start), (heir, again) = said(box, run, "begin")
+    (_, start), (second, again) = said(box, run, "begin")
     assert int(start) == 0 and int(again) > seen + 8, "steps that were written while no server ran count"
     wait(lambda: [path.name for path in box.parts(run)] == ["2.worker-0.1"])
     shown = box.ended(run, limit=400)
     assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
-    mine = [int(step) for who, step in said(box, run, "step") if who == heir]
+    mine = [int(step) for process, step in said(box, run, "step") if process == second]
     assert mine == list(range(int(again), 300)), "the remaining steps, by one process"
     box("pull", run, "-o", "out")
-    assert heir in next((box.work / "out").rglob("model.json")).read_text()
+    assert second in next((box.work / "out").rglob("model.json")).read_text()
     box.cluster.restore_node(first)
     wait(lambda: not box.pods(run), limit=180)
     assert not box.runs

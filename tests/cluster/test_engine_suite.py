@@ -1,5 +1,4 @@
-"""The Kubernetes engine passes the suite with real pods: both ways of delivery, and all ways of reaching
-a task."""
+"""The Kubernetes engine passes the suite with real pods, for all ways of delivery and connection."""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ def test_a_node_is_lost_with_everything_on_it(box: ClusterBox) -> None:
 
 
 def test_a_node_whose_agents_are_gone_while_the_training_lives(box: ClusterBox) -> None:
-    """Nothing is started twice before lost_after; then the old task is fenced, and its results do not
-    count."""
+    """Nothing is started twice before lost_after; then the old task is fenced."""
     run = train(box, 280, "--lost-after", "30s")
     first = node_of(box, run)
     box.cluster.orphan_node(first)
@@ -44,8 +43,8 @@ def test_a_node_whose_agents_are_gone_while_the_training_lives(box: ClusterBox) 
     shown = box.ended(run, limit=300)
     assert shown["state"] == "succeeded"
     whole(box, run, 280)
-    who = {word for word, _ in said(box, run, "begin")}
-    assert len(who) == 2
+    processes = {word for word, _ in said(box, run, "begin")}
+    assert len(processes) == 2
     box("pull", run, "-o", "out")
     found = next((box.work / "out").rglob("model.json")).read_text()
     assert said(box, run, "end")[0][0] in found, "the outputs are those of the new task"

@@ -137,8 +137,7 @@ spec:
 
 
 def test_replicas_meet_over_pod_addresses_and_an_image_gets_its_arguments(box: ClusterBox) -> None:
-    """Two documents in one file: a master and workers with code from a ConfigMap, and an image with its
-    own command."""
+    """A master and workers with code from a ConfigMap, and an image with its own command, in one file."""
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"meet.py": MEET}}
     apply(box.cluster, box.namespace, code)
     text = PYTORCHJOB.replace("IMAGE", image(box.cluster, "train"))

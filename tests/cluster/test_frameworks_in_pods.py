@@ -1,5 +1,4 @@
-"""Real torch, TensorFlow and Open MPI in pods, over pod addresses: a worker is lost, and every step counts
-once.
+"""Real torch, TensorFlow and Open MPI in pods: a worker is lost, and every step counts once.
 
 The frameworks take gigabytes, so they are not in the images. `make test-frameworks` and `make test-cluster`
 keep them in a folder of this machine. It is mounted read-only, as a cluster's shared software often is.
@@ -41,8 +40,7 @@ class PodJourney(Journey):
     box: ClusterBox
 
     def lose(self, how: str, task: str) -> None:
-        """Lose a task in the middle of the training. Afterwards exactly the others have the same pods as
-        before."""
+        """Lose a task in the middle of the training. All other tasks keep their pods."""
         self.box.until(self.run, "running", limit=LIMIT)
         before = self.box.uids(self.run)
         self._apart()

@@ -1,5 +1,4 @@
-"""From a kubeconfig to a finished run with the two commands of the README, with nothing installed in the
-cluster."""
+"""From a kubeconfig to a finished run with the README's two commands; nothing is installed in the cluster."""
 
 from __future__ import annotations
 

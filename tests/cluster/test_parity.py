@@ -1,5 +1,4 @@
-"""The same job on this machine and in the cluster: same states, causes, checkpoints, outputs, metrics and
-lines."""
+"""The same job here and in the cluster: same states, causes, checkpoints, outputs, metrics and lines."""
 
 from __future__ import annotations
 

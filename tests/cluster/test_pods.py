@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 POD = "digits-7f3k-1-worker-0"
 
 
-WHO = "id -u; id -g; umask 077; echo kept > $STOKER_CHECKPOINT_DIR/one.txt; touch $HOME/x && echo home $HOME; pwd"
+IDENTITY = "id -u; id -g; umask 077; echo kept > $STOKER_CHECKPOINT_DIR/one.txt; touch $HOME/x && echo home $HOME; pwd"
 IMAGES = [
     ("root", {}, ["1000", "1000", "home /stoker/home", "/"]),
     ("root", {"security": "baseline"}, ["0", "0", "home /root", "/"]),
@@ -57,7 +57,7 @@ def test_the_courier_reads_the_files_of_every_kind_of_user(
             attempt = Attempt(
                 attempt.run, 1, attempt.tasks, job=attempt.job, image={"user": users.get(name, "")}
             )
-            _, directory = await started(engine, attempt, ["/bin/sh", "-c", WHO])
+            _, directory = await started(engine, attempt, ["/bin/sh", "-c", IDENTITY])
             status = await phase(directory, "ended")
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
             assert status.ending is not None and status.ending["code"] == 0, lines
@@ -72,7 +72,9 @@ def test_the_courier_reads_the_files_of_every_kind_of_user(
 def test_where_the_platform_assigns_users_none_is_asked_for(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine(user="platform") as engine:
-            _, directory = await started(engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", WHO])
+            _, directory = await started(
+                engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", IDENTITY]
+            )
             await phase(directory, "ended")
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
             assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/job"]), (
@@ -169,8 +171,7 @@ def host_processes(container_id: str) -> dict[int, str]:
 
 
 def is_first(pid: int) -> bool:
-    """Whether it is the first process of its container. The lowest id on this machine may be another: ids
-    wrap."""
+    """Whether it is the first process of its container. Ids wrap, so it may not be the lowest."""
     status = Path(f"/proc/{pid}/status").read_text()
     return status.partition("NSpid:")[2].splitlines()[0].split()[-1] == "1"
 

@@ -21,8 +21,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 POOL = f'pools.simulated={{selector: {{{simulated.LABEL}: "yes"}}, tolerations: ["{simulated.LABEL}=yes:NoSchedule"]}}'
 CALLS = 20
-"""API calls that one run may cost, including failed reads of the log on simulated nodes. Watches are not
-counted."""
+"""API calls that one run may cost, with failed reads of the log on simulated nodes but without watches."""
 
 
 @pytest.fixture

@@ -357,8 +357,7 @@ def rival(box: ClusterBox, name: str, chief: str, worker: str) -> str:
 
 
 def test_of_two_that_hold_half_of_what_both_need_one_lets_go(box: ClusterBox) -> None:
-    """The queue believes that there is room for both runs. Each has one of its two tasks up, in the other
-    one's place."""
+    """Both runs seem to fit. Each has one of its two tasks up, in the other one's place."""
     shutil.copy(Path(__file__).parents[1] / "acceptance" / "worlds.py", box.work / "worlds.py")
     one, two = box.cluster.nodes
     here, there, later = (f"{MINE}-{word}" for word in ("here", "there", "later"))

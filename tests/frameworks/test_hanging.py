@@ -1,5 +1,4 @@
-"""A world that hangs is detected, the stacks of every rank are kept, and it restarts if the job asks for
-it."""
+"""A hanging world is detected, the stacks of every rank are kept, and it restarts if the job asks for it."""
 
 from __future__ import annotations
 

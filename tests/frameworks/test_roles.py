@@ -109,8 +109,7 @@ def test_horovods_place_under_mpi(journey: Make) -> None:
 
 
 def test_a_lost_dask_scheduler(journey: Make) -> None:
-    """The scheduler's state is lost: the client resumes from its checkpoint, and the workers find the new
-    scheduler."""
+    """The scheduler's state is lost: the client resumes, and the workers find the new scheduler."""
     it = journey("--framework", "dask", "--workers", "2", "dask_sum.py")
     it.reached(8)
     it.kill("scheduler-0")

@@ -59,8 +59,7 @@ def copy(target: Path) -> Path:
 
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.soak)])
 def test_the_same_inputs_give_the_same_bytes(tmp_path: Path, checkout: Path, which: str) -> None:
-    """In other folders, with another umask, time zone, locale and hash seed, and files written in another
-    order."""
+    """In other folders, with another umask, time zone, locale, hash seed and order of writing."""
     second = tmp_path / "elsewhere/deeper"
     second.mkdir(parents=True)
     for path in sorted(checkout.rglob("*"), reverse=True):

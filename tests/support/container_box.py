@@ -41,8 +41,7 @@ def missing() -> str:
 
 @cache
 def end_leftovers() -> None:
-    """Remove containers of killed tests, with their files, once per process. They outlive a test that
-    exceeds its time limit."""
+    """Remove containers of killed tests, once per process. They outlive a test that times out."""
     said = subprocess.run(["runc", "list", "--format", "json"], check=True, capture_output=True, text=True)
     for known in json.loads(said.stdout) or ():
         if _is_left(known["id"], NAME):

@@ -1,5 +1,4 @@
-"""podman and docker with their own storage, and images made here from busybox and this machine's Python,
-without a registry.
+"""podman and docker with their own storage and images, made here from busybox and this machine's Python.
 
 Everything is below one directory and is removed with it. Features that this kernel or container does not
 allow are turned off in the runtimes' configuration, as an administrator would do.

@@ -100,8 +100,7 @@ class Fake:
         return [f"{one.method} {one.path}" for one in self.seen]
 
     def serve_image(self, path: str = "team/app", tag: str = "1", **config: Any) -> dict[str, Any]:
-        """Serve a small image: the manifest under its tag and digest, and its config. Returns the
-        manifest."""
+        """Serve a small image: its manifest by tag and digest, and its config. Returns the manifest."""
         document = json.dumps(
             {"architecture": "amd64", "os": "linux", "config": config, "rootfs": {"type": "layers"}}
         ).encode()

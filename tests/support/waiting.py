@@ -14,8 +14,7 @@ LIMIT = 120.0
 def wait(
     look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = LIMIT, what: str = ""
 ) -> Any:
-    """The first result of `look` that is good. After the limit it fails with the last result and `what`
-    was awaited."""
+    """The first result of `look` that is good. Fails after the limit, with the last result."""
     began = time.monotonic()
     while True:
         seen = look()

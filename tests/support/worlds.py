@@ -1,5 +1,4 @@
-"""A training of several workers in the standard library alone: synchronous, deterministic, for any size of
-its world.
+"""A training of several workers in the standard library: synchronous, deterministic, of any size.
 
 Rank 0 listens at its own port; the others connect. A step is one exchange: every rank sends its share, rank
 0 adds them up and answers with the sum. The sum does not depend on the number of ranks. So the final value
@@ -46,8 +45,8 @@ def main() -> None:
         with open(resume) as file:
             kept = json.load(file)
         step, state = kept["step"], kept["state"]
-    who = f"rank={rank} size={size} attempt={os.environ['STOKER_ATTEMPT']} generation={generation}"
-    print(f"start {who} pid={os.getpid()} step={step}", flush=True)
+    place = f"rank={rank} size={size} attempt={os.environ['STOKER_ATTEMPT']} generation={generation}"
+    print(f"start {place} pid={os.getpid()} step={step}", flush=True)
     links = _meet(rank, size, generation)
     while step < steps:
         own = sum(_share(step, state, piece) for piece in range(SHARES) if piece % size == rank)
@@ -79,12 +78,12 @@ def _meet(rank: int, size: int, generation: str) -> list[socket.socket]:
     links: dict[int, socket.socket] = {}
     while len(links) < size - 1:
         link, _ = server.accept()
-        who, theirs = struct.unpack("!ii", _read(link, 8))
-        assert who not in links, f"rank {who} is there twice"
-        assert theirs == int(generation), f"rank {who} is of generation {theirs}, not {generation}"
-        links[who] = link
+        peer, theirs = struct.unpack("!ii", _read(link, 8))
+        assert peer not in links, f"rank {peer} is there twice"
+        assert theirs == int(generation), f"rank {peer} is of generation {theirs}, not {generation}"
+        links[peer] = link
     server.close()
-    return [links[who] for who in sorted(links)]
+    return [links[peer] for peer in sorted(links)]
 
 
 def _reduce(rank: int, links: list[socket.socket], own: int) -> int:

@@ -1,5 +1,4 @@
-"""Dask prepares the data, torch trains on it: the workers make the next epoch while torch trains on this
-one.
+"""Dask prepares the data, torch trains on it: the workers make one epoch ahead.
 
 Each epoch sees every image slightly moved and dimmed, each time in another way. That is work for the
 processors of many machines, and needs no GPU. The script, Dask's client, trains with the results. If a

@@ -1,5 +1,4 @@
-"""Data parallel with torch: every worker has the whole model and a part of each batch
-(DistributedDataParallel).
+"""Data parallel with torch: each worker has the whole model and a part of each batch (DDP).
 
 DDP adds up the gradients with a ring all-reduce while the backward pass still runs. So all workers take the
 same step, the one that a single worker would take with the whole batch. Nothing here is specific to Stoker:

@@ -1,5 +1,4 @@
-"""Sharded with torch: each worker keeps a part of the weights, of the gradients and of the optimizer's
-state (FSDP2).
+"""Sharded with torch: each worker keeps a part of the weights, gradients and optimizer state (FSDP2).
 
 It computes the same as data parallel. But a layer's weights are put together only while they are needed, so
 a model may be as large as all workers together can hold. Checkpoints are sharded too (DCP): each worker

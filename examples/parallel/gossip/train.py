@@ -1,5 +1,4 @@
-"""Train on handwritten digits by gossip: each worker has its own weights and data, and exchanges only with
-neighbours.
+"""Train on handwritten digits by gossip: each worker has its own weights and data and two neighbours.
 
 After each step a worker and one of its two neighbours, in turn, average: each takes the mean of its own
 weights and the other's. A worker waits only for that neighbour, and the progress of one worker reaches all

@@ -156,8 +156,7 @@ class Client:
 
     @property
     def gap(self) -> int:
-        """How many steps this worker is ahead of the slowest, as far as it knows: never less than the
-        true number."""
+        """How many steps this worker is ahead of the slowest, as far as it knows; never too low."""
         return self.clock - self._slowest
 
     def pull(self) -> np.ndarray:
@@ -179,8 +178,7 @@ class Client:
             self._moved.notify_all()
 
     def finish(self, steps: int) -> bool:
-        """Wait until every worker has finished so many steps. False: the server fell back, and there is
-        more to do."""
+        """Wait until every worker has finished so many steps. False: the server fell back, go on."""
         with self._moved:
             self._moved.wait_for(lambda: self._broken or self.clock < steps or self._reached(steps))
             if self._broken:
@@ -200,8 +198,7 @@ class Client:
         return self._slowest >= need
 
     def _talk(self) -> None:
-        """Runs in the background: send updates and fetch fresh parameters; find the server again when it
-        is lost."""
+        """Runs in the background: sends updates, fetches fresh parameters, and reconnects."""
         while not self._closed:
             try:
                 self._carry()

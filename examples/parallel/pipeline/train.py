@@ -1,5 +1,4 @@
-"""Pipeline parallel with torch: each worker has some of the layers, and the batch flows through them in
-pieces.
+"""Pipeline parallel with torch: each worker has some of the layers, and batches pass in pieces.
 
 A batch is cut into micro-batches. While the second worker computes the first one, the first worker already
 computes the second. So all are busy, except while the pipe fills and empties. Gradients add up over the

@@ -1,5 +1,4 @@
-"""A real Kubernetes cluster on one machine, for tests: etcd, the control plane, nodes with kubelet and
-containerd.
+"""A real Kubernetes cluster on one machine, for tests: etcd, control plane, kubelets, containerd.
 
 Every part is a process of this machine, started and recorded here (`processes`). Mounts, cgroups, links and
 rules are found again by their place. So the next start can clean up after any interruption (`cleanup`). It

@@ -1,5 +1,4 @@
-"""`python -m harness up|down|status|build`: a cluster that stays up, for manual use and for many test
-runs."""
+"""`python -m harness up|down|status|build`: a cluster that stays up, for manual use and many test runs."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ CORE = ("kubelet", "etcd", "containerd", "pause")
 
 
 def binary(name: str) -> Path:
-    """The path of a program, built if it is not in the cache. Other processes wait for the one that
-    builds."""
+    """The path of a program, built if it is not in the cache. One process builds, others wait."""
     for build in _builds(kubernetes_version()):
         if name in build.programs():
             return _ensure(build) / name
@@ -95,8 +94,7 @@ def _builds(kubernetes: str) -> list[Build]:
 
 
 def _kubernetes(version: str) -> Build:
-    """One program under all the names of Kubernetes. It reports its version, because clients and charts
-    ask for it."""
+    """One program under all the names of Kubernetes. Clients and charts need its version."""
     major, minor, _ = version.split(".")
     folder = "kubernetes" if (major, minor) == ("1", "37") else f"kubernetes-{major}.{minor}"
     if not (MODULES / folder).is_dir():

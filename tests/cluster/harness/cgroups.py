@@ -34,8 +34,7 @@ def groups(group: str) -> list[Path]:
 
 
 def _below(root: Path, name: str) -> list[Path]:
-    """Files and groups of this name. Other processes may remove groups meanwhile; `os.walk` tolerates
-    that."""
+    """Files and groups of this name. Groups may disappear meanwhile; `os.walk` tolerates that."""
     return [Path(path) / name for path, groups, files in os.walk(root) if name in groups or name in files]
 
 
@@ -75,8 +74,7 @@ def thaw_all(group: str) -> None:
 
 
 def remove(group: str) -> None:
-    """Remove the group and all below it. Its processes have ended, but the kernel may report it as busy
-    for a moment."""
+    """Remove the group and all below it. It may be busy for a moment after its processes have ended."""
     for root in groups(group):
         deadline = time.monotonic() + 10
         while root.exists():

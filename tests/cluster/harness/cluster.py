@@ -171,8 +171,7 @@ class Cluster:
 
     @contextmanager
     def patient(self, seconds: int) -> Iterator[None]:
-        """Mark nodes as not ready only after so many seconds: a thousand nodes cannot report every few
-        seconds."""
+        """Mark nodes as not ready only after so many seconds, because a thousand nodes report seldom."""
         self._ledger.kill("kube-controller-manager")
         self._control.start_manager(missed_after=seconds)
         yield

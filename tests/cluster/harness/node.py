@@ -105,8 +105,7 @@ class Node:
         (self.root / "state").mkdir()
 
     def end_pods(self) -> None:
-        """Kill shims first: a shim that sees its container end would clean up, which a lost machine does
-        not do."""
+        """Kill shims first: a shim would clean up after its container, which a lost machine does not do."""
         cgroups.thaw_all(self.group)
         socket = str(self.socket).encode()
         shims = [each for each in marked(self._layout.root) if socket in _arguments(each)]

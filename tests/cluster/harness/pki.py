@@ -28,8 +28,7 @@ class Authority:
         return self._layout.pki / name
 
     def issue(self, name: str, *identities: str, user: str, group: str | None = None) -> None:
-        """Issue NAME.crt and NAME.key, for a server at `identities` and for a client that is `user` in
-        `group`."""
+        """Issue NAME.crt and NAME.key, for a server at `identities` and a client `user` in `group`."""
         issued = self._ca.issue_cert(*(identities or (name,)), common_name=user, organization_name=group)
         for number, part in enumerate(issued.cert_chain_pems):
             part.write_to_path(self.path(f"{name}.crt"), append=number > 0)

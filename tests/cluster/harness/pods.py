@@ -15,8 +15,7 @@ class Kubectl(Protocol):
 
 
 def pod(name: str, image: str, script: str, **spec: Any) -> dict[str, Any]:
-    """A pod with one container `main` that runs a shell script; `labels` and `resources` go to their
-    usual places."""
+    """A pod with one container `main` that runs a shell script."""
     labels, resources = spec.pop("labels", {}), spec.pop("resources", {})
     main = {"name": "main", "image": image, "command": ["sh", "-c", script], "resources": resources}
     return {

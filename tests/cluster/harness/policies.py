@@ -92,8 +92,7 @@ def _allowed(world: _World, policy: Found, pod: Found, direction: str) -> Iterat
 
 
 def _peers(world: _World, peers: list[Found], home: str) -> Iterator[tuple[str, list[Found]]]:
-    """Each peer as an address condition or as the selected pods; a rule without peers allows every
-    address."""
+    """Each peer as an address condition or as the selected pods; no peers means every address."""
     if not peers:
         yield _ANYWHERE, []
     for peer in peers:

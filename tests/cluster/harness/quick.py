@@ -1,5 +1,4 @@
-"""Answers the most frequent kubectl commands of tests without starting kubectl: same arguments, same
-output.
+"""Answers the most frequent kubectl commands of tests without kubectl: same arguments, same output.
 
 Starting kubectl costs more CPU than its work, and tests call it often. Unknown commands still go to
 kubectl.

@@ -1,5 +1,4 @@
-"""The images that tests run in pods, made here from Debian packages and locked wheels, and pushed to a
-registry.
+"""The images that tests run in pods, made from Debian packages and locked wheels, and pushed to a registry.
 
     root         Python in /usr/bin, runs as root
     nonroot      USER app, by name; uid and gid 1000 are in its /etc/passwd

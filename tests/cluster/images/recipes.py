@@ -1,5 +1,4 @@
-"""How each test image is made. Images with Python share its layers, so a registry and a node store them
-once."""
+"""How each test image is made. Images with Python share its layers, so they are stored once."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ PYTHON = python.VERSION
 
 
 def build_test_images(push_to: str, cache: Cache | None = None) -> dict[str, str]:
-    """Build all test images and push them to the registry `push_to` (HOST:PORT); references by name. Tags
-    are content hashes."""
+    """Build all test images and push them to `push_to` (HOST:PORT); references by name, tagged by content."""
     cache = cache or Cache()
     references: dict[str, str] = {}
     with Registry() as registry:

@@ -1,5 +1,4 @@
-"""A minimal training: in each step all ranks add their numbers. The total shows that every step was done
-exactly once.
+"""A minimal training: in each step all ranks add their numbers. The total shows repeated or lost steps.
 
 Shared by the scripts of this folder. Rank 0 saves its state after each step, and a restarted script resumes
 from it.
@@ -22,8 +21,8 @@ if os.environ["STOKER_GENERATION"] != "1":
 
 def say(text):
     # One write, so that the lines of several ranks do not mix.
-    who = f"generation {os.environ['STOKER_GENERATION']} pid {os.getpid()} on {socket.gethostname()}"
-    sys.stdout.write(f"{text} | {who}\n")
+    origin = f"generation {os.environ['STOKER_GENERATION']} pid {os.getpid()} on {socket.gethostname()}"
+    sys.stdout.write(f"{text} | {origin}\n")
     sys.stdout.flush()
 
 

@@ -347,8 +347,7 @@ def test_of_two_gangs_with_half_their_places_each_one_lets_go_and_both_get_throu
 def test_a_parameter_server_at_a_new_address_restarts_the_world(
     gang: Gang, port: int, restarted: list[str]
 ) -> None:
-    """TensorFlow uses the old address. A restart with the same ports on one machine is enough, a pod
-    elsewhere is not."""
+    """TensorFlow uses the old address, which only a restart on the same machine keeps."""
     gang.otherwise = LONG
     observe = gang.engine.observe
 

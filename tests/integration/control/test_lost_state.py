@@ -1,5 +1,4 @@
-"""State that is lost while no server runs: task directories, and a database that is restored from an
-older backup."""
+"""State that is lost while no server runs: task directories, and a database restored from a backup."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tasks in real containers of podman and docker: started, found again, stopped, resized, entered, and
-proven gone."""
+"""Tasks in real containers of podman and docker: started, adopted, stopped, resized, entered, proven gone."""
 
 from __future__ import annotations
 
@@ -256,8 +255,7 @@ def test_an_image_that_cannot_be_used(box: Any, runtime: Runtime, image: str, wo
 
 
 def test_a_server_that_died_while_it_started_one(box: Any, runtime: Runtime) -> None:
-    """A started container without a record is found by its name. A created one that never started is
-    removed."""
+    """A started container without a record is found by its name; one that never started is removed."""
 
     async def story() -> None:
         handle = await submit(box)
@@ -388,8 +386,7 @@ fi"""
 def test_a_container_that_may_run_is_not_reported_gone(
     box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The container started, but the runtime reported a failure and could not remove it: it is found and
-    continues."""
+    """The runtime reported a failed start and could not remove the container: it is found and continues."""
     script = """
 if [ "$1" = start ]; then "$real" "$@"; echo "Error: timed out" >&2; exit 1; fi
 if [ "$1" = rm ] && [ ! -e refused ]; then : > refused; echo "Error: timed out" >&2; exit 1; fi"""

@@ -87,8 +87,7 @@ def test_when_the_fork_server_dies_another_one_is_started(box) -> None:
 
 
 def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
-    """The server died before the launcher was recorded: the launcher has the directory and does nothing
-    yet."""
+    """The server died before it recorded the launcher, which has the directory and does nothing yet."""
 
     async def story() -> None:
         _, lock = _taken(box)

@@ -224,8 +224,7 @@ def test_the_group_of_a_task_that_has_not_started_stays_for_its_start(box) -> No
 
 @needs_cgroups
 def test_a_restarted_task_starts_within_its_limits_during_observations(box) -> None:
-    """Proving that the previous incarnation is gone removes its group, which has the same name as the new
-    one."""
+    """Proving that the previous incarnation is gone removes its group, whose name is used again."""
 
     async def story() -> None:
         for incarnation in range(1, 16):

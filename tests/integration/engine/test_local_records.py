@@ -1,5 +1,4 @@
-"""The engine's records name a task's process. Files that a run writes into its own directory are not
-trusted."""
+"""The engine's records name a task's process; files that a run writes into its directory are not trusted."""
 
 from __future__ import annotations
 

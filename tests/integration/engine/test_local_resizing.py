@@ -77,8 +77,7 @@ def test_without_groups_it_says_why_not(box: Any) -> None:
 
 @pytest.mark.parametrize("isolation", ["auto", "none"])
 def test_a_user_enters_a_task(box: Any, isolation: str) -> None:
-    """The shell has the task's environment, directory, processes and limits; also after the body failed,
-    while it is held."""
+    """The shell has the task's environment, directory, processes and limits, also after the body failed."""
     box.isolation = isolation
     look = 'echo "$STOKER_RUN $LR $PWD"; for p in /proc/[0-9]*; do cat $p/comm; done; cat /proc/self/cgroup'
 

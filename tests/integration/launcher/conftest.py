@@ -360,8 +360,7 @@ MODES = ("namespace", "user-namespace", "guardian")
 
 @pytest.fixture
 def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
-    """Parametrized indirectly with `namespace` or `guardian`; the default is the best that this machine
-    can do."""
+    """Parametrized indirectly with `namespace` or `guardian`; the default is the best of this machine."""
     name = getattr(request, "param", None) or ("namespace" if namespaces(False) else "guardian")
     if name == "namespace" and not namespaces(False):
         pytest.skip("this user may not make PID namespaces")

@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 
 SHOW = """
 import json, os, sys
-score = lambda who: int(open(f"/proc/{who}/oom_score_adj").read())
+score = lambda process: int(open(f"/proc/{process}/oom_score_adj").read())
 print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "uid": os.getuid(), "parent": os.getppid(),
                   "python": sys.executable, "victim": score("self") - score(os.getppid())}))
 """
@@ -198,8 +198,7 @@ def test_a_limit_that_the_job_does_not_name(pod: Make) -> None:
 
 
 def test_everything_killed_and_started_again_in_the_same_directory(pod: Make) -> None:
-    """Version 2 of control groups kills the whole group at its limit; the kubelet then restarts the
-    container."""
+    """Version 2 of control groups kills the whole group; the kubelet then restarts the container."""
     it = pod(Shape(uid=54321), memory=1 << 30)
     main = it.pod.main()
     it.run("sh", "-c", "echo up; sleep 1000", grace=1)

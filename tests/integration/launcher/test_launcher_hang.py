@@ -40,8 +40,7 @@ def entry(mode: Any, it: Any, kind: str, number: int = 1) -> dict[str, Any]:
 
 
 def asked(mode: Any, it: Any) -> dict[str, Any]:
-    """The hang record of a Python process whose stacks were requested. A slow start of Python may give an
-    earlier record."""
+    """The record of a hang with Python stacks. A slow start of Python may give an earlier record."""
     found: dict[str, Any] = mode.wait_for(
         lambda: next((one for one in it.journal("hang") if one["how"] == "faulthandler"), None), "its stacks"
     )

@@ -249,8 +249,7 @@ def test_every_launcher_can_be_found_again(mode: Any, task: Make) -> None:
 
 
 def test_a_guardian_stays_when_its_fork_server_is_gone(task: Make) -> None:
-    """The fork server has ended with its server by then. The launcher is recorded, and the next server
-    adopts it."""
+    """The fork server has ended with its server; the next server adopts the recorded launcher."""
     it = task()
     code = """
         import os, sys

@@ -1,5 +1,4 @@
-"""The lease of a real launcher: renewed by contact, expired by silence, kept by a launcher that was
-stopped."""
+"""The lease of a real launcher: renewed by contact, expired by silence, kept over a stop of the launcher."""
 
 from __future__ import annotations
 

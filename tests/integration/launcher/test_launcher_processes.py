@@ -1,5 +1,4 @@
-"""Several processes in one task: an environment for each, one ending for all; and the launcher's helper
-programs."""
+"""Several processes in one task: an environment for each, one ending for all; and helper programs."""
 
 from __future__ import annotations
 
@@ -220,8 +219,7 @@ def test_one_that_fails_while_others_are_started_ends_all(task: Make, mode: Any)
 
 
 def test_many_processes_need_no_more_open_files_than_the_launcher_may_have(task: Make, mode: Any) -> None:
-    """The launcher has two pipes for each process, and raises its own limit for them. The body's limit is
-    unchanged."""
+    """The launcher has two pipes for each process, and raises its own limit but not the body's."""
     it = task()
     pid = mode.start(it).pid
     hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]

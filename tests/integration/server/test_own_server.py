@@ -1,5 +1,4 @@
-"""The user's own server: found, started once by concurrent commands, with clear errors when it cannot
-start."""
+"""The user's own server: found, started once by concurrent commands, with clear errors at a failed start."""
 
 from __future__ import annotations
 

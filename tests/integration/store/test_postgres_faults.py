@@ -56,8 +56,7 @@ def test_cut_off_while_committing_it_is_done_once(
 def test_a_commit_cut_off_before_another_write_is_reported(
     postgres: PostgresServer, cutter: Cutter, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two writers and no leader, the row no longer shows whether the commit happened. A leader is
-    the only writer."""
+    """With two writers and no leader, the row no longer shows whether the commit happened."""
     with Store.open(url) as other, Store.open(url.replace(str(postgres.root), str(cutter.root))) as store:
         run, _ = store.submit(new_run("k"), now=1.0)
         asked = store._database.dialect.committed

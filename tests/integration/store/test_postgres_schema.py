@@ -1,5 +1,4 @@
-"""Schemas on PostgreSQL: created directly, migrated by one server at a time, with indexes for frequent
-queries."""
+"""Schemas on PostgreSQL: created directly, migrated by one server at a time, indexed for frequent queries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A server without HTTP for runs of several tasks: fake engine, real store, real task directories,
-simulated bodies."""
+"""A server without HTTP for runs of several tasks: fake engine, real store and task directories."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ DONE = Behaviour()
 
 
 class Gang(Watched):
-    """`bodies`: the behaviour of each (task, generation); all others use `otherwise`. Every body that
-    starts is recorded."""
+    """`bodies`: the behaviour of each (task, generation); all others use `otherwise`."""
 
     def __init__(self, root: Path, *nodes: Node, **control: float) -> None:
         rhythms = {"poll": 0.05, "retry_backoff": 0.01, "retry_backoff_max": 0.05}

@@ -42,8 +42,7 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
 
 
 def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = False) -> str:
-    """The output after every process of a task was killed. The kill follows the first checkpoint, written
-    or kept."""
+    """The output after every process of a task was killed, once a checkpoint was written (or `kept`)."""
     command = " ".join(["run=python train.py", *arguments])
     done = box("submit", "stoker.yaml", "-d", "--set", command, *_apart(box), cwd=PARALLEL / example)
     run = done.stdout.split()[0]

@@ -1,5 +1,7 @@
-"""A small API server over real HTTPS: objects with resource versions, paged lists, watches, compaction,
-and faults on request. It runs in the test's own event loop."""
+"""A small API server over real HTTPS: versioned objects, pages, watches, compaction, faults.
+
+It runs in the test's own event loop.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,7 @@ class Api:
             **({"namespace": namespace} if namespace else {}),
             "uid": old["metadata"]["uid"] if old else f"uid-{self.version}",
             "resourceVersion": str(self.version),
-            "managedFields": [{"manager": "someone", "fieldsV1": {}}],
+            "managedFields": [{"manager": "kubectl", "fieldsV1": {}}],
             **content.pop("metadata", {}),
         }
         obj = self.objects[key] = {"metadata": metadata, **content}
