@@ -1,4 +1,4 @@
-// CoreDNS with only the plugins that names in a cluster need.
+// CoreDNS with only what a cluster's names need.
 package main
 
 import (

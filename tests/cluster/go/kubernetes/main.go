@@ -1,5 +1,5 @@
-// All programs of Kubernetes in one binary, selected by the name it is called by: it links once instead of
-// six times.
+// One program that is every program of Kubernetes, chosen by the name it is called by: it links once
+// instead of six times.
 package main
 
 import (

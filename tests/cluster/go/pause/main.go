@@ -1,4 +1,4 @@
-// Holds a pod's namespaces: waits for a signal to end, and reaps orphans.
+// What holds a pod's namespaces: it waits until it is told to end, and reaps whatever the kernel hands it.
 package main
 
 import (
