@@ -105,7 +105,7 @@ class Server:
         with self._moved:
             self._fence(worker, generation)
             if clock <= self._clocks[worker]:
-                return  # It was here already; only the reply was lost.
+                return  # The update was already received; only the reply was lost.
             if self._staleness == 0:
                 self._early[worker] = update
             else:
