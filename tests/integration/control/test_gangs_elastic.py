@@ -165,9 +165,8 @@ def test_a_server_that_dies_while_a_run_shrinks_goes_on_shrinking(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All were told to stop, and the next step was not recorded."""
-    monkeypatch.setattr(
-        task_reader, "_JOURNAL_WAIT", 0.1
-    )  # the endings were read before, and are not read again
+    # The endings were read before, and are not read again.
+    monkeypatch.setattr(task_reader, "_JOURNAL_WAIT", 0.1)
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)

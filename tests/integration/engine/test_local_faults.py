@@ -53,9 +53,8 @@ def test_a_reused_pid_is_not_the_launcher(box) -> None:
         record.write_text(json.dumps({**raw, "pid": os.getpid()}))
         box.engine = box.make()
         assert (await box.gone()).proof == f"launcher {os.getpid()} is gone"
-        await box.engine.stop(
-            handle, grace=timedelta(0)
-        )  # and it is not signalled: the signal would end this test
+        # It is not signalled: the signal would end this test.
+        await box.engine.stop(handle, grace=timedelta(0))
 
     box.run(story)
 
