@@ -33,7 +33,8 @@ PAGE = HERE.parent / "docs" / "performance.md"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 all bars met, 1 a bar missed, 2 a bar that could not be judged, 3 the benchmark itself failed."""
+    """Exit status: 0 all bars met, 1 a bar missed, 2 a bar that could not be judged, 3 the benchmark
+    itself failed."""
     arguments = _parse(argv)
     full = HERE / "results.json"
     output = arguments.output or (HERE / "results-quick.json" if arguments.quick else full)
@@ -47,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             row = _measure(name, peers, scale)
         except Exception as exc:
-            # One row that cannot be measured must not cost the others their figures; it is said, and it counts.
+            # A row that cannot be measured must not lose the figures of the others; it is reported, and it
+            # counts.
             say(f"row {name} failed: {type(exc).__name__}: {exc}")
             broken.append(name)
         else:
-            # At once: whatever ends the benchmark later does not cost these figures.
+            # Saved at once, so that a later failure does not lose these figures.
             results.save(output, [row])
             rows.append(row)
     sys.stdout.write(report.table(rows))

@@ -1,13 +1,13 @@
-"""Stoker on a machine with one NVIDIA GPU and no network, once: what cannot be tried where there is none.
+"""One trial of Stoker on a machine with one NVIDIA GPU and no network, for what needs a GPU.
 
     python bench/accelerator.py --pack build/accelerator   where there is a network: Stoker's dependencies as wheels
     python3 bench/accelerator.py --out DIR                 on the machine with the GPU, in the checkout, with the wheels
     python bench/accelerator.py --out DIR --tiny           anywhere that has torch: the same with a small model, no GPU
 
-A transformer of more than a billion parameters is trained in a Stoker run that owns the GPU, a second run waits for it;
-each way of saving is timed; the training is killed while it goes on, and has to resume at the step of its newest checkpoint.
-Results go to DIR/accelerator.json as they come, so that whatever is reached in time counts. Needs torch and, with it,
-nothing but the wheels: run with any Python from 3.11 on.
+A transformer of more than a billion parameters is trained in a Stoker run that owns the GPU, and a second
+run waits for it. Each way of saving is timed. The training is killed, and has to resume at the step of its
+newest checkpoint. Each result is written to DIR/accelerator.json at once, so an early end keeps them. Needs
+torch and the wheels; run with any Python from 3.11 on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pack(target: Path, python: str) -> int:
 
 
 class Trial:
-    """One pass over everything. Each part is tried; what fails is noted with its reason, and the next one follows."""
+    """All parts in order. A failed part is recorded with its reason, and the next one follows."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.out: Path = arguments.out.resolve()
@@ -94,7 +94,7 @@ class Trial:
                 for part in parts:
                     self._try(part)
                 self._try(self.shown)
-        except Exception as exc:  # no server, no figures: said like everything else
+        except Exception as exc:  # no server, no figures: recorded like any other failure
             self.results["failed"] = f"{type(exc).__name__}: {exc}"
         self.results["seconds"] = round(time.time() - self.results["began"], 1)
         self._write()
@@ -104,10 +104,10 @@ class Trial:
         shutil.rmtree(self.root, ignore_errors=True)
         return 1 if failed or "failed" in self.results else 0
 
-    # -- the parts ---------------------------------------------------------------------------------------------------
+    # -- the parts -------------------------------------------------------------------------------------------
 
     def machine(self) -> dict[str, Any]:
-        """The GPU is found by NVML, with its name and memory."""
+        """NVML finds the GPU, with its name and memory."""
         nodes = self.stoker("nodes", "--json")
         nodes = nodes["nodes"] if isinstance(nodes, dict) else nodes
         gpus = nodes[0]["gpus"]
@@ -120,7 +120,7 @@ class Trial:
         return {"gpus": gpus, "nvidia_smi": smi, "isolation": nodes[0].get("isolation")}
 
     def submit(self) -> dict[str, Any]:
-        """Two runs that each want the GPU; the second is there from the beginning."""
+        """Two runs that each want the GPU; both are submitted at the beginning."""
         words = [str(self.place), "--rounds", str(self.rounds), "--life", str(self._left())]
         words += ["--stalls", str(max(5.0, self._left() * 0.4)), *(["--tiny"] if self.tiny else [])]
         self.first = self._submit("train", "accelerator_train.py", words, retries=3)
@@ -129,7 +129,7 @@ class Trial:
         return {"first": self.first, "second": self.second, "begin": begun}
 
     def waiting(self) -> dict[str, Any]:
-        """CUDA_VISIBLE_DEVICES names the GPU and only that; the second run waits, and `why` says for what."""
+        """CUDA_VISIBLE_DEVICES names only the run's GPU; the second run waits, and `why` gives the reason."""
         begun, model = self._event("begin", 120), self._event("model", 120)
         show = self.show(self.first)
         given = show["attempts"][-1].get("gpus") or []
@@ -147,14 +147,14 @@ class Trial:
         return {"given": given, "begin": begun, "model": model, "second": second["state"], "why": why}
 
     def stalls(self) -> dict[str, Any]:
-        """How long each way of saving holds the training up."""
+        """The time for which each way of saving stops the training."""
         found = self._event("stalls", self._left() * 0.6)
         middle = {name: statistics.median(values) / 1000 for name, values in found["calls"].items() if values}
         over = {name: middle["ours"] / value for name, value in middle.items() if name != "ours"}
         return {"seconds": middle, "ours_over": over, "measured": found}
 
     def carrying(self) -> dict[str, Any]:
-        """Two saves in the run, carried away by Stoker, and the steps meanwhile."""
+        """Two saves in the run, transferred by Stoker, and the steps meanwhile."""
         saves = []
         for number in (1, 2):
             time.sleep(QUIET)
@@ -174,7 +174,7 @@ class Trial:
         return {"saves": saves, "usage": self.show(self.first)["attempts"][-1].get("usage")}
 
     def kill(self) -> dict[str, Any]:
-        """kill -9, and on from the newest checkpoint with the same losses as before."""
+        """kill -9, then a resume from the newest checkpoint with the same losses as before."""
         newest = self._events("saved")[-1]
         time.sleep(2)
         before = self._events("step")
@@ -200,7 +200,7 @@ class Trial:
         }
 
     def taking_turns(self) -> dict[str, Any]:
-        """The second run starts when the first is over, not before, and has the GPU for itself."""
+        """The second run starts when the first has ended, not before, and has the GPU alone."""
         over = self._until(lambda: self._ended(self.first), 90, "the first run is over")
         self._until(lambda: self._ended(self.second), 90, "the second run is over")
         first, second = self.show(self.first), self.show(self.second)
@@ -223,7 +223,7 @@ class Trial:
         text = self.stoker("show", self.first, check=False)
         return {"usage": usage, "causes": causes, "state": show["state"], "text": text}
 
-    # -- how ---------------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def server(self) -> Iterator[None]:
@@ -243,7 +243,7 @@ class Trial:
             process.kill()
 
     def stoker(self, *words: str, check: bool = True) -> Any:
-        """The command line, as people use it; its JSON, or its text."""
+        """Run the real command line; returns its JSON, or its text."""
         done = subprocess.run(
             [sys.executable, "-c", STOKER, *words], env=self.env, capture_output=True, text=True, timeout=200
         )
@@ -296,7 +296,7 @@ class Trial:
         found: dict[str, Any]
         try:
             found = {"ok": True, **part()}
-        except Exception as exc:  # a part that fails must not cost the others; it is noted, and it counts
+        except Exception as exc:  # a failed part must not lose the others; it is recorded, and it counts
             found = {"ok": False, "error": f"{type(exc).__name__}: {exc}"[:3000]}
         found["seconds_taken"] = round(time.monotonic() - began, 2)
         self.results["parts"][part.__name__] = found
@@ -307,7 +307,7 @@ class Trial:
         (self.out / "accelerator.json").write_text(json.dumps(self.results, indent=1) + "\n")
 
     def _collect(self) -> None:
-        """What helps to understand a failure."""
+        """Logs and records for the analysis of a failure."""
         for name, source in {
             "events.jsonl": self.place / "events.jsonl",
             "server.out": self.root / "server.out",
@@ -324,7 +324,7 @@ class Trial:
         while (found := look()) is None:
             if time.monotonic() > deadline:
                 log = self.stoker("logs", self.first, check=False) if self.first else ""
-                raise TimeoutError(f"waited in vain until {what}; the run said: {str(log)[-1500:]}")
+                raise TimeoutError(f"waited until {what}; the run said: {str(log)[-1500:]}")
             time.sleep(0.3)
         return found
 

@@ -1,7 +1,8 @@
-"""The training of `accelerator.py`: a transformer on synthetic tokens, in a Stoker run. Notes what happens in a file.
+"""The training of `accelerator.py`: a transformer on synthetic tokens, in a Stoker run.
 
-Its first life measures how long each way of saving holds it up, then trains and saves twice, when told to, and goes on
-until it is killed. Its second life begins at the newest checkpoint, does a few more steps and ends.
+The first process measures how long each way of saving stops it. Then it trains, saves twice when told to,
+and continues until it is killed. The second process resumes from the newest checkpoint, does a few more
+steps and ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 import stoker
 
 MORE = 50
-"""Steps of the second life."""
+"""Steps of the second process."""
 
 
 class Block(nn.Module):
@@ -74,7 +75,7 @@ class Training:
         self.step = 0
 
     def train(self) -> float:
-        """One step. Its tokens depend on its number alone, so a second life sees the same."""
+        """One step. Its tokens depend on its number alone, so the second process sees the same."""
         made = torch.Generator(self.device).manual_seed(self.step)
         tokens = torch.randint(self.words, (self.batch, self.length + 1), generator=made, device=self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -137,7 +138,7 @@ def main() -> None:
     _steps(training, note, 10)
     try:
         _stalls(training, note, arguments)
-    except Exception as exc:  # the rest is worth having without these figures
+    except Exception as exc:  # the rest is useful without these figures
         note("failed", what="stalls", why=f"{type(exc).__name__}: {exc}")
     _live(training, note, arguments)
 
@@ -152,7 +153,7 @@ def _steps(training: Training, note: Notes, count: int) -> None:
 
 def _stalls(training: Training, note: Notes, arguments: argparse.Namespace) -> None:
     sys.path.insert(0, os.environ["ACCELERATOR_BENCH"])
-    import states  # beside this file in the checkout; a run sees only what was shipped with it
+    import states  # beside this file in the checkout; a run has only the submitted files
 
     scratch = arguments.out / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -166,7 +167,7 @@ def _stalls(training: Training, note: Notes, arguments: argparse.Namespace) -> N
 
 
 def _live(training: Training, note: Notes, arguments: argparse.Namespace) -> None:
-    """Train; save when there is a file `save-N`; until killed."""
+    """Train; save when a file `save-N` exists; until killed."""
     saves = 0
     deadline = time.time() + arguments.life
     while time.time() < deadline and not (arguments.out / "stop").exists():

@@ -1,11 +1,11 @@
-"""What a thousand couriers cost the server, and how fast one is: `python -m bench.couriers`.
+"""The server's cost of a thousand couriers, and the speed of one: `python -m bench.couriers`.
 
-    --couriers N --seconds S    how many, and for how long each part is watched (0 couriers: not at all)
-    --mib N                     the size of a checkpoint that is restored and carried, near and far (0: not at all)
+    --couriers N --seconds S    how many, and for how long each part is measured (0 couriers: not at all)
+    --mib N                     the size of a checkpoint that is restored and taken in, near and far (0: not at all)
 
-The server's side is the real one: a mirror, a ferry and a TLS connection of its own for each courier. The other ends
-are one process that answers as couriers would, since a thousand real ones need 20 GB: each has a new status every five
-seconds (as a launcher's samples make it), and in the second part also ten lines of log a second.
+The server's side is the real one: a mirror, a ferry and a TLS connection for each courier. The other ends
+are one process that answers like couriers, because a thousand real ones need 20 GB. Each has a new status
+every five seconds, like a launcher's samples; in the second part also ten lines of log a second.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LINE = b"o 1700000000000 step 1234 loss 0.1234 throughput 12345 samples/s\n"
 
 
 class Others:
-    """Answers for all couriers. What a file holds is a function of the time, so nothing is remembered."""
+    """Answers for all couriers. The content of a file is a function of the time, so no state is kept."""
 
     def __init__(self, key: bytes, lines: float) -> None:
         self._key = key
@@ -177,7 +177,7 @@ def _memory() -> int:
 
 
 def ours(pipe: Connection, count: int, seconds: float, port: int, made: credentials.Keys, home: str) -> None:
-    """In a process of its own, so that its memory is its own."""
+    """In a process of its own, to measure its memory."""
     pipe.send(uvloop.run(measure(count, seconds, port, made, Path(home))))
 
 
@@ -204,8 +204,8 @@ def part(count: int, seconds: float, made: credentials.Keys, lines: float) -> di
 
 
 def transfers(size: int) -> dict[str, float]:
-    """A checkpoint of one file, to and from a directory here and one behind a real courier on loopback, in MB/s.
-    Everything is verified in all four."""
+    """The MB/s of a checkpoint of one file, to and from a local directory and one behind a real courier
+    on loopback. All four transfers are verified."""
     home = Path(tempfile.mkdtemp(prefix="couriers-"))
     found: dict[str, float] = {"mib": size >> 20}
     try:

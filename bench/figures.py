@@ -1,4 +1,4 @@
-"""Numbers with their spread. A figure never travels without saying how often it was measured."""
+"""Numbers with their spread. A figure always includes the number of its measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """The middle of `n` measurements and where most of them lie: the 10th to the 90th percentile."""
+    """The median of `n` measurements and their range from the 10th to the 90th percentile."""
 
     middle: float
     low: float
@@ -19,7 +19,7 @@ class Figure:
     unit: str
 
     def text(self) -> str:
-        """`23.1 ms (22.0-25.4)`; without the spread where it was measured once."""
+        """`23.1 ms (22.0-25.4)`; without the spread for a single measurement."""
         tail = "x" if self.unit == "x" else f" {self.unit}"
         spread = f" ({number(self.low)}-{number(self.high)})" if self.n > 1 else ""
         return f"{number(self.middle)}{tail}{spread}"
@@ -42,8 +42,8 @@ def figure(values: Sequence[float], unit: str) -> Figure:
 
 
 def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Figure | None:
-    """Ours over theirs, round by round: what disturbs the machine in a round disturbs both. Rounds in which one
-    of them was not measured do not count; None when no round is left."""
+    """Ours over theirs, round by round, since a disturbance of the machine affects both in a round.
+    Rounds in which one was not measured do not count; None when no round is left."""
     pairs = [
         (one, other) for one, other in zip(ours, theirs, strict=True) if one is not None and other is not None
     ]
@@ -64,7 +64,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def number(value: float) -> str:
-    """Three digits that mean something: 0.0123, 1.23, 12.3, 123, 12,345."""
+    """Three significant digits: 0.0123, 1.23, 12.3, 123, 12,345."""
     size = abs(value)
     if size >= 100 or value == 0:
         return f"{value:,.0f}"

@@ -1,9 +1,9 @@
-"""Everything a peer starts ends with it.
+"""Ends every process that a peer starts.
 
-Daemons fork away from their starter. If no process reaps them, their zombies slow down every program that lists
-processes. So each peer runs below a keeper: a small process that inherits the orphans of its descendants,
-reaps them, and ends all of them when the benchmark closes its end of a pipe, however the benchmark ends.
-Run by path, on the standard library alone.
+Daemons detach from their parent. If no process reaps them, their zombies slow down every program that lists
+processes. So each peer runs below a keeper, a small process that inherits and reaps the orphans of its
+descendants. It ends all of them when the benchmark closes its end of a pipe, also after a crash of the
+benchmark. Run by path, on the standard library alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import TracebackType
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE = 5.0
-"""Seconds between the polite and the impolite end."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 class Kept:
@@ -59,12 +59,12 @@ class Kept:
 
     @property
     def pid(self) -> int:
-        """Of the keeper: everything else is below it."""
+        """The keeper's process id; all other processes are below it."""
         assert self._process is not None
         return self._process.pid
 
     def check(self) -> None:
-        """Raises with its last words when it has ended."""
+        """Raises with the last lines of its log if it has ended."""
         assert self._process is not None
         status = self._process.poll()
         if status is not None:
@@ -77,7 +77,7 @@ class Kept:
 
 
 def keep(argv: Sequence[str]) -> int:
-    """Run `argv` until it ends or stdin closes, then end all descendants. The status is the command's."""
+    """Run `argv` until it ends or stdin closes, then end all descendants. Returns its exit status."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
@@ -121,7 +121,7 @@ def _collect(child: int) -> int | None:
 
 
 def _end_all(child: int) -> int | None:
-    """Wait until no descendant is left; after the grace they are killed, again and again as orphans arrive."""
+    """Wait until no descendant is left. After the grace they are killed, repeatedly as orphans arrive."""
     deadline = time.monotonic() + GRACE
     status = None
     while True:
@@ -131,7 +131,7 @@ def _end_all(child: int) -> int | None:
         if not children:
             return status
         for pid in children:
-            # Orphans get the polite signal too: their parent may have ended without passing it on.
+            # Orphans get SIGTERM too: their parent may have ended without passing it on.
             late = time.monotonic() > deadline
             with contextlib.suppress(ProcessLookupError):
                 if late or pid != child:

@@ -1,8 +1,8 @@
-"""An open loop of requests: each has a time at which it is due, and its latency counts from that time, whether or
-not the server (or this process) was busy with earlier ones. So a stall shows in all requests that it delayed.
+"""An open loop of requests: each has a due time, and its latency counts from then, even if the server or
+this process was busy with earlier ones. So a stall shows in all requests that it delayed.
 
-A process of its own, so that its work is not done in the server's interpreter:
-`python -m bench.load URL TOKEN_FILE IDS_FILE SECONDS READS SUBMITS` prints one JSON object of latencies by kind.
+A separate process, so that it does not use the server's interpreter: `python -m bench.load URL TOKEN_FILE
+IDS_FILE SECONDS READS SUBMITS` prints one JSON object of latencies by kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Request:
 def schedule(
     ids: Sequence[str], seconds: float, reads: float, submits: float, seed: int = SEED
 ) -> list[Request]:
-    """Independent arrivals, as of many users: exponential gaps. Half the reads list, half show."""
+    """Independent arrivals, as of many users: exponential gaps. Half of the reads list, half show."""
     draw = random.Random(seed)
     found = []
     for due in _arrivals(draw, seconds, reads):
@@ -58,7 +58,7 @@ def _arrivals(draw: random.Random, seconds: float, rate: float) -> list[float]:
 
 
 def send(url: str, token: str, requests: Sequence[Request]) -> dict[str, list[float]]:
-    """Milliseconds from when each was due until its whole answer was here."""
+    """Milliseconds from the due time to the end of the answer."""
     address = urlsplit(url)
     upcoming = iter(requests)
     lock = threading.Lock()

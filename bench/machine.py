@@ -1,4 +1,4 @@
-"""The machine, as far as it matters to the figures: read again for every row."""
+"""The facts about the machine that affect the figures, read again for every row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe(where: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what is ours."""
+    """The versions of Stoker and its dependencies."""
     return {
         "stoker": __version__,
         "python": platform.python_version(),
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Short hash of the checkout, with a + where files that are measured differ from it."""
+    """Short hash of the checkout, with a + if measured files differ from it."""
     root = Path(__file__).parent.parent
     try:
         head = _git(root, "rev-parse", "--short=12", "HEAD")
@@ -76,7 +76,7 @@ def _filesystem(where: Path) -> str:
 
 
 def _sync_times(where: Path) -> list[float]:
-    """Milliseconds for 4 KiB and fsync: what each durable answer costs at least."""
+    """Milliseconds for 4 KiB and fsync: the minimal cost of each durable answer."""
     times = []
     with tempfile.NamedTemporaryFile(dir=where) as handle:
         for _ in range(_SYNCS):

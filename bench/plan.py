@@ -1,4 +1,4 @@
-"""How much is measured: in full, or quickly while something is being built."""
+"""The number of measurements: in full, or few for a quick try."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Scale:
     """Runs through the queue in one round of row 3."""
     queue_rounds: int
     sample: float
-    """Seconds for which peers too slow to finish are watched."""
+    """Seconds of a sample of peers that are too slow to finish."""
     spawn: float
     """Seconds of bare spawning per limit."""
     queued: int

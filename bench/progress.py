@@ -1,4 +1,4 @@
-"""What the benchmark is doing, on stderr: stdout is for the table."""
+"""Progress messages on stderr: stdout is for the table."""
 
 from __future__ import annotations
 

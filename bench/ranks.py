@@ -1,8 +1,8 @@
-"""A small data-parallel training on two CPUs: run by path in the environment that has torch, by Stoker or by torchrun.
+"""A small data-parallel training on two CPUs: run by path with torch's Python, by Stoker or by torchrun.
 
-    ranks.py DIRECTORY STEPS WIDTH EVERY    every rank notes what it does in DIRECTORY/events-RANK.csv
+    ranks.py DIRECTORY STEPS WIDTH EVERY    every rank records its events in DIRECTORY/events-RANK.csv
 
-Saves every EVERY steps and goes on from there when it is started again; the same script under every contender.
+Saves every EVERY steps and resumes after a restart; all contenders use the same script.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 
 BORN = time.time()
-"""Before torch is imported: when the process was there."""
+"""Before torch is imported: the start of the process."""
 
 from pathlib import Path  # noqa: E402
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 START = 90.0
 WAITING = 8
-"""Jobs in flight at once. More only make each wait longer: every job has a supervisor process of its own."""
+"""Jobs in flight at once. With more each only waits longer: every job has its own supervisor process."""
 
 
 def sample(root: Path, bin: Path, seconds: float, cpus: int) -> float:
-    """Jobs per second over `seconds` in which there are always some waiting."""
+    """Jobs per second over `seconds` in which some jobs always wait."""
     from bench.keeper import Kept
     from bench.slurm import free_ports
     from bench.timing import environment
@@ -70,7 +70,7 @@ def _wait_for(url: str, check: Callable[[], None]) -> None:
 
 
 def _submit_for(url: str, seconds: float) -> float:
-    """In Ray's environment: keep WAITING jobs in flight, count those that succeeded."""
+    """In Ray's environment: keep WAITING jobs in flight, and count those that succeeded."""
     from concurrent.futures import ThreadPoolExecutor
 
     from ray.job_submission import JobStatus, JobSubmissionClient

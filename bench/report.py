@@ -13,7 +13,7 @@ END = "<!-- generated: end -->"
 
 
 def cells(row: Row, line: Line) -> tuple[str, ...]:
-    """One line of the table. `not judged` is never an empty cell: a missing peer is said."""
+    """One line of the table. A missing peer is named, so no cell is empty."""
     bar = line.bar.text() if line.bar else "-"
     met = {True: "yes", False: "NO", None: "not judged" if line.bar else "-"}[line.met]
     goal = "-" if line.goal is None else f"{line.goal.text()}{' (reached)' if line.reached else ''}"
@@ -32,7 +32,7 @@ def cells(row: Row, line: Line) -> tuple[str, ...]:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Aligned columns, and below them what has to be said."""
+    """Aligned columns, and the remarks below them."""
     rows = list(rows)
     body = [HEADS, *(cells(row, line) for row in rows for line in row.lines)]
     widths = [max(len(line[column]) for line in body) for column in range(len(HEADS))]
@@ -46,7 +46,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def remarks(row: Row) -> list[str]:
-    """Notes of the row and of lines whose figures leave no cell free for them."""
+    """The notes of the row, and of lines whose figures leave no free cell for them."""
     notes = [*row.notes, *(f"{line.what}: {line.note}" for line in row.lines if line.note and line.theirs)]
     if row.quick:
         notes.append("a quick run: too few repetitions to be quoted")
@@ -54,7 +54,7 @@ def remarks(row: Row) -> list[str]:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """The table and its circumstances for docs/performance.md."""
+    """The table and its conditions for docs/performance.md."""
     rows = in_order(rows)
     if quick := [row.name for row in rows if row.quick]:
         raise ValueError(f"rows {', '.join(quick)} come from a quick run and are not to be quoted")

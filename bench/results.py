@@ -1,7 +1,7 @@
-"""Lines of the table, the bars they are held to, and results.json.
+"""Lines of the table, their bars, and results.json.
 
-A row (the numbers of the benchmark's plan) has several lines, one per thing that is compared. Rows measured in
-other runs stay in results.json, each with its own machine, versions and time: a table never mixes them up.
+A row (a number of the benchmark's plan) has several lines, one per comparison. Rows of other runs stay in
+results.json, each with its own machine, versions and time, so that a table never mixes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Bar:
-    """What has to hold: `<=` or `>=` a value. In the unit of the ratio where there is one, else of our figure."""
+    """A condition: `<=` or `>=` a value, in the unit of the ratio if there is one, else of our figure."""
 
     sign: str
     value: float
@@ -42,7 +42,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Line:
-    """One comparison. `theirs` is None where a peer is missing (`note` says why) or a bar is absolute."""
+    """One comparison. `theirs` is None if a peer is missing (`note` says why) or a bar is absolute."""
 
     what: str
     against: str
@@ -51,12 +51,12 @@ class Line:
     ratio: Figure | None = None
     bar: Bar | None = None
     goal: Bar | None = None
-    """Beyond the bar: where we want to be."""
+    """The aim, beyond the bar."""
     note: str = ""
 
     @property
     def met(self) -> bool | None:
-        """None: there is no bar, or nothing to hold against it."""
+        """None: there is no bar, or no value for it."""
         return self._holds(self.bar)
 
     @property
@@ -103,7 +103,7 @@ class Line:
 
 @dataclass
 class Row:
-    """All lines of one row, and under which conditions they were measured."""
+    """All lines of one row, and the conditions of their measurement."""
 
     number: int
     title: str
@@ -116,7 +116,7 @@ class Row:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     part: str = ""
-    """Of a row that is measured in parts: `b`."""
+    """The part of a row that is measured in parts: `b`."""
 
     @property
     def name(self) -> str:

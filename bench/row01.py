@@ -1,4 +1,4 @@
-"""Row 1: how long the command line takes to say something."""
+"""Row 1: the duration of commands that only print something."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
 
 
 def _others(peers: Peers, root: Path, work: Path, scale: Scale) -> tuple[list[Contender], dict[str, str]]:
-    """Peers that are there, and why the others are not."""
+    """The available peers, and the reasons why others are missing."""
     user = root / "user"
     user.mkdir()
     env = environment(user)
@@ -74,7 +74,7 @@ def _others(peers: Peers, root: Path, work: Path, scale: Scale) -> tuple[list[Co
 
 
 def _fill(server: ours.Ours) -> None:
-    """A list to show, as after a morning's work."""
+    """A typical list of runs to show."""
     with server.client() as client:
         for number in range(RUNS):
             run = client.submit(key=f"fill-{number}", job={"name": "noop", "run": ["true"]})

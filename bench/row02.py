@@ -55,7 +55,7 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
 
 
 def _projects(root: Path) -> tuple[Path, Path]:
-    """The same few files twice: as they are, and in a repository."""
+    """The same few files twice: plain, and in a repository."""
     places = (root / "plain", root / "repository")
     for place in places:
         (place / "model").mkdir(parents=True)

@@ -1,6 +1,6 @@
 """Row 3: runs that do nothing through the durable queue.
 
-Each contender is started for its turn and ended after it: an idle daemon of one must not cost another anything.
+Each contender is started for its turn and ended after it, so that idle daemons do not slow down another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.timing import environment
 
 TITLE = "runs that do nothing through the durable queue"
 CPUS = 64
-"""Declared to us and to the tuned Slurm: how many may run at once."""
+"""Declared to Stoker and to the tuned Slurm: how many may run at once."""
 THREADS = 4
 """Submitters, ours and Slurm's."""
 END = 900.0
@@ -37,7 +37,7 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
     slow = (DEFAULT, RAY)
     for number in range(scale.queue_rounds):
         for name, turn in turns.items():
-            # The slow ones are sampled once, in the middle round.
+            # Slow contenders are sampled once, in the middle round.
             takes_part = name not in slow or number == scale.queue_rounds // 2
             place = root / f"{number}{list(turns).index(name)}"
             rates[name].append(
@@ -73,7 +73,7 @@ def _notes(scale: Scale) -> list[str]:
 
 
 def _turns(peers: Peers, scale: Scale) -> tuple[dict[str, Callable[[Path], float]], dict[str, str]]:
-    """What each contender does in its turn, and which contenders are missing."""
+    """The function of each contender's turn, and the missing contenders."""
     missing = {}
     true = shutil.which("true") or "/bin/true"
     turns: dict[str, Callable[[Path], float]] = {
@@ -96,7 +96,7 @@ def _turns(peers: Peers, scale: Scale) -> tuple[dict[str, Callable[[Path], float
 
 
 def _one(name: str, turn: Callable[[Path], float], place: Path, missing: dict[str, str]) -> float | None:
-    """A peer that does not work here is missing, and it is said; ours and the limits have to work."""
+    """A peer that does not work here is reported as missing; Stoker and the limits have to work."""
     place.mkdir()
     try:
         rate = turn(place)
@@ -115,7 +115,7 @@ def _rates(values: list[float | None]) -> Figure:
 
 
 def _ours(root: Path, jobs: int) -> float:
-    """Runs per second from the first submit until the database says that the last has ended."""
+    """Runs per second from the first submit until the last has ended in the database."""
     with (
         ours.server(root, config=f"[local]\ncpu = {CPUS}\n") as server,
         server.client() as client,

@@ -1,4 +1,4 @@
-"""Row 4: one of two ranks is killed; and what it costs to run two ranks below Stoker instead of torchrun."""
+"""Row 4: one of two ranks is killed; and the cost of two ranks below Stoker instead of torchrun."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ SCRIPT = HERE / "ranks.py"
 OURS, TORCHRUN = "stoker, workers: 2", "torchrun --max-restarts"
 ENDLESS = 10**9
 SMALL, LARGE = ("64", "20"), ("512", "2000")
-"""Width of the model and steps between two checkpoints: for what is killed, and for what is timed."""
+"""Width of the model and steps between two checkpoints: for the kills, and for the timing."""
 HANG = 60.0
 """Seconds without a new step after which it counts as hung."""
 START = 180.0
 ROUND = 5
-"""Kills before it is the other one's turn."""
+"""Kills per turn of a contender."""
 STUDENT = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02, 7: 1.94, 8: 1.89, 9: 1.86, 10: 1.83}
-"""By number of measurements: how many standard errors below the mean 95% of the means lie."""
+"""By number of measurements: Student's t for a one-sided 95% bound, in standard errors below the mean."""
 
 
 @dataclass
 class Training:
-    """Two ranks that note what they do in `place`."""
+    """Two ranks that record their events in `place`."""
 
     place: Path
     own: Callable[[], float] = field(default=lambda: 0.0)
-    """CPU seconds that the processes which run the ranks have used themselves."""
+    """CPU seconds of the processes that run the ranks, without the ranks."""
 
     def events(self, kind: str) -> list[list[tuple[float, int]]]:
-        """By rank: (when, number) of each."""
+        """(time, number) of each event, by rank."""
         return [
             [
                 (float(words[1]), int(words[2]))
@@ -61,7 +61,7 @@ class Training:
         ]
 
     def kill(self, rank: int) -> float:
-        """SIGKILL to the process that said last that it is this rank, and when that was."""
+        """SIGKILL to the newest process of this rank; returns the time of the kill."""
         number = self.events("born")[rank][-1][1]
         for process in _ranks(self.place):
             if _own_number(process.pid) == number and process.environ().get("RANK") == str(rank):
@@ -70,7 +70,7 @@ class Training:
         raise RuntimeError(f"there is no rank {rank} to kill")
 
     def recovered(self, killed: float) -> tuple[float, float] | None:
-        """Seconds to the start of the last process of the new world, and to its first step; None: it hangs."""
+        """Seconds to the start of the last process of the new world, and to its first step; None: it hung."""
         deadline = time.monotonic() + HANG
         while time.monotonic() < deadline:
             born = [[at for at, _ in found if at > killed] for found in self.events("born")]
@@ -83,7 +83,7 @@ class Training:
         return None
 
     def going(self, since: float, steps: int = 50) -> None:
-        """Wait until both have done so many steps since then."""
+        """Wait until both ranks have done so many steps since then."""
         deadline = time.monotonic() + START
         while min(sum(at > since for at, _ in found) for found in self.events("step")) < steps:
             if time.monotonic() > deadline:
@@ -135,7 +135,7 @@ def _kills(root: Path, contenders: dict[str, Callable[..., Any]], tries: int) ->
                         )
                         say(f"  {name}: {said}")
                         if found is None:
-                            break  # begun anew
+                            break  # started again from the first step
                         training.going(killed + found[1])
     lines = [
         _compare("a rank killed: to the new world's start", starts, Bar("<=", 0.5)),
@@ -156,7 +156,7 @@ def _kills(root: Path, contenders: dict[str, Callable[..., Any]], tries: int) ->
 
 
 def _compare(what: str, values: dict[str, list[float | None]], bar: Bar, goal: Bar | None = None) -> Line:
-    """Middle over middle: a kill of one has no counterpart among those of the other."""
+    """Compares medians: the kills of different contenders do not form pairs."""
     seen = {name: [value for value in found if value is not None] for name, found in values.items()}
     if not all(seen.values()):
         return Line(what, TORCHRUN, None, bar=bar, goal=goal, note="one of them never came back")
@@ -167,7 +167,7 @@ def _compare(what: str, values: dict[str, list[float | None]], bar: Bar, goal: B
 
 
 def _rates(root: Path, contenders: dict[str, Callable[..., Any]], rounds: int, seconds: float) -> list[Line]:
-    """Steps per second, in turns, and the CPU that is used beside the training."""
+    """Steps per second, in turns, and the CPU time used beside the training."""
     chance = random.Random(11)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     shares = []
@@ -207,7 +207,7 @@ def _rates(root: Path, contenders: dict[str, Callable[..., Any]], rounds: int, s
 
 
 def lower_bound(ratios: Sequence[float]) -> float:
-    """Below which the mean of the ratios lies with a chance of 5%, if they are spread as errors are."""
+    """A one-sided 95% lower bound of the mean ratio, for normally distributed errors."""
     error = statistics.stdev(ratios) / math.sqrt(len(ratios))
     return statistics.mean(ratios) - STUDENT.get(len(ratios), 1.81) * error
 
@@ -252,7 +252,7 @@ def _ranks(notes: Path) -> list[psutil.Process]:
 
 
 def _own_number(pid: int) -> int:
-    """Its number as it sees it itself."""
+    """The process id inside its own namespace."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -261,7 +261,7 @@ def _own_number(pid: int) -> int:
 
 
 def _gone(notes: Path) -> None:
-    """The next one has the machine for itself."""
+    """Wait for the end, so that the next contender has the machine alone."""
     deadline = time.monotonic() + 30
     while _ranks(notes) and time.monotonic() < deadline:
         time.sleep(0.1)

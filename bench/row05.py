@@ -1,4 +1,4 @@
-"""Row 5: a checkpoint of a large torch state: what the call costs, and what the training loses while it is kept."""
+"""Row 5: a checkpoint of a large torch state: the cost of the call, and the slowdown of the training."""
 
 from __future__ import annotations
 
@@ -33,37 +33,39 @@ SAVE = "stoker.checkpoint.save_torch(asynchronous=True)"
 SIZE, SMALL = 2 << 30, 128 << 20
 ROUNDS, SAVES = 4, 3
 STRETCH = 8.0
-"""Seconds for which a save is carried, and for which it is then held up. The rate of a training wanders by a tenth within
-a minute, even on an otherwise idle machine; between adjoining stretches it hardly does. Shorter ones would not be realistic: a
-throttled process decides for about five seconds (plus or minus two) how much it yields."""
+"""Seconds for which a transfer runs, and then is stopped. The rate of a training drifts by a tenth within
+a minute, even on an otherwise idle machine, but hardly between adjoining stretches. Shorter ones would
+not be realistic: a throttled process decides for about five seconds (plus or minus two) how much it
+yields."""
 SHORT = 2.0
-"""Seconds from which something can be said about the rate in a stretch."""
+"""The least length of a stretch, in seconds, for a rate."""
 PATIENCE = 300.0
-"""Seconds of carrying after which a checkpoint should be kept. One that takes longer is measured up to here, said, and the
-last."""
+"""Seconds of transfer within which a checkpoint should be kept. A slower one is measured up to here and
+reported, and is the last."""
 LOOK = 3.0
-"""Seconds between questions to the server. At two a second they took a seventh of all that a save was seen to cost."""
+"""Seconds between requests to the server. Two a second made up a seventh of the measured cost of a save."""
 LIMIT = 600.0
 
 
 @dataclass(frozen=True)
 class Training:
-    """One that is looked at while it saves."""
+    """A training that is measured while it saves."""
 
     what: str
     run: list[str]
     steps: str
-    """The file in which it notes them."""
+    """The file in which it records its steps."""
     suffix: str = ""
-    """Of its checkpoints' names."""
+    """The suffix of its checkpoints' names."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """For its job file."""
+    """More fields of its job file."""
 
 
 @dataclass(frozen=True)
 class Save:
-    """When its call began, and the stretches in which it was carried: the first from the call's return on, the last until the
-    server had it, or until we stopped waiting. Between them all of Stoker was stopped."""
+    """The time of the call, and the stretches of the transfer. The first begins when the call returns,
+    the last ends when the server has the checkpoint or the wait is over. Between the stretches all of
+    Stoker was stopped."""
 
     begin: float
     stretches: list[tuple[float, float]]
@@ -76,7 +78,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of one stretch: seconds, steps per second, and steps per second in those that adjoin it."""
+    """Of one stretch: seconds, steps per second, and steps per second in the adjoining gaps."""
 
     seconds: float
     saving: float
@@ -84,7 +86,7 @@ class Pace:
 
     @property
     def lost(self) -> float:
-        """Seconds of training."""
+        """Seconds of training that were lost."""
         return (1 - self.saving / self.quiet) * self.seconds
 
 
@@ -167,7 +169,7 @@ def slowdown(root: Path, training: Training, bar: Bar | None, scale: Scale) -> l
         saves = _saves(root, training, 2 if scale.quick else SAVES)
         paces = _paces(_steps(root / training.steps), saves)
     except RuntimeError as exc:
-        # The stalls were measured before it, and stay; what has a bar and no figure is not passed over.
+        # The stalls were measured before and stay; a bar without a figure is reported.
         say(f"  {training.what}: {exc}")
         return [Line(training.what, "no save", None, bar=bar, note=f"not measured: {exc}")]
     every = [pace for of_one in paces for pace in of_one]
@@ -184,8 +186,8 @@ def slowdown(root: Path, training: Training, bar: Bar | None, scale: Scale) -> l
 
 
 def _judged(line: Line, paces: Sequence[Pace], bar: Bar) -> Line:
-    """Two stretches of the same training without any save can differ by more than the bar allows. So it is not held
-    against the middle, which chance alone lifts over it."""
+    """Judged by the lower bound. Two stretches of a training without any save can differ by more than the
+    bar allows, so chance alone may lift the median over it."""
     what = f"{line.what}: lower 95% bound of the mean ratio"
     if len(paces) < 2:
         return Line(what, line.against, None, bar=bar, note="not judged: there was one stretch")
@@ -226,7 +228,7 @@ def _saves(place: Path, training: Training, count: int) -> list[Save]:
 
 
 def _called(note: Path) -> tuple[float, float]:
-    """When the call began and returned, once it has."""
+    """The times of the call and of its return, once it has returned."""
     deadline = time.monotonic() + PATIENCE
     while not note.exists():
         if time.monotonic() > deadline:
@@ -239,13 +241,13 @@ def _called(note: Path) -> tuple[float, float]:
 def _carried(
     looker: _Looker, name: str, returned: float, server: ours.Ours
 ) -> tuple[list[tuple[float, float]], bool]:
-    """Stretches of `Save`, and whether the server has it."""
+    """Stretches of `Save`, and whether the server has the checkpoint."""
     stretches: list[tuple[float, float]] = []
     begin = returned
     while sum(end - first for first, end in stretches) < PATIENCE:
         at = looker.kept(name, begin + STRETCH - time.time())
         if at is not None:
-            # It may have had it before we stopped it the last time.
+            # The server may have had it before it was stopped the last time.
             return ([*stretches, (begin, at)] if at > begin else stretches), True
         with _stopped(server):
             stretches.append((begin, time.time()))
@@ -256,7 +258,7 @@ def _carried(
 
 @contextlib.contextmanager
 def _stopped(server: ours.Ours) -> Iterator[None]:
-    """All of Stoker but the training."""
+    """Stop all processes of Stoker but the training."""
     processes = server.processes()
     try:
         for process in processes:
@@ -270,7 +272,7 @@ def _stopped(server: ours.Ours) -> Iterator[None]:
 
 
 def _paces(steps: Sequence[tuple[float, float]], saves: Sequence[Save]) -> list[list[Pace]]:
-    """Of each stretch of each save that is long enough."""
+    """The long enough stretches of each save."""
     found: list[list[Pace]] = []
     for save in saves:
         (first, _), (_, last) = save.stretches[0], save.stretches[-1]
@@ -289,7 +291,7 @@ def _paces(steps: Sequence[tuple[float, float]], saves: Sequence[Save]) -> list[
 
 
 def _cost(saves: Sequence[Save], paces: Sequence[Sequence[Pace]]) -> str:
-    """What a ratio does not say: how long it lasted, and what it comes to."""
+    """The duration of the transfers and the training time lost, beside the ratio."""
     lost = [sum(pace.lost for pace in of_one) for of_one in paces]
     said = f"the server had it after {figure([save.carried for save in saves], 's').text()} of carrying"
     said += f"; each cost {figure(lost, 's').text()} of training"
@@ -307,7 +309,7 @@ def _rate(steps: Sequence[tuple[float, float]], begin: float, end: float) -> flo
 
 
 def _steps(path: Path) -> list[tuple[float, float]]:
-    """When each began and ended. A training that is still writing its last save has written half a line."""
+    """Begin and end of each step. The last line may be incomplete."""
     lines = [line.split(",") for line in path.read_text().split("\n")[:-1]]
     return [(float(first), float(last)) for first, last in lines]
 
@@ -321,7 +323,7 @@ class _Looker:
     server: ours.Ours
 
     def kept(self, name: str, patience: float) -> float | None:
-        """When the server had this checkpoint; None: it did not in so many seconds. It is asked once at least."""
+        """The time when the server had this checkpoint; None: not in time. It asks at least once."""
         deadline = time.monotonic() + patience
         while True:
             time.sleep(max(min(LOOK, deadline - time.monotonic()), 0))

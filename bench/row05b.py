@@ -1,4 +1,4 @@
-"""Row 5, second part: the same for a state that two ranks have, whole each (DDP). The third part is about halves."""
+"""Row 5, second part: the same for a state that two ranks have, whole each (DDP)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _training(python: str, size: int, kind: str, place: Path) -> Training:
 
 
 def _run_ranks(python: str, root: Path, *words: str) -> str:
-    """What the first of two ranks says."""
+    """The output of the first of two ranks."""
     (port,) = free_ports(1)
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = []

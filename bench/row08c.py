@@ -17,7 +17,7 @@ from bench.timing import Contender, in_turns
 TITLE = "`stoker pull` of many small files over loopback"
 COPY, DURABLE = "cp -r", "cp -r && sync -f"
 PARTS = 10
-"""The pull of so many fewer files, against which the growth is seen."""
+"""The pull of so many times fewer files, to measure the growth."""
 SMALLEST, LARGEST = 200, 4_000
 IN_ONE = 500
 """Files of a directory."""
@@ -46,8 +46,8 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
         (root / f"checked-{many}").rename(source)
 
         def contender(name: str, command: str) -> Contender:
-            # Each time into a new place: ext4 passes over inodes that were deleted lately, which would cost more
-            # than either way of copying.
+            # Each time into a new place: ext4 skips recently deleted inodes, which would cost more than
+            # either way of copying.
             into = f'to=$(mktemp -d -p "{copies}")/out; {command}'
             return Contender(name, ["sh", "-c", into], root, server.env)
 
@@ -109,7 +109,7 @@ def _pull(server: ours.Ours, run: str, target: Path) -> None:
 
 
 def _check(source: Path, copies: Path, many: int, few: int) -> None:
-    """Every copy has all its files: one that left some out would be a fast one."""
+    """Check that every copy is complete: an incomplete one would be too fast."""
     for copy in copies.glob("*/out"):
         count = sum(path.is_file() for path in copy.rglob("*"))
         if count not in (many, few):

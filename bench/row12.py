@@ -33,7 +33,7 @@ CLUSTER = Path(__file__).parent.parent / "tests" / "cluster"
 
 
 def measure(root: Path, peers: Peers, scale: Scale) -> Row:
-    """`peers` has no part in this: the peer is Kubernetes itself, with the cluster of the tests."""
+    """`peers` is not used: the peer is Kubernetes itself, with the cluster of the tests."""
     rounds = 3 if scale.quick else 15
     with _cluster() as (cluster, image):
         api = _Api(cluster.kubeconfig)
@@ -41,7 +41,7 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
             _add(server, cluster, image)
             mine: list[float | None] = []
             bare: list[float | None] = []
-            _ours(server, root)  # the image is on both nodes, the first connections are made
+            _ours(server, root)  # brings the image to both nodes and opens the first connections
             _raw(cluster, api, image, 1000), _raw(cluster, api, image, 1001)
             for number in range(rounds):
                 mine.append(_ours(server, root))
@@ -73,7 +73,7 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
 
 @contextmanager
 def _cluster() -> Iterator[tuple[Any, str]]:
-    """The tests' cluster: the one that runs, else one for this only."""
+    """The tests' cluster: the running one, or a new one for this row."""
     sys.path.insert(0, str(CLUSTER))
     try:
         from harness import Cluster
@@ -147,7 +147,7 @@ def _raw(cluster: Any, api: _Api, image: str, number: int) -> float:
 
 
 def _pod(name: str, image: str) -> dict[str, Any]:
-    """What ours is made of: something short, then a sidecar that stays, then the program."""
+    """The shape of Stoker's pod: a short init container, a sidecar, then the program."""
     sizes = {"requests": {"cpu": "50m", "memory": "96Mi"}}
     python = ["python3", "-I", "-S", "-c"]
     return {
@@ -185,7 +185,7 @@ def _bad_image(server: ours.Ours) -> dict[str, Any]:
 
 
 def _no_room(server: ours.Ours) -> dict[str, Any]:
-    """A pool that is empty and could grow: the pod is made, and only the cluster's scheduler can say no."""
+    """An empty pool that could grow: the pod is created, and only the cluster's scheduler can refuse it."""
     return {
         "run": ["true"],
         "cluster": "lab",
@@ -196,7 +196,7 @@ def _no_room(server: ours.Ours) -> dict[str, Any]:
 
 
 def _told(server: ours.Ours, api: _Api, job: Callable[[ours.Ours], dict[str, Any]], word: str) -> float:
-    """Seconds from the API server's showing that a pod cannot start to `why` naming the cause."""
+    """Seconds from the moment the API server shows that a pod cannot start until `why` names the cause."""
     key = f"why-{time.monotonic_ns()}"
     with server.client() as client:
         run = client.submit(key=key, job=job(server), code=None, secrets={}, record={})["id"]
@@ -242,7 +242,7 @@ def _until(good: Callable[[], bool], limit: float = 120.0) -> None:
 
 
 class _Api:
-    """The API server over one connection that is kept: asking must not cost what is measured."""
+    """The API server over one persistent connection, so that a request costs little."""
 
     def __init__(self, kubeconfig: Path) -> None:
         found = yaml.safe_load(kubeconfig.read_text())

@@ -55,7 +55,8 @@ def measure(root: Path, peers: Peers, scale: Scale) -> Row:
 
 
 def _quantile(values: list[float], percent: float) -> Figure:
-    """Of all requests; low and high are the 10th and 90th percentile of the same quantile in ten equal parts."""
+    """A quantile of all requests; low and high are the 10th and 90th percentile of the same quantile in
+    ten equal parts."""
     size = max(1, len(values) // 10)
     parts = [percentile(values[at : at + size], percent) for at in range(0, len(values), size)]
     return Figure(
@@ -64,7 +65,7 @@ def _quantile(values: list[float], percent: float) -> Figure:
 
 
 def _fill(server: ours.Ours, scale: Scale) -> list[str]:
-    """Submit over HTTP as people would, and wait until as many run as fit."""
+    """Submit over HTTP as users would, and wait until as many run as fit."""
     with server.client() as client, ThreadPoolExecutor(THREADS) as pool:
 
         def submit(number: int) -> str:
@@ -100,7 +101,7 @@ def _load(server: ours.Ours, root: Path, ids: list[str], seconds: float) -> dict
 
 
 def _still(server: ours.Ours, scale: Scale) -> None:
-    """Figures of a server that lost its runs on the way would mean nothing."""
+    """Fails if the server lost runs meanwhile, since its figures would mean nothing."""
     with server.client() as client:
         counts = client.server()["counts"]
     if counts["running"] != scale.running or counts["queued"] < scale.queued or counts["failed"]:

@@ -1,5 +1,5 @@
-"""A real server (HTTP, control loop, SQLite) whose tasks are simulated: a thousand of them on a machine with two
-CPUs. `python -m bench.simulated_server --home PATH --cpu N`; bodies never end by themselves."""
+"""A real server (HTTP, control loop, SQLite) whose tasks are simulated: a thousand of them on a machine
+with two CPUs. `python -m bench.simulated_server --home PATH --cpu N`; bodies never end by themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def serve(home: Home, cpu: float) -> None:
-    """Until SIGTERM. Everything but the engine is what `python -m stoker.server` puts together."""
+    """Serve until SIGTERM. Everything but the engine is the same as in `python -m stoker.server`."""
     settings = Settings.load(home)
     token = startup.token_of(home)
     blobs = BlobStore(home.blobs)

@@ -1,6 +1,6 @@
-"""A Slurm cluster of one node, all of it below one directory: own munged with its own key, own ports on loopback,
-no accounting daemon. Ended jobs are recorded in a text file (jobcomp/filetxt): ours records endings too, and
-counting its lines disturbs the controller less than asking it."""
+"""A Slurm cluster of one node, below one directory: its own munged with its own key, its own ports on
+loopback, no accounting daemon. Ended jobs are recorded in a text file (jobcomp/filetxt). Stoker records
+endings too, and counting lines disturbs the controller less than asking it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cluster:
         return jobs / (time.monotonic() - begin)
 
     def sample(self, jobs: int, threads: int, seconds: float) -> float:
-        """Jobs per second over a time in which there is always one waiting."""
+        """Jobs per second over a time in which at least one job always waits."""
         before = self.ended()
         with ThreadPoolExecutor(threads) as pool:
             begin = time.monotonic()
@@ -66,7 +66,7 @@ class Cluster:
             raise RuntimeError(f"sbatch: {done.stderr.strip()[-300:]}")
 
     def ended(self) -> int:
-        """Recorded endings. One that is not a success is no measurement."""
+        """Recorded endings. Raises if one is not a success."""
         try:
             text = (self.root / "ended.txt").read_bytes()
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(root: Path, *, cpus: int | None, scheduling: str = "") -> Iterator[Cluster]:
-    """`cpus`: how many the node says it has (None: what is there). `scheduling`: SchedulerParameters."""
+    """`cpus`: how many the node declares (None: its real number). `scheduling`: SchedulerParameters."""
     for name in ("munge", "state", "spool"):
         (root / name).mkdir(parents=True)
     key = root / "munge" / "key"
@@ -120,7 +120,7 @@ def cluster(root: Path, *, cpus: int | None, scheduling: str = "") -> Iterator[C
             _wait(lambda: (munge / "socket").exists(), daemons)
         found = Cluster(root, env, daemons)
         _wait(lambda: _idle(env), daemons)
-        # The first jobs find what is not yet loaded.
+        # The first jobs load programs and libraries.
         found.sample(2, 1, 60.0)
         yield found
 

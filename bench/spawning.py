@@ -1,4 +1,4 @@
-"""The limit of row 3: how fast this machine starts and ends processes that do nothing, with nothing around them."""
+"""The limit of row 3: the rate at which this machine starts and ends processes that do nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def per_second(argv: Sequence[str], env: dict[str, str], seconds: float, spawners: int) -> float:
-    """Processes per second. Each spawner starts one, waits for its end, and starts the next; starting and waiting
-    both let go of the interpreter's lock."""
+    """Processes per second. Each spawner starts one, waits for its end, and starts the next. Both steps
+    release the interpreter's lock."""
     deadline = time.monotonic() + seconds
 
     def spawn() -> int:
@@ -30,6 +30,6 @@ def per_second(argv: Sequence[str], env: dict[str, str], seconds: float, spawner
 
 
 def best(argv: Sequence[str], env: dict[str, str], seconds: float) -> float:
-    """With as many spawners as serve it best: one, or two, or one per CPU."""
+    """The best rate with one spawner, two, or one per CPU."""
     counts = sorted({1, 2, len(os.sched_getaffinity(0))})
     return max(per_second(argv, env, seconds / len(counts), count) for count in counts)

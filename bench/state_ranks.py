@@ -1,8 +1,8 @@
-"""Saving a torch state that two ranks have, whole (DDP) or in parts (FSDP): run by path in the environment that has torch,
-once for each rank, with torchrun's words in the environment.
+"""Saving a torch state that two ranks have, whole (DDP) or in parts (FSDP). Run by path in the environment
+that has torch, once for each rank, with torchrun's variables in the environment.
 
-state_ranks.py stall KIND BYTES ROUNDS DIRECTORY    how long each call holds both up; the first rank has JSON on stdout
-state_ranks.py train KIND BYTES DIRECTORY           as `states.py train`, on one thread each and in step with each other
+    state_ranks.py stall KIND BYTES ROUNDS DIRECTORY    how long each call stops both; the first rank prints JSON
+    state_ranks.py train KIND BYTES DIRECTORY           as `states.py train`, on one thread each and in step with each other
 
 KIND is ddp (every rank has all of it, the first one saves) or fsdp (each has its part and saves that).
 """
@@ -29,7 +29,7 @@ import states
 import stoker
 
 SAVE, STOP = 1.0, 100.0
-"""What the first rank tells the others with each step."""
+"""Commands of the first rank to the others, sent with each step."""
 
 
 def state(kind: str, size: int) -> dict[str, Any]:
@@ -47,13 +47,13 @@ def state(kind: str, size: int) -> dict[str, Any]:
 
 
 def local(values: dict[str, Any]) -> list[torch.Tensor]:
-    """What of it is in this rank's memory."""
+    """The tensors in this rank's memory."""
     found = states.tensors_of(values, [])
     return [value.to_local() if isinstance(value, DTensor) else value for value in found]
 
 
 def stall(kind: str, size: int, rounds: int, where: Path) -> dict[str, Any]:
-    """As `states.stall`. Each figure is that of the rank for which it took longer: the other waits in the next step."""
+    """As `states.stall`. Each figure is that of the slower rank: the other waits in the next step."""
     values = state(kind, size)
     with contenders(kind, values, where) as found:
         mine = states.measure(found, rounds, where, ready=dist.barrier)

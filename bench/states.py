@@ -1,8 +1,8 @@
-"""Saving a torch state, in every way there is: run by path in the environment that has torch.
+"""Saving a torch state in every way: run by path in the environment that has torch.
 
-states.py stall BYTES ROUNDS DIRECTORY     how long each call holds the training up; JSON on stdout
+states.py stall BYTES ROUNDS DIRECTORY     how long each call stops the training; JSON on stdout
 states.py train BYTES THREADS DIRECTORY    a training that saves once, begins when there is a file `begin` in DIRECTORY,
-                                           saves when told to (a file `go-N`), and notes every step in `steps.csv`;
+                                           saves when told to (a file `go-N`), and records every step in `steps.csv`;
                                            ends when there is a file `stop`
 """
 
@@ -50,7 +50,7 @@ def state(size: int) -> dict[str, Any]:
 
 
 def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
-    """Milliseconds of each call by round, and to the disk where it is not there when the call returns."""
+    """Milliseconds of each call by round, and until it is on the disk if the call returns earlier."""
     values = state(size)
     with contenders(values, where) as found:
         return {**measure(found, rounds, where), "bytes": size_of(values), "torch": torch.__version__}
@@ -58,7 +58,7 @@ def stall(size: int, rounds: int, where: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def contenders(values: dict[str, Any], where: Path) -> Iterator[dict[str, Callable[[], Any]]]:
-    """Each saves the state; what it gives back, if anything, waits until that is on the disk."""
+    """Each saves the state and may return a function that waits until it is on the disk."""
     os.environ["STOKER_CHECKPOINT_DIR"] = str(where / "ours")
     os.environ.pop("STOKER_TASK_DIR", None)
     dist.init_process_group("gloo", init_method=f"file://{where}/meet", rank=0, world_size=1)
@@ -110,7 +110,7 @@ def copy_all(copies: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
 
 
 def in_background(values: dict[str, Any], target: str, stager: Any = None) -> Callable[[], None]:
-    """What DCP calls asynchronous; waits until it is on the disk when called."""
+    """A save that DCP calls asynchronous; calling the result waits until it is on the disk."""
     future = dcp.async_save(values, checkpoint_id=target, async_stager=stager)
     upload = getattr(future, "upload_completion", future)
     return lambda: upload.result() and None
@@ -123,7 +123,7 @@ def measure(
     deadline: float = math.inf,
     ready: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """All of them in turns, in an order that changes; `ready` before each. One that fails is said and left out."""
+    """All of them in turns, in a changing order, with `ready` before each. Failed ones are reported."""
     calls: dict[str, list[float]] = {name: [] for name in found}
     ends: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}
@@ -140,11 +140,11 @@ def measure(
             ready()
             try:
                 called, ended = _time(found[name])
-            except Exception as exc:  # a peer that does not work here must not cost the others their figures
+            except Exception as exc:  # a peer that does not work here must not lose the figures of the others
                 failed[name] = f"{type(exc).__name__}: {exc}"[:300]
                 say(f"    {name}: {failed[name]}")
                 continue
-            # The first round touches memory and imports code for the first time: said apart.
+            # The first round allocates memory and imports code: reported separately.
             if number == 0:
                 first[name] = called
             else:
@@ -216,7 +216,7 @@ def train(size: int, threads: int, where: Path) -> None:
 
 
 def note_save(where: Path, number: int, begin: float) -> None:
-    """When its call began and returned."""
+    """Record the times of the call and of its return."""
     (where / f"saved-{number}.tmp").write_text(json.dumps([begin, time.time()]))
     (where / f"saved-{number}.tmp").rename(where / f"saved-{number}")
 

@@ -1,5 +1,5 @@
-"""Commands timed in turns: in each round every contender runs once, in an order that changes, so that what
-disturbs the machine disturbs all of them."""
+"""Commands timed in turns: in each round every contender runs once, in a changing order, so that a
+disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIMIT = 300.0
-"""Seconds one command may take before the benchmark gives up on it."""
+"""Seconds that one command may take before the benchmark gives up on it."""
 _HIDDEN = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _QUIET = {
     "DO_NOT_TRACK": "1",
@@ -22,7 +22,7 @@ _QUIET = {
     "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
     "NO_COLOR": "1",
 }
-"""Peers report no usage, and no command waits for such a report."""
+"""Disables usage reports of peers, so that no command waits for one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Contender:
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
-    """What a person's shell would give a command, with a home directory of its own."""
+    """The environment of a user's shell, with its own home directory."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -47,8 +47,8 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
 
 
 def in_turns(contenders: Sequence[Contender], rounds: int, *, seed: int = 7) -> dict[str, list[float | None]]:
-    """Milliseconds by contender and round; None for rounds it did not take part in. Each runs once before that,
-    unmeasured, so that files are in memory and bytecode is written."""
+    """Milliseconds by contender and round; None for rounds it did not take part in. Each runs once
+    before, unmeasured, so that files are in memory and bytecode is written."""
     for contender in contenders:
         seconds(contender)
     order = random.Random(seed)
@@ -63,7 +63,7 @@ def in_turns(contenders: Sequence[Contender], rounds: int, *, seed: int = 7) -> 
 
 
 def seconds(contender: Contender) -> float:
-    """From before it is started until it has ended. A command that fails is no measurement: RuntimeError."""
+    """From its start to its end. A failed command is no measurement: RuntimeError."""
     with tempfile.TemporaryFile() as said:
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -74,7 +74,7 @@ def seconds(contender: Contender) -> float:
             stdout=subprocess.DEVNULL,
             stderr=said,
         )
-        # Waiting with a timeout would look now and then, up to 50 ms apart, and measure its own naps.
+        # A wait with a timeout polls up to 50 ms apart, which would be measured.
         watchdog = threading.Timer(LIMIT, process.kill)
         watchdog.start()
         status = process.wait()

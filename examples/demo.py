@@ -1,4 +1,4 @@
-"""`make demo`: one real training on real data, on two workers, to its final accuracy, and what to try next."""
+"""`make demo`: one real training on real data, on two workers, to its final accuracy."""
 
 from __future__ import annotations
 

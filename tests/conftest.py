@@ -1,4 +1,4 @@
-"""Fixed seeds in CI, so that a red run can be had again; random ones in `make soak`."""
+"""Fixed seeds in CI, so that a failure can be reproduced; random ones in `make soak`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ settings.load_profile("soak" if os.environ.get("STOKER_SEEDS") else "ci")
 # Also for the servers that tests start: a transition that is not in its table is a failure.
 os.environ.setdefault("STOKER_STRICT_TRANSITIONS", "1")
 
-# What runs in the background of a shell ignores these, and its children with it; the tests send them.
+# Background processes of a shell ignore these signals, and so do their children; the tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
@@ -43,8 +43,8 @@ class _Unexpected(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def unexpected_transitions() -> Iterator[list[str]]:
-    """Transitions that are not in their table, in this process. The control loop survives what they raise, so a test
-    fails by what was logged."""
+    """Transitions of this process that are not in their table. The control loop survives the error, so a
+    test fails by the logged message."""
     handler, logger = _Unexpected(), logging.getLogger("stoker.spec.transitions")
     logger.addHandler(handler)
     yield handler.seen
@@ -54,7 +54,7 @@ def unexpected_transitions() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One server for all tests of this process that ask for it; each test has its own database."""
+    """One server for all tests of this process; each test has its own database."""
     from stoker.testing.store_postgres import PostgresServer  # lazy: few tests need it, and it takes its time
 
     try:
@@ -67,7 +67,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first, so that no CPU is idle at the end: `long` ones, then by how much of Stoker a test starts."""
+    """Sort long tests first, so that no CPU is idle at the end: `long` ones, then whole-program tests."""
     places = ("acceptance", "integration", "unit")
 
     def rank(item: pytest.Item) -> tuple[bool, int]:

@@ -1,11 +1,11 @@
-"""A ring all-reduce over TCP: how workers sum their gradients without a central process.
+"""A ring all-reduce over TCP: workers sum their gradients without a central process.
 
-Each worker sends only to the one on its right and receives only from the one on its left. The vector is cut into
-as many chunks as there are workers. In the first round (reduce-scatter) every chunk travels once around the ring and
-each worker adds its own numbers to it: then each worker holds one finished chunk. In the second round (all-gather)
-the finished chunks travel around once more. Each worker sends 2 (n - 1) / n of the vector, however many there are:
-this is why the ring is what NCCL and Horovod do for large vectors. All end with the same bytes, so replicas do not
-drift apart.
+Each worker sends only to the one on its right and receives only from the one on its left. The vector is cut
+into as many chunks as there are workers. In the first round (reduce-scatter) every chunk travels once
+around the ring, and each worker adds its own numbers to it. Then each worker holds one finished chunk. In
+the second round (all-gather) the finished chunks travel around once more. Each worker sends 2 (n - 1) / n
+of the vector, for any number of workers, so NCCL and Horovod use the ring for large vectors. All end with
+the same bytes, so replicas do not drift apart.
 """
 
 import os
@@ -31,9 +31,9 @@ class Ring:
             return
         here = place(peers[rank])
         family = socket.AF_INET6 if ":" in here[0] else socket.AF_INET
-        with socket.create_server(here, family=family) as door:
-            self.right = self._knock(peers[(rank + 1) % self.size])
-            self.left = self._welcome(door)
+        with socket.create_server(here, family=family) as listener:
+            self.right = self._connect(peers[(rank + 1) % self.size])
+            self.left = self._accept(listener)
         for side in (self.left, self.right):
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             side.setblocking(False)
@@ -58,7 +58,7 @@ class Ring:
             self.left.close()
             self.right.close()
 
-    def _knock(self, peer: str) -> socket.socket:
+    def _connect(self, peer: str) -> socket.socket:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -71,12 +71,12 @@ class Ring:
         right.sendall(HELLO.pack(b"ring", self._generation, self.rank, self.size))
         return right
 
-    def _welcome(self, door: socket.socket) -> socket.socket:
-        """Only the left neighbour of this generation: a worker of an earlier world that resumes late is rejected."""
+    def _accept(self, listener: socket.socket) -> socket.socket:
+        """Only the left neighbour of this generation: a worker of an earlier world is rejected."""
         expected = HELLO.pack(b"ring", self._generation, (self.rank - 1) % self.size, self.size)
-        door.settimeout(PATIENCE)
+        listener.settimeout(PATIENCE)
         while True:
-            left, _ = door.accept()
+            left, _ = listener.accept()
             left.settimeout(PATIENCE)
             if left.recv(HELLO.size, socket.MSG_WAITALL) == expected:
                 return left
@@ -84,8 +84,8 @@ class Ring:
 
 
 def exchange(give: np.ndarray, to: socket.socket, take: np.ndarray, origin: socket.socket) -> np.ndarray:
-    """Send one array while receiving another, and return that. One after the other would deadlock: every worker
-    would wait to be read by a neighbour that waits as well."""
+    """Send one array while receiving another, and return that. One after the other would deadlock,
+    because every worker would wait for a neighbour that waits as well."""
     outgoing, incoming = memoryview(give).cast("B"), memoryview(take).cast("B")
     while outgoing or incoming:
         readable, writable, _ = select.select(

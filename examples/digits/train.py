@@ -1,9 +1,9 @@
 """Train a small neural network on real handwritten digits (1,797 images that ship with scikit-learn).
 
-Runs anywhere: `python train.py`. Under Stoker it runs on as many workers as the job file says: each takes its part
-of every batch, and the ring adds up their gradients, so that all take the step one worker alone would have taken.
-It reports its curve, goes on from its newest checkpoint after a crash, with more workers or fewer, stops politely when
-asked, and leaves its model as the run's output.
+Runs anywhere: `python train.py`. Under Stoker it runs on as many workers as the job file says. Each takes
+its part of every batch, and the ring adds up their gradients. So all take the step that one worker alone
+would have taken. It reports its curve and resumes from its newest checkpoint after a crash, with more
+workers or fewer. On SIGTERM it saves and stops, and it leaves its model as the run's output.
 """
 
 import argparse

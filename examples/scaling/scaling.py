@@ -1,11 +1,11 @@
-"""How well does a training scale? The same job on 1, 2 and 4 workers, one after the other, and a table.
+"""Measures how well a training scales: the same job on 1, 2 and 4 workers, one after the other.
 
     python scaling.py                                   the job beside this file
     python scaling.py JOB.yaml --workers 1 2 4 8        a job of yours
 
-The figures are those of `stoker show`: the time of a reported step, and samples per second where the script reports
-`samples_per_second`. Efficiency is the speed-up divided by the workers: 1.00 is ideal. Without samples the steps are
-counted, as if every worker's batch were as big as that of one alone.
+The figures are those of `stoker show`: the time of a reported step, and samples per second where the script
+reports `samples_per_second`. Efficiency is the speed-up divided by the workers: 1.00 is ideal. Without
+samples the steps are counted, as if every worker's batch were as big as that of one alone.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def start(job: str, workers: int, settings: list[str]) -> str:
 
 
 def compare(found: dict[str, Any], workers: int, first: dict[str, Any] | None) -> dict[str, Any]:
-    """Against the first of the runs. A rate is of all workers together, a step only of each."""
+    """Compared with the first run. A rate is the sum of all workers, a step is that of each."""
     step, rate = found["step_seconds"], found["rate"]
     speed = rate if rate is not None else workers / step
     per_worker = speed / workers

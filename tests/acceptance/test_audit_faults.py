@@ -1,4 +1,4 @@
-"""Hostile runs and rude machines, end to end: whatever one of them does, the server and the others go on."""
+"""Hostile runs and faulty machines, end to end: the server and the other runs are not affected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ATTACKS = {
 
 
 def undisturbed(box: Box, neighbour: str) -> None:
-    """The neighbour still runs its first attempt, and new runs are taken."""
+    """The neighbour still runs its first attempt, and new runs are accepted."""
     assert box.ended(box.submit("--", "true"))["state"] == "succeeded"
     shown = box.until(neighbour, "running")
     assert len(shown["attempts"]) == 1
@@ -72,7 +72,7 @@ SPOILED = {
 
 
 def test_whatever_a_run_puts_in_its_directory_a_kill_ends_it(box: Box) -> None:
-    """And the CPUs it held are free: each of these takes all of them."""
+    """Its CPUs are free again: each of these runs takes all of them."""
     box.write("hostile.py", HOSTILE)
     code = """
 import time
@@ -104,7 +104,7 @@ time.sleep(600)
 
 
 def test_kill_everything_hits_only_whoever_says_it(box: Box) -> None:
-    """kill -9 -1 ends every process its user can see: in a PID namespace that is the run itself."""
+    """kill -9 -1 ends every process that its user can see; in a PID namespace that is only the run itself."""
     neighbour = box.submit("--", "sleep", "600")
     box.until(neighbour, "running")
     if not any("namespace" in str(value) for value in box.json("nodes")[0]["isolation"].values()):
@@ -137,7 +137,7 @@ def test_a_frozen_server_and_a_frozen_launcher(box: Box) -> None:
     server, launcher = box.server_pid(), box.launcher(run)
     assert server is not None
     os.kill(server, signal.SIGSTOP)
-    time.sleep(1)  # what a server may miss: nothing can be waited for while it is frozen
+    time.sleep(1)  # nothing can be waited for while the server is frozen
     os.kill(server, signal.SIGCONT)
     undisturbed(box, run)
     os.kill(launcher, signal.SIGSTOP)
@@ -147,7 +147,7 @@ def test_a_frozen_server_and_a_frozen_launcher(box: Box) -> None:
 
 
 def test_server_json_is_overwritten(box: Box) -> None:
-    """The server that runs says again where it is; nobody waits for another."""
+    """The running server writes its record again, and clients reach it without a second server."""
     box("ps")
     server = box.server_pid()
     for garbage in (b"", b"\x00\xff", b"[]", b'{"pid": 1, "start_time": "a", "boot_id": 3, "url": 7}'):
@@ -179,7 +179,7 @@ def test_nothing_is_left_after_the_server_and_its_runs(box: Box) -> None:
 
 
 def processes_of(home: Path) -> list[bytes]:
-    """Command lines of all that name this home, in their arguments or their environment."""
+    """Command lines of the processes that name this home in their arguments or environment."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a first day with Stoker runs into, beyond the journeys that are planned."""
+"""Mistakes and surprises of a user's first day, beyond the planned journeys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_log_of_several_segments_is_shown_whole(box: Box) -> None:
     assert box("logs", "@last", "--tail", "50000").stdout.splitlines() == printed[-50000:]
 
 
-def test_what_was_dropped_of_a_log_is_what_was_printed_and_is_not_shown(box: Box) -> None:
+def test_the_dropped_size_of_a_log_counts_printed_bytes(box: Box) -> None:
     box.home.root.mkdir(parents=True)
     (box.home.root / "config.toml").write_text("[logs]\nbudget = 1000000\n")
     box.write("loud.py", LOUD)
@@ -86,7 +86,7 @@ def test_stop_suspend_and_wait_say_what_they_did(box: Box) -> None:
 
 
 @pytest.mark.shared_server
-def test_logs_of_what_there_is_not_are_an_error(box: Box) -> None:
+def test_logs_of_an_unknown_task_or_attempt_are_an_error(box: Box) -> None:
     box("run", "-q", "--", "echo", "hello")
     assert box("logs", "@last", "--attempt", "1", "--task", "worker-0").stdout == "hello\n"
     assert "has no attempt 9" in box("logs", "@last", "--attempt", "9", code=3).stderr
@@ -132,7 +132,7 @@ def test_why_reads_braces_as_text_and_promises_no_checkpoint_that_is_not_there(b
         ("[server]\nallowed_hosts = 'me'", "server.allowed_hosts = 'me': must be a list of texts"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(tmp_path: Path, line: str, problem: str) -> None:
+def test_an_invalid_setting_is_named(tmp_path: Path, line: str, problem: str) -> None:
     (tmp_path / "config.toml").write_text(line)
     with pytest.raises(SpecError) as caught:
         Settings.load(Home(tmp_path))

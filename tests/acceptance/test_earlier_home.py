@@ -1,4 +1,4 @@
-"""A home that an earlier Stoker wrote, with runs under way, is taken over by this one."""
+"""This version takes over a home of an earlier Stoker with active runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_home_of_an_earlier_version_with_runs_under_way(tmp_path: Path) -> Non
                 lambda kept: "state-2.json" in [one["name"] for one in kept],
             )
         before.kill_server()
-        (tmp_path / "other").touch()  # it ends while there is no server
+        (tmp_path / "other").touch()  # its body ends while no server runs
         assert {run["id"]: run["state"] for run in box.json("ps", "--all")} == {
             done: "succeeded",
             single: "running",

@@ -1,4 +1,4 @@
-"""The examples run, and so does every command the README and the docs show."""
+"""The examples run, and so does every command of the README and the docs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_digits_to_its_final_accuracy(box: Box) -> None:
     shown = box.json("show", "@last")
     assert shown["outputs"]["files"] == 1
     kept = [checkpoint for checkpoint in shown["checkpoints"] if checkpoint["kept"]]
-    # On a fast machine it is over before the first one is known to be nobody else's business.
+    # On a fast machine the run may end before retention removes the first checkpoint.
     assert 1 <= len(kept) <= 4
     assert max(checkpoint["metrics"]["accuracy"] for checkpoint in kept) > 0.95
 
@@ -63,7 +63,7 @@ def test_the_readme_tells_the_truth(box: Box) -> None:
     assert len(first) > 8
     for words in first:
         if words[0] == "drill":
-            # A person who types has a running run with a checkpoint by now.
+            # A user who types these lines has a checkpoint by now.
             wait(lambda: len(box.show(words[1])["checkpoints"]) > 0)  # noqa: B023
         box(*words, code=None if words[0] == "doctor" else 0)
     assert (box.work / "model" / "model.json").is_file()

@@ -1,4 +1,4 @@
-"""The parallel examples that need numpy only, through Stoker: they end, and end right when a worker dies."""
+"""The parallel examples that need only numpy, through Stoker: they succeed, also when a worker dies."""
 
 from __future__ import annotations
 
@@ -9,42 +9,23 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from support.box import Box
+from support.frameworks.worlds import PARALLEL, final
+from support.processes import of_task
 from support.waiting import wait
-
-PARALLEL = Path(__file__).parents[2] / "examples" / "parallel"
-
-
-def final(text: str) -> tuple[float, float, int]:
-    """Loss, accuracy, steps; said once, or by all alike."""
-    found = set(re.findall(r"final loss ([0-9.]+) accuracy ([0-9.]+) after (\d+) steps", text))
-    assert len(found) == 1, text
-    loss, accuracy, steps = found.pop()
-    return float(loss), float(accuracy), int(steps)
 
 
 def kill(box: Box, run: str, task: str) -> None:
-    """The training process of a task, by its environment."""
-    mark = f"STOKER_TASK_DIR={box.home.tasks / run / '1' / task}\0".encode()
-
-    def pids() -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+    """Kill the training process of a task, found by its environment."""
+    directory = box.home.tasks / run / "1" / task
 
     def killed() -> list[int]:
-        """A process found may be a helper that has ended since."""
+        """Another process of the body may have ended meanwhile."""
         hit = []
-        for pid in pids():
+        for pid in of_task(directory):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 hit.append(pid)
@@ -59,7 +40,7 @@ def kill(box: Box, run: str, task: str) -> None:
 def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None:
     command = f"run=python train.py --staleness {staleness} --steps 1000"
     done = box("submit", "stoker.yaml", "--set", command, cwd=PARALLEL / "parameter-server", timeout=280)
-    loss, accuracy, steps = final(done.stdout)
+    loss, accuracy, steps = final(done.stdout, by_all=True)
     assert steps == 1000
     assert loss < 0.1
     assert accuracy > 0.93
@@ -72,7 +53,7 @@ def test_the_parameter_server_when_not_in_step(box: Box, staleness: str) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["worker-1", "ps-0"])
 def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> None:
-    """Synchronous: then the result is that of one worker alone, and a step that is lost or counted twice shows in it."""
+    """Synchronous: the result equals that of one worker, so it shows a lost or repeated step."""
     folder = PARALLEL / "parameter-server"
     words = ["--staleness", "0", "--steps", "600"]
     alone = subprocess.run(
@@ -85,20 +66,20 @@ def test_the_parameter_server_loses_no_step_with_a_task(box: Box, task: str) -> 
     kill(box, run, task)
     assert box.ended(run)["state"] == "succeeded"
     said = box("logs", run).stdout
-    assert final(said) == final(alone.stdout)
+    assert final(said, by_all=True) == final(alone.stdout, by_all=True)
     if task == "worker-1":
         assert re.search(r"worker 1 begins at step [1-9]", said), said
 
 
 @pytest.mark.shared_server
-def test_gossip_goes_on_from_everybodys_part(box: Box) -> None:
+def test_gossip_resumes_from_the_parts_of_all_workers(box: Box) -> None:
     command = "run=python train.py --steps 3000 --save-every 100"
     run = box("submit", "stoker.yaml", "-d", "--set", command, cwd=PARALLEL / "gossip").stdout.split()[0]
     wait(lambda: box.show(run)["checkpoints"])
     kill(box, run, "worker-1")
     assert box.ended(run)["state"] == "succeeded"
     said = box("logs", run).stdout
-    _, accuracy, steps = final(said)
+    _, accuracy, steps = final(said, by_all=True)
     assert (steps, accuracy > 0.95) == (3000, True)
     for worker in (0, 1):
         assert re.search(rf"worker {worker}: going on after step [1-9]", said), said

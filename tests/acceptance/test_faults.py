@@ -1,4 +1,4 @@
-"""What the machine does to people: full disks, jumping clocks, forbidden and half-deleted homes, damaged databases."""
+"""Faults of the machine: full disks, jumping clocks, forbidden or half-deleted homes, damaged databases."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from support import disks
 from support.box import STOKER, Box
 from support.waiting import wait
 
@@ -38,12 +39,8 @@ for step in range(100000):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+    with disks.small_disk(tmp_path / "small", "24m") as mount:
+        yield mount
 
 
 @root_only
@@ -91,7 +88,7 @@ if os.environ["STOKER_ATTEMPT"] == "1":
 def test_a_checkpoint_for_which_there_is_no_room_is_not_called_damaged(
     small_disk: Path, tmp_path: Path
 ) -> None:
-    """It stays, and the run waits until it can be restored."""
+    """The checkpoint stays, and the run waits until it can be restored."""
     box = Box(tmp_path, env={"STOKER_HOME": str(small_disk / "home")})
     box.home = type(box.home)(small_disk / "home")
     try:
@@ -115,7 +112,7 @@ def test_a_checkpoint_for_which_there_is_no_room_is_not_called_damaged(
 
 @root_only
 def test_a_server_that_cannot_start_on_a_full_disk_says_why(small_disk: Path, tmp_path: Path) -> None:
-    """The log is on that disk too and takes no line."""
+    """The log is on the same disk and cannot be written."""
     box = Box(tmp_path, env={"STOKER_HOME": str(small_disk / "home")})
     box.home = type(box.home)(small_disk / "home")
     box.home.root.mkdir()
@@ -136,8 +133,8 @@ def test_a_server_that_cannot_start_on_a_full_disk_says_why(small_disk: Path, tm
 
 
 def test_a_clock_that_jumps_changes_nothing(box: Box) -> None:
-    """The server is started under a clock a year ahead, then under one a year behind: libfaketime is not needed,
-    the wall clock only ever appears in the rows, so rows of the future and the past stand in for it."""
+    """Recorded times are moved a year ahead, then a year back. This equals a jump of the clock, since
+    only rows have wall clock times."""
     box.write("train.py", PACED)
     run = box.submit("train.py")
     box.until(run, "running")
@@ -155,7 +152,7 @@ def test_a_clock_that_jumps_changes_nothing(box: Box) -> None:
 
 
 def _shift(box: Box, seconds: float) -> None:
-    """Move every recorded time, as if the clock had jumped the other way meanwhile."""
+    """Move every recorded time, as if the clock had jumped the other way."""
     import sqlite3
 
     with contextlib.closing(sqlite3.connect(box.home.database)) as database:
@@ -181,7 +178,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
 @root_only
 @pytest.mark.parametrize("how", ["read-only", "forbidden"])
 def test_read_only_and_forbidden_homes_are_named(tmp_path: Path, how: str) -> None:
-    """As an ordinary user, whom permissions bind."""
+    """As an ordinary user, since root ignores permissions."""
     box = Box(tmp_path)
     home = tmp_path / "home"
     home.mkdir()
@@ -334,7 +331,7 @@ def test_an_ordinary_user_runs_with_what_isolation_there_is(tmp_path: Path) -> N
 
 
 def _interpreter_for_others(base: Path, prefix: list[str], env: dict[str, str]) -> str:
-    """Root's own interpreter is often closed to others: an environment of their own that sees our packages."""
+    """Root's own interpreter is often closed to others: a new environment that sees our packages."""
     site = [path for path in sys.path if path.endswith("site-packages")]
     probe = "import subprocess, sys, uvicorn, sqlalchemy, stoker; subprocess.run([sys.executable, '-c', ''], check=True)"
     for source in (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):

@@ -1,5 +1,8 @@
-"""Files of Kubernetes and Kubeflow on this machine, with nothing that runs images: each is submitted with the real command
-line and really trains, in small scripts of the standard library that meet as their framework's own would."""
+"""Kubernetes and Kubeflow manifests on this machine, without a container runtime.
+
+Each is submitted with the real command line and really trains. Small scripts of the standard library meet
+as those of the framework would.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def bare(tmp_path: Path) -> Iterator[Box]:
 
 
 def submitted(box: Box, text: str, *flags: str) -> dict[str, Any]:
-    """The run, when it has ended well."""
+    """Submit the manifest and wait until the run has succeeded."""
     box.write("job.yaml", text)
     found: dict[str, Any] = box.json("submit", "job.yaml", "-d", "--lenient", *flags)
     box("wait", found["id"], timeout=240)
@@ -44,7 +47,7 @@ def submitted(box: Box, text: str, *flags: str) -> dict[str, Any]:
 
 
 def printed(box: Box, run: str) -> list[Any]:
-    """What its tasks printed, each line a JSON value after the names of task and rank in brackets."""
+    """The JSON values that its tasks printed, without the prefix of task and rank."""
     return [json.loads(re.sub(r"^(\[[\w-]+\] )+", "", line)) for line in box("logs", run).stdout.splitlines()]
 
 
@@ -83,7 +86,7 @@ spec:
     [(2, {"0": "0", "1": "1"}), (5, {"0": "0", "1": "1", "2": "0", "3": "1", "4": "0"})],
 )
 def test_an_indexed_job(bare: Box, tmp_path: Path, completions: int, wanted: dict[str, str]) -> None:
-    """Also one with more to complete than runs at a time; one index fails the first time."""
+    """Also with more completions than parallel tasks; one index fails the first time."""
     done = tmp_path / "results" / "done"
     done.mkdir(parents=True)
     bare.write("index.py", INDEX)
@@ -136,7 +139,7 @@ spec:
 
 
 def test_a_pytorchjob(bare: Box) -> None:
-    """The master has rank 0, and all add up their ranks over its address."""
+    """The master has rank 0, and the ranks are summed over its address."""
     bare.write("meet.py", MEET)
     run = submitted(bare, PYTORCHJOB)
     assert run["state"] == "succeeded"
@@ -156,7 +159,7 @@ host, port = cluster["ps"][0].rsplit(":", 1)
 if task["type"] == "ps":
     total = 0
     with socket.create_server((host, int(port))) as server:
-        while True:  # as parameter servers do, until nobody is left
+        while True:  # as parameter servers do, until no worker is left
             one = server.accept()[0]
             total += int(one.recv(16))
             one.sendall(str(total).encode())
@@ -187,7 +190,7 @@ spec:
 
 
 def test_a_tfjob(bare: Box) -> None:
-    """The workers find the parameter server, which serves until they are done."""
+    """The workers find the parameter server, which serves until they have ended."""
     bare.write("serve.py", SERVE)
     run = submitted(bare, TFJOB)
     assert run["state"] == "succeeded"
@@ -224,7 +227,7 @@ def test_an_mpijob(bare: Box) -> None:
     bare.write("rank.py", RANK)
     run = submitted(bare, MPIJOB)
     assert run["state"] == "succeeded"
-    # On a busy machine mpirun brings two lines as one, and has a warning of its own.
+    # On a busy machine mpirun may join two lines, and prints a warning of its own.
     said = re.findall(r'\["\d+", "\d+"\]', bare("logs", run["id"]).stdout)
     assert sorted(said) == ['["0", "0"]', '["1", "1"]']
 
@@ -268,7 +271,7 @@ def test_a_trainjob_and_an_elastic_pytorchjob_in_one_file(bare: Box) -> None:
     assert {one[2] for one in printed(bare, elastic["id"])} == {size}
 
 
-def test_what_it_was_comes_back_from_an_export(bare: Box) -> None:
+def test_an_export_equals_the_submitted_job(bare: Box) -> None:
     bare.write("index.py", INDEX)
     bare.write("job.yaml", JOB.replace("COMPLETIONS", "2").replace(", FAILS", ""))
     bare("submit", "job.yaml", "-d", code=2)

@@ -1,4 +1,4 @@
-"""What people see of a run with several tasks."""
+"""The output of commands for a run with several tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_show_of_several_tasks(box: Box) -> None:
     assert attempt["world"]["text"] == "world of 2, generation 1"
     assert (attempt["straggler"]["task"], attempt["straggler"]["source"]) == ("worker-1", "compute")
     assert (shown["scaling"]["against"], shown["scaling"]["basis"]) == (alone, "samples")
-    assert 0.5 < shown["scaling"]["efficiency"] < 1.0  # two that report 225 against one with 300
+    # Two tasks with 225 samples per second each, against one with 300.
+    assert 0.5 < shown["scaling"]["efficiency"] < 1.0
     page = box("show", run).stdout
     assert re.search(r"worker-1 +local +1 +running ", page), page
     assert (

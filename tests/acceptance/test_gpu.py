@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA GPU and torch: handed out once, seen, measured, and not again until it is free."""
+"""On a machine with an NVIDIA GPU and torch: a GPU is detected, measured, and given to one run at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person can do, through the real command line."""
+"""A user's journeys through the real command line."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_detached_wait_show_and_list(box: Box) -> None:
 
 
 def test_a_job_file_with_overrides_and_a_dry_run(box: Box) -> None:
-    box.write("stoker.yaml", "name: filed\nrun: echo $WHO\nenv: {WHO: file}\n")
+    box.write("stoker.yaml", "name: filed\nrun: echo $SOURCE\nenv: {SOURCE: file}\n")
     plan = json.loads(box("submit", "stoker.yaml", "--dry-run", "--json").stdout)
     assert plan["fits"] and plan["job"]["name"] == "filed"
     assert box.json("ps") == []
-    assert box("submit", "stoker.yaml", "--set", "env.WHO=flag").stdout == "flag\n"
+    assert box("submit", "stoker.yaml", "--set", "env.SOURCE=flag").stdout == "flag\n"
 
 
 @pytest.mark.shared_server
@@ -268,7 +268,7 @@ def test_drill_reports_the_recovery(box: Box) -> None:
 
 
 @pytest.mark.shared_server
-def test_rerun_changes_what_it_is_told(box: Box) -> None:
+def test_rerun_applies_the_given_changes(box: Box) -> None:
     box.write("train.py", "import os; print(os.environ.get('LR'))\n")
     run = box.submit("--env", "LR=1", "train.py")
     box("wait", run)
@@ -315,7 +315,7 @@ def test_this_machine_switched_off_runs_nothing_new_and_ends_what_runs(box: Box)
         assert refused.returncode != 0 and "runs nothing on its own machine" in refused.stderr, refused
     assert box.json("nodes") == [] and box("nodes").returncode == 0
     assert box.json("cluster", "ls")[0]["nodes"] == 0
-    assert box.show(old)["state"] == "running", "what was begun goes on"
+    assert box.show(old)["state"] == "running", "the running run continues"
     box("stop", old)
     assert box.ended(old)["state"] == "stopped"
     assert "saved" in box("logs", old).stdout
@@ -323,7 +323,7 @@ def test_this_machine_switched_off_runs_nothing_new_and_ends_what_runs(box: Box)
     box("server", "stop")
     box.home.config.write_text("[server]\ncluster = 'lab'\n[local]\nenabled = false\n")
     refused = box("run", "--", "true", code=None)
-    assert "no cluster 'lab' here" in refused.stderr, "a run that names none goes to the server's"
+    assert "no cluster 'lab' here" in refused.stderr, "a run that names no engine goes to the server's"
 
 
 def test_an_unchanged_tree_is_not_sent_again(box: Box) -> None:
@@ -378,12 +378,12 @@ def _blob_bytes(box: Box) -> int:
 
 
 _SHOWN = ("engine", "setups", "tasks")
-"""What a run sees of the home: of each only what it needs."""
+"""The parts of the home that a run sees, reduced to what it needs."""
 
 
 def test_a_run_sees_neither_the_servers_key_nor_other_runs(box: Box) -> None:
-    """Where there are mount namespaces. As root a run could undo it: docs/security.md says so. One that was there before the
-    first secret sees no more."""
+    """Needs mount namespaces. A run as root could undo it, as docs/security.md states. A run that started
+    before the first secret existed does not see it either."""
     box.env["API_KEY"] = "sesame-open-1234"
     home = box.home.root
     box.write(

@@ -1,4 +1,4 @@
-"""The database of a home is lost while trainings run: nothing is ended, nothing is deleted, and a copy brings it back."""
+"""The database of a home is lost during trainings: nothing is ended or deleted, and a backup restores it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from stoker.store.dialects import sqlite_copies as copies
 from support.box import Box
+from support.processes import alive
 from support.waiting import wait
 
 TRAIN = """
@@ -48,25 +49,25 @@ def test_trainings_outlive_a_deleted_database(box: Box) -> None:
     assert not box.home.database.exists()
     assert {path: path.read_bytes() for path in _automatic(box)} == kept
     box("ps", code=1)
-    restored = box.json("backup", "restore")  # the server that serves nobody is stopped without a question
+    restored = box.json("backup", "restore")  # a server without the database is stopped without a question
     assert restored["runs"] == 1 and Path(restored["from"]) in kept
     assert [entry["id"] for entry in restored["missing"]] == [newer]
     box.until(known, "running")
     wait(lambda: [run["id"] for run in _unknown(box) if run["tasks"]] == [newer])
     assert newer in box("server", "status").stdout
     assert {run: box.launcher(run) for run in pids} == pids
-    assert all(_alive(pid) for pid in pids.values())
+    assert all(alive(pid) for pid in pids.values())
     (box.work / "end").touch()
     _is_complete(box, known, box.ended(known))
     box("backup", "forget", newer)
-    wait(lambda: not _alive(pids[newer]))
+    wait(lambda: not alive(pids[newer]))
     wait(lambda: not _unknown(box))
     left = [path.read_bytes() for path in (box.home.tasks / newer).rglob("*") if path.is_file()]
     assert any(b"step 0" in content for content in left), "its directory stays"
 
 
 def test_a_database_deleted_under_its_server_loses_nothing(box: Box) -> None:
-    """Everything is in the files that the server still has open."""
+    """The server still has the files open, so nothing is lost."""
     run = box.submit("--", "sleep", "600")
     box.until(run, "running")
     pid = box.launcher(run)
@@ -77,17 +78,17 @@ def test_a_database_deleted_under_its_server_loses_nothing(box: Box) -> None:
     restored = box.json("backup", "restore", "--stop-server")
     assert (restored["runs"], restored["missing"]) == (1, [])
     assert len(box.until(run, "running")["attempts"]) == 1 and box.launcher(run) == pid
-    assert len(_automatic(box)) <= 3, "one last copy, however often the loop begins again"
+    assert len(_automatic(box)) <= 3, "one last copy, even after many restarts of the loop"
 
 
 def _two_trainings(box: Box) -> tuple[str, str]:
-    """One that the newest copy of the database has, and one that it does not."""
+    """One run that is in the newest backup of the database, and one that is not."""
     box.write("train.py", TRAIN)
     box.home.root.mkdir(parents=True)
     known = box.submit("train.py", str(box.work / "end"))
     box.until(known, "running")
     box("server", "stop")
-    box("server", "start")  # makes a copy
+    box("server", "start")  # makes a backup
     wait(lambda: [path for path in _automatic(box) if (found := copies.contents(path)) and found.runs])
     newer = box.submit("train.py", str(box.work / "never"))
     box.until(newer, "running")
@@ -119,10 +120,10 @@ def test_beginning_anew_moves_everything_aside(box: Box) -> None:
         "There is no copy in this home" in refused.stderr and "stoker server start --anew" in refused.stderr
     )
     refused = box("server", "start", "--anew", code=1)
-    assert f"{run} (pid {pid})" in refused.stderr and _alive(pid)
+    assert f"{run} (pid {pid})" in refused.stderr and alive(pid)
     os.kill(pid, signal.SIGTERM)  # as the hint says
     wait(lambda: box("server", "start", "--anew", code=None), lambda done: done.returncode == 0)
-    wait(lambda: not _alive(pid))
+    wait(lambda: not alive(pid))
     assert box.json("ps", "-a") == []
     (aside,) = box.home.root.glob("lost-*")
     assert run in (aside / "ledger.jsonl").read_text() and (aside / "tasks" / run).is_dir()
@@ -141,10 +142,3 @@ def _unknown(box: Box) -> list[dict[str, Any]]:
 def _delete(box: Box) -> None:
     for path in box.home.root.glob("stoker.db*"):
         path.unlink()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""Servers on PostgreSQL: two of them on one database, killed, stopped and woken; the database away for a while."""
+"""Servers on PostgreSQL: two on one database, killed, stopped and resumed; and outages of the database."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Shared(Box):
         self.home.config.write_text(f'[server]\ndatabase = "{database}"\nlease = {lease}\n')
 
     def start(self, name: str) -> Server:
-        """A server of this name. It is up when this returns, whether it leads or waits."""
+        """Start a server of this name. It runs when this returns, leading or waiting."""
         log = self.home.root / f"server-{name}.log"
         size = log.stat().st_size if log.exists() else 0
         with open(log, "ab") as file:
@@ -70,7 +70,7 @@ class Shared(Box):
         return Server(url, self.home.token.read_text().strip(), self.servers[name])
 
     def carried(self, run: str) -> int:
-        """Bytes of its log that some server has carried."""
+        """Bytes of the run's log that the servers have collected."""
         return sum(path.stat().st_size for path in (self.home.runs / run / "logs").rglob("*.log"))
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ def shared(tmp_path: Path, postgres: PostgresServer) -> Iterator[Shared]:
 
 
 def check_once(box: Shared, run: str) -> None:
-    """Nothing of a run is there twice, and nothing is missing."""
+    """Nothing of the run is duplicated or missing."""
     shown = box.show(run)
     assert [attempt["number"] for attempt in shown["attempts"]] == [1]
     lines = [line for line in box("logs", run).stdout.splitlines() if line.startswith("step")]
@@ -171,7 +171,7 @@ def test_one_leads_the_other_waits_and_takes_over_when_it_is_killed(shared: Shar
 
 
 def test_a_home_whose_database_another_home_leads_says_so(shared: Shared, tmp_path: Path) -> None:
-    """Two people, or two machines, that were given the same database by mistake."""
+    """Two homes were given the same database by mistake."""
     ada = shared.start("ada")
     wait(ada.leads)
     other = Box(tmp_path / "other")
@@ -214,7 +214,7 @@ def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) 
     assert ada.process.wait(60) == STEPPED_DOWN
     asking.join(60)
     assert len(answers) == 1 and isinstance(answers[0], StokerError), (
-        "what it was asked in its sleep is refused"
+        "a request sent while it was stopped is refused"
     )
     assert shared.ended(other)["state"] == "succeeded"
     assert "late" not in [found["name"] for found in shared.client().runs()["runs"]]
@@ -229,10 +229,8 @@ def test_a_leader_that_was_stopped_and_wakes_up_changes_nothing(shared: Shared) 
     assert [attempt["number"] for attempt in shared.show(other)["attempts"]] == [1]
 
 
-def test_who_leaves_in_order_or_comes_back_at_once_makes_nobody_wait(
-    tmp_path: Path, postgres: PostgresServer
-) -> None:
-    """With a lease of an hour, nobody would lead in time if it had to run out."""
+def test_an_orderly_stop_or_quick_restart_causes_no_wait(tmp_path: Path, postgres: PostgresServer) -> None:
+    """With a lease of an hour, no server could take the lead in time if the lease had to expire."""
     shared = Shared(tmp_path, postgres.fresh(), lease=3600)
     try:
         ada = shared.start("ada")
@@ -241,7 +239,8 @@ def test_who_leaves_in_order_or_comes_back_at_once_makes_nobody_wait(
         ada.process.wait(60)
         ada = shared.start("ada")
         wait(ada.leads, limit=60)
-        # One that waits looks every tenth of its lease, so it is started after the leader has gone.
+        # A waiting server checks the lease only every tenth of its duration, so it starts after the leader
+        # has stopped.
         ada.process.send_signal(signal.SIGTERM)
         assert ada.process.wait(60) == 0
         bob = shared.start("bob")
@@ -252,7 +251,8 @@ def test_who_leaves_in_order_or_comes_back_at_once_makes_nobody_wait(
 
 @pytest.mark.long
 def test_a_database_that_is_away(shared: Shared, postgres: PostgresServer) -> None:
-    """For a moment: nobody notices. For longer: the leader steps down, and who waits leads when it is back."""
+    """A short outage has no effect. After a long one the leader steps down, and the other leads once the
+    database is back."""
     ada = shared.start("ada")
     wait(ada.leads)
     shared.write("train.py", PACED)
@@ -313,7 +313,7 @@ print("trained")
 def test_another_database_that_is_empty_is_not_taken_for_this_homes(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
-    """A name mistyped in the settings, or a server that was set up anew: nothing is ended."""
+    """A wrong database name, or a new empty database server: no task is ended."""
     box = Box(tmp_path)
     right, empty = postgres.fresh(), postgres.fresh()
     box.home.root.mkdir(parents=True)
@@ -338,7 +338,7 @@ def test_another_database_that_is_empty_is_not_taken_for_this_homes(
 
 @pytest.mark.long
 def test_a_home_moves_with_everything_in_it_and_back(tmp_path: Path, postgres: PostgresServer) -> None:
-    """Runs that have ended, one that goes on meanwhile and one that waits for it."""
+    """Runs that have ended, one that continues meanwhile and one that waits for it."""
     box = Box(tmp_path)
     url = postgres.fresh()
     secret = url.replace("stoker@", f"stoker:{PASSWORD}@")
@@ -369,7 +369,9 @@ def test_a_home_moves_with_everything_in_it_and_back(tmp_path: Path, postgres: P
         assert status["leading"] is True and status["store"]["kind"] == "postgresql"
         assert box.show(running)["state"] == "running" and box.show(queued)["state"] == "queued"
         made = box.json("backup", "create")["path"]
-        assert PASSWORD not in (Path(made) / "config.toml").read_text(), "a backup must not be a key"
+        assert PASSWORD not in (Path(made) / "config.toml").read_text(), (
+            "a backup must not contain the password"
+        )
         late = box.submit("--", "true")
         restored = box.json("backup", "restore", made, "--stop-server")
         assert [entry["id"] for entry in restored["missing"]] == [late]

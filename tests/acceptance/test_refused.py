@@ -1,4 +1,4 @@
-"""Checkpoints that are whole are kept, whatever lies in them; those that are refused are told, and are not thrown away."""
+"""Complete checkpoints are kept, whatever they contain. Refused ones are reported and not deleted."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_whole_checkpoints_are_kept_and_refused_ones_are_told_and_left(box: Box)
     }
     assert {one["name"] for one in shown["checkpoints"]} == names
 
-    # Told at the end, where the run was started.
+    # Reported at the end, by the command that started the run.
     ended = box("run", sys.executable, "train.py", "torn")
     (refused,) = [run for run in box.client().runs(limit=10)["runs"] if run["id"] != whole]
     run = refused["id"]
     assert "warning: checkpoint step-1.pt is not offered: the zip archive is damaged" in ended.stderr
     assert "warning: checkpoint step-2 is not offered: step-2/config.json: not complete JSON" in ended.stderr
 
-    # Told to whoever looks at it, and to whoever wants them.
+    # Reported by `show` and by `pull`.
     shown = box.json("show", run)
     assert (shown["state"], shown["checkpoints"]) == ("succeeded", [])
     left, *others = shown["warnings"]
@@ -79,7 +79,7 @@ def test_whole_checkpoints_are_kept_and_refused_ones_are_told_and_left(box: Box)
     assert "2 checkpoints are not offered: step-1.pt (the zip archive" in box("pull", run, code=3).stderr
     assert f"hint: what attempt 1 wrote is left for 7 days in {box.home.tasks / run / '1.kept'}; " in pulled
 
-    # Left where it says, when all else of the attempt is gone, and after another server has begun.
+    # It is kept in the reported place after the attempt's other files are gone, and after a server restart.
     path = box.home.tasks / run / "1.kept"
     assert str(path) in left
     wait(lambda: path.is_dir() and not (box.home.tasks / run / "1").exists(), bool)
@@ -110,7 +110,7 @@ sys.exit(1)
 
 
 def test_what_an_earlier_attempt_wrote_is_left_too(box: Box) -> None:
-    """It may be the only one that got anywhere."""
+    """The refused checkpoint of an earlier attempt may be the only one."""
     box.write("train.py", RETRIED)
     ended = box("run", "--retries", "2", sys.executable, "train.py", "torn", "nothing", "torn", code=1)
     (run,) = [run["id"] for run in box.client().runs(limit=10)["runs"]]
@@ -124,7 +124,7 @@ def test_what_an_earlier_attempt_wrote_is_left_too(box: Box) -> None:
         assert (path / f"worker-0/checkpoints/1/step-{number}.pt").is_file()
     assert f"in {first}" in box("pull", run, "--what", "checkpoints", code=3).stderr
 
-    # Of one that is not the last, where the last wrote nothing.
+    # The first attempt writes a torn checkpoint, the last one writes none.
     box("run", "--retries", "1", sys.executable, "train.py", "torn", "nothing", code=1)
     other = next(run for run in box.client().runs(limit=10)["runs"] if run["id"] != run)["id"]
     left = box.json("show", other)["warnings"][0]

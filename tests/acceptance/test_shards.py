@@ -1,4 +1,4 @@
-"""What several tasks write is one: checkpoints of parts, outputs, logs, metrics."""
+"""The results of several tasks form one whole: sharded checkpoints, outputs, logs, metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kept(box: Box, run: str) -> list[dict[str, Any]]:
 )
 @pytest.mark.long
 def test_every_rank_finds_all_parts_of_one_step(box: Box, victim: str, size: int) -> None:
-    """The large ones are carried beside everything else."""
+    """Large parts are transferred in parallel to other work."""
     run = begin(box, 1_000_000, pause=2.0 if size else 0.5, size=size)
     wait(lambda: kept(box, run), lambda rows: len(rows) >= 2)
     if victim == "server":
@@ -54,10 +54,10 @@ def test_outputs_logs_and_metrics(box: Box) -> None:
     run = begin(box, 6, pause=0.02)
     seen = box.ended(run)
     assert seen["state"] == "succeeded", seen["reason"]
-    assert seen["outputs"]["apart"] == ["who.txt"]
+    assert seen["outputs"]["apart"] == ["rank.txt"]
     box("pull", run, "-o", "out")
-    assert (box.work / "out/who.txt").read_text() == "0" and (
-        box.work / "out/task-1/who.txt"
+    assert (box.work / "out/rank.txt").read_text() == "0" and (
+        box.work / "out/task-1/rank.txt"
     ).read_text() == "1"
     said = box("logs", run).stdout.splitlines()
     assert {line.partition("]")[0] for line in said} == {"[worker-0", "[worker-1"}
@@ -71,8 +71,8 @@ def test_outputs_logs_and_metrics(box: Box) -> None:
     assert all(found["step_seconds"] > 0 for found in usage.values())
 
 
-def test_tasks_that_see_nothing_of_each_other_take_turns_by_the_same_lock(box: Box) -> None:
-    """See stoker.linux.idle_throttle: launchers and the server agree who may take CPU time from the training."""
+def test_isolated_tasks_take_turns_by_the_same_lock(box: Box) -> None:
+    """Launchers and the server agree by a lock on one CPU user at a time (see stoker.linux.idle_throttle)."""
     look = "import os; held = os.stat(os.environ['STOKER_TASK_DIR'] + '/.turns'); print(held.st_dev, held.st_ino)"
     run = box.submit("--workers", "2", "--framework", "none", "--", "python", "-c", look)
     assert box.ended(run)["state"] == "succeeded"

@@ -1,4 +1,4 @@
-"""Runs outlive the server; what is killed goes on from its checkpoint; nothing is lost or doubled."""
+"""Runs outlive the server; killed runs resume from their checkpoint; nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from stoker.client.local import connect
 from support.box import Box
+from support.gangs import lines
 from support.waiting import wait
 
 COUNT = """
@@ -47,12 +48,8 @@ print("complete", file=sys.stderr)
 """
 
 
-def lines(box: Box, run: str, *args: str) -> list[str]:
-    return box("logs", run, *args).stdout.splitlines()
-
-
 def said(box: Box, run: str, attempt: int) -> list[str]:
-    """What an attempt has printed, asked without a process for each question: this is for those who ask often."""
+    """The output of an attempt, without a new process for each call."""
     with connect(box.home) as client:
         records = list(client.logs(run, attempt=attempt))
     return [record["text"] for record in records if record.get("stream") == "stdout"]
@@ -116,7 +113,7 @@ def test_a_killed_launcher_takes_its_processes_along_and_the_run_resumes(box: Bo
 
 
 def test_after_a_reboot_runs_resume(box: Box) -> None:
-    """All processes gone, another boot id: as after a power cut."""
+    """All processes are gone and the boot id is new, as after a power cut."""
     box.write("train.py", COUNT)
     run = box.submit("train.py", "40", "0.05")
     wait(lambda: any(line.startswith("step 9") for line in lines(box, run)))
@@ -141,7 +138,7 @@ fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where another body of 
 
 @pytest.mark.parametrize("lost", ["the directory", "its files"])
 def test_a_run_whose_task_directory_is_lost_goes_on_from_its_checkpoint(box: Box, lost: str) -> None:
-    """The body that runs in the lost directory ends before the next one starts."""
+    """The body in the lost directory ends before the next one starts."""
     box.write("train.py", ALONE.replace("PLACE", repr(str(box.work / "lock"))) + COUNT)
     run = box.submit("train.py", "60", "0.05")
     wait(lambda: any(line.startswith("step 19") for line in said(box, run, 1)))
@@ -170,20 +167,21 @@ def test_thirty_kills_in_a_row_lose_at_most_what_was_in_flight(box: Box) -> None
     reached = 0
     for kill in range(30):
         wait(lambda after=reached, number=kill + 1: _steps(said(box, run, number))[-1:] > [after])
-        time.sleep(chance.uniform(0, 0.3))  # a random moment within some saves, not right after one was seen
+        time.sleep(chance.uniform(0, 0.3))  # a random moment, not always right after a save
         how = chance.choice(["process", "launcher"])
         box("drill", run, "--how", how)
         again = wait(lambda number=kill + 2: said(box, run, number))
         before = _steps(said(box, run, kill + 1))
         resumed = int(again[0].split()[1])
-        # The newest line may belong to a step whose checkpoint was renamed just before: it may go on after it.
+        # The last line may belong to a step whose checkpoint was just renamed, so the run may resume after
+        # it.
         assert resumed >= before[-1], f"kill {kill} ({how}): did step {before[-1]}, went on at {resumed}"
         reached = before[-1]
     box("stop", run, "--kill")
 
 
 def _steps(found: list[str]) -> list[int]:
-    # The last line of one that was killed may be cut off before its number.
+    # The kill may cut the last line before its number.
     return [int(words[1]) for line in found if len(words := line.split()) == 2 and words[0] == "step"]
 
 
@@ -229,12 +227,12 @@ print(*(open(f"{directory}/{name}").read() for name in found), flush=True)
 
 
 @pytest.mark.shared_server
-def test_what_a_script_looks_for_by_name_is_there_beside_the_newest(box: Box) -> None:
-    """Lightning saves `step=3.ckpt` and `last.ckpt`, and goes on from the one called last."""
+def test_a_checkpoint_is_restored_by_its_own_name_too(box: Box) -> None:
+    """Lightning saves `step=3.ckpt` and `last.ckpt`, and resumes from the latter."""
     box.write("train.py", NAMED)
     run = box.submit("--checkpoint-keep", "4", "train.py")
     wait(lambda: len(box.show(run)["checkpoints"]) == 4)
     box("drill", run, "--how", "launcher")
     assert box.ended(run)["state"] == "succeeded"
-    lines = box("logs", run).stdout.splitlines()
-    assert lines[-2:] == ["found best.json last.json step-3.json", "1 2 3"]
+    printed = lines(box, run)
+    assert printed[-2:] == ["found best.json last.json step-3.json", "1 2 3"]

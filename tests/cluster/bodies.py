@@ -12,9 +12,9 @@ class Body:
     task: str
     generation: int
     pid: int
-    """As this machine counts."""
+    """The process id on this machine."""
     started: int
-    """In ticks since the machine started: no other process has had both numbers."""
+    """Ticks since boot; together with `pid` it identifies the process."""
 
     @property
     def workdir(self) -> Path:
@@ -22,27 +22,26 @@ class Body:
 
 
 def bodies(run: str) -> list[Body]:
-    """Every process that was started for the run, and none that such a one has started itself."""
+    """The processes of the run's bodies, without their child processes."""
     found = [_body(entry, run) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     there = [one for one in found if one is not None]
     return [body for body, parent in there if parent not in {other.pid for other, _ in there}]
 
 
 def hurry(run: str) -> None:
-    """The training of `worlds` has been watched for long enough: it comes to its end. To be repeated while some of it
-    may still be replaced."""
+    """Tell the training of `worlds` to finish now. Must be repeated while tasks may still be replaced."""
     for body in bodies(run):
         with contextlib.suppress(OSError):  # it has just ended
             (body.workdir / "hurry").touch()
 
 
 def _body(entry: Path, run: str) -> tuple[Body, int] | None:
-    """The process, and who started it."""
+    """The process and its parent's id; None unless it belongs to the run."""
     try:
         words = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
-        return None  # it ended meanwhile
+        return None  # it has ended meanwhile
     env = dict(word.split("=", 1) for word in words if "=" in word)
     if env.get("STOKER_RUN") != run or "STOKER_GENERATION" not in env:
         return None

@@ -1,4 +1,4 @@
-"""A user's Stoker with this machine and a real cluster behind it."""
+"""A user's Stoker with this machine and a real cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClusterBox(Box):
         )
 
     def there(self, *args: str) -> str:
-        """`stoker run -d --cluster lab ...`: the id."""
+        """Submit a detached run to the cluster; returns the run id."""
         return self.submit("--cluster", CLUSTER, *args)
 
     def kubectl(self, *args: str) -> str:
@@ -50,7 +50,7 @@ class ClusterBox(Box):
         return found
 
     def uids(self, run: str) -> dict[str, str]:
-        """The run's pods that are there and not on their way out, by task."""
+        """UIDs of the run's pods by task, without pods that are being deleted."""
         return {
             pod["metadata"]["labels"]["stoker.dev/task"]: pod["metadata"]["uid"]
             for pod in self.pods(run)
@@ -58,7 +58,7 @@ class ClusterBox(Box):
         }
 
     def lose(self, run: str, how: str, task: str) -> None:
-        """A `process`, a `launcher` or the whole `pod` of a task."""
+        """Kill a `process`, a `launcher` or the whole `pod` of a task."""
         if how == "pod":
             self.kubectl(
                 "delete", "pod", "-l", f"stoker.dev/run={run},stoker.dev/task={task}", "--wait=false"
@@ -68,7 +68,7 @@ class ClusterBox(Box):
 
 
 DEFAULTS = ("default_cpu=0.1",)
-"""A machine with two cores has room for many tests of small things."""
+"""Small, so that a machine with two cores has room for many tests."""
 
 
 @pytest.fixture

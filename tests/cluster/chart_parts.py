@@ -1,4 +1,4 @@
-"""What tests of the chart share: Helm, a release of it on the cluster, and the command line pointed at it."""
+"""Shared by the tests of the chart: Helm, an installed release, and the command line pointed at it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.api import until
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/chart"
 WAIT = 300.0
-"""Generous: a limit for what is broken."""
+"""Generous: only a broken cluster reaches it."""
 
 Json = dict[str, Any]
 
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 def helm(
     *argv: str | Path, kubeconfig: Path | None = None, input: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Helm with a home of its own; whatever it says, and how it ended."""
+    """Run Helm with its own home; returns its output and exit code."""
     with tempfile.TemporaryDirectory() as home:
         env = {"PATH": os.environ["PATH"], "HOME": home, "KUBECONFIG": str(kubeconfig or "/nonexistent")}
         argv = (str(binary("helm")), *map(str, argv))
@@ -39,7 +39,7 @@ def helm(
 
 
 def rendered(values: Mapping[str, Any], *more: str) -> str:
-    """What the chart makes of these values, as text."""
+    """The YAML that the chart renders from these values."""
     done = helm(
         "template", "stoker", CHART, "-n", "training", "-f", "-", *more, input=yaml.safe_dump(dict(values))
     )
@@ -52,7 +52,7 @@ def objects(text: str) -> list[Json]:
 
 
 class Release:
-    """The chart, installed. The server is reached as people outside the cluster would: through its Service."""
+    """An installed release of the chart. Clients outside the cluster reach the server through its Service."""
 
     def __init__(self, cluster: Cluster, namespace: str, home: Path, **values: Any) -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, "stoker"
@@ -136,17 +136,17 @@ class Release:
         self.until(lambda: self.stoker("cluster", "ls", check=False).returncode == 0, "the server to answer")
 
     def clusters(self) -> Json:
-        """By name."""
+        """Clusters by name."""
         found: list[Json] = json.loads(self.stoker("cluster", "ls", "--json").stdout)
         return {one["name"]: one for one in found}
 
     def checks(self) -> Json:
-        """What `cluster check` says, by what was looked at."""
+        """Results of `cluster check` by item."""
         found: list[Json] = json.loads(self.stoker("cluster", "check", "main", "--json", check=False).stdout)
         return {one["name"]: one for one in found}
 
     def submit(self, script: str, *options: str) -> str:
-        """A run of this Python script; its id."""
+        """Submit a Python script; returns the run id."""
         (self._home / "train.py").parent.mkdir(exist_ok=True)
         (self._home / "train.py").write_text(script)
         found: str = self.json("run", "-d", *options, "--", "python3", "train.py")["id"]
@@ -169,7 +169,7 @@ class Release:
         return pod
 
     def said(self) -> str:
-        """For whoever has to find out what went wrong."""
+        """Pods, events and logs for the message of a failed test."""
         parts = [self.kubectl("get", "pods", "-o", "wide")]
         for pod in self.pods():
             with suppress(HarnessError):
@@ -182,7 +182,7 @@ class Release:
             raise AssertionError(f"{done.stderr}\n{done.stdout}\n{job}\n{self.said()}")
 
     def _free_address(self) -> str:
-        """For the Service. The server answers only to names it knows, so it has to be known before."""
+        """A free address for the Service. The server answers only to host names in its configuration."""
         self.kubectl("create", "service", "clusterip", "any", "--tcp=80")
         found: Json = json.loads(self.kubectl("get", "service", "any", "-o", "json"))
         self.kubectl("delete", "service", "any")
@@ -190,7 +190,7 @@ class Release:
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
-    """As Helm merges values: maps key by key, anything else whole."""
+    """Merge values as Helm does: maps by key, everything else as a whole."""
     result = dict(base)
     for key, value in more.items():
         there = result.get(key)
@@ -202,7 +202,7 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Json:
 
 @contextmanager
 def forwarded(address: str, target: Path) -> Iterator[int]:
-    """A port of this machine that leads to a socket in its file system, for pods to reach."""
+    """A TCP port of this machine that forwards to a Unix socket, for pods to reach."""
 
     class Through(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -214,7 +214,7 @@ def forwarded(address: str, target: Path) -> Iterator[int]:
                 back.join()
 
     class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True  # whoever is still connected must not hold up the end
+        daemon_threads = True  # an open connection must not delay the end
 
     with Server((address, 0), Through) as server:
         serving = threading.Thread(target=server.serve_forever)

@@ -1,6 +1,7 @@
-"""The cluster that tests run against: one that is running (`make cluster-up`), one started for this run, or yours.
+"""The cluster of the tests: the running one (`make cluster-up`), a new one for this run, or yours.
 
-With STOKER_TEST_KUBECONFIG set, the tests run against that cluster; what needs a part of it broken is skipped.
+With STOKER_TEST_KUBECONFIG set, the tests run against that cluster, and those that break a cluster are
+skipped.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from engine_parts import Stage, image
 from harness import Cluster, HarnessError
 from harness.api import until
 from harness.foreign import ForeignCluster
@@ -38,14 +40,14 @@ def cluster() -> Iterator[Cluster | ForeignCluster]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed says how its pods stood: its namespace is gone when somebody reads of it."""
+    """Add the state of the pods to the report of a failed test, since the namespace is deleted afterwards."""
     report = yield
     if report.when == "call" and report.failed and (found := item.stash.get(PLACE, None)):
         cluster, namespace = found
         for what in (("get", "pods", "-o", "wide"), ("get", "events"), ("describe", "pods")):
             try:
                 said = cluster.kubectl("-n", namespace, *what)
-            except HarnessError as exc:  # it may be the API server that the test took away
+            except HarnessError as exc:  # the test may have stopped the API server
                 said = str(exc)
             report.sections.append((f"kubectl {' '.join(what)}", said[-8000:]))
     return report
@@ -53,7 +55,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def own_cluster(cluster: Cluster | ForeignCluster) -> Cluster:
-    """For tests that break the cluster, or reach its pods from this machine."""
+    """For tests that break the cluster or reach its pods from this machine."""
     if isinstance(cluster, ForeignCluster):
         pytest.skip("needs a cluster that the tests may break; unset STOKER_TEST_KUBECONFIG")
     return cluster
@@ -66,14 +68,21 @@ def accounts(cluster: Cluster | ForeignCluster, namespace: str) -> list[str]:
 
 @pytest.fixture
 def namespace(cluster: Cluster | ForeignCluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own, with its default service account; gone, with all in it, after the test."""
+    """A namespace for one test, with its default service account; it is deleted after the test."""
     name = f"test-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", name)
     until(lambda: "default" in accounts(cluster, name), f"the account of {name}")
     request.node.stash[PLACE] = cluster, name
     yield name
-    # What its pods hold (GPUs) is free for the next test; a pod on a node that was left lost does not hold it up.
+    # Deleting pods early frees their GPUs for the next test. A pod on a lost node must not delay this.
     gone = ("--all", "--grace-period=1", "--ignore-not-found", "--timeout=60s")
     with contextlib.suppress(HarnessError):
         cluster.kubectl("-n", name, "delete", "jobs,pods", *gone)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def stage(cluster: Cluster | ForeignCluster, namespace: str, tmp_path: Path) -> Stage:
+    """For tests of the engine whose image has a user of its own."""
+    image(cluster, "nonroot")  # the first call builds it
+    return Stage(cluster, namespace, tmp_path)

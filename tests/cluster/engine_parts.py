@@ -1,4 +1,4 @@
-"""What tests of the engine on a real cluster share: images, engines, waiting."""
+"""Shared by the tests of the engine on a real cluster: images, engines, waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.waiting import is_there, wait_async
 AnyCluster = Cluster | ForeignCluster
 T = TypeVar("T")
 WAIT = 180.0
-"""Generous: a limit for what is broken, not a measure of what is good."""
+"""Generous: only a broken cluster reaches it."""
 
 
 def image(cluster: AnyCluster, name: str) -> str:
@@ -57,7 +57,7 @@ def attempt_of(job: Job, run: str = "digits-7f3k", number: int = 1, **more: Any)
 async def seen(
     engine: KubernetesEngine, wanted: Callable[[Observation], bool], what: str, run: str = "digits-7f3k"
 ) -> Observation:
-    """The first observation of the run's task that is wanted."""
+    """The first observation of the run's task that satisfies the condition."""
     last: list[Observation] = []
 
     async def look() -> Observation | None:
@@ -77,13 +77,13 @@ async def phase(directory: TaskDir, *phases: str) -> Status:
 
     status = await wait_async(look, what=f"a task that is {' or '.join(phases)}", good=is_there)
     if status.phase == "ended" and isinstance(directory, RemoteAccess):
-        # Of several files that were written, the one that says so may arrive first.
+        # The journal's record may arrive later than the other files.
         await asyncio.to_thread(directory.catch_up, 60.0)
     return status
 
 
 async def started(engine: KubernetesEngine, attempt: Attempt, argv: list[str]) -> tuple[Handle, TaskDir]:
-    """A task with its body under way."""
+    """A task with a running body."""
     handle = await engine.submit(attempt)
     directory = await engine.reach(handle, attempt.tasks[0].name)
     await phase(directory, "ready")
@@ -105,7 +105,7 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Stage:
-    """A cluster, a namespace and a home, and engines on them."""
+    """A cluster, a namespace and a home, with engines on them."""
 
     def __init__(self, cluster: AnyCluster, namespace: str, tmp_path: Path) -> None:
         self.cluster, self.namespace, self.home = cluster, namespace, Home(tmp_path / "home")
@@ -126,14 +126,14 @@ class Stage:
         try:
             yield engine
             for found in await engine.observe():
-                with contextlib.suppress(EngineError):  # a node that was lost keeps its pods
+                with contextlib.suppress(EngineError):  # pods on a lost node remain
                     await engine.stop(found.handle, grace=timedelta(0))
                     await engine.remove(found.handle)
         finally:
             await engine.close()
 
     async def keep(self, engine: KubernetesEngine, name: str) -> None:
-        """Write down what the cluster shows of the run's pod, or showed of it last."""
+        """Record what the cluster shows, or last showed, of the run's pod."""
         if not (directory := os.environ.get("STOKER_RECORD_PODS")):
             return
         cluster = (await engine._ready()).cluster
@@ -174,7 +174,7 @@ _NODE = {"metadata": {"name": None}, "status": {"allocatable": None}}
 
 
 def _part(value: Any, wanted: Any) -> Any:
-    """What of an object is worth keeping."""
+    """The parts of an object that are worth recording."""
     if wanted is None:
         return value
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""A training whose faults can be read from what it printed, and a cluster that may be broken.
+"""A training whose log shows the effects of faults, and a cluster that may be broken.
 
-The training writes down, in its log, each step it does and a word of its own for each process. So what was done
-twice, what was lost, and who was fenced can be read from what the user is told.
+The training logs each step, with an id of its process. So the log shows steps that were repeated or lost,
+and processes that were fenced.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from support.waiting import wait
 
 TRAIN = """
 import json, os, sys, time, uuid
-who = uuid.uuid4().hex[:8]
+process = uuid.uuid4().hex[:8]
 last = int(sys.argv[1])
 start = 0
 if os.environ.get("STOKER_RESUME_FROM"):
     start = json.load(open(os.environ["STOKER_RESUME_FROM"]))["step"] + 1
-print("begin", who, start, flush=True)
+print("begin", process, start, flush=True)
 for step in range(start, last):
     path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "last.json")
     with open(path + ".tmp", "w") as file:
-        json.dump({"step": step, "who": who}, file)
+        json.dump({"step": step, "process": process}, file)
     os.replace(path + ".tmp", path)
-    print("step", who, step, flush=True)
+    print("step", process, step, flush=True)
     time.sleep(0.25)
 with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "model.json"), "w") as file:
-    json.dump({"step": last, "who": who}, file)
-print("end", who, flush=True)
+    json.dump({"step": last, "process": process}, file)
+print("end", process, flush=True)
 """
 
 
@@ -65,7 +65,7 @@ def train(box: ClusterBox, steps: int, *flags: str) -> str:
 
 
 def said(box: ClusterBox, run: str, word: str) -> list[list[str]]:
-    """The lines that begin with this word, without it."""
+    """The words after the given first word, of each line that begins with it."""
     lines = [line.split() for line in box("logs", run).stdout.splitlines()]
     return [parts[1:] for parts in lines if parts and parts[0] == word]
 
@@ -75,12 +75,12 @@ def steps(box: ClusterBox, run: str) -> list[int]:
 
 
 def whole(box: ClusterBox, run: str, last: int) -> None:
-    """Every step was done, in order; one process after another, none of them beside another."""
+    """Every step was done in order, and only one process trained at a time."""
     done = steps(box, run)
     assert sorted(set(done)) == list(range(last)), "every step was done"
-    order = [who for who, _ in said(box, run, "step")]
-    turns = [who for at, who in enumerate(order) if at == 0 or order[at - 1] != who]
-    assert len(turns) == len(set(turns)), "nobody came back after another had taken over"
+    order = [process for process, _ in said(box, run, "step")]
+    turns = [process for at, process in enumerate(order) if at == 0 or order[at - 1] != process]
+    assert len(turns) == len(set(turns)), "no process trained after another had taken over"
 
 
 def undisturbed(box: ClusterBox, run: str, last: int) -> None:

@@ -1,8 +1,8 @@
-"""The training of `worlds`, by members who do not give up when their world is gone.
+"""The training of `worlds` with members that go on after their world has ended.
 
-A member whose world broke goes on by himself as well as he can: he knocks where rank 0 was, reports, prints, writes
-a newer checkpoint than anybody and an output. What became of that is in `haunted.json` in his own working directory,
-which nobody carries away. So a test can tell that he did try, and that nobody heard of it.
+A member of a broken world tries to connect to rank 0, reports, prints, and writes a newer checkpoint and an
+output. It records the results in `orphaned.json` in its working directory, which is never collected. So a
+test can check that the member tried, and that none of this was accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 
 from support import worlds
 
-NAME = "haunted.json"
+NAME = "orphaned.json"
 
 
 def main() -> None:
@@ -25,34 +25,34 @@ def main() -> None:
     try:
         worlds.main()
     except OSError as exc:
-        haunt(str(exc))
+        go_on(str(exc))
         raise
 
 
-def haunt(why: str) -> None:
+def go_on(why: str) -> None:
     import stoker
 
     print(f"ghost rank={os.environ['STOKER_RANK']} {why}", flush=True)
-    stoker.report(step=9000, haunted=1.0)
-    found = {"why": why, "knocks": 0, "heard": 0}
+    stoker.report(step=9000, orphaned=1.0)
+    found = {"why": why, "tries": 0, "accepted": 0}
     path = os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "step-9000.json")
     with open(path + ".tmp", "w") as file:
         json.dump({"step": 9000, "state": 1}, file)
     os.replace(path + ".tmp", path)
     with open(os.path.join(os.environ["STOKER_OUTPUT_DIR"], "ghost.txt"), "w") as file:
-        file.write("boo")
+        file.write("orphaned")
     until = time.monotonic() + float(sys.argv[4])
     while time.monotonic() < until:
-        found["knocks"] += 1
-        found["heard"] += _knock()
+        found["tries"] += 1
+        found["accepted"] += _connects()
         with open(NAME + ".tmp", "w") as file:
             json.dump(found, file)
         os.replace(NAME + ".tmp", NAME)
         time.sleep(0.02)
 
 
-def _knock() -> bool:
-    """Whether somebody let him in."""
+def _connects() -> bool:
+    """Whether a connection to rank 0 was accepted."""
     host, _, port = os.environ["STOKER_PEERS"].split(",")[0].rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=1) as link:

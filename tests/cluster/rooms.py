@@ -1,4 +1,4 @@
-"""Room on the nodes of the test cluster, as Stoker's queue counts it: taken by somebody else's pods, and given back."""
+"""Free capacity on the test cluster's nodes, as Stoker's queue counts it: taken by other pods, and freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WITH_COURIER = CPU + 0.05
 
 
 def fill(box: ClusterBox, node: str, leave: int) -> None:
-    """Somebody else's pod leaves room for so many small tasks on the node."""
+    """Start a pod of another owner that leaves room for so many small tasks on the node."""
     least = _WITH_COURIER * (leave + 0.5)
     free = wait(lambda: _free(box, node))
     pod = {
@@ -38,11 +38,11 @@ def fill(box: ClusterBox, node: str, leave: int) -> None:
 
 
 def clear(box: ClusterBox, node: str) -> None:
-    """It is gone again."""
+    """Remove that pod."""
     box.kubectl("delete", "pod", f"other-{node}", "--wait=false")
 
 
 def _free(box: ClusterBox, node: str) -> float:
-    """Cores that are left of a node when other people have theirs; 0 while it is not known."""
+    """Free cores of a node beside other owners' pods; 0 while unknown."""
     found = {one["name"]: float(one["cpu"]) for one in box.client().nodes()["nodes"]}
     return found.get(f"{CLUSTER}/{node}", 0.0)

@@ -1,4 +1,4 @@
-"""Nodes without machines: KWOK keeps their pods' states against the real control plane, so that thousands fit here."""
+"""Simulated nodes: KWOK maintains their pods' states against the real control plane."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness.binaries import binary
 
 LABEL = "stoker-test/simulated"
 SILENCE = 400
-"""Seconds that a simulated node may be silent. It reports four times as often: a thousand every 14 s, as the harness's
-own do, would keep the machine busy with nothing else."""
+"""Seconds that a simulated node may be silent; it reports four times as often. Reports of a thousand
+nodes every 14 s, as of the harness's own nodes, would keep the machine busy."""
 STAGES = """
 apiVersion: config.kwok.x-k8s.io/v1alpha1
 kind: KwokConfiguration
@@ -97,7 +97,7 @@ spec:
 
 @contextmanager
 def nodes(cluster: Any, count: int, directory: Path) -> Iterator[None]:
-    """This many simulated nodes, tainted so that nobody else's pods come there."""
+    """Make simulated nodes, with a taint that keeps other pods away."""
     stages = directory / "stages.yaml"
     stages.write_text(STAGES)
     argv = [
@@ -128,7 +128,7 @@ def nodes(cluster: Any, count: int, directory: Path) -> Iterator[None]:
             raise
         finally:
             try:
-                # In one request: kubectl itself would delete a thousand one after the other.
+                # One request: kubectl would delete a thousand nodes one after the other.
                 cluster.kubectl("delete", "--raw", f"/api/v1/nodes?labelSelector={quote(f'{LABEL}=yes')}")
             finally:
                 process.terminate()

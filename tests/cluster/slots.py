@@ -1,6 +1,6 @@
-"""A pytest plugin: every worker of a parallel run has a cluster of its own, so that one may break what others need.
+"""A pytest plugin: each worker of a parallel run has its own cluster, which its tests may break.
 
-`make test-cluster` loads it. Without workers there is one cluster, or the one that is running.
+`make test-cluster` loads it. Without workers there is one cluster: the running one or a new one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LONG = (
     "test_chart_installed",
     "test_parity",
 )
-"""Files that take minutes, the longest first. A worker takes whole files: one of these at the end would be waited for by
-all the others."""
+"""Files that take minutes, the longest first. A worker takes whole files, so a long file at the end would
+delay the run."""
 _FIRST = 1
-"""Slot 0 is for the cluster that people leave running. STOKER_CLUSTER_SLOT names another one to begin with."""
+"""Slot 0 is for the cluster of `make cluster-up`. STOKER_CLUSTER_SLOT names another first slot."""
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
     first = int(os.environ.get("STOKER_CLUSTER_SLOT") or _FIRST)

@@ -1,5 +1,7 @@
-"""A pool that is empty until somebody needs it, with an autoscaler that does what a real one does: it adds a node when
-pods cannot be placed for want of one, and takes it away when nothing is on it."""
+"""A pool that is empty until a task needs it, with an autoscaler that behaves like a real one.
+
+It adds a node when pods cannot be placed for want of one, and removes the node when it is empty.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ POOL = "pools.spot={selector: {stoker-test/pool: spot}, autoscale: {max_nodes: 1
 
 
 class Autoscaler(threading.Thread):
-    """Its node is one of the cluster's that has the pool's label only while it is `there`."""
+    """Its node is one of the cluster's, which has the pool's label only while it is `there`."""
 
     def __init__(self, cluster: Any, namespace: str) -> None:
         super().__init__(daemon=True)
@@ -28,7 +30,7 @@ class Autoscaler(threading.Thread):
         self.node = sorted(json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"], key=_name)[-1]
         self.added = self.removed = 0
         self.wanted: list[dict[str, Any]] = []
-        """What the pods that made it add a node asked for."""
+        """The requests of the pods that made it add a node."""
         self._over = threading.Event()
 
     def run(self) -> None:

@@ -1,21 +1,21 @@
-"""Why a task does not start, and how it came to its end, as a real cluster shows it. With STOKER_RECORD_PODS set to a
-directory, what the cluster showed is written there, for the tests that need no cluster."""
+"""Why a task does not start, and why it ended, on a real cluster.
+
+With STOKER_RECORD_PODS set to a directory, the pods' states are written there, for the tests without a
+cluster.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_parts import (
-    AnyCluster,
     Stage,
     attempt_of,
     engine_of,
-    image,
     job_of,
     phase,
     play,
@@ -34,12 +34,6 @@ from support.waiting import is_there, wait_async
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture
-def stage(cluster: AnyCluster, namespace: str, tmp_path: Path) -> Stage:
-    image(cluster, "nonroot")  # the first time it is built
-    return Stage(cluster, namespace, tmp_path)
-
-
 def waits(*words: str) -> Callable[[Observation], bool]:
     return lambda found: all(word in found.waiting for word in words)
 
@@ -48,7 +42,7 @@ def gone(found: Observation) -> bool:
     return found.presence is Presence.GONE
 
 
-# -- it does not start -----------------------------------------------------------------------------------------
+# -- a task does not start -----------------------------------------------------------------------------------
 
 
 def test_an_image_that_is_not_there(stage: Stage) -> None:
@@ -63,7 +57,7 @@ def test_an_image_that_is_not_there(stage: Stage) -> None:
                 engine, lambda one: "ImagePullBackOff" in str(one.evidence), "the kubelet to back off"
             )
             assert "the image does not exist" in again.waiting, (
-                "the words stay when only the back-off is shown"
+                "the reason stays when only the back-off is shown"
             )
             await stage.keep(engine, "image-missing")
 
@@ -143,7 +137,7 @@ def test_an_image_without_python(stage: Stage) -> None:
             await engine.submit(attempt_of(stage.job("nopython")))
             found = await seen(engine, waits("has no Python"), "init to fail")
             assert "`launcher: none`" in found.waiting and "`python:`" in found.waiting
-            assert (found.hopeless, found.patience) == ("image", 0.0), "no waiting mends that"
+            assert (found.hopeless, found.patience) == ("image", 0.0), "waiting does not help"
             await stage.keep(engine, "no-python")
 
     play(story)
@@ -206,7 +200,7 @@ def test_a_full_quota(stage: Stage) -> None:
             await seen(engine, lambda one: bool(one.node), "room to be found")
 
             async def reached() -> TaskDir | None:
-                # It is noted on the Secret which pod is the task's after the pod is there.
+                # The Secret records the task's pod only after the pod exists.
                 directory = await engine.reach(found.handle, "worker-0")
                 return None if isinstance(directory, NoAddress) else directory
 
@@ -228,17 +222,17 @@ def test_a_namespace_that_takes_only_restricted_pods(stage: Stage) -> None:
                 caught.value.hint or ""
             )
             assert [gone(found) for found in await engine.observe()] == [True]
-        async with stage.engine() as engine:  # ours are restricted, unless told otherwise
+        async with stage.engine() as engine:  # the pods of a run with a launcher are restricted by default
             handle = await engine.submit(attempt_of(stage.job(), number=2))
             await phase(await engine.reach(handle, "worker-0"), "ready")
 
     play(story)
 
 
-# -- it came to its end ----------------------------------------------------------------------------------------
+# -- a task ended --------------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_somebody_deleted(stage: Stage) -> None:
+def test_a_pod_that_was_deleted_by_hand(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
             await started(engine, attempt_of(stage.job()), ["sleep", "1000"])
@@ -249,7 +243,7 @@ def test_a_pod_that_somebody_deleted(stage: Stage) -> None:
     play(story)
 
 
-def test_a_secret_that_somebody_deleted(stage: Stage) -> None:
+def test_a_secret_that_was_deleted_by_hand(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
             await started(engine, attempt_of(stage.job()), ["sleep", "1000"])

@@ -1,4 +1,4 @@
-"""The chart on paper: what it makes of values, and which values it refuses. `STOKER_GOLDEN=write` writes the files."""
+"""The chart without a cluster: rendered output, and refused values. STOKER_GOLDEN=write writes the files."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_lint_finds_nothing(name):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_what_is_made_is_what_was_looked_at(name):
-    """Whoever changes the chart reads the difference in these files."""
+def test_the_rendered_chart_equals_its_golden_file(name):
+    """A change of the chart shows as a difference in these files."""
     made, file = rendered(VARIANTS[name]), GOLDEN / f"{name}.yaml"
     if os.environ.get("STOKER_GOLDEN") == "write":
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def test_what_is_made_is_what_was_looked_at(name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_notes_say_what_to_do_next(name):
-    """`helm template` does not show them, a dry run does."""
+    """`helm template` does not print the notes; a dry run does."""
     done = helm(
         "install",
         "stoker",
@@ -176,7 +176,7 @@ def test_the_server_takes_the_settings_of_its_cluster(name):
 
 
 def prepare(name: str, folder: Path, token: str) -> subprocess.CompletedProcess[str]:
-    """What the init container does, with what is mounted there in this folder."""
+    """Run the init container's script, with its mounts below this folder."""
     config = next(one for one in objects(rendered(VARIANTS[name])) if one["kind"] == "ConfigMap")
     for file, text in config["data"].items():
         (folder / "config").mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def test_the_home_is_prepared_with_the_token_that_was_chosen(name, tmp_path):
     assert sorted(path.name for path in home.root.iterdir()) == ["config.toml", "token"]
 
 
-def test_a_token_that_is_no_token_is_refused_before_the_server_would_make_its_own(tmp_path):
+def test_an_invalid_token_is_refused_before_the_server_starts(tmp_path):
     for token in ("", "\n", "short"):
         done = prepare("least", tmp_path, token)
         assert done.returncode == 1
@@ -208,7 +208,7 @@ def test_a_token_that_is_no_token_is_refused_before_the_server_would_make_its_ow
         assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_what_servers_leave_behind_is_swept_up_after_a_week(tmp_path):
+def test_leftovers_of_servers_are_removed_after_a_week(tmp_path):
     prepare("postgresql", tmp_path, "x" * 24)
     home, old = tmp_path / "home", time.time() - 8 * 86400
     for name in ("gone", "held", "fresh"):
@@ -263,7 +263,7 @@ def test_all_pods_of_the_chart_meet_the_restricted_level(name):
         ({"replicas": "two"}, "/replicas"),
     ],
 )
-def test_what_cannot_work_is_refused(values, said):
+def test_values_that_cannot_work_are_refused(values, said):
     given = yaml.safe_dump(merged(LEAST, values))
     done = helm("template", "stoker", CHART, "-n", "training", "-f", "-", input=given)
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""The chart for real: installed into a namespace that takes only restricted pods, used, changed, taken away."""
+"""The chart on a real cluster: installed into a namespace for restricted pods, used, changed, uninstalled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def place(served: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace for restricted pods only, and a volume of its own."""
+    """A namespace for restricted pods only, with its own volume."""
     served.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     served.volume(namespace)
     served.volume(f"{namespace}-many", mode="ReadWriteMany")
@@ -75,7 +75,7 @@ def finish(release: Release, run: str) -> None:
     assert "done" in release.stoker("logs", run).stdout
 
 
-def test_installed_used_and_taken_away(release: Release, served: Cluster) -> None:
+def test_installed_used_and_uninstalled(release: Release, served: Cluster) -> None:
     release.install()
     assert set(release.clusters()) == {"local", "main"}
     checks = release.checks()
@@ -84,7 +84,7 @@ def test_installed_used_and_taken_away(release: Release, served: Cluster) -> Non
     assert checks["namespace"]["text"].endswith("(pod security: restricted)")
 
     refused = release.stoker("run", "--cluster", "local", "--", "python3", "-c", "pass", check=False)
-    assert refused.returncode != 0, "the server's own pod is no place for training"
+    assert refused.returncode != 0, "no training in the server's own pod"
     assert "this server runs nothing on its own machine" in refused.stderr
 
     run = release.submit(HELLO)
@@ -108,12 +108,12 @@ def test_installed_used_and_taken_away(release: Release, served: Cluster) -> Non
         "persistentvolumeclaim/stoker"
     ]
 
-    # What was trained outlives the release: a new one finds it.
+    # The volume outlives the release: a new release finds the runs.
     release.install(persistence={"existingClaim": "stoker"})
     assert [one["id"] for one in release.json("ps", "--all")] == [run]
 
 
-def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
+def test_runs_outlive_upgrade_and_rollback(release: Release) -> None:
     release.install()
     run = release.submit(STEPS)
     release.until(lambda: len(steps(release, run)) > 5, "the first steps")
@@ -135,9 +135,11 @@ def test_runs_live_through_upgrade_and_rollback(release: Release) -> None:
 
 
 @pytest.mark.soak
-def test_runs_live_through_a_server_that_is_put_elsewhere(release: Release, served: Cluster) -> None:
-    """Its pod is deleted, killed, and moved to another node: the next one goes on with what the last one left, also
-    with a run that ended when no server was there."""
+def test_runs_outlive_a_server_that_moves_to_another_node(release: Release, served: Cluster) -> None:
+    """A server's successor continues its runs, and records a run that ended while no server ran.
+
+    The pod is deleted, killed, and moved to another node.
+    """
     release.install()
     runs = [release.submit(STEPS) for _ in range(4)]
     for run in runs:
@@ -167,12 +169,12 @@ def test_runs_live_through_a_server_that_is_put_elsewhere(release: Release, serv
                 lambda run=run, seen=seen: len(steps(release, run)) > seen, f"{run} to go on ({how})"
             )
             assert release.run_pod(run)["metadata"]["uid"] == pods[run]
-    assert release.stoker("wait", release.submit(HELLO)).returncode == 0, "and what is new is run as ever"
+    assert release.stoker("wait", release.submit(HELLO)).returncode == 0, "a new run starts as usual"
     finish(release, runs.pop())
 
 
 def reaches(release: Release, pod: str, address: str, port: int, container: str = "main") -> bool:
-    """Whether something in the pod can connect there. Refused is reached: the packets went through."""
+    """Whether a process in the pod can reach this port. A refused connection counts: the packets passed."""
     code = f"""
 import socket
 try:
@@ -232,14 +234,14 @@ def test_training_pods_are_apart(release: Release, served: Cluster) -> None:
 
 
 def peers(release: Release, run: str) -> dict[str, tuple[str, int]]:
-    """By pod: where the members of a world listen for each other, as they were told."""
+    """The addresses at which the members of a world listen for each other, by pod."""
 
     def said() -> list[str]:
         lines = release.stoker("logs", run).stdout.splitlines()
         return [line.partition("peers ")[2] for line in lines if "peers " in line]
 
     release.until(lambda: len(said()) == 2, f"{run} to train")
-    assert len(set(said())) == 1, "all are told the same"
+    assert len(set(said())) == 1, "all members have the same peers"
     chosen = ("get", "pods", "-l", f"stoker.dev/run={run}", "-o", "json")
     found = {
         pod["status"]["podIP"]: pod["metadata"]["name"]
@@ -250,7 +252,7 @@ def peers(release: Release, run: str) -> dict[str, tuple[str, int]]:
 
 
 def test_runs_in_a_namespace_of_their_own(release: Release, served: Cluster) -> None:
-    """Made and ended by the release, without a ClusterRole, and with runs that no drain moves."""
+    """The release creates and deletes the namespace, needs no ClusterRole, and protects runs from drains."""
     apart = f"{release.namespace}-runs"
     capacity = {"capacity": {"cpu": 4, "memory": "8Gi"}}
     release.install(
@@ -299,7 +301,7 @@ def test_bad_secrets_are_refused_before_anything_is_made(release: Release) -> No
 
 
 def test_two_servers_on_postgresql(release: Release, postgres: PostgresServer) -> None:
-    """One leads; when its pod is gone the other does, and the run notices nothing."""
+    """One server leads; when its pod is deleted the other leads, and the run continues undisturbed."""
     nodes = json.loads(release.kubectl("get", "nodes", "-o", "json"))["items"]
     address = nodes[0]["status"]["addresses"][0]["address"]
     with forwarded(address, postgres.root / ".s.PGSQL.5432") as port:

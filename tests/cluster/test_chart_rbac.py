@@ -1,7 +1,7 @@
-"""The Role of the chart and what the engine does are the same: everything it asks for is granted, and nothing else.
+"""The chart's Role grants all requests of the engine, and nothing else.
 
-The engine works under the chart's own service account. Each request it makes is written down; a verb that is granted
-and was not used, or used and not granted, is a difference that somebody has to explain.
+The engine runs as the chart's own service account. Each request is recorded. A verb that is granted but not
+used, or used but not granted, fails the test.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ pytestmark = pytest.mark.timeout(900)
 Used = set[tuple[str, str, str]]
 """(`Role` or `ClusterRole`, verb, resource)"""
 
-OF_EVERYBODY = ("create", "selfsubjectaccessreviews")
-"""What every account may do anyway."""
+OF_EVERY_ACCOUNT = ("create", "selfsubjectaccessreviews")
+"""Granted to every account."""
 AHEAD = {("Role", "get", "pods/log")}
-"""For runs without a launcher, whose logs only the API server has."""
+"""For runs without a launcher: only the API server has their logs."""
 
 
 def test_the_engine_uses_what_it_is_granted_and_no_more(
@@ -59,7 +59,7 @@ def test_the_engine_uses_what_it_is_granted_and_no_more(
 
 
 def grant(cluster: AnyCluster, namespace: str) -> Used:
-    """Make the account with its roles; what they allow."""
+    """Create the account with its roles; returns what they allow."""
     values = {
         "image": {"repository": "example.com/stoker"},
         "token": {"existingSecret": "stoker-token"},
@@ -87,7 +87,7 @@ def _no_leftovers(cluster: AnyCluster, namespace: str) -> Iterator[None]:
 
 
 def as_account(cluster: AnyCluster, namespace: str) -> str:
-    """A kubeconfig of the chart's service account, and of nobody else."""
+    """A kubeconfig of the chart's service account alone."""
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     token = cluster.kubectl("-n", namespace, "create", "token", "stoker", "--duration=1h").strip()
     config["users"] = [{"name": "server", "user": {"token": token}}]
@@ -109,7 +109,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Used:
 
 
 def requested(call: Call) -> Iterator[tuple[str, str, str]]:
-    """What a request asks for, as the API server sees it."""
+    """The scope, verb and resource of a request, as the API server sees it."""
     parts = call.path.strip("/").split("/")
     if parts[0] not in ("api", "apis"):
         return
@@ -123,9 +123,9 @@ def requested(call: Call) -> Iterator[tuple[str, str, str]]:
         watches = dict(call.params).get("watch") == "true"
         verbs = ["get"] if len(parts) > 1 else ["watch"] if watches else ["list"]
         if resource in ("pods/exec", "pods/portforward"):
-            verbs.append("create")  # a WebSocket begins with a GET; newer servers ask for both
+            verbs.append("create")  # a WebSocket begins with a GET; newer servers require both verbs
     for verb in verbs:
-        if (verb, resource) != OF_EVERYBODY:
+        if (verb, resource) != OF_EVERY_ACCOUNT:
             yield scope, verb, resource
 
 
@@ -149,7 +149,7 @@ async def everything(
 
 
 async def a_run(engine: KubernetesEngine, where: str, run: str) -> None:
-    """Started, resized, hurt, ended, removed."""
+    """A run that is started, resized, damaged, ended and removed."""
     attempt = attempt_of(job_of(where, resources={"cpu": 0.1, "memory": "64Mi"}), run=run)
     code = "import time; print('training', flush=True); time.sleep(600)"
     handle, directory = await started(engine, attempt, ["python3", "-c", code])
@@ -169,7 +169,7 @@ async def a_run(engine: KubernetesEngine, where: str, run: str) -> None:
 async def after_a_crash(
     engine: KubernetesEngine, cluster: AnyCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The objects were made, but neither the watch nor the Secret says so yet: they are looked up by name."""
+    """The objects exist, but neither the watch nor the Secret shows them yet: they are looked up by name."""
     attempt = attempt_of(job_of(image(cluster, "nonroot")), run="digits-crash")
     handle = await engine.submit(attempt)
     secret = names.secret_name("digits-crash", 1)
@@ -204,7 +204,7 @@ async def without_a_launcher(engine: KubernetesEngine, cluster: AnyCluster) -> N
         ("patch", "", "nodes", "", False),
     ],
 )
-def test_what_could_do_harm_is_not_granted(
+def test_dangerous_rights_are_not_granted(
     cluster: AnyCluster,
     namespace: str,
     verb: str,

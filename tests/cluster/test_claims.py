@@ -1,4 +1,4 @@
-"""Checkpoints on a claim that every node mounts: they outlive their node, are taken from there, and are removed."""
+"""Checkpoints on a claim that every node mounts: they outlive their node, are salvaged, and are removed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from support.waiting import wait
 pytestmark = pytest.mark.timeout(900)
 
 OTHERS = "0therhome123"
-"""Another server, on the same claim."""
+"""The home of another server on the same claim."""
 TORN = """
 import os
 torn = open(os.path.join(os.environ["STOKER_CHECKPOINT_DIR"], "step-999999.json"), "w")
-torn.write('{"step": 999999, "who": "nob')  # and never gets its end
+torn.write('{"step": 999999, "process": "nob')  # and never gets its end
 torn.flush()
 """
 
 
 class ClaimBox(ClusterBox):
-    """A box whose cluster keeps checkpoints on a claim; `volume` is what it holds."""
+    """A box whose cluster keeps checkpoints on a claim; `volume` is the claim's directory."""
 
     def __init__(self, root: Path, cluster: Cluster, namespace: str, volume: Path) -> None:
         super().__init__(root, cluster, namespace, "checkpoints=kept")
@@ -41,11 +41,11 @@ class ClaimBox(ClusterBox):
 
     @property
     def runs(self) -> list[str]:
-        """Of this home's, those of which something is there, were it an empty directory."""
+        """The runs of this home that have a directory on the claim, even an empty one."""
         return sorted(path.name for path in self.volume.glob("stoker/*/*") if path.parent.name != OTHERS)
 
     def step(self, run: str, attempt: int = 1) -> int:
-        """Of the newest checkpoint in the attempt's directory on the claim; -1: there is none yet."""
+        """The step of the newest checkpoint in the attempt's directory on the claim; -1 before the first."""
         found = [path for path in self.parts(run) if path.name == f"{attempt}.worker-0.1"]
         try:
             return int(json.loads((found[0] / "checkpoints/1/last.json").read_text())["step"])
@@ -78,24 +78,26 @@ def box(tmp_path: Path, own_cluster: Cluster, namespace: str) -> Iterator[ClaimB
 
 
 def test_a_lost_node_costs_no_checkpoint_that_was_on_the_claim(box: ClaimBox) -> None:
-    """Written while no server was there to carry it; a torn one beside it is not offered; others' are not touched."""
-    strangers = box.volume / "stoker" / OTHERS / "theirs-1a2b/1.worker-0.1/checkpoints"
-    strangers.mkdir(parents=True)
-    (strangers / "model.pt").write_bytes(b"theirs")
+    """Checkpoints written without a server are salvaged; a torn one is not, and another home's stay."""
+    others = box.volume / "stoker" / OTHERS / "theirs-1a2b/1.worker-0.1/checkpoints"
+    others.mkdir(parents=True)
+    (others / "model.pt").write_bytes(b"theirs")
     box.write("train.py", TORN + TRAIN)
     run = train(box, 240, "--lost-after", "15s")
     first = node_of(box, run)
     box.kill_server()
-    carried = box.step(run)  # no more than this: nobody carries now
+    carried = box.step(run)  # at most this step: no server collects checkpoints now
     wait(lambda: box.step(run) >= carried + 8)
     box.cluster.lose_node(first)
     last = box.step(run)
     assert last < 239, "it was lost in the middle"
-    box("ps")  # the server is back
+    box("ps")  # starts the server again
     shown = wait(lambda: box.show(run), lambda seen: len(seen["attempts"]) >= 2, limit=240)
     assert shown["attempts"][0]["cause"] == "lost"
     wait(lambda: len(said(box, run, "begin")) == 2, limit=240)
-    assert int(said(box, run, "begin")[1][1]) == last + 1, "it goes on after the very last one on the claim"
+    assert int(said(box, run, "begin")[1][1]) == last + 1, (
+        "it resumes after the newest checkpoint on the claim"
+    )
     assert any("found on the shared volume" in text for text in box.events(run, "checkpoint"))
     assert any("step-999999.json" in text and "not offered" in text for text in box.events(run, "warning"))
     wait(lambda: [path.name for path in box.parts(run)] == ["2.worker-0.1"])
@@ -103,45 +105,45 @@ def test_a_lost_node_costs_no_checkpoint_that_was_on_the_claim(box: ClaimBox) ->
     assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
     assert steps(box, run)[-1] == 239
     wait(lambda: not box.runs)
-    assert (strangers / "model.pt").read_bytes() == b"theirs"
+    assert (others / "model.pt").read_bytes() == b"theirs"
     box.cluster.restore_node(first)
     wait(lambda: not box.pods(run), limit=180)
-    assert not box.runs, "the node that came back brings nothing with it"
+    assert not box.runs, "the returned node brings nothing back"
 
 
 @pytest.mark.soak
 def test_one_that_was_given_up_and_lives_changes_nothing(box: ClaimBox) -> None:
-    """Its node's agents are gone and it trains on, into a directory that is taken over and removed under its hands."""
+    """An orphaned task trains on while its directory is salvaged and removed; nothing of that counts."""
     run = train(box, 300, "--lost-after", "15s")
     first = node_of(box, run)
     box.kill_server()
     box.cluster.orphan_node(first)
     seen = box.step(run)
     wait(lambda: box.step(run) >= seen + 8)
-    box("ps")  # the server is back
+    box("ps")  # starts the server again
     wait(lambda: len(said(box, run, "begin")) == 2, limit=300)
-    (_, start), (heir, again) = said(box, run, "begin")
-    assert int(start) == 0 and int(again) > seen + 8, "what was written while nobody carried counts"
+    (_, start), (second, again) = said(box, run, "begin")
+    assert int(start) == 0 and int(again) > seen + 8, "steps that were written while no server ran count"
     wait(lambda: [path.name for path in box.parts(run)] == ["2.worker-0.1"])
     shown = box.ended(run, limit=400)
     assert (shown["state"], len(shown["attempts"])) == ("succeeded", 2)
-    mine = [int(step) for who, step in said(box, run, "step") if who == heir]
-    assert mine == list(range(int(again), 300)), "all that was left, by one alone"
+    mine = [int(step) for process, step in said(box, run, "step") if process == second]
+    assert mine == list(range(int(again), 300)), "the remaining steps, by one process"
     box("pull", run, "-o", "out")
-    assert heir in next((box.work / "out").rglob("model.json")).read_text()
+    assert second in next((box.work / "out").rglob("model.json")).read_text()
     box.cluster.restore_node(first)
     wait(lambda: not box.pods(run), limit=180)
     assert not box.runs
 
 
 @pytest.mark.soak
-def test_what_a_run_left_that_ended_while_it_was_lost_goes_with_the_next_one(box: ClaimBox) -> None:
+def test_files_of_a_run_that_ended_while_lost_are_removed_by_the_next_run(box: ClaimBox) -> None:
     lost = train(box, 400, "--lost-after", "15s")
     first = node_of(box, lost)
     box.cluster.lose_node(first)
     box("stop", lost, "--kill", code=None)
     assert box.ended(lost, limit=240)["state"] == "stopped"
-    assert box.parts(lost), "there was nobody to remove it"
+    assert box.parts(lost), "no server could remove it"
     run = train(box, 40)
     wait(lambda: not box.parts(lost))
     assert box.ended(run, limit=240)["state"] == "succeeded"
@@ -150,8 +152,8 @@ def test_what_a_run_left_that_ended_while_it_was_lost_goes_with_the_next_one(box
 
 
 @pytest.mark.parametrize("image", ["", "nonroot"])
-def test_checkpoints_are_on_the_claim_and_go_when_they_were_carried(box: ClaimBox, image: str) -> None:
-    """As an ordinary user, in a namespace that lets nobody else in; resumed by a person from what was carried."""
+def test_checkpoints_are_on_the_claim_until_the_server_has_them(box: ClaimBox, image: str) -> None:
+    """As an ordinary user in a restricted namespace; a user resumes the run from the collected checkpoint."""
     run = train(box, 56, *(("--image", box.cluster.images[image]) if image else ()))
     wait(lambda: box.step(run) >= 3)
     (part,) = box.parts(run)
@@ -161,7 +163,7 @@ def test_checkpoints_are_on_the_claim_and_go_when_they_were_carried(box: ClaimBo
     own = [f"{run}/1.worker-0.1/checkpoints", f"{run}/1.worker-0.1/staged"]
     assert seen["main"] == own, "user code sees its own part only"
     assert seen["courier"] == [*own, run if image else ""], (
-        "in an image of the user's, those of its own run only"
+        "in the user's image, the parts of its own run only"
     )
     box("stop", run)
     assert box.ended(run)["state"] == "stopped"
@@ -172,14 +174,14 @@ def test_checkpoints_are_on_the_claim_and_go_when_they_were_carried(box: ClaimBo
     assert int(said(box, run, "begin")[1][1]) > 0, "it went on from its checkpoint"
     wait(lambda: not box.parts())
     if image:
-        assert box.runs == [run], "an empty directory, which it could not see from outside"
+        assert box.runs == [run], "an empty directory, which the server cannot see from outside"
         other = box.there("--cpu", "0.1", "--memory", "128Mi", "--", "true")
         assert box.ended(other)["state"] == "succeeded"
     wait(lambda: not box.runs)
 
 
 def owners(part: Path) -> set[int]:
-    """Of what is there: a checkpoint that was carried goes while we look."""
+    """Owners of the files. A collected checkpoint may disappear meanwhile."""
     found = set()
     for path in [part, *part.rglob("*")]:
         with contextlib.suppress(FileNotFoundError):
@@ -188,7 +190,7 @@ def owners(part: Path) -> set[int]:
 
 
 def mounts(box: ClaimBox, run: str) -> dict[str, list[str]]:
-    """By container: what of this home's directory on the claim is mounted."""
+    """The subdirectories of this home's directory on the claim that are mounted, by container."""
     spec = box.pods(run)[0]["spec"]
     home = next(path.name for path in (box.volume / "stoker").iterdir())
     return {
@@ -209,7 +211,7 @@ def test_several_tasks_have_a_part_each(box: ClaimBox) -> None:
     wait(lambda: not box.runs)
 
 
-def test_a_claim_that_only_one_node_can_mount_is_warned_of(box: ClaimBox) -> None:
+def test_a_claim_for_one_node_gives_a_warning(box: ClaimBox) -> None:
     box.kubectl("delete", "persistentvolumeclaim", "kept")
     apply(box.cluster, box.namespace, claim("kept", "nothing"))
     facts = {fact["name"]: fact for fact in box.json("cluster", "check", CLUSTER, code=None)}

@@ -1,4 +1,4 @@
-"""The test cluster itself: it is real, it enforces what it should, and it can be broken and mended."""
+"""The test cluster itself: it is real, it enforces policies and quotas, and it can be broken and repaired."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_both_nodes_are_ready(cluster):
     assert len(ready) >= 2
 
 
-def test_it_is_of_the_version_that_was_asked_for(own_cluster):
+def test_it_has_the_requested_version(own_cluster):
     wanted = f"v{kubernetes_version()}"
     assert own_cluster.api("GET", "/version")["gitVersion"] == wanted
     seen = json.loads(own_cluster.kubectl("get", "nodes", "-o", "json"))["items"]
@@ -216,7 +216,7 @@ def test_the_api_server_goes_and_comes_back_and_pods_do_not_notice(own_cluster, 
     assert "running" in status["state"]
 
 
-def test_what_was_before_a_compaction_is_gone(own_cluster, namespace):
+def test_versions_before_a_compaction_are_gone(own_cluster, namespace):
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     before = own_cluster.api("GET", path)["metadata"]["resourceVersion"]
     for number in range(3):
@@ -268,7 +268,7 @@ def is_ready(cluster, name: str) -> bool:
 
 
 def reaches(cluster, namespace: str, name: str, target: str, port: int = 8000) -> bool:
-    """Whether the pod gets an answer from the address. A pod that runs may take an instant until it listens."""
+    """Whether the pod gets an answer from the address. A new pod may not listen yet, so this retries."""
     script = f"for i in 1 2 3; do nc -w 1 {target} {port} </dev/null && exit 0; done; echo closed"
     said = cluster.kubectl("-n", namespace, "exec", name, "--", "sh", "-c", script)
     assert "hello" in said or "closed" in said, said
@@ -276,7 +276,7 @@ def reaches(cluster, namespace: str, name: str, target: str, port: int = 8000) -
 
 
 def greeting(where: tuple[str, int], limit: float = 60) -> bytes:
-    """What the pod says to a caller from this machine. A pod that runs may take an instant until it listens."""
+    """The pod's greeting to a client on this machine. A new pod may not listen yet, so this retries."""
     deadline = time.monotonic() + limit
     while True:
         try:

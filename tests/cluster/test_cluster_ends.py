@@ -1,6 +1,6 @@
-"""However a test run ends, its cluster ends with it; and whatever one left, the next start or `cluster-down` removes.
+"""A cluster ends with its test run. The next start or `cluster-down` removes leftovers.
 
-These have a small cluster of their own, in a slot that nobody else uses; several test runs take turns.
+These tests have a small cluster of their own, in a slot reserved for them; parallel test runs take turns.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ RARER = [pytest.param(moment, marks=pytest.mark.soak) for moment in ("registry",
 
 
 @pytest.mark.parametrize("moment", ["etcd", "node-1-kubelet", *RARER])
-def test_what_a_killed_start_left_is_removed(layout, moment):
+def test_leftovers_of_a_killed_start_are_removed(layout, moment):
     program = start(layout, "alone")
     ledger = Ledger(layout.state, layout.logs)
     until(lambda: ledger.find(moment) is not None, f"{moment} to be started")

@@ -1,4 +1,4 @@
-"""Nodes that vanish, couriers that stand still, networks that are cut: silence is said as silence, death as death."""
+"""Lost nodes, frozen couriers, broken networks: silence is reported as silence, and death as death."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POD = "digits-7f3k-1-worker-0"
 
 @pytest.fixture
 def stage(own_cluster: Cluster, namespace: str, tmp_path: Path) -> Stage:
-    image(own_cluster, "nonroot")  # the first time it is built
+    image(own_cluster, "nonroot")  # the first call builds it
     return Stage(own_cluster, namespace, tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_a_courier_that_stands_still(own_cluster: Cluster, stage: Stage) -> None
                 assert found.node_ready is True and "courier has not answered" in found.proof
             finally:
                 own_cluster.thaw(POD, "courier", stage.namespace)
-            await seen(engine, alive, "the task to be heard again")
+            await seen(engine, alive, "the task to answer again")
 
     play(story)
 
@@ -107,14 +107,14 @@ def test_a_pod_that_is_cut_off(own_cluster: Cluster, stage: Stage, reach: str) -
                     assert found.node_ready is True
             finally:
                 own_cluster.heal(address)
-            await seen(engine, alive, "the task to be heard again")
+            await seen(engine, alive, "the task to answer again")
 
     play(story)
 
 
 @pytest.mark.soak
 def test_an_api_server_that_is_away_is_not_the_tasks_fault(own_cluster: Cluster, stage: Stage) -> None:
-    """Nothing is said of tasks until it answers again; then everything is as it was."""
+    """No task is reported while the API server is away; afterwards the observations are as before."""
 
     async def story() -> None:
         async with stage.engine() as engine:

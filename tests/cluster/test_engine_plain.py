@@ -1,4 +1,4 @@
-"""Images that run as they are: what the cluster's API tells is taken down as a launcher would have."""
+"""Images without a launcher: the engine records the API server's facts in the format of a launcher."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture
 def stage(cluster: AnyCluster, namespace: str, tmp_path: Path) -> Stage:
-    image(cluster, "nopython")  # the first time it is built
+    image(cluster, "nopython")  # the first call builds it
     return Stage(cluster, namespace, tmp_path)
 
 
 def plain(stage: Stage, command: str, **more: Any) -> Attempt:
-    """In an image that has nothing of ours, and could have nothing."""
+    """An attempt in an image that contains nothing of Stoker, nor Python."""
     job = stage.job("nopython", launcher="none", run=["/bin/sh", "-c", command], **more)
     return attempt_of(job)
 
@@ -167,7 +167,7 @@ def test_it_has_a_timeout(stage: Stage) -> None:
 
 
 def test_its_pod_is_not_made_twice(stage: Stage) -> None:
-    """It may have run: who submits again, with the pod gone, is told that it is gone."""
+    """The pod may have run: a second submit reports it as gone."""
 
     async def story() -> None:
         async with stage.engine() as engine:
@@ -185,7 +185,7 @@ def test_its_pod_is_not_made_twice(stage: Stage) -> None:
     play(story)
 
 
-def test_an_image_that_cannot_be_pulled_is_said_before_anything_else(stage: Stage) -> None:
+def test_a_failed_image_pull_is_reported_first(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
             job = plain(stage, "true").job

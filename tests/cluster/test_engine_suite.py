@@ -1,4 +1,4 @@
-"""The Kubernetes engine passes the suite with real pods, in both ways of bringing our code and all ways of reaching it."""
+"""The Kubernetes engine passes the suite with real pods, for all ways of delivery and connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class TestKubernetesEngine(EngineSuite):
-    """Our code from a ConfigMap, in an image whose user is not root."""
+    """The bundle from a ConfigMap, in an image whose user is not root."""
 
     wait = WAIT
     image = "nonroot"
@@ -28,7 +28,7 @@ class TestKubernetesEngine(EngineSuite):
     @pytest.fixture(autouse=True)
     def _cluster(self, cluster: AnyCluster, namespace: str, _home: None) -> None:
         self.cluster, self.namespace = cluster, namespace
-        image(cluster, self.image)  # the first time it is built
+        image(cluster, self.image)  # the first call builds it
 
     def make_engine(self, home: Home) -> Engine:
         return engine_of(home, settings_of(self.cluster, self.namespace, default_cpu=0.1, **self.settings))
@@ -71,8 +71,9 @@ class TestKubernetesEngine(EngineSuite):
 
 @pytest.mark.soak
 class TestFromOurImage(TestKubernetesEngine):
-    """Our code from Stoker's own image, through the API server's proxy, in an image that would run as root. Both ways are in
-    test_pods.py, test_scale.py and test_chart_rbac.py too: the whole suite once more is for the soak."""
+    """The bundle from Stoker's own image, through the API server's proxy, in an image that runs as root.
+    Only a soak runs the whole suite a second time: test_pods.py, test_scale.py and test_chart_rbac.py
+    cover both ways as well."""
 
     image = "root"
 

@@ -1,4 +1,4 @@
-"""Faults of nodes and pods, each with the state that must come of it."""
+"""Faults of nodes and pods, and the resulting states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_node_is_lost_with_everything_on_it(box: ClusterBox) -> None:
 
 
 def test_a_node_whose_agents_are_gone_while_the_training_lives(box: ClusterBox) -> None:
-    """Nothing is started twice before lost_after; then the old one is fenced: what it still does counts for nothing."""
+    """Nothing is started twice before lost_after; then the old task is fenced."""
     run = train(box, 280, "--lost-after", "30s")
     first = node_of(box, run)
     box.cluster.orphan_node(first)
@@ -43,11 +43,11 @@ def test_a_node_whose_agents_are_gone_while_the_training_lives(box: ClusterBox) 
     shown = box.ended(run, limit=300)
     assert shown["state"] == "succeeded"
     whole(box, run, 280)
-    who = {word for word, _ in said(box, run, "begin")}
-    assert len(who) == 2
+    processes = {word for word, _ in said(box, run, "begin")}
+    assert len(processes) == 2
     box("pull", run, "-o", "out")
     found = next((box.work / "out").rglob("model.json")).read_text()
-    assert said(box, run, "end")[0][0] in found, "the outputs are those of the new one"
+    assert said(box, run, "end")[0][0] in found, "the outputs are those of the new task"
     box.cluster.restore_node(first)
     wait(lambda: not box.pods(run), limit=180)
 
@@ -63,7 +63,7 @@ def test_a_pod_is_deleted_by_hand(box: ClusterBox) -> None:
 
 
 def test_the_secret_is_deleted_by_hand(box: ClusterBox) -> None:
-    """The pod goes with it: the run goes on elsewhere, at no cost to the user."""
+    """The pod is deleted with it; the run continues elsewhere and no retry is spent."""
     run = train(box, 60)
     box.kubectl("delete", "secret", f"stoker-{run}-1")
     shown = box.ended(run, limit=300)
@@ -72,7 +72,7 @@ def test_the_secret_is_deleted_by_hand(box: ClusterBox) -> None:
 
 
 def test_a_cut_longer_than_lost_after_ends_the_pod_first(box: ClusterBox) -> None:
-    """The node is ready, so the pod is deleted and its end awaited: never two at once."""
+    """The node is ready, so the pod is deleted first: two bodies never run at once."""
     run = train(box, 150, "--lost-after", "20s")
     address = box.pods(run)[0]["status"]["podIP"]
     box.cluster.cut(address)

@@ -1,4 +1,4 @@
-"""Faults between the server and its tasks, each with the state that must come of it."""
+"""Faults between the server and its tasks, and the resulting states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_the_api_server_is_away_for_a_minute(box: ClusterBox) -> None:
-    """Training goes on, nothing counts as lost, all lines arrive."""
+    """The training continues, no task counts as lost, and all lines arrive."""
     run = train(box, 330)
     box.cluster.stop_api()
     away = time.monotonic()
@@ -27,7 +27,7 @@ def test_the_api_server_is_away_for_a_minute(box: ClusterBox) -> None:
         wait(lambda: not _lab(box)["reachable"])
         assert box.show(run)["state"] == "running", "silence is never read as: all pods are gone"
         local = box.submit("--", "python3", "-c", "print('here')")
-        assert box.ended(local)["state"] == "succeeded", "this machine is not held up"
+        assert box.ended(local)["state"] == "succeeded", "runs on this machine are not delayed"
         time.sleep(max(0.0, 60.0 - (time.monotonic() - away)))
         assert box.show(run)["state"] == "running"
     finally:
@@ -52,7 +52,7 @@ def test_an_api_server_that_takes_connections_and_never_answers(box: ClusterBox)
 
 
 def test_the_past_is_compacted_away(box: ClusterBox) -> None:
-    """Watches are told 410 Gone: the list is read anew, and nothing is missed."""
+    """Watches get 410 Gone: the list is read again, and nothing is missed."""
     run = train(box, 100)
     box.cluster.compact()
     undisturbed(box, run, 100)
@@ -69,11 +69,11 @@ def test_a_cut_shorter_than_lost_after_is_nothing(box: ClusterBox) -> None:
 
 
 def test_a_frozen_container_that_wakes_up(box: ClusterBox) -> None:
-    """A task that stands still is not a task that is gone: with its courier answering it is left alone."""
+    """A frozen body is not lost: while its courier answers, it is left alone."""
     run = train(box, 120, "--lost-after", "10s")
     pod = box.pods(run)[0]["metadata"]["name"]
     box.cluster.freeze(pod, "main", box.namespace)
-    time.sleep(5)  # what was said before it is on its way
+    time.sleep(5)  # earlier lines are still being transferred
     before = steps(box, run)
     time.sleep(15)
     assert len(steps(box, run)) <= len(before) + 1
@@ -84,7 +84,7 @@ def test_a_frozen_container_that_wakes_up(box: ClusterBox) -> None:
 
 @pytest.mark.soak
 def test_a_token_that_is_rotated_while_it_runs(box: ClusterBox, tmp_path: Path) -> None:
-    """The kubeconfig's token runs out and is replaced: the next request has the new one."""
+    """The kubeconfig's token is rotated: the next request uses the new one."""
     token = tmp_path / "token"
     kubeconfig = yaml.safe_load(Path(box.cluster.kubeconfig).read_text())
     kubeconfig["users"][0]["user"] = {"tokenFile": str(token)}

@@ -1,5 +1,8 @@
-"""Files of Kubernetes on a real cluster: a Job with a claim, a ConfigMap and indexes runs as it would have; what reaches
-beyond its pods is the admin's to allow; and what is exported is what the API server takes."""
+"""Kubernetes manifests on a real cluster.
+
+A Job with a claim, a ConfigMap and indexes runs as it would without Stoker. Fields that reach beyond a pod
+need the admin's permission. The API server accepts exported manifests.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,7 @@ spec:
 
 
 def test_replicas_meet_over_pod_addresses_and_an_image_gets_its_arguments(box: ClusterBox) -> None:
-    """Two documents in one file: a master and workers with a ConfigMap for code, and an image with its own command."""
+    """A master and workers with code from a ConfigMap, and an image with its own command, in one file."""
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"meet.py": MEET}}
     apply(box.cluster, box.namespace, code)
     text = PYTORCHJOB.replace("IMAGE", image(box.cluster, "train"))
@@ -154,7 +157,7 @@ BEYOND: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "path", "grant"), BEYOND)
-def test_what_reaches_beyond_a_pod_is_the_admins_to_allow(
+def test_fields_beyond_the_pod_need_the_admins_permission(
     box: ClusterBox, line: str, path: str, grant: str
 ) -> None:
     text = f"""

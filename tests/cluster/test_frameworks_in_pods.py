@@ -1,7 +1,7 @@
-"""Real torch, TensorFlow and Open MPI in pods, over pod addresses: a lost worker, and every step done exactly once.
+"""Real torch, TensorFlow and Open MPI in pods: a worker is lost, and every step counts once.
 
-The frameworks are gigabytes, so no image has them: `make test-frameworks` and `make test-cluster` keep them in a folder
-of this machine, which is mounted read-only, as a cluster's own shared software often is.
+The frameworks take gigabytes, so they are not in the images. `make test-frameworks` and `make test-cluster`
+keep them in a folder of this machine. It is mounted read-only, as a cluster's shared software often is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PodJourney(Journey):
     box: ClusterBox
 
     def lose(self, how: str, task: str) -> None:
-        """In the middle of its training. The others, and nobody else, are in the same pods afterwards."""
+        """Lose a task in the middle of the training. All other tasks keep their pods."""
         self.box.until(self.run, "running", limit=LIMIT)
         before = self.box.uids(self.run)
         self._apart()
@@ -53,7 +53,7 @@ class PodJourney(Journey):
         assert same == (set(before) if how == "process" else set(before) - {task}), self.report()
 
     def _apart(self) -> None:
-        """Every task has an address of its own."""
+        """Every task has its own address."""
         pods = self.box.pods(self.run)
         assert not any(pod["spec"].get("hostNetwork") for pod in pods)
         assert len({pod["status"]["podIP"] for pod in pods}) == len(pods) > 1
@@ -68,7 +68,7 @@ class PodJourney(Journey):
 
 @pytest.fixture(scope="module")
 def packages() -> Path:
-    """A folder with the frameworks for the Python of the images; made beforehand by `make`, else now."""
+    """A folder with the frameworks for the images' Python; made in advance by `make`, or now."""
     script = SCRIPTS.parent / "environment.py"
     done = subprocess.run(
         [sys.executable, str(script), "--for", PYTHON], check=True, stdout=subprocess.PIPE, text=True
@@ -80,9 +80,9 @@ def packages() -> Path:
 def box(
     tmp_path: Path, own_cluster: Cluster, namespace: str, request: pytest.FixtureRequest
 ) -> Iterator[ClusterBox]:
-    # Asked for by name: with somebody else's cluster, where this skips, nothing is downloaded.
+    # Requested by name: with a foreign cluster, where this skips, nothing is downloaded.
     packages: Path = request.getfixturevalue("packages")
-    # Whom they are connected to, torch and mpirun ask the name service, and where there is none wait for it.
+    # torch and mpirun look up peers by name; without a name service each lookup waits for its timeout.
     own_cluster.names()
     own_cluster.volume(namespace, mode=MODE, path=packages)
     apply(own_cluster, namespace, claim(CLAIM, namespace, MODE))
@@ -95,7 +95,7 @@ def box(
 
 @pytest.fixture
 def journey(box: ClusterBox) -> Make:
-    """`journey("--workers", "2", "torch_ddp.py")`: submitted, with the frameworks at hand."""
+    """`journey("--workers", "2", "torch_ddp.py")` submits a run that has the frameworks."""
     variables = [word for item in ENVIRONMENT.items() for word in ("--env", "=".join(item))]
     flags = [
         *("--cluster", "lab", "--image", box.cluster.images["openmpi"]),

@@ -1,4 +1,4 @@
-"""The client on a real cluster: objects, caches that live through faults, ways into pods."""
+"""The Kubernetes client on a real cluster: objects, caches through faults, connections into pods."""
 
 from __future__ import annotations
 
@@ -150,9 +150,7 @@ def test_a_cache_lives_through_a_killed_api_server(cluster: Any, namespace: str)
             await wait_async(lambda: cache.get(kinds.CONFIGMAPS, "before", namespace))
             await asyncio.to_thread(cluster.stop_api)
             await wait_async(lambda: cache.problem())
-            assert cache.get(kinds.CONFIGMAPS, "before", namespace), (
-                "silence says nothing about what is there"
-            )
+            assert cache.get(kinds.CONFIGMAPS, "before", namespace), "silence does not remove objects"
             await asyncio.to_thread(cluster.start_api)
             await kube.create(kinds.CONFIGMAPS, configmap("after"), namespace)
             await wait_async(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "after", namespace))
@@ -162,7 +160,7 @@ def test_a_cache_lives_through_a_killed_api_server(cluster: Any, namespace: str)
 
 
 class Relay:
-    """A way to the API server that can be taken away and given back."""
+    """A connection to the API server that can be broken and restored."""
 
     def __init__(self, server: str) -> None:
         self._host, self._port = server.removeprefix("https://").rsplit(":", 1)
@@ -193,7 +191,7 @@ class Relay:
                 writer.write(data)
 
 
-def test_what_vanished_and_was_compacted_while_a_cache_was_cut_off_is_told(
+def test_a_cache_reports_objects_deleted_while_it_was_cut_off(
     cluster: Any, namespace: str, tmp_path: Path
 ) -> None:
     content = yaml.safe_load(cluster.kubeconfig.read_text())
@@ -220,7 +218,9 @@ def test_what_vanished_and_was_compacted_while_a_cache_was_cut_off_is_told(
             await wait_async(lambda: cache.fresh() and cache.get(kinds.CONFIGMAPS, "appears", namespace))
             assert cache.get(kinds.CONFIGMAPS, "vanishes", namespace) is None
             assert cache.get(kinds.CONFIGMAPS, "stays", namespace)
-            assert kube.calls["list", "configmaps"] > lists, "the history is gone: it was listed again"
+            assert kube.calls["list", "configmaps"] > lists, (
+                "the history was compacted: the cache lists again"
+            )
             told = [await asyncio.wait_for(anext(reader), 60) for _ in range(2)]
             assert {(change.name, change.deleted) for change in told} == {
                 ("appears", False),
@@ -317,9 +317,7 @@ async def whoami(kube: Kube) -> str:
     return str((await kube.create(REVIEWS, review))["status"]["userInfo"]["username"])
 
 
-def test_what_is_not_allowed_is_an_answer_and_a_bad_token_is_none(
-    cluster: Any, namespace: str, tmp_path: Path
-) -> None:
+def test_a_forbidden_request_differs_from_a_bad_token(cluster: Any, namespace: str, tmp_path: Path) -> None:
     token = cluster.kubectl("-n", namespace, "create", "token", "default").strip()
     content = yaml.safe_load(cluster.kubeconfig.read_text())
     path = tmp_path / "kubeconfig"
@@ -351,7 +349,7 @@ def python_image(cluster: Any) -> str:
 
 @pytest.fixture
 def served(cluster: Any, namespace: str, python_image: str) -> Iterator[ssl.SSLContext]:
-    """A pod `server` with a certificate for `courier`, and how to trust it."""
+    """A pod `server` with a certificate for `courier`, and the context that trusts it."""
     ca = trustme.CA()
     issued = ca.issue_cert("courier")
     files = {"server.py": SERVER.read_bytes(), "tls.pem": issued.private_key_and_cert_chain_pem.bytes()}
@@ -374,8 +372,8 @@ def served(cluster: Any, namespace: str, python_image: str) -> Iterator[ssl.SSLC
 
 
 async def again(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """On a busy machine the API server may lose its connection to the pod in the middle of an answer. All who ask
-    through it ask again then."""
+    """Repeat a request whose answer was cut off, as callers do. On a busy machine the API server may lose
+    its connection to the pod."""
     for _ in range(2):
         with contextlib.suppress(Disconnected):
             return await ask()
@@ -388,7 +386,7 @@ def test_the_pod_proxy(cluster: Any, namespace: str, served: ssl.SSLContext) -> 
             root = f"/api/v1/namespaces/{namespace}/pods/https:server:7447/proxy"
             headers = {"Stoker-Session": "s", "Authorization": "Bearer mine", "X-Other": "o"}
             seen = (await kube.request("GET", f"{root}/a%2Fb?c=%2Fd", headers=headers)).json()
-            assert seen["path"] == "/a/b?c=%2Fd", "it decodes paths on the way, and not queries"
+            assert seen["path"] == "/a/b?c=%2Fd", "the proxy decodes paths, but not queries"
             assert (seen["headers"]["Stoker-Session"], seen["headers"]["X-Other"]) == ("s", "o")
             assert "Authorization" not in seen["headers"]
             body = bytes(range(256)) * 32768
@@ -418,7 +416,7 @@ def test_port_forward_with_our_own_tls(cluster: Any, namespace: str, served: ssl
                 await kube.forward(namespace, "server", 7447, ssl=served, server_hostname="other")
             reader, writer = await kube.forward(namespace, "server", 7000)
             async with asyncio.timeout(60):
-                assert await reader.read() == b"", "nobody listens there"
+                assert await reader.read() == b"", "no listener at this port"
             writer.close()
             with pytest.raises(KubeError, match="not found") as absent:
                 await kube.forward(namespace, "nobody", 7447)

@@ -1,4 +1,4 @@
-"""Names of Services and pods, where a test asks for them."""
+"""Names of Services and pods resolve after a test asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NetworkPolicies as rules: every kind of peer, port and selector, taken by the kernel's own checker."""
+"""NetworkPolicies as rules: every kind of peer, port and selector, checked by the kernel's own parser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMESPACES = [{"metadata": {"name": name, "labels": {"name": name}}} for name in
 
 
 def made(**spec: object) -> str:
-    """The rules of one policy for the server, checked."""
+    """The rules of one policy for the server, checked by nft."""
     spec.setdefault("podSelector", {"matchLabels": {"app": "server"}})
     policy = {"metadata": {"name": "policy", "namespace": "home"}, "spec": spec}
     script = rules("stoker-check", [policy], PODS, NAMESPACES)
@@ -75,7 +75,7 @@ def test_no_policy_no_rule():
         ([{"from": [{"ipBlock": {"cidr": "::/0"}}]}], "drop;"),
     ],
 )
-def test_who_is_let_in(ingress, expected):
+def test_ingress_rules(ingress, expected):
     assert chain(made(ingress=ingress), "ingress_10_0_0_1") == expected
 
 
@@ -88,21 +88,21 @@ def test_who_is_let_in(ingress, expected):
         ({"operator": "DoesNotExist"}, ""),
     ],
 )
-def test_how_pods_are_selected(expression, addresses):
+def test_selectors(expression, addresses):
     selector = {"matchExpressions": [{"key": "app", **expression}]}
     script = made(ingress=[{"from": [{"podSelector": selector}]}])
     expected = f"ip saddr {{ {addresses} }} return; drop;" if addresses else "drop;"
     assert chain(script, "ingress_10_0_0_1") == expected
 
 
-def test_only_what_a_policy_speaks_of_is_restricted():
+def test_only_selected_pods_and_directions_are_restricted():
     script = made(policyTypes=["Egress"], egress=[{"to": [{"podSelector": {}}], "ports": [{"port": "web"}]}])
     assert chain(script, "egress_10_0_0_1") == "ip daddr { 10.0.0.1 } tcp dport 80 return; drop;"
     assert "ingress_" not in script
     assert "10_0_0_2" not in script
 
 
-def test_an_address_that_was_used_before_is_its_last_owners():
+def test_a_reused_address_belongs_to_its_newest_pod():
     late = {**pod("late", "10.0.0.1")}
     late["metadata"] = {**late["metadata"], "creationTimestamp": "2026-01-02T00:00:00Z"}
     early = {**PODS[0], "metadata": {**PODS[0]["metadata"], "creationTimestamp": "2026-01-01T00:00:00Z"}}

@@ -1,4 +1,4 @@
-"""From a kubeconfig to a finished run with the two commands the README shows, and nothing installed in the cluster."""
+"""From a kubeconfig to a finished run with the README's two commands; nothing is installed in the cluster."""
 
 from __future__ import annotations
 

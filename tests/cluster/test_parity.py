@@ -1,4 +1,4 @@
-"""The same job file on this machine and in the cluster: the same states, causes, checkpoints, outputs, metrics, lines."""
+"""The same job here and in the cluster: same states, causes, checkpoints, outputs, metrics and lines."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ grace: 5s
 
 
 def told(box: ClusterBox, run: str) -> dict[str, Any]:
-    """Everything a user is told of a run that must not depend on where it ran."""
+    """Everything that a user is shown of a run and that must not depend on where it ran."""
     shown = box.show(run)
     lines = box("logs", run).stdout.splitlines()
     outputs = box.client().files(run)["files"]
@@ -128,7 +128,7 @@ def told(box: ClusterBox, run: str) -> dict[str, Any]:
 
 
 NOISE = re.compile(r"ensurepip|going on without")
-"""What an image without pip says of itself when `setup` makes an environment."""
+"""Warnings of an image without pip when `setup` makes an environment."""
 TASK = ("name", "role", "incarnation", "generation", "phase", "exit_code")
 KINDS = (
     "queued",
@@ -150,7 +150,7 @@ def both(
     *args: str,
     meanwhile: Callable[[str], None] = lambda run: None,
 ) -> dict[str, Any]:
-    """Run one job file here and there, and hold the two against each other, key by key."""
+    """Run one job file here and in the cluster, and compare the results key by key."""
     box.write("train.py", TRAIN)
     box.write("gang.py", GANG)
     shutil.copy(Path(__file__).parents[1] / "acceptance" / "worlds.py", box.work / "worlds.py")
@@ -267,7 +267,7 @@ def test_two_workers_of_which_one_fails(box: ClusterBox) -> None:
 def test_two_workers_of_which_one_is_killed(
     box: ClusterBox, how: str, retries: int, incarnation: int
 ) -> None:
-    """The same generations, the same replacement, the same values, from the same checkpoint."""
+    """The same generations, replacement, values and checkpoint."""
 
     def hurt(run: str) -> None:
         wait(lambda: any(ck["name"] == "step-1.json" for ck in box.show(run)["checkpoints"]))

@@ -1,4 +1,4 @@
-"""Pods as they really are: who runs in them, what they can and cannot see, and what becomes of what they write."""
+"""Real pods: their user ids, visibility of secrets and files, and the transfer of their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_parts import AnyCluster, Stage, attempt_of, image, log_of, phase, play, seen, started
+from engine_parts import Stage, attempt_of, log_of, phase, play, seen, started
 from harness import Cluster, HarnessError
 from harness.pods import apply, claim
 
@@ -28,13 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 POD = "digits-7f3k-1-worker-0"
 
 
-@pytest.fixture
-def stage(cluster: AnyCluster, namespace: str, tmp_path: Path) -> Stage:
-    image(cluster, "nonroot")  # the first time it is built
-    return Stage(cluster, namespace, tmp_path)
-
-
-WHO = "id -u; id -g; umask 077; echo kept > $STOKER_CHECKPOINT_DIR/one.txt; touch $HOME/x && echo home $HOME; pwd"
+IDENTITY = "id -u; id -g; umask 077; echo kept > $STOKER_CHECKPOINT_DIR/one.txt; touch $HOME/x && echo home $HOME; pwd"
 IMAGES = [
     ("root", {}, ["1000", "1000", "home /stoker/home", "/"]),
     ("root", {"security": "baseline"}, ["0", "0", "home /root", "/"]),
@@ -50,10 +44,10 @@ IMAGES = [
 @pytest.mark.parametrize(
     ("name", "settings", "printed"), IMAGES, ids=[f"{name}-{'-'.join(map(str, s))}" for name, s, _ in IMAGES]
 )
-def test_everybody_runs_as_somebody_and_the_courier_reads_what_they_write(
+def test_the_courier_reads_the_files_of_every_kind_of_user(
     stage: Stage, name: str, settings: dict[str, Any], printed: list[str], ours: bool
 ) -> None:
-    """A file for its owner only is carried away: the courier is that owner."""
+    """A file that only its owner can read is transferred: the courier has the same user id."""
     users = {"readonly": "1001:1001", "nonroot": "app"}
     more = {"stoker_image": stage.image("stoker")} if ours else {}
 
@@ -63,7 +57,7 @@ def test_everybody_runs_as_somebody_and_the_courier_reads_what_they_write(
             attempt = Attempt(
                 attempt.run, 1, attempt.tasks, job=attempt.job, image={"user": users.get(name, "")}
             )
-            _, directory = await started(engine, attempt, ["/bin/sh", "-c", WHO])
+            _, directory = await started(engine, attempt, ["/bin/sh", "-c", IDENTITY])
             status = await phase(directory, "ended")
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
             assert status.ending is not None and status.ending["code"] == 0, lines
@@ -78,7 +72,9 @@ def test_everybody_runs_as_somebody_and_the_courier_reads_what_they_write(
 def test_where_the_platform_assigns_users_none_is_asked_for(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine(user="platform") as engine:
-            _, directory = await started(engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", WHO])
+            _, directory = await started(
+                engine, attempt_of(stage.job("readonly")), ["/bin/sh", "-c", IDENTITY]
+            )
             await phase(directory, "ended")
             lines = [line.split(" ", 2)[2] for line in log_of(directory).decode().splitlines()]
             assert (lines[0], lines[2:]) == ("1001", ["home /stoker/home", "/job"]), (
@@ -91,7 +87,7 @@ def test_where_the_platform_assigns_users_none_is_asked_for(stage: Stage) -> Non
 
 
 def test_ending_a_task_takes_no_longer_than_its_body(stage: Stage) -> None:
-    """A launcher whose body has ended only holds: the rest of an hour's grace is not waited for."""
+    """The launcher of an ended body only holds, so the rest of an hour's grace is not waited for."""
 
     async def story() -> None:
         async with stage.engine() as engine:
@@ -107,7 +103,7 @@ def test_ending_a_task_takes_no_longer_than_its_body(stage: Stage) -> None:
 
 
 def test_the_images_own_command_runs_where_none_is_named(stage: Stage) -> None:
-    """Wrapping discards it: what the registry said of the image is used."""
+    """A wrapped container loses its image's command, so the command from the registry is used."""
 
     async def story() -> None:
         async with stage.engine() as engine:
@@ -122,7 +118,7 @@ def test_the_images_own_command_runs_where_none_is_named(stage: Stage) -> None:
     play(story)
 
 
-def test_secrets_are_where_they_belong_and_nowhere_else(stage: Stage) -> None:
+def test_secrets_reach_only_their_process(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
             job = stage.job(secrets=["HF_TOKEN"])
@@ -163,7 +159,7 @@ def test_secrets_are_where_they_belong_and_nowhere_else(stage: Stage) -> None:
 
 
 def host_processes(container_id: str) -> dict[int, str]:
-    """Processes of a container by their numbers on this machine."""
+    """Processes of a container by process id on this machine."""
     found = {}
     for path in Path("/proc").iterdir():
         try:
@@ -175,15 +171,15 @@ def host_processes(container_id: str) -> dict[int, str]:
 
 
 def is_first(pid: int) -> bool:
-    """Whether it is the first process of its container. Of the numbers on this machine the lowest says little: they wrap."""
+    """Whether it is the first process of its container. Ids wrap, so it may not be the lowest."""
     status = Path(f"/proc/{pid}/status").read_text()
     return status.partition("NSpid:")[2].splitlines()[0].split()[-1] == "1"
 
 
-def test_a_launcher_that_is_killed_is_proven_dead_and_what_it_left_is_kept(
+def test_a_killed_launcher_is_proven_dead_and_its_checkpoint_is_kept(
     own_cluster: Cluster, stage: Stage
 ) -> None:
-    """The kubelet starts another one, which settles the journal, starts nothing and holds."""
+    """The kubelet starts another launcher, which settles the journal, starts no body and holds."""
 
     async def story() -> None:
         async with stage.engine() as engine:
@@ -243,7 +239,7 @@ def test_a_task_is_resized_while_it_runs(stage: Stage) -> None:
                 str(128 << 20)
             ]
             after = directory.status()
-            assert after is not None and after.pid == before.pid, "the very same process"
+            assert after is not None and after.pid == before.pid, "not the same process"
             reason = await engine.resize(handle, "worker-0", cpu=500, memory=None)
             assert reason is not None and "node has not enough room" in reason
             spec = json.loads(stage.kubectl("get", "pod", POD, "-o", "json"))["spec"]
@@ -254,8 +250,8 @@ def test_a_task_is_resized_while_it_runs(stage: Stage) -> None:
     play(story)
 
 
-def test_what_a_dry_run_prints_is_what_the_cluster_takes(stage: Stage) -> None:
-    """Of everything a job can ask for."""
+def test_the_cluster_accepts_what_a_dry_run_prints(stage: Stage) -> None:
+    """For a job that uses every field."""
     job = stage.job(
         resources={"cpu": 2, "memory": "1Gi", "gpu": 1, "shm": "64Mi", "disk": "1Gi"},
         secrets=["HF_TOKEN"],
@@ -320,7 +316,7 @@ def test_an_input_from_a_claim_is_there_and_cannot_be_written(own_cluster: Clust
     play(story)
 
 
-def test_capacity_counts_what_others_took(stage: Stage) -> None:
+def test_capacity_leaves_out_resources_of_other_pods(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
             before = {node.name: node for node in await engine.capacity()}
@@ -378,7 +374,7 @@ def test_a_cluster_is_checked(stage: Stage) -> None:
     play(story)
 
 
-def test_a_shell_is_what_the_body_has_around_it(stage: Stage) -> None:
+def test_a_shell_has_the_environment_of_the_body(stage: Stage) -> None:
     async def story() -> None:
         async with stage.engine() as engine:
             job = stage.job(env={"FLAVOUR": "lemon"})

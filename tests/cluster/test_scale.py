@@ -1,6 +1,7 @@
-"""Many runs at once: through real pods, and on simulated nodes against the real control plane.
+"""Many runs at once: in real pods, and on simulated nodes with the real control plane.
 
-What is asserted is that all end as they should and how many calls each costs; how long it took is printed.
+The tests check that all runs end as they should, and the number of API calls for each. The duration is only
+printed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 POOL = f'pools.simulated={{selector: {{{simulated.LABEL}: "yes"}}, tolerations: ["{simulated.LABEL}=yes:NoSchedule"]}}'
 CALLS = 20
-"""API calls that one run may cost, tries to read the log of a node that is none included. What is watched costs none."""
+"""API calls that one run may cost, with failed reads of the log on simulated nodes but without watches."""
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def submit_all(box: ClusterBox, count: int, job: dict[str, Any]) -> list[str]:
 
 
 def all_ended(box: ClusterBox, runs: list[str], limit: float) -> list[dict[str, Any]]:
-    """All of them, as soon as none is under way."""
+    """All runs, once none is active."""
 
     def left() -> int:
         return len(box.client().runs(state=("queued", "starting", "running", "stopping"), limit=1000)["runs"])
@@ -102,7 +103,7 @@ def on_simulated(box: ClusterBox, tmp_path: Path, nodes: int, count: int) -> Non
             asked = time.monotonic()
             box.client().nodes()
             slowest = max(slowest, time.monotonic() - asked)
-            assert time.monotonic() - begin < 60 + 2 * count, "all have ended by now"
+            assert time.monotonic() - begin < 60 + 2 * count, "not all runs have ended"
             time.sleep(0.5)
         took = time.monotonic() - begin
         states: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Steering a run in a cluster: resizing, keeping, entering, dry runs, nodes."""
+"""Operations on a run in a cluster: resizing, keeping, entering, dry runs, nodes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
@@ -14,6 +13,7 @@ from rooms import clear, fill
 
 from support.box import ENDED
 from support.gangs import begin, check, checkpointed, generation, sizes, starts, trains
+from support.seeds import seeds
 from support.waiting import wait
 
 __all__ = ["box"]
@@ -53,7 +53,7 @@ def test_a_lost_member_is_replaced_and_the_others_keep_their_pods(box: ClusterBo
     assert any(body["step"] > 0 for body in starts(box, run)), "it went on from its checkpoint"
 
 
-def test_a_server_that_is_killed_finds_the_world_as_it_was(box: ClusterBox) -> None:
+def test_a_restarted_server_adopts_the_world(box: ClusterBox) -> None:
     run = world(box, "--workers", "2", steps=240)
     checkpointed(box, run)
     before = box.uids(run)
@@ -65,7 +65,7 @@ def test_a_server_that_is_killed_finds_the_world_as_it_was(box: ClusterBox) -> N
     assert generation(box, run) == 1
 
 
-def test_it_takes_what_is_free_and_grows_and_shrinks_beside_the_pods_that_are_there(box: ClusterBox) -> None:
+def test_an_elastic_run_grows_and_shrinks_and_keeps_its_pods(box: ClusterBox) -> None:
     one, two = box.cluster.nodes
     fill(box, one, leave=2)
     fill(box, two, leave=0)
@@ -76,7 +76,7 @@ def test_it_takes_what_is_free_and_grows_and_shrinks_beside_the_pods_that_are_th
     clear(box, two)
     trains(box, run, 2, 3)
     grown = box.uids(run)
-    assert first.items() < grown.items(), "who is there keeps its pod"
+    assert first.items() < grown.items(), "present members keep their pods"
     box("scale", run, "2")
     trains(box, run, 3, 2)
     fewer = wait(lambda: box.uids(run), lambda seen: len(seen) == 2, limit=180)
@@ -85,21 +85,16 @@ def test_it_takes_what_is_free_and_grows_and_shrinks_beside_the_pods_that_are_th
     trains(box, run, 4, 3)
     more = box.uids(run)
     assert fewer.items() < more.items() and len(more) == 3
-    assert set(more.values()) - set(grown.values()), "who left does not come back, another comes"
+    assert set(more.values()) - set(grown.values()), "the member that left is not reused"
     hurry(run)
     seen = check(box, run, 3, steps=2000)
     assert sizes(box, run) == {1: 2, 2: 3, 3: 2, 4: 3}
     assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 4)
 
 
-def seeds() -> list[int]:
-    asked = os.environ.get("STOKER_SEEDS")
-    return [random.randrange(1 << 30) for _ in range(min(5, int(asked)))] if asked else [1, 2]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(1, 2, most=5))
 def test_chaos(box: ClusterBox, seed: int) -> None:
-    """Any member, at any time, in any way: the final value is that of an undisturbed training."""
+    """Any member is lost at any time in any way; the final value is that of an undisturbed training."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     run = world(box, "--workers", "3", "--retries", "20", steps=2000)
@@ -111,9 +106,9 @@ def test_chaos(box: ClusterBox, seed: int) -> None:
         try:
             box.lose(run, how, task)
             hurt += 1
-        except Exception as exc:  # it is just being started again: that is chaos too
+        except Exception as exc:  # the task may be starting again; this is part of the test
             print(how, task, exc)
-    assert hurt, "nobody was hurt"
+    assert hurt, "no member was hurt"
     wait(lambda: box.show(run)["attempts"], lambda tries: len(tries) > 1 or tries[-1]["generation"] > 1)
 
     def look() -> str:

@@ -1,7 +1,7 @@
-"""Faults of nodes, pods and servers under a run of several tasks, each with the state that must come of it.
+"""Faults of nodes, pods and servers under a run of several tasks, and the resulting states.
 
-In what these trainings print stands every body that ever started, and their final value says whether any step was
-lost, done twice or mixed with another world's.
+The trainings print a line for every body that started. Their final value shows whether any step was lost,
+done twice, or mixed with another world's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(900)
 
 SMALL = ("--cluster", "lab", "--cpu", "0.1", "--memory", "128Mi", "--grace", "2s")
 MINE = "stoker.dev/test-node"
-"""Label of the node on which a test wants pods."""
+"""Label of the node where a test wants pods."""
 APART = {
     "spec": {
         "topologySpreadConstraints": [
@@ -44,11 +44,11 @@ APART = {
     },
     "metadata": {"labels": {"test": "apart"}},
 }
-"""No two on one node, for as long as there is another one that takes pods."""
+"""No two on one node while another node accepts pods."""
 
 
 def pods(box: ClusterBox, run: str) -> dict[str, dict[str, Any]]:
-    """Those that are there and are not being ended, by task."""
+    """Pods by task, without those that are being deleted."""
     return {
         pod["metadata"]["labels"]["stoker.dev/task"]: pod
         for pod in box.pods(run)
@@ -70,7 +70,7 @@ def incarnations(box: ClusterBox, run: str) -> dict[str, int]:
 
 
 def test_a_node_is_lost_with_one_member_on_it(box: ClusterBox) -> None:
-    """The world forms again with the lost one on the other node, from the newest checkpoint."""
+    """The next world has a replacement on the other node and starts from the newest checkpoint."""
     flags = ("--workers", "2", "--lost-after", "10s", "--pod", json.dumps(APART))
     run = begin(box, *SMALL, *flags, steps=150, pause=0.1)
     box.until(run, "running", limit=180)
@@ -94,9 +94,8 @@ def test_a_node_is_lost_with_one_member_on_it(box: ClusterBox) -> None:
 
 
 @pytest.mark.soak
-def test_a_member_lost_with_its_node_is_done_without_until_there_is_room(box: ClusterBox) -> None:
-    """An elastic run goes on with the others. When the node is back, the one that was there is not taken up again:
-    another one joins."""
+def test_an_elastic_run_goes_on_without_a_lost_member_until_there_is_room(box: ClusterBox) -> None:
+    """An elastic run continues with fewer members. When the node is back, another member joins."""
     keep, lose = box.cluster.nodes
     fill(box, keep, leave=2)
     fill(box, lose, leave=1)
@@ -114,7 +113,7 @@ def test_a_member_lost_with_its_node_is_done_without_until_there_is_room(box: Cl
     after = uids(box, run)
     for task, pod in before.items():
         assert (after[task] == pod["metadata"]["uid"]) == (task != lost)
-    assert len({body.pid for body in bodies(run)}) == 3, "who was lost is not there beside them"
+    assert len({body.pid for body in bodies(run)}) == 3, "the lost body runs beside them"
     hurry(run)
     seen = check(box, run, 3, steps=2000)
     assert sizes(box, run) == {1: 3, 2: 2, 3: 3}
@@ -132,24 +131,24 @@ def labelled(box: ClusterBox, node: str) -> Iterator[None]:
             box.kubectl("label", "node", one, f"{MINE}-")
 
 
-def haunted(body: Body) -> dict[str, Any]:
-    """What a member did who would not give up; empty while he did nothing."""
+def orphaned(body: Body) -> dict[str, Any]:
+    """The attempts of a member that went on after its world had ended; empty before the first."""
     try:
-        found: dict[str, Any] = json.loads((body.workdir / "haunted.json").read_text())
+        found: dict[str, Any] = json.loads((body.workdir / "orphaned.json").read_text())
     except FileNotFoundError:
         return {}
     return found
 
 
 def test_a_silent_node_and_a_frozen_member_are_fenced(box: ClusterBox) -> None:
-    """The agents of a node are gone, of two members there one trains on and the other is frozen. Nobody is replaced
-    before `lost_after`. What the old ones do afterwards, awake all the time or woken up later, counts for nothing."""
+    """The agents of a node are gone; one member there trains on, the other is frozen. No replacement
+    starts before `lost_after`. Nothing that the old members do counts, not even after a thaw."""
     for script in ("worlds.py", "ghosts.py"):
         source = next(Path(__file__).parents[1].glob(f"*/{script}"))
         shutil.copy(source, box.work / script)
     keep, lose = box.cluster.nodes
     job = {
-        "name": "haunted",
+        "name": "orphaned",
         "cluster": "lab",
         "run": ["python3", "ghosts.py", "200", "5", "0.1", "600"],
         "resources": {"cpu": 0.1, "memory": "128Mi"},
@@ -189,28 +188,28 @@ def test_a_silent_node_and_a_frozen_member_are_fenced(box: ClusterBox) -> None:
                 there = set(uids(box, run).values())
                 if generation(box, run) > 1:
                     break
-                assert there <= {pod["metadata"]["uid"] for pod in before.values()}, "nobody is there twice"
-                assert time.monotonic() - cut < 300, "the silent ones are not replaced"
+                assert there <= {pod["metadata"]["uid"] for pod in before.values()}, "a task has two pods"
+                assert time.monotonic() - cut < 300, "the silent tasks are not replaced"
                 time.sleep(0.2)
             assert time.monotonic() - cut >= 15, "not before the rules allow it"
-            wait(lambda: haunted(old["worker-0"]).get("knocks", 0) >= 5, limit=180)
+            wait(lambda: orphaned(old["worker-0"]).get("tries", 0) >= 5, limit=180)
             box.cluster.thaw(frozen, "main", box.namespace)
-            wait(lambda: haunted(old["worker-1"]).get("knocks", 0) >= 5, limit=180)
+            wait(lambda: orphaned(old["worker-1"]).get("tries", 0) >= 5, limit=180)
             wait(lambda: (2, 2) in ranks(box, run), limit=240)
-            tried = {task: haunted(body) for task, body in old.items()}
+            tried = {task: orphaned(body) for task, body in old.items()}
             box.kill_server()
-            box.cluster.thaw(frozen, "courier", box.namespace)  # what it was asked meanwhile it is told now
+            box.cluster.thaw(frozen, "courier", box.namespace)  # it now receives the requests of the meantime
             seen = check(box, run, 3, steps=200)
         finally:
             for container in ("courier", "main"):
                 box.cluster.thaw(frozen, container, box.namespace)
             box.cluster.restore_node(lose)
-    assert all(found["heard"] == 0 for found in tried.values()), tried
+    assert all(found["accepted"] == 0 for found in tried.values()), tried
     assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 2)
     assert ranks(box, run) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     assert incarnations(box, run) == {"chief-0": 1, "worker-0": 2, "worker-1": 2}
     assert not [line for line in lines(box, run) if "ghost" in line]
-    assert not [key["key"] for key in box.client().metrics(run)["keys"] if "haunted" in key["key"]]
+    assert not [key["key"] for key in box.client().metrics(run)["keys"] if "orphaned" in key["key"]]
     assert not [row["name"] for row in seen["checkpoints"] if "9000" in row["name"]]
     assert not [file["path"] for file in box.client().files(run)["files"] if "ghost" in file["path"]]
     wait(lambda: not box.pods(run), limit=180)
@@ -227,7 +226,7 @@ print("done", f"{role}-{index}", flush=True)
 
 
 def test_a_task_that_comes_back_alone_leaves_the_others_as_they_are(box: ClusterBox) -> None:
-    """`on_loss: task`: the pod of a parameter server is deleted, and nobody else notices."""
+    """`on_loss: task`: the pod of a parameter server is deleted, and the other tasks are not affected."""
     box.write("serves.py", SERVES)
     job = {
         "name": "served",
@@ -250,7 +249,7 @@ def test_a_task_that_comes_back_alone_leaves_the_others_as_they_are(box: Cluster
     for task in ("worker-0", "worker-1"):
         assert after[task]["metadata"]["uid"] == before[task]["metadata"]["uid"]
         assert restarts(after[task]) == 0
-        assert now[task] == alive[task], "the very process"
+        assert now[task] == alive[task], "not the same process"
     assert after["ps-0"]["metadata"]["uid"] != before["ps-0"]["metadata"]["uid"]
     assert now["ps-0"].generation == 2
     for task in ("worker-0", "worker-1"):
@@ -267,7 +266,7 @@ def test_a_task_that_comes_back_alone_leaves_the_others_as_they_are(box: Cluster
 
 
 def began(box: ClusterBox, run: str) -> list[tuple[str, str, str]]:
-    """Task, generation and a word of its own of every process that said it began."""
+    """Task, generation and process id word of every process that started."""
     found = [line.partition("began ")[2].split() for line in lines(box, run) if "began " in line]
     return [(task, number, word) for task, number, word in found]
 
@@ -278,26 +277,26 @@ def restarts(pod: dict[str, Any]) -> int:
 
 @pytest.mark.soak
 def test_a_server_that_is_killed_while_a_world_forms_and_forms_again(box: ClusterBox) -> None:
-    """At every moment at which it has done something and not yet recorded it, or the other way round."""
+    """The server is killed at every moment between an action and its record, in either order."""
     run = begin(box, *SMALL, "--workers", "2", steps=400, pause=0.1)
     wait(lambda: box.pods(run), limit=180)
-    killed(box)  # it has made pods
+    killed(box)  # it has created pods
     wait(lambda: [pod for pod in box.pods(run) if pod["status"].get("podIP")], limit=180)
-    killed(box)  # some have their address
+    killed(box)  # some have an address
     wait(lambda: bodies(run), limit=180)
-    killed(box)  # orders are being given
+    killed(box)  # it is giving orders
     checkpointed(box, run)
     first = uids(box, run)
     assert ranks(box, run) == [(1, 0), (1, 1)]
     box.kubectl("delete", "pod", pods(box, run)["worker-1"]["metadata"]["name"], "--wait=false")
     wait(lambda: {body.task for body in bodies(run)} != {"worker-0", "worker-1"}, limit=180)
-    killed(box)  # it was about to be told of the loss
+    killed(box)  # it was about to observe the loss
     wait(lambda: generation(box, run) == 2, limit=180)
     killed(box)  # it has recorded the next generation
     wait(lambda: uids(box, run).get("worker-1", first["worker-1"]) != first["worker-1"], limit=180)
-    killed(box)  # it has made the lost one's pod
+    killed(box)  # it has created the replacement's pod
     wait(lambda: [body for body in bodies(run) if body.generation == 2], limit=180)
-    killed(box)  # orders are being given, again
+    killed(box)  # it is giving orders again
     seen = check(box, run, 2, steps=400)
     assert (len(seen["attempts"]), seen["attempts"][0]["generation"]) == (1, 2)
     assert ranks(box, run) == [(1, 0), (1, 1), (2, 0), (2, 1)], "nothing started twice"
@@ -306,17 +305,17 @@ def test_a_server_that_is_killed_while_a_world_forms_and_forms_again(box: Cluste
 
 
 def killed(box: ClusterBox) -> None:
-    """kill -9, and another server in its place."""
+    """kill -9, and another server takes over."""
     assert box.kill_server()
     box("ps")
 
 
 SLOT = 10 << 30
-"""Bytes of disk that one task of `rivals` asks for. The queue does not count disks, and the cluster does."""
+"""Bytes of disk that one task of `rivals` requests. The cluster counts disk space, but the queue does not."""
 
 
 def filled(box: ClusterBox, node: str) -> None:
-    """Somebody else's pod leaves room for one task on the node."""
+    """A pod of another owner leaves room for one task on the node."""
     there = box.kubectl("get", "node", node, "-o", "jsonpath={.status.allocatable.ephemeral-storage}")
     pod = {
         "apiVersion": "v1",
@@ -358,7 +357,7 @@ def rival(box: ClusterBox, name: str, chief: str, worker: str) -> str:
 
 
 def test_of_two_that_hold_half_of_what_both_need_one_lets_go(box: ClusterBox) -> None:
-    """The queue believes that there is room for both. Each has one of its two tasks up, in the other one's place."""
+    """Both runs seem to fit. Each has one of its two tasks up, in the other one's place."""
     shutil.copy(Path(__file__).parents[1] / "acceptance" / "worlds.py", box.work / "worlds.py")
     one, two = box.cluster.nodes
     here, there, later = (f"{MINE}-{word}" for word in ("here", "there", "later"))
@@ -379,14 +378,14 @@ def test_of_two_that_hold_half_of_what_both_need_one_lets_go(box: ClusterBox) ->
     for run in (first, second):
         check(box, run, 2, steps=20)
         assert seen[run]["state"] == "succeeded"
-    assert len(seen[first]["attempts"]) == 1, "who came first is not asked to let go"
+    assert len(seen[first]["attempts"]) == 1, "the first run is not asked to release its tasks"
     assert len(seen[second]["attempts"]) >= 2
     assert first in seen[second]["attempts"][0]["evidence"]["message"]
     assert {body["attempt"] for body in starts(box, second)} == {len(seen[second]["attempts"])}
 
 
 def on_nodes(box: ClusterBox, run: str) -> dict[str, str]:
-    """The tasks that were given a node, and which."""
+    """The nodes of the tasks that have one."""
     return {
         task: pod["spec"]["nodeName"] for task, pod in pods(box, run).items() if pod["spec"].get("nodeName")
     }

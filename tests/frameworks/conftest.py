@@ -1,4 +1,4 @@
-"""Real frameworks, in an environment of their own that `make test-frameworks` makes once."""
+"""Real frameworks, in an environment that `make test-frameworks` makes once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def python() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """What frameworks leave in the temporary directory goes with the tests'."""
+    """Temporary files of frameworks go into the tests' own directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
         yield os.environ["TMPDIR"]
@@ -33,7 +33,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shared(python: str, tmp_path_factory: pytest.TempPathFactory, temporary: str) -> Iterator[Box]:
-    """One server for all of them: what they test is the frameworks."""
+    """One server for all tests, since they test the frameworks."""
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
     box = Box(tmp_path_factory.mktemp("box"), env={**quiet, "TMPDIR": temporary})
     box.env["PATH"] = f"{Path(python).parent}:{box.env['PATH']}"
@@ -44,7 +44,7 @@ def shared(python: str, tmp_path_factory: pytest.TempPathFactory, temporary: str
 
 @pytest.fixture
 def journey(shared: Box) -> Callable[..., Journey]:
-    """`journey("--framework", "torch", "--workers", "2", "torch_sum.py")`: submitted."""
+    """`journey("--framework", "torch", "--workers", "2", "torch_sum.py")` submits a run."""
 
     def make(*arguments: str) -> Journey:
         kept_apart = ("--env", f"TMPDIR={shared.env['TMPDIR']}")

@@ -1,10 +1,10 @@
-"""Make the environment that has the frameworks, once for each content of its lock file, and print where it is.
+"""Make the environment of the frameworks, once for each content of its lock file, and print its path.
 
     environment.py               an environment of the Python that runs this
-    environment.py --for 3.11    a folder for the PYTHONPATH of such a Python, wherever that is: in an image
+    environment.py --for 3.11    a folder for the PYTHONPATH of such a Python, for example in an image
 
-Outside the checkout: it is some gigabytes, and the same for every checkout of this machine. Where both are for the same
-version of Python, there is one.
+It is outside the checkout, because it takes some gigabytes and is the same for every checkout of this
+machine. If both need the same version of Python, there is only one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _make(path: Path, version: str | None) -> None:
     if version is None:
         commands = [
             [uv, "venv", "--quiet", "--python", sys.executable, str(path)],
-            # Where it is mounted read-only, nobody could keep what compiling made.
+            # Compiled now, because bytecode cannot be written where it is mounted read-only.
             _install(uv, "--compile-bytecode", "--python", str(path / "bin" / "python"), *lock),
         ]
     else:

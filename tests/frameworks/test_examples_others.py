@@ -1,4 +1,4 @@
-"""The examples in TensorFlow, JAX, MPI and Dask: two workers through Stoker, as their job files say."""
+"""The examples in TensorFlow, JAX, MPI and Dask, as Stoker runs with two workers from their job files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.frameworks import worlds
 def test_synchronous_is_what_one_worker_alone_computes(
     shared: Box, python: str, tmp_path: Path, example: str, arguments: list[str]
 ) -> None:
-    """With one process each of these does the same without Stoker."""
+    """With one process each of these computes the same without Stoker."""
     _, said = worlds.submitted(shared, example, *arguments)
     assert "on 2 " in said
     loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", *arguments))

@@ -1,4 +1,4 @@
-"""The torch examples: on two workers through Stoker, and on three from that checkpoint, with the result of one."""
+"""The torch examples on two workers, then on three from that checkpoint, give the result of one worker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_result_of_one_worker_on_two_and_on_from_there_on_three(
     three = worlds.by_hand(python, example, tmp_path / "three", worlds.torch_world(3), *more, resume=left)
     assert three.count("going on after") == 3
     loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", *more))
-    # Adam divides by the size of the gradient, and so turns rounding into difference.
+    # Adam divides by the size of the gradient, which amplifies rounding errors.
     found = worlds.final(three)
     assert found[0] == pytest.approx(loss, rel=5e-3 if example == "fsdp" else 1e-4)
     assert found[1] == pytest.approx(accuracy, abs=0.005)
@@ -57,7 +57,7 @@ def test_the_result_of_one_worker_on_two_and_on_from_there_on_three(
 def test_a_model_in_parts_loses_one_and_goes_on(
     shared: Box, python: str, tmp_path: Path, example: str, epochs: str
 ) -> None:
-    """What each had is put together from everybody's checkpoint."""
+    """The parts of all workers' checkpoints are assembled."""
     said = worlds.survived(shared, example, "worker-1", "--epochs", epochs, kept=True)
     assert said.count("going on after") == 2, said
     loss, accuracy, steps = worlds.final(worlds.alone(python, example, tmp_path / "one", "--epochs", epochs))
@@ -69,10 +69,10 @@ def test_a_model_in_parts_loses_one_and_goes_on(
 
 def test_our_ring_agrees_with_gloo(python: str, tmp_path: Path) -> None:
     members = worlds.torch_world(3)
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in members]
-    peers = ",".join(f"127.0.0.1:{door.getsockname()[1]}" for door in doors)
-    for door in doors:
-        door.close()
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in members]
+    peers = ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners)
+    for listener in listeners:
+        listener.close()
     digits = str(worlds.ROOT / "examples" / "digits")
     started = [
         subprocess.Popen(

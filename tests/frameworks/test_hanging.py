@@ -1,4 +1,4 @@
-"""A world that waits for ever is found, the stacks of every rank are kept, and it starts again where that was asked."""
+"""A hanging world is detected, the stacks of every rank are kept, and it restarts if the job asks for it."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def test_a_rank_that_does_not_come(journey: Callable[..., Journey]) -> None:
     it.went_on()
     stacks = it.box("logs", it.run).stderr
     assert "out_for_lunch (hang_once.py" in stacks, "rank 1"
-    assert "receive (plain_sum.py" in stacks, "rank 0, which waits for it"
+    assert "receive (plain_sum.py" in stacks, "the waiting rank 0"

@@ -18,7 +18,7 @@ Make = Callable[..., Journey]
 
 
 def test_a_chief_workers_and_a_parameter_server(journey: Make, shared: Box) -> None:
-    """TensorFlow's ParameterServerStrategy. A lost worker makes a new world; the servers stay."""
+    """A lost worker makes a new world; the parameter server is not restarted."""
     job = shared.write(
         "ps.yaml",
         "run: python tf_ps.py\nframework: tensorflow\nworkers: 2\nroles: {chief: {}, ps: {}}\n",
@@ -67,7 +67,7 @@ def test_lightning_goes_on_where_it_was(journey: Make) -> None:
         return {checkpoint["name"] for checkpoint in it.box.show(it.run)["checkpoints"]}
 
     wait(lambda: max(steps(), default=0) >= 8, limit=LIMIT)
-    # The name it goes on by: written over in place at every step, and torn where a kill meets the writing.
+    # last.ckpt is overwritten in place at every step, so a kill may leave a torn file.
     wait(lambda: "last.ckpt" in kept(), limit=LIMIT)
     it.kill("worker-1")
     it.succeeded()
@@ -93,7 +93,7 @@ def test_fabric_in_two_tasks_of_two_processes(journey: Make) -> None:
     it.succeeded()
     said = sorted(re.findall(r"fabric: (.*)", it.text()))
     expected = [f"rank {rank} of 4, ranks [0, 1, 2, 3], same weights True" for rank in range(4)]
-    # A process that dies on its way out, after all is said, has the whole world start again.
+    # A process that aborts during its exit restarts the whole world.
     assert said == sorted(expected * (len(said) // 4)) and said, it.report()
 
 
@@ -109,7 +109,7 @@ def test_horovods_place_under_mpi(journey: Make) -> None:
 
 
 def test_a_lost_dask_scheduler(journey: Make) -> None:
-    """What it knew is gone: the client begins again from its checkpoint, and the workers find the new one."""
+    """The scheduler's state is lost: the client resumes, and the workers find the new scheduler."""
     it = journey("--framework", "dask", "--workers", "2", "dask_sum.py")
     it.reached(8)
     it.kill("scheduler-0")

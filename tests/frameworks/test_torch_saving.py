@@ -1,4 +1,4 @@
-"""stoker.checkpoint with real torch: what is saved while the training goes on is what torch itself would have saved."""
+"""stoker.checkpoint with real torch: an asynchronous save equals torch's own save."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 def run(python: str, where: Path, code: str, *words: str, ranks: int = 1) -> str:
-    """Run a script on so many ranks; what the first one printed. It asserts for itself."""
+    """Run a script with so many ranks; returns the output of the first. The script has its own assertions."""
     path = where / "script.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")}
     env.update(PYTHONPATH=str(SOURCE), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", WORLD_SIZE=str(ranks))
-    # A file that the ranks meet by needs no port.
+    # A rendezvous file needs no port.
     env["INIT"] = f"file://{where}/meet-{os.urandom(4).hex()}"
     processes = []
     for rank in range(ranks):
@@ -49,7 +49,7 @@ def run(python: str, where: Path, code: str, *words: str, ranks: int = 1) -> str
     return said[0]
 
 
-def test_a_plain_state_is_the_one_of_the_moment_and_torch_reads_it(tmp_path: Path, python: str) -> None:
+def test_a_plain_state_is_that_of_the_call_and_torch_reads_it(tmp_path: Path, python: str) -> None:
     run(
         python,
         tmp_path,
@@ -161,7 +161,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ddp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path, python: str) -> None:
+def test_ddp_resumes_at_another_world_size(tmp_path: Path, python: str) -> None:
     ends = []
     for name, parts in {"changing": ((2, 4), (3, 4)), "alone": ((1, 8),)}.items():
         (tmp_path / name).mkdir()
@@ -229,7 +229,7 @@ dist.destroy_process_group()
 """
 
 
-def test_fsdp_goes_on_at_another_world_size_as_if_nothing_had_been(tmp_path: Path, python: str) -> None:
+def test_fsdp_resumes_at_another_world_size(tmp_path: Path, python: str) -> None:
     ends = []
     for name, parts in {"changing": ((2, 3), (3, 2), (1, 1)), "alone": ((1, 6),)}.items():
         (tmp_path / name).mkdir()
@@ -260,7 +260,7 @@ def test_without_other_ranks_a_sharded_state_is_just_a_state(tmp_path: Path, pyt
 
 
 def test_a_state_is_planned_anew_when_anything_is_new_in_it(tmp_path: Path, python: str) -> None:
-    """What DCP reads is what was saved, and what DCP itself would have said of it, whatever changed since the save before."""
+    """DCP reads the saved values and computes the same metadata, whatever changed since the save before."""
     run(
         python,
         tmp_path,
@@ -341,7 +341,7 @@ def test_a_state_is_planned_anew_when_anything_is_new_in_it(tmp_path: Path, pyth
 
 
 def test_a_process_that_becomes_another_rank_saves_as_that_one(tmp_path: Path, python: str) -> None:
-    """Its mesh is equal to the one before, and so is all of its state but where in the whole it belongs."""
+    """Its mesh and its state equal those before, except for the place of its shards in the whole."""
     run(
         python,
         tmp_path,
@@ -416,7 +416,7 @@ def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path, python: str) ->
 
 
 def test_parts_of_two_tasks_are_one_checkpoint_from_which_both_go_on(journey: Callable[..., Journey]) -> None:
-    """Each task keeps its own part; after a loss every rank finds all parts, of the step they were saved at."""
+    """Each task keeps its own part. After a loss every rank finds all parts, of one step."""
     it = journey("--workers", "2", "--framework", "torch", "--", "python", "torch_sharded.py", "40")
     it.reached(8)
     it.kill("worker-1")

@@ -1,4 +1,4 @@
-"""Each framework trains on two workers, loses one in the middle, and goes on with every step done exactly once."""
+"""Each framework trains on two workers and loses one in the middle; every step is done exactly once."""
 
 from __future__ import annotations
 

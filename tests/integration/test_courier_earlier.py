@@ -1,4 +1,4 @@
-"""A pod that an earlier Stoker started: its launcher and courier go on as they are, and this server takes them over."""
+"""A pod that an earlier Stoker started: its launcher and courier continue, and this server adopts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.control.ingesting import InlineTransfers, take_in
 from support.waiting import wait
 
 TASK = '{"run": "digits-7f3k", "attempt": 1, "task": "worker-0", "sample_every": 0.2}'
-"""As the earlier engine wrote it."""
+"""In the format of the earlier engine."""
 TRAIN = """
 import stoker
 for step in range(3):

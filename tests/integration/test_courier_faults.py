@@ -1,4 +1,4 @@
-"""A real courier that is killed, cut off, restarted and run as it is in a pod."""
+"""A real courier that is killed, cut off, restarted, and run as in a pod."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def stage(root: Path, files: dict[str, bytes]) -> formats.StagedCheckpoint:
 
 
 class Killer:
-    """Kills a courier now and then, as the kernel would for its memory, and starts it again."""
+    """Kills a courier at random, as the kernel does when memory runs out, and starts it again."""
 
     def __init__(self, courier: CourierProcess, seed: int, most: int) -> None:
         self._courier = courier
@@ -124,7 +124,7 @@ def test_journeys_with_a_courier_that_is_killed(
 
 
 class Cutter:
-    """Stands between server and courier and cuts every connection after so many bytes."""
+    """A proxy between server and courier that cuts every connection after so many bytes."""
 
     def __init__(self, port: int, after: Callable[[], int]) -> None:
         self._port = port
@@ -197,7 +197,7 @@ def cut_off(
 def test_what_was_cut_short_goes_on_where_it_was(
     courier: CourierProcess, root: Path, blobs: BlobStore, tmp_path: Path
 ) -> None:
-    """Connections last for about two ranges: nothing could ever get through as a whole."""
+    """A connection lasts for about two ranges, so no whole file fits one connection."""
     chance = random.Random(SEED)
     data = chance.randbytes(60 << 20)
     digest = tree_of(blobs, {"big": data})
@@ -206,7 +206,7 @@ def test_what_was_cut_short_goes_on_where_it_was(
         assert (root / layout.checkpoints(1) / "big").read_bytes() == data
         assert cutter.cuts >= 4
         there = cutter.carried
-        assert there < 4 * len(data), "what has arrived is not sent again"
+        assert there < 4 * len(data), "transferred bytes are not sent again"
         elsewhere = BlobStore(tmp_path / "elsewhere")
         carry_checkpoint(far, stage(root, {"big": data}), elsewhere)
         assert elsewhere.verify(hashlib.sha256(data).hexdigest())
@@ -219,7 +219,7 @@ def test_another_server_goes_on_in_the_middle_of_a_file(
     data = random.Random(SEED).randbytes(40 << 20)
     staged = stage(root, {"big": data})
     mirror, elsewhere = tmp_path / "m" / "t", BlobStore(tmp_path / "elsewhere")
-    budgets = [20 << 20]  # the first connection lasts for half of the file, no other for anything
+    budgets = [20 << 20]  # the first connection lasts for half of the file, later ones for nothing
     with (
         cut_off(courier, mirror, lambda: budgets.pop() if budgets else 0, patience=5) as (far, _),
         pytest.raises(CourierLost),
@@ -234,9 +234,7 @@ def test_another_server_goes_on_in_the_middle_of_a_file(
     assert list((mirror / ".fetch").iterdir()) == []
 
 
-def test_a_journey_that_is_broken_off_goes_on_from_there(
-    courier: CourierProcess, root: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_transfer_resumes(courier: CourierProcess, root: Path, tmp_path: Path) -> None:
     data = random.Random(SEED).randbytes(8 * RANGE)
     staged = stage(root, {"big": data})
     mirror, elsewhere = tmp_path / "m" / "t", BlobStore(tmp_path / "elsewhere")
@@ -249,17 +247,17 @@ def test_a_journey_that_is_broken_off_goes_on_from_there(
     assert elsewhere.verify(hashlib.sha256(data).hexdigest())
 
 
-def test_content_that_was_never_handed_over_is_not_had_by_naming_it(
+def test_a_hash_alone_does_not_give_access_to_content(
     courier: CourierProcess, root: Path, blobs: BlobStore, tmp_path: Path
 ) -> None:
-    blobs.put_stream([b"somebody else's weights"])
-    staged = stage(root, {"a": b"somebody else's weights"})
+    blobs.put_stream([b"another run's weights"])
+    staged = stage(root, {"a": b"another run's weights"})
     shutil.rmtree(root / layout.staged(1))
     with remote_directory(courier, tmp_path / "m" / "t") as far, pytest.raises(Exception, match="is gone"):
         carry_checkpoint(far, staged, blobs)
 
 
-def test_outputs_that_were_brought_are_not_fetched(
+def test_transferred_outputs_are_not_fetched_again(
     courier: CourierProcess, root: Path, blobs: BlobStore, tmp_path: Path
 ) -> None:
     data = random.Random(SEED).randbytes(20 << 20)
@@ -308,13 +306,13 @@ def test_a_courier_with_another_certificate_or_key_is_nobody(courier: CourierPro
 def test_a_ferry_brings_lines_while_they_are_written(
     courier: CourierProcess, root: Path, tmp_path: Path
 ) -> None:
-    """Killed couriers in between: nothing is lost, nothing twice."""
+    """Couriers are killed meanwhile: nothing is lost or duplicated."""
     with remote_directory(courier, tmp_path / "m" / "t") as far:
         changes: list[Any] = []
         ferry = Poller(far, ("run", 1, "worker-0"), changes.append)
         thread = LoopThread.__new__(LoopThread)
         thread.loop = far._calls._loop
-        sailing = asyncio.run_coroutine_threadsafe(ferry.run(), thread.loop)
+        following = asyncio.run_coroutine_threadsafe(ferry.run(), thread.loop)
         wait(far.exists, what="the first contact")
         written = b""
         for number in range(60):
@@ -332,7 +330,7 @@ def test_a_ferry_brings_lines_while_they_are_written(
         )
         (root / layout.segment(1)).unlink()
         wait(lambda: far.list(layout.LOG) == ["000000.log", "000002.log"], what="what was dropped")
-        sailing.cancel()
+        following.cancel()
         assert changes and ferry.last_contact is not None
 
 

@@ -1,12 +1,10 @@
-"""Checkpoints of a lost task, taken through another task's courier from the volume they share."""
+"""Checkpoints of a lost task, salvaged from a shared volume through another task's courier."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,20 +19,14 @@ from stoker.task import layout
 from stoker.task.layout import SharedPart
 from stoker.testing.couriers import CourierProcess, remote_directory
 from stoker.transfer import carry_checkpoint
+from support.checkpoints.scanning import archive
 
 LOST = SharedPart("digits-7f3k", 1, "worker-0", 1)
 
 
-def archive(text: str) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr(zipfile.ZipInfo("archive/data.pkl"), text * 1000)  # no time: the same bytes again
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """A task was at work on it, and is gone with all it had elsewhere."""
+    """The volume of a lost task, whose other files are gone."""
     part = tmp_path / "volume" / LOST.name
     for name in layout.LASTING:
         (part / name).mkdir(parents=True)
@@ -63,12 +55,14 @@ def far(tmp_path: Path, volume: Path) -> Iterator[RemoteTaskDir]:
         courier.kill()
 
 
-def test_what_was_complete_is_taken_and_removed(far: RemoteTaskDir, volume: Path, tmp_path: Path) -> None:
+def test_complete_checkpoints_are_salvaged_and_removed(
+    far: RemoteTaskDir, volume: Path, tmp_path: Path
+) -> None:
     blobs = BlobStore(tmp_path / "blobs")
     assert far.shares
     (volume / "emptied-1a2b").mkdir()
     assert far.parts() == ([LOST], ["emptied-1a2b"])
-    for _ in range(2):  # a server that died before it wrote it down asks again
+    for _ in range(2):  # a server that died before it recorded this asks again
         entries = far.salvage(LOST, 1, [])
         found = staged_of(entries)
         assert [staged.name for staged in found] == ["step-1.pt", "step-2.pt"]
@@ -103,7 +97,7 @@ def test_a_part_that_is_gone_and_one_that_cannot_be_read(far: RemoteTaskDir, vol
     (volume / LOST.name / layout.SCAN).symlink_to("/etc/passwd")
     with pytest.raises(OSError) as caught:
         far.salvage(LOST, 1, [])
-    assert json.dumps(caught.value.errno) and caught.value.errno != 5, "not as if nobody had answered"
+    assert json.dumps(caught.value.errno) and caught.value.errno != 5, "not the error of a missing answer"
 
 
 def test_without_a_shared_volume_there_is_nothing_to_ask_for(tmp_path: Path) -> None:
@@ -117,6 +111,6 @@ def test_without_a_shared_volume_there_is_nothing_to_ask_for(tmp_path: Path) -> 
                 directory.salvage(LOST, 1, [])
         with remote_directory(courier, tmp_path / "mirror/worker-1", patience=0.1) as alone:
             courier.kill()
-            assert alone.parts() == ([], []), "nobody was asked"
+            assert alone.parts() == ([], []), "no request was sent"
     finally:
         courier.kill()

@@ -166,7 +166,7 @@ def test_passwords(locked: LocalRegistry, image: Image) -> None:
 
 
 class TokenServer:
-    """Gives tokens as Docker's specification wants them: bob may do everything, anybody may pull `public/*`."""
+    """Gives tokens by Docker's specification: bob may do everything, every client may pull `public/*`."""
 
     def __init__(self, folder: Path) -> None:
         authority = trustme.CA()
@@ -270,7 +270,7 @@ def test_tokens(guarded: LocalRegistry, tokens: TokenServer, image: Image, tmp_p
         assert set(tokens.scopes) == {"repository:public/app:pull,push", "repository:team/app:pull"}
         tokens.scopes.clear()
         assert registry.config(private).user == "app:staff"
-        assert tokens.scopes == [], "the token for that was asked for before"
+        assert tokens.scopes == [], "the token is reused"
     with Registry() as registry:
         assert registry.config(public).user == "app:staff"
         with pytest.raises(RegistryDenied, match="there is no login"):

@@ -1,4 +1,4 @@
-"""Stoker's image: made of hashed inputs alone, the same bytes each time, and it runs."""
+"""Stoker's image: made of hashed inputs alone, reproducible, and it runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def copy(target: Path) -> Path:
 
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.soak)])
 def test_the_same_inputs_give_the_same_bytes(tmp_path: Path, checkout: Path, which: str) -> None:
-    """In other folders, with another umask, time zone, locale and hash seed, and files written in another order."""
+    """In other folders, with another umask, time zone, locale, hash seed and order of writing."""
     second = tmp_path / "elsewhere/deeper"
     second.mkdir(parents=True)
     for path in sorted(checkout.rglob("*"), reverse=True):
@@ -126,7 +126,7 @@ def test_it_runs_on_a_read_only_root(root: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "writable" not in lines and lines[1] == "(3, 11) True"
-    assert lines[2] == "[]", "everything was compiled beforehand"
+    assert lines[2] == "[]", "all bytecode is in the image"
     assert lines[-2:] == ["[]", "ended"]
 
 
@@ -140,11 +140,11 @@ def test_what_is_in_it(root: Path) -> None:
     assert {"libc6", "python3.11", "ca-certificates"} <= packages
     installed = {path.name.partition("-")[0] for path in (root / python.PACKAGES).glob("*.dist-info")}
     assert {"stoker", "pydantic", "uvicorn"} <= installed
-    assert not {"pytest", "mypy", "ruff", "numpy"} & installed, "tools of developers do not belong there"
+    assert not {"pytest", "mypy", "ruff", "numpy"} & installed, "no development tools"
     text = [
         path for path in root.rglob("*") if path.is_file() and str(stoker.ROOT).encode() in path.read_bytes()
     ]
-    assert text == [], "nothing of the machine that built it"
+    assert text == [], "no paths of the build machine"
     sources = {path.relative_to(root) for path in (root / python.PACKAGES / "stoker").rglob("*.py")}
     for source in sources:
         assert (root / source.parent / "__pycache__" / f"{source.stem}.cpython-311.pyc").is_file()
@@ -181,7 +181,7 @@ def test_only_hashed_requirements_are_installed() -> None:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Debian mirror of the test's own, and a cache that is empty."""
+    """A Debian mirror of the test's own, and an empty cache."""
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:

@@ -1,1 +1,1 @@
-"""What tests share: rigs, boxes, fakes of servers, players of recorded traces."""
+"""Shared by tests: rigs, boxes, fake servers, players of recorded traces."""

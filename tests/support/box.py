@@ -93,7 +93,7 @@ class Box:
         return path
 
     def submit(self, *args: str) -> str:
-        """`stoker run -d ...`: the id."""
+        """Submit a detached run; returns the run id."""
         return str(json.loads(self("run", "-d", "--json", *args).stdout)["id"])
 
     def show(self, run: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Box:
         return ""
 
     def kill_server(self) -> bool:
-        """kill -9, and wait until it is gone. False: there was none."""
+        """kill -9, and wait until the server is gone. False: there was none."""
         pid = self.server_pid()
         if pid is None:
             return False
@@ -130,20 +130,20 @@ class Box:
 
     def launcher(self, run: str) -> int:
         """Process id of the launcher of the newest attempt."""
-        # Beside them may be what is left of one that was set aside.
+        # Directories that were set aside may be beside the attempts.
         found = [path for path in (self.home.tasks / run).iterdir() if path.name.isdecimal()]
         attempts = sorted(found, key=lambda path: int(path.name))
         return int(self.record(run, int(attempts[-1].name))["pid"])
 
     def record(self, run: str, attempt: int = 1, task: str = "worker-0") -> dict[str, Any]:
-        """What the engine knows of a task's launcher."""
+        """The engine's record of a task's launcher."""
         found: dict[str, Any] = json.loads(
             (self.home.engine / "tasks" / f"{run}.{attempt}.{task}.json").read_text()
         )
         return found
 
     def release(self) -> None:
-        """End every run of the server, and wait until none holds anything."""
+        """End every run of the server, and wait until none holds a place."""
         live = self.client().runs(state=("queued", "starting", "running", "stopping"), limit=500)["runs"]
         for run in live:
             self.client().stop(run["id"], kill=True)

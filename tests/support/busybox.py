@@ -1,4 +1,4 @@
-"""What images that are made on this machine have for programs: busybox, under these names."""
+"""The programs of images that tests make on this machine: busybox, under these names."""
 
 from __future__ import annotations
 

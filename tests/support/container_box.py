@@ -1,7 +1,7 @@
-"""Real containers without an engine: runc on a root file system put together from busybox and this machine's Python.
+"""Real containers without an engine: runc with a root file system of busybox and this machine's Python.
 
-The pod is imitated as far as the launcher can see it: volumes for the task directory and for the bundle, an init
-container, a main container that is started again when it fails (`Pod.main` may be called again).
+The pod is imitated as far as the launcher can see it: volumes for the task directory and for the bundle, an
+init container, a main container that is started again when it fails (`Pod.main` may be called again).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.busybox import APPLETS
 MEMORY = Path("/sys/fs/cgroup/memory")
 NAME = "stoker-test-"
 PLACE = "stoker-launcher-"
-"""Containers and directories are called so, with the number of the process that tests."""
+"""Prefix of the names of containers and directories; the pid of the test process follows."""
 
 
 def missing() -> str:
@@ -41,7 +41,7 @@ def missing() -> str:
 
 @cache
 def end_leftovers() -> None:
-    """Once: containers outlive tests that were killed (at their time limit, too). End those, with all they have."""
+    """Remove containers of killed tests, once per process. They outlive a test that times out."""
     said = subprocess.run(["runc", "list", "--format", "json"], check=True, capture_output=True, text=True)
     for known in json.loads(said.stdout) or ():
         if _is_left(known["id"], NAME):
@@ -95,7 +95,7 @@ class Pod:
         self.root = place / "task"
         for name in ("task", "bin", "home", "setup", "tmp"):
             (place / name).mkdir()
-            (place / name).chmod(0o777)  # as an emptyDir is: root's, and open
+            (place / name).chmod(0o777)  # like an emptyDir: owned by root, writable by all
         for name in ("init", "secrets", "images"):
             (place / name).mkdir()
         (place / "init" / "task.json").write_text(json.dumps(task))
@@ -115,7 +115,7 @@ class Pod:
         assert done.wait(60) == 0, self.said("init")
 
     def main(self, argv: list[str] | None = None) -> subprocess.Popen[bytes]:
-        """The launcher (or whatever is to run instead of it)."""
+        """Start the launcher, or `argv` instead."""
         return self.start(
             "main",
             argv or container_layout.command(container_layout.CURRENT, "launch", container_layout.TASK),
@@ -141,7 +141,7 @@ class Pod:
 
     @property
     def ident(self) -> str:
-        """Of the newest container."""
+        """The id of the newest container."""
         return self._running[-1][0]
 
     def exec(self, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -149,7 +149,7 @@ class Pod:
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """To the container's first process, as the kubelet does."""
+        """Signal the container's first process, as the kubelet does."""
         subprocess.run(["runc", "kill", self.ident, str(int(number))], check=True, capture_output=True)
 
     def pids(self) -> list[int]:
@@ -208,7 +208,7 @@ class Pod:
 
 @cache
 def _python() -> tuple[str, str]:
-    """Program and library of a Python that can be put anywhere: the system's needs no library of its own."""
+    """The program and library of a relocatable Python; a system Python needs no library of its own."""
     ask = "import os, sys, sysconfig; print(os.path.realpath(sys.executable)); print(sysconfig.get_path('stdlib'))"
     for python in filter(os.path.exists, ("/usr/bin/python3", sys.executable)):
         done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True)

@@ -1,8 +1,7 @@
-"""podman and docker with a storage of their own, and images made here: busybox and this machine's Python, without a
-registry.
+"""podman and docker with their own storage and images, made here from busybox and this machine's Python.
 
-Everything lies under one directory and goes with it. What this kernel or container does not let them do is turned off
-in their configuration, as an administrator would.
+Everything is below one directory and is removed with it. Features that this kernel or container does not
+allow are turned off in the runtimes' configuration, as an administrator would do.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ class Runtime:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # The groups of containers lie side by side whoever made them; only the last to go removes what is left there.
+        # All processes share the groups' parent directory; only the last to close removes what is left in it.
         self._groups = os.open(GROUPS, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._groups, fcntl.LOCK_SH)
         self.env: dict[str, str] = {}
-        """What the engine must find in its environment to use this one, and only this one."""
+        """The environment that makes the engine use this runtime only."""
         (root / "bin").mkdir()
         (root / "bin" / self.program).symlink_to(shutil.which(self.program) or "")
         self.env["PATH"] = str(root / "bin")
@@ -81,7 +80,7 @@ class Runtime:
             self("rm", "--force", *names, check=False)
 
     def last_words(self) -> str:
-        """What it wrote down for its administrator."""
+        """The end of the runtime's log."""
         return ""
 
     def close(self) -> None:
@@ -96,12 +95,12 @@ class Runtime:
                 for top in GROUPS.glob(f"*/{parent}"):
                     _remove_groups(top)
         except BlockingIOError:
-            pass  # somebody else's containers are there
+            pass  # containers of another test process are in it
         finally:
             os.close(self._groups)
 
     def end(self) -> None:
-        """What else there is to be ended."""
+        """End the runtime's own processes."""
 
 
 class Docker(Runtime):
@@ -146,7 +145,7 @@ class Podman(Runtime):
             encoding="utf-8",
         )
         lines = ["[engine]", 'cgroup_manager = "cgroupfs"', 'events_logger = "none"']
-        # Not in /run, where it would stay.
+        # The default is in /run, where it would remain.
         lines += [f'tmp_dir = "{root}/tmp"']
         # crun refuses machines with both versions of control groups.
         lines += ['runtime = "runc"'] if shutil.which("runc") else []
@@ -160,7 +159,7 @@ class Podman(Runtime):
 
 
 def _forget_killed(root: Path) -> None:
-    """podman forgets a container whose conmon was killed, and leaves what runc knows of it."""
+    """podman forgets a container whose conmon was killed, but leaves runc's state of it."""
     said = subprocess.run(["runc", "list", "--format", "json"], check=True, capture_output=True, text=True)
     for known in json.loads(said.stdout) or ():
         if known["bundle"].startswith(f"{root}/"):
@@ -171,7 +170,7 @@ RUNTIMES = {"podman": Podman, "docker": Docker}
 
 
 def missing(runtime: str) -> str:
-    """Why there is none to test with; empty: there is."""
+    """Why tests cannot use this runtime; empty: they can."""
     if os.geteuid() != 0:
         return f"{runtime} is tested as root here"
     packages = {"podman": {"podman": "podman"}, "docker": {"docker": "docker.io", "dockerd": "docker.io"}}
@@ -188,7 +187,7 @@ def _remove_groups(top: Path) -> None:
         try:
             group.rmdir()
         except OSError:
-            pass  # somebody else's containers are in it
+            pass  # containers of another test process are in it
 
 
 def _write_image(path: Path, python: bool) -> None:

@@ -1,4 +1,4 @@
-"""An earlier commit's program, to write what this one has to go on with."""
+"""The program of an earlier commit, which writes state that this version takes over."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 COMMIT = "29fc637"
-"""The last one before tasks had phases, placements had versions, and checkpoints on their way had rows."""
+"""The last commit before tasks had phases, placements had versions, and transfers of checkpoints had rows."""
 
 
 def source(target: Path, commit: str = COMMIT) -> Path:
-    """The folder to put on PYTHONPATH. Skips the test where there is no git history, as in an unpacked archive."""
+    """The folder to put on PYTHONPATH. Skips the test without git history, as in an unpacked archive."""
     here = Path(__file__).parents[2]
     packed = subprocess.run(["git", "-C", str(here), "archive", commit, "src"], capture_output=True)
     if packed.returncode:

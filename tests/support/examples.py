@@ -1,4 +1,4 @@
-"""The modules of the examples, as their own scripts see them."""
+"""The modules of the examples, as their own scripts import them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @cache
 def load(path: str) -> Any:
-    """`digits/ring.py`. Its neighbours are found while it is imported, and forgotten after that."""
+    """Import for example `digits/ring.py`. Modules beside it are importable only during the import."""
     file = EXAMPLES / path
     name = f"example_{path.replace('/', '_').replace('-', '_').removesuffix('.py')}"
     spec = importlib.util.spec_from_file_location(name, file)

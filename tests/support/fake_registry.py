@@ -1,4 +1,4 @@
-"""Registries that misbehave: small HTTP servers whose every answer a test decides."""
+"""Faulty registries: small HTTP servers whose every answer is set by the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reply:
 
 
 class Fake:
-    """`routes` has `METHOD /path` (without the query) to a Reply, or to a function of what was Seen."""
+    """`routes` maps `METHOD /path` (without the query) to a Reply, or to a function of what was Seen."""
 
     def __init__(self, address: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self.routes: dict[str, Reply | Callable[[Seen], Reply]] = {}
@@ -71,7 +71,7 @@ class Fake:
                     for piece in reply.body:
                         self.wfile.write(piece)
                 except OSError:
-                    pass  # the client had enough
+                    pass  # the client closed the connection
                 self.close_connection = True
 
             def log_message(self, *args: Any) -> None:
@@ -81,7 +81,7 @@ class Fake:
             daemon_threads = True
 
             def handle_error(self, *args: Any) -> None:
-                pass  # clients that give up are what these tests are about
+                pass  # the tests' clients close connections early
 
         self._server = Server((address, 0), Handler)
         if tls:
@@ -100,7 +100,7 @@ class Fake:
         return [f"{one.method} {one.path}" for one in self.seen]
 
     def serve_image(self, path: str = "team/app", tag: str = "1", **config: Any) -> dict[str, Any]:
-        """A small image: the manifest under its tag and digest, and its config. Gives the manifest."""
+        """Serve a small image: its manifest by tag and digest, and its config. Returns the manifest."""
         document = json.dumps(
             {"architecture": "amd64", "os": "linux", "config": config, "rootfs": {"type": "layers"}}
         ).encode()

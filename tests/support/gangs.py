@@ -1,4 +1,4 @@
-"""Starting the training of `worlds`, and telling from what it printed whether everything went as it must."""
+"""Starts the training of `worlds`, and checks its output for correctness."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def begin(box: Box, *flags: str, steps: int = STEPS, every: int = 5, pause: floa
     return box.submit(*flags, "--", "python3", "worlds.py", str(steps), str(every), str(pause))
 
 
-def lines(box: Box, run: str) -> list[str]:
-    return box("logs", run).stdout.splitlines()
+def lines(box: Box, run: str, *flags: str) -> list[str]:
+    return box("logs", run, *flags).stdout.splitlines()
 
 
 def starts(box: Box, run: str) -> list[dict[str, int]]:
-    """Every body that ever started, as it said itself."""
+    """The printed facts of every body that started."""
     found = [line.partition("start ")[2] for line in lines(box, run) if "start rank=" in line]
     return [{key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)} for line in found]
 
 
 def check(box: Box, run: str, workers: int, steps: int = STEPS) -> dict[str, Any]:
-    """It succeeded, with the value that an undisturbed training has, and no rank was there twice in any world."""
+    """The run succeeded with the value of an undisturbed training, and no rank started twice in a world."""
     seen = box.ended(run)
     assert seen["state"] == "succeeded", seen["reason"]
     finals = [line for line in lines(box, run) if "final rank=" in line]
@@ -46,7 +46,7 @@ def generation(box: Box, run: str) -> int:
 
 
 def sizes(box: Box, run: str) -> dict[int, int]:
-    """By generation: how many were in its world. All of them were there, and began with the same step."""
+    """The size of each generation's world. Every member started, and all began with the same step."""
     bodies: dict[int, list[dict[str, int]]] = {}
     for body in starts(box, run):
         bodies.setdefault(body["generation"], []).append(body)
@@ -58,7 +58,7 @@ def sizes(box: Box, run: str) -> dict[int, int]:
 
 
 def trains(box: Box, run: str, number: int, size: int) -> None:
-    """The world of this generation has so many members, and has come to a checkpoint of its own."""
+    """The world of this generation has so many members, and has a checkpoint of its own."""
 
     def look() -> tuple[int, int, int]:
         seen = box.show(run)

@@ -1,6 +1,6 @@
-"""A run of the scripts in tests/frameworks with a member killed in the middle, and what its log tells of it.
+"""A run of the scripts in tests/frameworks with a member killed in the middle, and checks of its log.
 
-The same on this machine and in pods: only how a member is killed, and how the log is looked at often, may differ.
+The same on this machine and in pods: only the kill and the frequent reading of the log differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Said:
     total: int | None
     generation: int
     process: str
-    """`17 on digits-7f3k-worker-0`: in pods, many have the same number."""
+    """`17 on digits-7f3k-worker-0`: the same pid may occur in several pods."""
 
 
 class Journey:
@@ -54,7 +54,7 @@ class Journey:
         return found
 
     def reached(self, step: int) -> None:
-        """It has done so many steps, and the server has a checkpoint of it."""
+        """Wait until the run has done so many steps, and the server has a checkpoint of it."""
 
         def there() -> bool:
             state = self.box.show(self.run)["state"]
@@ -67,12 +67,12 @@ class Journey:
         wait(lambda: self.box.show(self.run)["checkpoints"], limit=LIMIT)
 
     def _written(self) -> str:
-        """The log: looked at often, so without starting anything."""
+        """The log. It is read often, so no process is started for it."""
         with connect(self.box.home) as client:
             return "\n".join(record.get("text", "") for record in client.logs(self.run))
 
     def kill(self, task: str) -> None:
-        """The task's processes."""
+        """Kill the task's processes."""
         self.box.client().drill(self.run, "process", task)
 
     def succeeded(self, limit: float = LIMIT) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Journey:
         return ended
 
     def every_step_once(self, world: int, adding: int | None = None) -> None:
-        """The sum of all steps is what it is only when none was left out or counted twice."""
+        """The total of all steps is right only if each step counted exactly once."""
         adding = adding or world
         expected = sum(step * adding * (adding + 1) // 2 for step in range(1, STEPS + 1))
         finished = [said for said in self.said() if said.what == "finished"]
@@ -90,7 +90,7 @@ class Journey:
         ] == [(rank, STEPS, expected) for rank in range(world)], self.report()
 
     def no_rank_twice(self, world: int) -> None:
-        """In each generation every rank is one process, and they agree on how many there are."""
+        """In each generation every rank is one process, and all agree on the size of the world."""
         said = self.said()
         for generation in {one.generation for one in said}:
             ours = [one for one in said if one.generation == generation]
@@ -100,7 +100,7 @@ class Journey:
             assert {one.rank for one in ours} <= set(range(world)), self.report()
 
     def went_on(self) -> None:
-        """The second generation began where the first had kept its state, not at the beginning."""
+        """The second generation resumed from the state of the first, not from the beginning."""
         said = self.said()
         generations = sorted({one.generation for one in said})
         assert len(generations) == 2, self.report()

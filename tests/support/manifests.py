@@ -1,8 +1,8 @@
-"""The manifests of these tests, and what each is to become: files/NAME and expected/NAME.json.
+"""The manifests of these tests, and their expected results: files/NAME and expected/NAME.json.
 
     python tests/support/manifests.py
 
-writes what the code makes of them now; look at the difference before you believe it.
+writes the current results; read the difference before the commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TARGETS = {
 
 
 def made(path: Path, target: Target) -> Any:
-    """What becomes of a file: jobs and notes as plain values, or the error."""
+    """The result for a file: jobs and notes as plain values, or the error."""
     from stoker.errors import StokerError
 
     try:

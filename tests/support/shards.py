@@ -1,4 +1,4 @@
-"""A training in which every rank writes its own part of a checkpoint. Each says what it found when it started."""
+"""A training in which every rank writes its own part of a checkpoint and prints what it found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> None:
             file.truncate(max(size, file.tell()))
         os.rename(part, f"{directory}/step-{step}")
         time.sleep(pause)
-    with open(f"{os.environ['STOKER_OUTPUT_DIR']}/who.txt", "w") as file:
+    with open(f"{os.environ['STOKER_OUTPUT_DIR']}/rank.txt", "w") as file:
         file.write(str(rank))
     print(f"done rank={rank}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition. A limit only ends what would never come: no test depends on how long something takes."""
+"""Waiting for a condition. The limit only stops a wait that cannot succeed: no test depends on a duration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 120.0
 def wait(
     look: Callable[[], Any], good: Callable[[Any], bool] = bool, limit: float = LIMIT, what: str = ""
 ) -> Any:
-    """What `look` returns once it is good. Fails with the last answer, and with `what` was awaited, after the limit."""
+    """The first result of `look` that is good. Fails after the limit, with the last result."""
     began = time.monotonic()
     while True:
         seen = look()
@@ -38,12 +38,12 @@ async def wait_async(
 
 
 def is_there(seen: object) -> bool:
-    """For `good`: an answer that may be false or empty has come."""
+    """For `good`: accepts any answer but None, even a false or empty one."""
     return seen is not None
 
 
 def _pause(began: float, limit: float, seen: object, what: str) -> float:
-    """Longer with time: on two cores, a test that looks often slows what it waits for."""
+    """The next pause. It grows with time: on two cores, frequent looks slow down what the test waits for."""
     waited = time.monotonic() - began
     assert waited < limit, f"waited {limit:.0f} s for {what or 'a condition'}; last seen: {seen!r}"
     return min(0.01 + waited / 40, 0.25)

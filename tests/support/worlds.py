@@ -1,10 +1,11 @@
-"""A training of several workers in the standard library alone: synchronous, deterministic, at any size of its world.
+"""A training of several workers in the standard library: synchronous, deterministic, of any size.
 
-Rank 0 listens at its own port; the others connect. A step is one exchange: everybody sends its share, rank 0 adds them
-up and answers with the sum. What is added up does not depend on how many share the work, so that the final value says
-whether any step was lost, done twice or mixed with another world's.
+Rank 0 listens at its own port; the others connect. A step is one exchange: every rank sends its share, rank
+0 adds them up and answers with the sum. The sum does not depend on the number of ranks. So the final value
+shows whether any step was lost, done twice or mixed with another world's.
 
-Until there is a file `hurry` it takes its time, and writes checkpoints: who watches it decides when it has seen enough.
+It pauses between steps and writes checkpoints until a file `hurry` exists, so a test can watch it as long
+as needed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 
 SHARES = 12
-"""What a step adds up is cut into so many pieces, shared by the ranks."""
+"""Each step adds up so many pieces, shared by the ranks."""
 
 
 def expected(steps: int) -> int:
@@ -44,8 +45,8 @@ def main() -> None:
         with open(resume) as file:
             kept = json.load(file)
         step, state = kept["step"], kept["state"]
-    who = f"rank={rank} size={size} attempt={os.environ['STOKER_ATTEMPT']} generation={generation}"
-    print(f"start {who} pid={os.getpid()} step={step}", flush=True)
+    place = f"rank={rank} size={size} attempt={os.environ['STOKER_ATTEMPT']} generation={generation}"
+    print(f"start {place} pid={os.getpid()} step={step}", flush=True)
     links = _meet(rank, size, generation)
     while step < steps:
         own = sum(_share(step, state, piece) for piece in range(SHARES) if piece % size == rank)
@@ -77,12 +78,12 @@ def _meet(rank: int, size: int, generation: str) -> list[socket.socket]:
     links: dict[int, socket.socket] = {}
     while len(links) < size - 1:
         link, _ = server.accept()
-        who, theirs = struct.unpack("!ii", _read(link, 8))
-        assert who not in links, f"rank {who} is there twice"
-        assert theirs == int(generation), f"rank {who} is of generation {theirs}, not {generation}"
-        links[who] = link
+        peer, theirs = struct.unpack("!ii", _read(link, 8))
+        assert peer not in links, f"rank {peer} is there twice"
+        assert theirs == int(generation), f"rank {peer} is of generation {theirs}, not {generation}"
+        links[peer] = link
     server.close()
-    return [links[who] for who in sorted(links)]
+    return [links[peer] for peer in sorted(links)]
 
 
 def _reduce(rank: int, links: list[socket.socket], own: int) -> int:

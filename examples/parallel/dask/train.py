@@ -1,8 +1,8 @@
-"""Dask prepares the data, torch trains on it: the workers make the next epoch while this one is trained on.
+"""Dask prepares the data, torch trains on it: the workers make one epoch ahead.
 
-Each epoch sees every image slightly moved and dimmed, another way each time. That is work for the processors of many
-machines, and needs no GPU; the script, Dask's client, trains with what comes back. A worker that dies costs its
-unfinished pieces, which Dask gives to another.
+Each epoch sees every image slightly moved and dimmed, each time in another way. That is work for the
+processors of many machines, and needs no GPU. The script, Dask's client, trains with the results. If a
+worker dies, Dask gives its unfinished pieces to another.
 """
 
 import argparse
@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def prepare(piece: int, epoch: int) -> np.ndarray:
-    """On a worker, which reads the data itself: so a piece that is lost with its worker can be made again, by another,
-    and is the same."""
+    """Runs on a worker, which reads the data itself. So another worker can make a lost piece again, with
+    the same result."""
     images = np.array_split(digits()[0][:1344], PIECES)[piece]
     rng = np.random.default_rng((epoch, piece))
     shifted = images.reshape(-1, 8, 8).copy()

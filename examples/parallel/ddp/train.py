@@ -1,8 +1,9 @@
-"""Data parallel with torch: every worker has the whole model and a part of each batch (DistributedDataParallel).
+"""Data parallel with torch: each worker has the whole model and a part of each batch (DDP).
 
-DDP adds up the gradients with a ring all-reduce while the backward pass still runs, so all workers take the same
-step: the one that a single worker would take with the whole batch. Nothing here is Stoker's: torch finds the world in
-the environment, and checkpoints go to the directory that STOKER_CHECKPOINT_DIR names.
+DDP adds up the gradients with a ring all-reduce while the backward pass still runs. So all workers take the
+same step, the one that a single worker would take with the whole batch. Nothing here is specific to Stoker:
+torch finds the world in the environment, and checkpoints go to the directory that STOKER_CHECKPOINT_DIR
+names.
 """
 
 import argparse

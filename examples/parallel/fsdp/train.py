@@ -1,8 +1,8 @@
-"""Sharded with torch: each worker keeps a part of the weights, of the gradients and of the optimizer's state (FSDP2).
+"""Sharded with torch: each worker keeps a part of the weights, gradients and optimizer state (FSDP2).
 
-It computes like data parallel, with the result of data parallel. But a layer's weights are put together only while they
-are needed, so that a model may be as large as all workers together can hold. Checkpoints are sharded too (DCP): each
-worker writes what it has, in parallel, and any number of workers can read it.
+It computes the same as data parallel. But a layer's weights are put together only while they are needed, so
+a model may be as large as all workers together can hold. Checkpoints are sharded too (DCP): each worker
+writes its part, in parallel, and any number of workers can read it.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Train on handwritten digits by gossip: each worker has weights and data of its own, and talks to neighbours only.
+"""Train on handwritten digits by gossip: each worker has its own weights and data and two neighbours.
 
-After each step a worker and one of its two neighbours, in turn, meet in the middle: each takes the mean of its own
-weights and the other's. A worker waits only for that neighbour, and what one worker learns reaches all a few
-steps later. The weights are cut into shards, and one shard travels in a step: with 8 shards a step sends an eighth of
-the model, however many workers there are.
+After each step a worker and one of its two neighbours, in turn, average: each takes the mean of its own
+weights and the other's. A worker waits only for that neighbour, and the progress of one worker reaches all
+a few steps later. The weights are cut into shards, and one shard travels in a step. With 8 shards a step
+sends an eighth of the model, for any number of workers.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Data parallel with JAX: one program over the devices of all workers.
 
-The batch is one array whose rows lie on different workers; the weights are the same everywhere. From that the compiler
-knows where sums over workers are needed. `stoker.jax_initialize()` tells JAX the members of the world.
+The batch is one array whose rows are on different workers; the weights are the same everywhere. So the
+compiler knows where sums over workers are needed. `stoker.jax_initialize()` tells JAX the members of the
+world.
 """
 
 import argparse

@@ -27,7 +27,7 @@ def fresh(hidden: int = 256) -> np.ndarray:
 
 
 def gradient(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
-    """Of the loss, both summed over the examples: sums of several workers add up to the whole."""
+    """Both are summed over the examples: sums of several workers add up to the whole."""
     _, _, w2, _ = _layers(weights)
     hidden, probabilities = _forward(weights, x)
     rows = np.arange(len(x))

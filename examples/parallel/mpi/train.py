@@ -1,7 +1,7 @@
 """Data parallel with MPI: the ranks of mpirun, one Allreduce in each step.
 
-A script that runs under `mpirun` runs here as it is: Stoker starts mpirun, and its launchers are the remote shell, so
-that no ssh is needed.
+A script that runs under `mpirun` runs here unchanged: Stoker starts mpirun, and its launchers are the
+remote shell, so no ssh is needed.
 """
 
 import argparse

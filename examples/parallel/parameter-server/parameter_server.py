@@ -46,21 +46,21 @@ class Server:
         self._clocks = list(clocks)
         self._staleness = staleness
         self._early: dict[int, np.ndarray] = {}
-        """Synchronous: updates of the step that is not yet complete, by worker."""
+        """Synchronous: updates of the incomplete step, by worker."""
         self._generations = [0] * len(clocks)
         self._moved = threading.Condition()
         self._sockets: list[socket.socket] = []
         self._closed = False
         self.widest = 0
-        """The largest distance there ever was between the clocks of two workers."""
+        """The largest difference so far between the clocks of two workers."""
 
     def begin(self, address: str) -> int:
         """Serve in the background; returns the port."""
         here = place(address)
-        door = socket.create_server(here, family=socket.AF_INET6 if ":" in here[0] else socket.AF_INET)
-        self._sockets.append(door)
-        threading.Thread(target=self._accept, args=(door,), daemon=True).start()
-        return int(door.getsockname()[1])
+        listener = socket.create_server(here, family=socket.AF_INET6 if ":" in here[0] else socket.AF_INET)
+        self._sockets.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return int(listener.getsockname()[1])
 
     def close(self) -> None:
         with self._moved:
@@ -74,10 +74,10 @@ class Server:
             clocks = [clock - (worker in self._early) for worker, clock in enumerate(self._clocks)]
             return self._parameters.copy(), clocks
 
-    def _accept(self, door: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                there, _ = door.accept()
+                there, _ = listener.accept()
             except OSError:
                 return  # The server was closed.
             with self._moved:
@@ -105,7 +105,7 @@ class Server:
         with self._moved:
             self._fence(worker, generation)
             if clock <= self._clocks[worker]:
-                return  # It was here already; only the reply was lost.
+                return  # The update was already received; only the reply was lost.
             if self._staleness == 0:
                 self._early[worker] = update
             else:
@@ -156,7 +156,7 @@ class Client:
 
     @property
     def gap(self) -> int:
-        """How many steps this worker is ahead of the slowest, as far as it knows: never less than it truly is."""
+        """How many steps this worker is ahead of the slowest, as far as it knows; never too low."""
         return self.clock - self._slowest
 
     def pull(self) -> np.ndarray:
@@ -169,7 +169,7 @@ class Client:
             return self._parameters + sum(self._pending)
 
     def push(self, update: np.ndarray) -> None:
-        """What the step since `pull` adds to the parameters. Returns at once: it is sent in the background."""
+        """The change of the parameters since `pull`. Returns at once: it is sent in the background."""
         with self._moved:
             if self._pulled != self.clock:
                 return  # The server fell back to an earlier clock meanwhile: this step is done again.
@@ -178,7 +178,7 @@ class Client:
             self._moved.notify_all()
 
     def finish(self, steps: int) -> bool:
-        """Wait until every worker has finished so many steps. False: the server fell back, there is more to do."""
+        """Wait until every worker has finished so many steps. False: the server fell back, go on."""
         with self._moved:
             self._moved.wait_for(lambda: self._broken or self.clock < steps or self._reached(steps))
             if self._broken:
@@ -198,7 +198,7 @@ class Client:
         return self._slowest >= need
 
     def _talk(self) -> None:
-        """In the background: carry updates away and bring fresh parameters; find the server again when it is lost."""
+        """Runs in the background: sends updates, fetches fresh parameters, and reconnects."""
         while not self._closed:
             try:
                 self._carry()
@@ -228,7 +228,7 @@ class Client:
             self._moved.notify_all()
 
     def _connect(self) -> None:
-        """Find the server, also one that is still starting, and go on from the clock that it knows."""
+        """Find the server, also while it is still starting, and continue from the clock that it knows."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -275,7 +275,7 @@ def place(address: str) -> tuple[str, int]:
 
 
 def _end(there: socket.socket) -> None:
-    """Also for a thread that waits for something from it."""
+    """Shut the connection down; this also wakes a thread that waits for data from it."""
     with contextlib.suppress(OSError):
         there.shutdown(socket.SHUT_RDWR)
     there.close()

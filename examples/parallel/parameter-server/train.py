@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def keep(serving: Server) -> None:
-    """Save now and then, while others serve and are served. Stoker ends the server once the workers have ended."""
+    """Save at intervals, while other threads serve. Stoker ends the server once the workers have ended."""
     saved: list[int] = []
     while not stoker.should_stop():
         time.sleep(SAVE_EVERY)

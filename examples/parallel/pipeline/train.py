@@ -1,8 +1,9 @@
-"""Pipeline parallel with torch: each worker has some of the layers, and the batch flows through them in pieces.
+"""Pipeline parallel with torch: each worker has some of the layers, and batches pass in pieces.
 
-A batch is cut into micro-batches. While the second worker computes the first one, the first worker is already at the
-second: so all are busy, but for the filling and the emptying of the pipe. Gradients add up over the micro-batches
-and there is one step at the end of the batch (the schedule of GPipe): the result is that of one worker alone.
+A batch is cut into micro-batches. While the second worker computes the first one, the first worker already
+computes the second. So all are busy, except while the pipe fills and empties. Gradients add up over the
+micro-batches, and there is one step at the end of the batch (the schedule of GPipe). The result is that of
+one worker alone.
 """
 
 import argparse
@@ -37,7 +38,7 @@ class Stage:
         return self.rank == self.size - 1
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What comes in, and what goes out to the next stage."""
+        """The input of this stage, and its output for the next."""
         if not self.is_first:
             x = torch.empty(len(x), WIDTH)
             dist.recv(x, self.rank - 1)
@@ -122,7 +123,7 @@ def save(stage: Stage, epoch: int) -> None:
 
 
 def name(number: int, stage: Stage) -> str:
-    """Says how many there are, so that some of them are not taken for all."""
+    """Contains the number of stages, so that some of the files are not taken for all."""
     return f"layer-{number + 1:05}-of-{stage.total:05}.pt"
 
 

@@ -1,9 +1,10 @@
 """Tensor parallel with torch: each worker has a part of every layer, and all see the whole batch.
 
-Two layers are cut so that they need one sum forward and one backward. The first is cut by columns: each worker
-computes some of the hidden units. The second is cut by rows: each worker takes its hidden units and computes its share of
-every output, and the shares are added up. The two collectives are each other's mirror: what is copied forward is summed
-backward, and what is summed forward is copied backward. This is what Megatron-LM does to the layers of a transformer.
+Two layers are cut so that they need one sum forward and one backward. The first is cut by columns: each
+worker computes some of the hidden units. The second is cut by rows: each worker uses its hidden units to
+compute its share of every output, and the shares are added up. The two collectives mirror each other: a
+copy forward is a sum backward, and a sum forward is a copy backward. Megatron-LM does this to the layers of
+a transformer.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Data parallel with TensorFlow: MultiWorkerMirroredStrategy, which finds the world in TF_CONFIG.
 
-Variables are the same in every worker; each worker computes the gradient of its part of the batch, and the collective
-sum makes it that of the whole batch. The loop is written out, so that it can be seen where workers meet: only there.
+Variables are the same in every worker. Each worker computes the gradient of its part of the batch, and the
+collective sum gives that of the whole batch. The loop is explicit, to show the only place where workers
+meet.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Asynchronous training with TensorFlow: ParameterServerStrategy, which finds the world in TF_CONFIG.
 
-The chief hands out steps, each to whichever worker is free; workers compute gradients and apply them to the variables on
-the parameter servers; no worker waits for another. The same script is all of them: workers and parameter servers only
-serve.
+The chief gives each step to a free worker. Workers compute gradients and apply them to the variables on the
+parameter servers, and no worker waits for another. All tasks run this script; workers and parameter servers
+only serve.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
             job_name=world.task_type,
             task_index=world.task_id,
             protocol=world.rpc_layer or "grpc",
-        ).join()  # until Stoker ends it, once the chief is done
+        ).join()  # until Stoker ends it, once the chief has ended
     lead(args, world)
 
 
@@ -68,7 +68,7 @@ def lead(args: argparse.Namespace, world: tf.distribute.cluster_resolver.Cluster
         f"final loss {loss:.6f} accuracy {accuracy:.4f} after {steps} steps on {workers} worker(s)",
         flush=True,
     )
-    os._exit(0)  # TensorFlow's own way out waits for a worker that died and is not back yet, maybe for ever.
+    os._exit(0)  # TensorFlow's own exit waits for a worker that died and is not back yet, perhaps for ever.
 
 
 def load(variables: dict[str, tf.Variable]) -> int:

@@ -1,8 +1,8 @@
-"""A real Kubernetes cluster on one machine, for tests: etcd, the control plane, nodes with kubelet and containerd.
+"""A real Kubernetes cluster on one machine, for tests: etcd, control plane, kubelets, containerd.
 
-Everything is a process of this machine, started and recorded here (`processes`), and everything it leaves in the
-kernel (mounts, cgroups, links, rules) is found again by where it is, so that whatever was interrupted can be
-ended fully by the next start (`cleanup`). It needs root.
+Every part is a process of this machine, started and recorded here (`processes`). Mounts, cgroups, links and
+rules are found again by their place. So the next start can clean up after any interruption (`cleanup`). It
+needs root.
 """
 
 from harness.binaries import binary

@@ -1,4 +1,4 @@
-"""`python -m harness up|down|status|build`: a cluster that stays, for use by hand and by many test runs."""
+"""`python -m harness up|down|status|build`: a cluster that stays up, for manual use and many test runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _status(_: argparse.Namespace) -> int:
 
 
 def _build(asked: argparse.Namespace) -> int:
-    """Beforehand, where it is seen and may take its time; within a test it could do neither."""
+    """Build in advance: a build takes minutes, and its progress is not visible during a test."""
     for name in [*CORE, *asked.names]:
         print(binary(name))
     return 0
@@ -67,7 +67,7 @@ def _describe(cluster: Cluster) -> None:
 
 
 def _watch(asked: argparse.Namespace) -> int:
-    """Wait for the process, then end the cluster: also when that process had no chance to."""
+    """Wait for the owner process, then end the cluster, even after the owner was killed."""
     Process(asked.pid, asked.start).wait(None)
     layout = Layout(asked.slot)
     with locked(layout.lock):

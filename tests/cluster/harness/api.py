@@ -1,4 +1,4 @@
-"""The few requests the harness makes of the API server itself: JSON in, JSON out."""
+"""The few requests that the harness itself makes to the API server: JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from harness.errors import HarnessError
 from harness.layout import Layout
 
-__all__ = ["Api", "until"]
+__all__ = ["Api", "answers", "until"]
 
 
 def until(
     condition: Callable[[], bool], what: str, limit: float = 120, evidence: Callable[[], str] = str
 ) -> None:
-    """Wait for a condition; `limit` only ends what would never come."""
+    """Wait for a condition; fails after `limit` seconds."""
     deadline = time.monotonic() + limit
     while not condition():
         if time.monotonic() > deadline:
@@ -28,14 +29,23 @@ def until(
         time.sleep(0.1)
 
 
+def answers(address: str) -> bool:
+    """Whether a GET of the address is answered with 200."""
+    try:
+        with urlopen(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 class Api:
-    """As the cluster's administrator; one short connection per request."""
+    """A client with the rights of the cluster's administrator; one short connection per request."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
     def __call__(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Any:
-        """The answer's JSON; any status but 2xx is an error that says what the server said."""
+        """The JSON of the answer; any status but 2xx raises an error with the server's message."""
         status, said = self.raw(method, path, body, kind)
         if not 200 <= status < 300:
             raise HarnessError(f"the API server answers {status} to {method} {path}: {said[:1000].decode()}")
@@ -54,7 +64,7 @@ class Api:
             connection.close()
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """The lines of an answer that goes on, until the server ends it or is gone."""
+        """The lines of a streaming answer, until the server ends it or goes away."""
         connection = self._connect(timeout=400)
         try:
             connection.request("GET", path)
@@ -78,7 +88,7 @@ class Api:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """Made once: to read certificates takes longer than most requests."""
+        """Made once: reading certificates takes longer than most requests."""
         pki = self._layout.pki
         context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         context.load_cert_chain(pki / "admin.crt", pki / "admin.key")

@@ -1,8 +1,8 @@
 """The programs of a cluster, compiled once from pinned Go modules into the cache.
 
-The modules are under `tests/cluster/go`, each with the checksums of all it depends on. A build is used for as long
-as its module is the same. The modules of Helm, KWOK and CoreDNS replace what they share with Kubernetes by the version
-that Kubernetes has, so that each package is compiled once: it halves what a new machine compiles for them.
+The modules are in `tests/cluster/go`, each with the checksums of all its dependencies. A build is reused
+until its module changes. The modules of Helm, KWOK and CoreDNS use the versions of shared packages that
+Kubernetes uses. So each package is compiled once, which halves the compilation on a new machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.layout import cache, kubernetes_version, locked
 __all__ = ["CORE", "binary"]
 
 GO = (1, 26, 6)
-"""The oldest compiler that takes all of the modules."""
+"""The oldest compiler that accepts all of the modules."""
 FETCHED_GO = "1.26.8"
 _CHECKSUMS = {
     "amd64": "30c2b1bf7dcc88d3eb0a1364e47ddd9128edb3110a30e8a0ef61cd5856b31de7",
@@ -48,7 +48,7 @@ class Build:
 
     @property
     def directory(self) -> Path:
-        """Named by what it is made of: two checkouts that differ do not take turns in making it."""
+        """Named by a hash of the inputs, so two different checkouts do not overwrite each other's builds."""
         digest = hashlib.sha256(repr((self.packages, self.aliases, self.flags)).encode())
         for path in sorted(self.source.iterdir()):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -63,11 +63,11 @@ class Build:
 
 
 CORE = ("kubelet", "etcd", "containerd", "pause")
-"""What every cluster needs."""
+"""The programs that every cluster needs."""
 
 
 def binary(name: str) -> Path:
-    """The program called `name`, built if it is not in the cache; one builder at a time, others wait for it."""
+    """The path of a program, built if it is not in the cache. One process builds, others wait."""
     for build in _builds(kubernetes_version()):
         if name in build.programs():
             return _ensure(build) / name
@@ -94,7 +94,7 @@ def _builds(kubernetes: str) -> list[Build]:
 
 
 def _kubernetes(version: str) -> Build:
-    """One program under all the names of Kubernetes; it says the version it is, as clients and charts ask for it."""
+    """One program under all the names of Kubernetes. Clients and charts need its version."""
     major, minor, _ = version.split(".")
     folder = "kubernetes" if (major, minor) == ("1", "37") else f"kubernetes-{major}.{minor}"
     if not (MODULES / folder).is_dir():
@@ -109,7 +109,7 @@ def _kubernetes(version: str) -> Build:
         "kubelet": "kubernetes",
         "kubectl": "kubernetes",
     }
-    # Versions up to 1.30 bring clients of clouds, unless told not to.
+    # Versions up to 1.30 include clients of cloud providers unless this tag is set.
     flags = ("-tags=providerless", f"-ldflags=-s -w {said}")
     return Build("kubernetes", version, folder, {"kubernetes": "."}, aliases, flags)
 
@@ -124,7 +124,7 @@ def _ensure(build: Build) -> Path:
 
 
 def _make(build: Build, directory: Path) -> None:
-    """Compile beside the place and move it there, so that a half-made build is never found."""
+    """Compile in a temporary place and rename, so that a partial build is never used."""
     started = time.monotonic()
     _say(f"building {build.name} {build.version} (once; kept in {directory})")
     fresh = directory.with_name(directory.name + ".new")
@@ -159,7 +159,7 @@ def _compile(build: Build, target: Path, package: str) -> None:
 
 @remember
 def _go() -> Path:
-    """A compiler that is new enough: the machine's, or one fetched as the module that Go publishes it as."""
+    """A recent compiler: the machine's own, or one downloaded as the module that Go publishes."""
     if (found := shutil.which("go")) and _go_version(found) >= GO:
         return Path(found)
     home = cache() / f"go-{FETCHED_GO}"
@@ -207,14 +207,14 @@ def _fetch_go(home: Path) -> None:
 
 
 def _go_proxy() -> str:
-    """Where modules come from: as an older Go of this machine is set, or GOPROXY."""
+    """The module proxy of an older Go on this machine, or GOPROXY."""
     older = shutil.which("go")
     said = command([older, "env", "GOPROXY"]) if older else os.environ.get("GOPROXY", "")
     for found in re.split(r"[,|]", said.strip()):
         if found.startswith(("https://", "http://", "file://")):
             return found.rstrip("/")
     raise HarnessError(
-        f"there is no Go {'.'.join(map(str, GO))} or newer, and GOPROXY names nobody who could be asked for one"
+        f"there is no Go {'.'.join(map(str, GO))} or newer, and GOPROXY names no proxy to download one from"
     )
 
 

@@ -9,7 +9,7 @@ __all__ = ["TestImages"]
 
 
 class TestImages(Mapping[str, str]):
-    """References at one registry. The product's test images (`images`) are built and pushed when one is asked for."""
+    """References at one registry. The product's test images (`images`) are built and pushed on first use."""
 
     __test__ = False
 
@@ -29,7 +29,7 @@ class TestImages(Mapping[str, str]):
 
 @cache
 def _all(registry: str) -> dict[str, str]:
-    # Imported here: most programs of the harness need no image, and these bring in all that builds them.
+    # Imported here: most programs of the harness need no image, and these imports are large.
     from images import build_test_images
 
     built = build_test_images(registry)

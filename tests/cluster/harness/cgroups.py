@@ -1,4 +1,4 @@
-"""The control groups above a cluster's pods, in every hierarchy the machine has (version 1, 2, or both)."""
+"""The control groups above a cluster's pods, in every hierarchy of the machine (version 1, 2, or both)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["freeze", "groups", "make", "members", "remove", "thaw_all"]
 
 
 def hierarchies() -> list[Path]:
-    """Where each hierarchy is mounted."""
+    """The mount point of each hierarchy."""
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return [Path(line.split()[1]) for line in mounts if line.split()[2] in ("cgroup", "cgroup2")]
 
 
 def make(group: str) -> None:
-    """The group in each hierarchy, with what version 2 and cpusets want to hand down handed down."""
+    """Create the group in each hierarchy. Version 2 controllers and cpusets are passed down to it."""
     for top in hierarchies():
         current = top
         for part in Path(group).parts:
@@ -29,17 +29,17 @@ def make(group: str) -> None:
 
 
 def groups(group: str) -> list[Path]:
-    """Where the group exists."""
+    """The existing directories of the group."""
     return [top / group for top in hierarchies() if (top / group).exists()]
 
 
 def _below(root: Path, name: str) -> list[Path]:
-    """Files and groups of this name; somebody else may be removing groups meanwhile, and `os.walk` does not mind."""
+    """Files and groups of this name. Groups may disappear meanwhile; `os.walk` tolerates that."""
     return [Path(path) / name for path, groups, files in os.walk(root) if name in groups or name in files]
 
 
 def members(group: str) -> list[int]:
-    """The processes in the group and below, whichever hierarchy they show up in."""
+    """The processes in the group and below it, in any hierarchy."""
     found: set[int] = set()
     for root in groups(group):
         for path in _below(root, "cgroup.procs"):
@@ -51,7 +51,7 @@ def members(group: str) -> list[int]:
 
 
 def freeze(name: str, frozen: bool, group: str) -> None:
-    """Stop or continue everything in the group of this name below `group`."""
+    """Freeze or thaw the group of this name below `group`."""
     for root in groups(group):
         for found in _below(root, name):
             if (found / "freezer.state").exists():
@@ -64,7 +64,7 @@ def freeze(name: str, frozen: bool, group: str) -> None:
 
 
 def thaw_all(group: str) -> None:
-    """Nothing that is frozen can be ended."""
+    """Frozen processes cannot be ended."""
     for root in groups(group):
         for path in [*_below(root, "freezer.state"), *_below(root, "cgroup.freeze")]:
             try:
@@ -74,7 +74,7 @@ def thaw_all(group: str) -> None:
 
 
 def remove(group: str) -> None:
-    """The group and all below it; its processes have ended, and the kernel may need a moment to believe it."""
+    """Remove the group and all below it. It may be busy for a moment after its processes have ended."""
     for root in groups(group):
         deadline = time.monotonic() + 10
         while root.exists():
@@ -97,11 +97,11 @@ def _hand_down(parent: Path) -> None:
         try:
             control.write_text(f"+{name}")
         except OSError:
-            continue  # Its processes are in the way; what is needed and missing is seen when the kubelet starts.
+            continue  # still has processes; the kubelet names a missing controller at its start
 
 
 def _inherit_cpuset(group: Path) -> None:
-    """A new group of version 1's cpuset holds no processor until it is given some."""
+    """A new cpuset group of version 1 has no CPUs until some are assigned."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         mine, above = group / name, group.parent / name
         if mine.exists() and above.exists() and not mine.read_text().strip():

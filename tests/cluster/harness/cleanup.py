@@ -1,4 +1,4 @@
-"""Ending a cluster fully, whatever state it is in: recorded or not, half started, or left by a crash."""
+"""Ends a cluster completely, in any state: recorded or not, half started, or left by a crash."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["clean", "remains"]
 
 
 def clean(layout: Layout) -> None:
-    """After this nothing of the cluster is left. Nothing is asked to end: what it would save is thrown away."""
+    """Remove everything of the cluster. Processes are killed at once, since their state is discarded."""
     cgroups.thaw_all(layout.cgroup)
     kill([*Ledger(layout.state, layout.logs).all().values(), *marked(layout.root)])
-    # What was ending may have started something in its last instant.
+    # A process may have started another one just before it was killed.
     kill(marked(layout.root))
     kill(_pods(layout))
     mounts.unmount(layout.root)
     cgroups.remove(layout.cgroup)
     network.remove(layout)
     while layout.root.exists():
-        # A watchdog may be at the same work: what it took away first is no error.
+        # A watchdog may be cleaning up as well.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(layout.root)
 
 
 def remains(layout: Layout) -> list[str]:
-    """What there is of the cluster on this machine, one line each; nothing after `clean`."""
+    """What is left of the cluster on this machine, one line each; empty after `clean`."""
     return [
         *(f"process {each.pid}" for each in [*marked(layout.root), *_pods(layout)]),
         *(f"mount {place}" for place in mounts.below(layout.root)),

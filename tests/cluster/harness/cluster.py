@@ -1,4 +1,4 @@
-"""The cluster as tests see it: start, look, break, mend, end."""
+"""The cluster as tests use it: start, inspect, break, repair, end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HERE = Path(__file__).resolve().parents[1]
 
 
 class Cluster:
-    """A running cluster. Only one program at a time may break and mend it; any number may use it."""
+    """A running cluster. Only one program at a time may break and repair it; any number may use it."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -45,16 +45,16 @@ class Cluster:
 
     @classmethod
     def obtain(cls, layout: Layout | None = None, *, owner: int | None = None) -> Cluster:
-        """The cluster that is running, or else a new one. With `owner`, a new one ends with that process."""
+        """The running cluster, or a new one. With `owner`, a new cluster ends with that process."""
         layout = layout or Layout()
         with locked(layout.lock):
             return cls.attach(layout) or cls._begin(layout, 2, owner)
 
     @classmethod
     def start(cls, layout: Layout | None = None, *, nodes: int = 2, owner: int | None = None) -> Cluster:
-        """A new cluster, after ending what is left of an earlier one; it is whole when this returns.
+        """Clean up an earlier cluster and start a new one; returns when it is complete.
 
-        With `owner`, a process, the cluster is ended when that process ends, however it ends.
+        With `owner`, a process id, the cluster ends when that process ends, for any reason.
         """
         layout = layout or Layout()
         with locked(layout.lock):
@@ -62,7 +62,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, layout: Layout | None = None) -> Cluster | None:
-        """The cluster that is running already, if it is of the wanted version, whole, and nobody's own."""
+        """The running cluster, if it has the wanted version, is complete, and has no owner."""
         cluster = cls(layout or Layout())
         noted = cluster._ledger.read()
         if noted.get("kubernetes") != kubernetes_version() or noted.get("owner"):
@@ -71,7 +71,7 @@ class Cluster:
 
     @property
     def whole(self) -> bool:
-        """Whether every process that it was started with runs, and the API server answers."""
+        """Whether all its processes run and the API server answers."""
         started = self._ledger.read().get("whole")
         running = {name for name, process in self._ledger.all().items() if process.alive}
         return isinstance(started, list) and running.issuperset(started) and self.api.answers()
@@ -82,7 +82,7 @@ class Cluster:
 
     @property
     def owner(self) -> int | None:
-        """The process it ends with."""
+        """The process that the cluster ends with."""
         noted: Any = self._ledger.read().get("owner")
         return noted[0] if noted else None
 
@@ -92,12 +92,12 @@ class Cluster:
 
     @property
     def registry(self) -> str:
-        """host:port, as the nodes and this machine see it."""
+        """host:port, the same for the nodes and this machine."""
         return str(self._ledger.read()["registry"])
 
     @property
     def images(self) -> Mapping[str, str]:
-        """Name -> reference of what is in the registry for tests, made when first asked for."""
+        """References by name of the test images in the registry; each is made on first use."""
         own: Any = self._ledger.read()["images"]
         return TestImages(own, self.registry)
 
@@ -108,22 +108,22 @@ class Cluster:
 
     @property
     def logs(self) -> Path:
-        """What each process of the cluster says, in NAME.log."""
+        """The directory of the logs of the cluster's processes, NAME.log."""
         return self._layout.logs
 
     def kubectl(self, *argv: str, input: str | None = None) -> str:
-        """What kubectl prints; for what is asked all the time it is not started."""
+        """The output of kubectl; frequent commands are answered without starting it."""
         said = self._quick(argv, input)
         if said is not None:
             return said
         return command([binary("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv], input=input)
 
     def push(self, name: str, image: Image) -> str:
-        """Put an image of the harness's kind into the registry; gives its reference."""
+        """Push an image of the harness into the registry; returns its reference."""
         return push(self.registry, name, image)
 
     def services(self, *, names: bool = False) -> None:
-        """Services have addresses that work, always; with `names`, from now on they have names that resolve."""
+        """Services always have working addresses; with `names`, their names resolve from now on."""
         if names:
             self.names()
 
@@ -134,9 +134,9 @@ class Cluster:
     def volume(
         self, name: str, *, size: str = "1Gi", mode: str = "ReadWriteOnce", path: Path | None = None
     ) -> Path:
-        """A PersistentVolume of that name and storage class, on a directory of this machine (so of every node).
+        """Make a PersistentVolume of that name and storage class, on a directory that every node shares.
 
-        With `path`, on what is there already; that is left as it is.
+        With `path`, on an existing directory, which is left as it is.
         """
         if path is None:
             path = self._layout.root / "volumes" / name
@@ -154,14 +154,14 @@ class Cluster:
         return path
 
     def stop_api(self, *, freeze: bool = False) -> None:
-        """The API server is gone; with `freeze`, it takes connections and never answers."""
+        """Stop the API server; with `freeze`, it accepts connections but never answers."""
         if freeze:
             self._process("kube-apiserver").send(signal.SIGSTOP)
         else:
             self._ledger.kill("kube-apiserver")
 
     def start_api(self) -> None:
-        """Mend what `stop_api` did, and wait until the API server answers."""
+        """Undo `stop_api`, and wait until the API server answers."""
         process = self._ledger.find("kube-apiserver")
         if process and process.alive:
             process.send(signal.SIGCONT)
@@ -171,7 +171,7 @@ class Cluster:
 
     @contextmanager
     def patient(self, seconds: int) -> Iterator[None]:
-        """Nodes are missed only after so many seconds: a thousand of them cannot report every few."""
+        """Mark nodes as not ready only after so many seconds, because a thousand nodes report seldom."""
         self._ledger.kill("kube-controller-manager")
         self._control.start_manager(missed_after=seconds)
         yield
@@ -179,9 +179,9 @@ class Cluster:
         self._control.start_manager()
 
     def compact(self) -> None:
-        """Forget the past: whoever asks for changes since a version it saw before this is told 410 Gone.
+        """Compact the history: a watch from an older version gets 410 Gone.
 
-        The API server keeps recent changes in memory, so it is started anew as well.
+        The API server keeps recent changes in memory, so it is restarted as well.
         """
         self.stop_api()
         self._control.compact()
@@ -191,25 +191,25 @@ class Cluster:
         self._node(name).lose()
 
     def orphan_node(self, name: str) -> None:
-        """The node's agents are gone, its pods run on."""
+        """End the node's agents; its pods continue."""
         self._node(name).orphan()
 
     def restore_node(self, name: str) -> None:
-        """The node is back, and Ready."""
+        """Start the node's agents again, and wait until it is Ready."""
         node = self._node(name)
         node.start()
         node.wait()
         self._offer_gpus()
 
     def cut(self, address: str) -> None:
-        """Nothing reaches the pod at this address any more, nor comes from it; also not on open connections."""
+        """Drop all packets to and from the pod at this address, on open connections too."""
         network.cut(self._layout, address)
 
     def heal(self, address: str) -> None:
         network.heal(self._layout, address)
 
     def freeze(self, pod: str, container: str, namespace: str = "default") -> None:
-        """Every process of the container stands still, as on a machine that hangs."""
+        """Freeze every process of the container, as on a machine that hangs."""
         cgroups.freeze(self._container(pod, container, namespace), True, self._layout.cgroup)
 
     def thaw(self, pod: str, container: str, namespace: str = "default") -> None:
@@ -269,14 +269,14 @@ class Cluster:
         self._ledger.start(verb, argv, env={"PYTHONPATH": str(_HERE)})
 
     def _watch(self, owner: int) -> None:
-        """A process of its own that ends the cluster when its owner has ended."""
+        """Start a process that ends the cluster when its owner has ended."""
         process = Process.of(owner)
         if process is None:
             raise HarnessError(f"no process {owner} to watch")
         told = (self._layout.slot, process.pid, process.start)
         argv = [sys.executable, "-m", "harness", "watch", *map(str, told)]
         self._ledger.note("owner", [process.pid, process.start])
-        # Not recorded and not marked: it outlives what it cleans up.
+        # Neither recorded nor marked: it must survive the cleanup that it starts.
         subprocess.Popen(
             argv,
             env={**os.environ, "PYTHONPATH": str(_HERE)},
@@ -310,7 +310,7 @@ class Cluster:
 
 
 def _check_free(layout: Layout) -> None:
-    """A cluster that another running program owns is not ended for a new one."""
+    """Refuse to replace a cluster that another running program owns."""
     noted = Ledger(layout.state, layout.logs).read().get("owner")
     if isinstance(noted, list) and noted[0] != os.getpid() and Process(*noted).alive:
         raise HarnessError(
@@ -320,7 +320,7 @@ def _check_free(layout: Layout) -> None:
 
 
 def _keep_logs(layout: Layout) -> None:
-    """What a cluster that did not start said, for whoever looks into it."""
+    """Keep the logs of a cluster that did not start."""
     kept = layout.root.with_name(f"{layout.root.name}-failed-logs")
     shutil.rmtree(kept, ignore_errors=True)
     if layout.logs.exists():

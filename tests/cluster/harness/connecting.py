@@ -1,4 +1,4 @@
-"""The cluster's network controller: NetworkPolicies and Services are kept as rules, by one process."""
+"""The cluster's network controller: one process that turns NetworkPolicies and Services into rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["connect"]
 
 
 def connect(layout: Layout) -> None:
-    """Keep the rules as the cluster wants them, until ended."""
+    """Keep the rules in step with the cluster until ended."""
     api = Api(layout)
     serve = (
         api,
@@ -31,7 +31,7 @@ def connect(layout: Layout) -> None:
 
 
 def _keep(api: Api, paths: tuple[str, ...], rules: Callable[..., str]) -> None:
-    """Put in place what `rules` makes of the objects at `paths`, whenever that changes."""
+    """Install the output of `rules` for the objects at `paths`, whenever it changes."""
     objects = Objects(api, paths)
     last = ""
     while True:

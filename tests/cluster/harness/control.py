@@ -19,7 +19,7 @@ __all__ = ["Control"]
 
 
 class Control:
-    """The control plane of one cluster. Each part can be ended and started again, and finds its data."""
+    """The control plane of one cluster. Each part can be ended and started again, and keeps its data."""
 
     def __init__(self, layout: Layout, ledger: Ledger) -> None:
         self._layout = layout
@@ -97,7 +97,8 @@ class Control:
         self._start("kube-scheduler", [*argv, "--kube-api-qps=400", "--kube-api-burst=800"])
 
     def start_manager(self, missed_after: int = 14) -> None:
-        """`missed_after`: seconds of a node's silence. Not a minute, as elsewhere; kubelets report as often (node.py)."""
+        """`missed_after`: seconds without a node's report until it counts as not ready. The default of a
+        minute is too long for tests; the kubelets report often enough (node.py)."""
         layout = self._layout
         config = f"--kubeconfig={layout.pki / 'kube-controller-manager.kubeconfig'}"
         argv: list[str | Path] = [
@@ -113,7 +114,7 @@ class Control:
         self._start("kube-controller-manager", argv)
 
     def compact(self) -> None:
-        """Drop every revision but the last from etcd."""
+        """Drop all revisions but the last from etcd."""
         key = base64.b64encode(b"\0").decode()
         seen = self._etcd("/v3/kv/range", {"key": key, "range_end": key, "count_only": True})
         self._etcd("/v3/kv/compaction", {"revision": seen["header"]["revision"], "physical": True})

@@ -1,10 +1,8 @@
-"""The names of Services and pods: CoreDNS, for the tests that need it."""
+"""The names of Services and pods: CoreDNS, for tests that need it."""
 
 from __future__ import annotations
 
-from urllib.request import urlopen
-
-from harness.api import until
+from harness.api import answers, until
 from harness.binaries import binary
 from harness.layout import Layout
 from harness.processes import Ledger
@@ -13,7 +11,7 @@ __all__ = ["start"]
 
 
 def start(layout: Layout, ledger: Ledger) -> None:
-    """Resolve them in every pod, unless that is so already; every kubelet tells its pods to ask here."""
+    """Start CoreDNS unless it runs. Every kubelet configures its pods to use this address."""
     process = ledger.find("coredns")
     if process is not None and process.alive:
         return
@@ -33,15 +31,7 @@ def start(layout: Layout, ledger: Ledger) -> None:
     )
     ledger.start("coredns", [binary("coredns"), "-conf", config])
     until(
-        lambda: _answers(f"http://{layout.dns}:8181/ready"),
+        lambda: answers(f"http://{layout.dns}:8181/ready"),
         "CoreDNS",
         evidence=lambda: ledger.tail("coredns"),
     )
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urlopen(address, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

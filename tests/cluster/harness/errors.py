@@ -1,4 +1,4 @@
-"""What can go wrong while a test cluster is built, started or ended."""
+"""Errors while a test cluster is built, started or ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["HarnessError", "command"]
 
 
 class HarnessError(Exception):
-    """The cluster cannot be had; the message says what to do."""
+    """There can be no cluster; the message says what to do."""
 
 
 def command(
@@ -20,7 +20,7 @@ def command(
     check: bool = True,
     env: dict[str, str] | None = None,
 ) -> str:
-    """Run a short program and give its output; with `check`, its complaint is the error."""
+    """Run a short program and return its output; with `check`, a failure raises with its stderr."""
     done = subprocess.run(
         [str(part) for part in argv], input=input, capture_output=True, text=True, env=env, timeout=300
     )

@@ -1,4 +1,4 @@
-"""A cluster that somebody else runs, named by STOKER_TEST_KUBECONFIG: it is used, and nothing of it is broken."""
+"""A given cluster, named by STOKER_TEST_KUBECONFIG: tests use it but break nothing in it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["ForeignCluster"]
 
 
 class ForeignCluster:
-    """Takes the place of `Cluster` in tests; what it cannot do skips the test and says why.
+    """Takes the place of `Cluster` in tests. Unsupported operations skip the test with a reason.
 
-    STOKER_TEST_REGISTRY is a registry that its nodes pull from and that the test images are pushed to.
+    STOKER_TEST_REGISTRY is a registry that the nodes pull from and that the test images are pushed to.
     """
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -48,10 +48,10 @@ class ForeignCluster:
         return command([program, f"--kubeconfig={self.kubeconfig}", *argv], input=input)
 
     def services(self, *, names: bool = False) -> None:
-        """Services have addresses and names wherever somebody else runs the cluster."""
+        """Nothing to do: such a cluster has addresses and names of Services."""
 
     def names(self) -> None:
-        """As above."""
+        """Nothing to do, as in `services`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -1,6 +1,6 @@
-"""Container images made of files, without a builder: one layer, pushed to the cluster's registry.
+"""Container images made from files, without a builder: one layer, pushed to the cluster's registry.
 
-Only what the harness itself needs; the product's own images are made and pushed by the product's code.
+Only for the harness itself; the product's images are made and pushed by the product's code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def busybox() -> Image:
 
 
 def push(registry: str, name: str, image: Image, tag: str = "1") -> str:
-    """Put the image into the registry at `registry` (host:port, plain HTTP); gives the reference to pull it by."""
+    """Push the image to the registry (host:port, plain HTTP); returns the reference to pull it by."""
     layer = _layer(image)
     packed = gzip.compress(layer, 1, mtime=0)
     config = _config(image, layer)
@@ -72,7 +72,7 @@ def push(registry: str, name: str, image: Image, tag: str = "1") -> str:
 
 
 def _layer(image: Image) -> bytes:
-    """The files as a tar that is the same whenever the files are."""
+    """A reproducible tar of the files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         folders = {str(parent) for path in image.files for parent in Path(path).parents if str(parent) != "."}

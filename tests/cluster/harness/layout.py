@@ -1,6 +1,6 @@
-"""Where a cluster's files are, and which names and addresses it uses.
+"""The paths, names and addresses of a cluster.
 
-A machine can hold several clusters at once, told apart by their slot: each has its own addresses, names and files.
+A machine can hold several clusters, one per slot; each has its own addresses, names and files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _OF_MINOR = {"1.37": DEFAULT_VERSION, "1.29": "1.29.15"}
 
 
 def kubernetes_version() -> str:
-    """STOKER_TEST_KUBERNETES, whole (1.29.15) or short (1.29); the newest otherwise."""
+    """STOKER_TEST_KUBERNETES, complete (1.29.15) or short (1.29); the newest version otherwise."""
     named = os.environ.get("STOKER_TEST_KUBERNETES") or DEFAULT_VERSION
     return _OF_MINOR.get(named, named)
 
 
 def cache() -> Path:
-    """Binaries and running clusters: outside the checkout, so that it survives a fresh clone."""
+    """Binaries and running clusters: outside the checkout, so that a fresh clone reuses them."""
     if named := os.environ.get("STOKER_CLUSTER_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -36,7 +36,7 @@ def cache() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One program at a time; others wait."""
+    """An exclusive file lock; waits for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def lock(self) -> Path:
-        """Held by whoever starts or ends the cluster."""
+        """The lock that is held while the cluster is started or ended."""
         return self.root.with_name(f"{self.root.name}.lock")
 
     @property
@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """The interface that carries the cluster's addresses."""
+        """The interface with the cluster's addresses."""
         return f"stoker{self.slot}"
 
     @property
@@ -113,7 +113,7 @@ class Layout:
 
     @property
     def network(self) -> str:
-        """Every address of the cluster but the services'."""
+        """Every address of the cluster except those of Services."""
         return f"{self._prefix}.0.0/17"
 
     @property
@@ -127,7 +127,7 @@ class Layout:
 
     @property
     def control(self) -> str:
-        """Where etcd and the API server listen."""
+        """The address of etcd and the API server."""
         return f"{self._prefix}.0.1"
 
     @property

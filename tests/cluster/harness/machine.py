@@ -1,4 +1,4 @@
-"""What the machine must have before a cluster can run on it, and what is set on it."""
+"""The requirements of a cluster on this machine, and the settings it changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_LEAST = {
 
 
 def prepare() -> None:
-    """Raise limits that a cluster would run into; says what is missing and how to get it."""
+    """Raise limits that a cluster would reach. Raises with the missing programs and how to install them."""
     if os.geteuid() != 0:
         raise HarnessError(
             "the test cluster needs root: its nodes mount, make network interfaces and control groups; use sudo, "

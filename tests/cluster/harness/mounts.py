@@ -1,4 +1,4 @@
-"""Mount namespaces that stay, and everything mounted below a directory."""
+"""Persistent mount namespaces, and all mounts below a directory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def isolate(namespace: Path, instead: Mapping[Path, Path]) -> None:
-    """Make a mount namespace, held by a file, in which each path of `instead` is another directory.
+    """Make a mount namespace, held by a file, in which each path of `instead` is replaced by another
+    directory.
 
-    What is mounted in it is seen only there, and is gone when the file is unmounted and its processes have ended.
+    Mounts inside are visible only there. They go when the file is unmounted and the processes inside have
+    ended.
     """
     if os.path.ismount(namespace):
         return
@@ -37,7 +39,7 @@ def isolate(namespace: Path, instead: Mapping[Path, Path]) -> None:
 
 
 def enter(namespace: Path) -> list[str | Path]:
-    """What to put before a program for it to run there."""
+    """The command prefix that runs a program in the namespace."""
     return ["nsenter", f"--mount={namespace}", "--"]
 
 
@@ -52,7 +54,6 @@ def below(root: Path) -> list[str]:
 
 
 def unmount(root: Path) -> None:
-    """Unmount everything below `root`."""
     for place in below(root):
         if _libc.umount2(place.encode(), _DETACH) and ctypes.get_errno() not in (2, 22):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)

@@ -1,7 +1,7 @@
-"""The machine's part of the cluster's network: addresses, forwarding, and the rules that cut a pod off.
+"""The machine's part of the cluster's network: addresses, forwarding, and the rules that isolate a pod.
 
-Pods are connected by a routed pair of interfaces each (`ptp`), so that everything between two pods passes the
-machine's rules, also on one node. The rules are in nft tables of the cluster's own.
+Each pod has a routed pair of interfaces (`ptp`), so all traffic between pods passes the machine's rules, on
+one node too. The rules are in the cluster's own nft tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def setup(layout: Layout, addresses: list[str]) -> None:
     for address in addresses:
         command(["ip", "address", "add", f"{address}/32", "dev", layout.link])
     command(["ip", "link", "set", layout.link, "up"])
-    # The machine's own connections to Services start from an address of the cluster, and those to none stay here.
+    # The machine's own connections to Services start from a cluster address. Connections to unknown Services
+    # stay here.
     command(["ip", "route", "add", layout.services, "dev", layout.link])
     command(["nft", "-f", "-"], input=_rules(layout))
     for direction in ("-s", "-d"):
@@ -36,7 +37,7 @@ def remove(layout: Layout) -> None:
 
 
 def remains(layout: Layout) -> list[str]:
-    """What there is of it, one line each."""
+    """What is left of the network, one line each."""
     links = command(["ip", "-br", "link"]).split()
     routes = command(["ip", "route", "show", "root", layout.network]).splitlines()
     tables = command(["nft", "list", "tables"]).split()
@@ -50,7 +51,7 @@ def remains(layout: Layout) -> list[str]:
 
 
 def cut(layout: Layout, address: str) -> None:
-    """From now on nothing reaches the address and nothing comes from it, open connections included."""
+    """Drop all packets to and from the address, on open connections too."""
     command(["nft", "add", "element", "ip", layout.table, "cut", f"{{ {address} }}"])
 
 
@@ -59,7 +60,7 @@ def heal(layout: Layout, address: str) -> None:
 
 
 def pod_network(directory: Path, layout: Layout, index: int) -> None:
-    """How the runtime of node `index` connects its pods."""
+    """The CNI configuration of node `index`."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
         "cniVersion": "1.0.0",
@@ -80,7 +81,7 @@ def pod_network(directory: Path, layout: Layout, index: int) -> None:
 
 
 def _accept(layout: Layout, direction: str) -> list[str]:
-    """Machines with a container engine drop what they forward unless told otherwise."""
+    """Machines with a container engine drop forwarded packets unless a rule accepts them."""
     return [direction, layout.network, "-j", "ACCEPT", "-m", "comment", "--comment", layout.table]
 
 

@@ -1,4 +1,4 @@
-"""One node: a containerd and a kubelet of its own, with everything they keep in a directory of its own."""
+"""One node: its own containerd and kubelet, with all their files in its own directory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from harness.processes import NICENESS, Ledger, Process, kill, marked
 __all__ = ["Node"]
 
 _SHARED = ("/var/log/pods", "/var/log/containers", "/var/lib/cni", "/var/lib/kubelet", "/run/containerd")
-"""Paths that kubelet and containerd use whatever they are told; each node has its own."""
+"""Fixed paths of kubelet and containerd; each node has its own directories there."""
 
 
 class Node:
-    """A node of the cluster, from 1. Whoever changes it is the only one who does."""
+    """A node of the cluster, numbered from 1. Only one caller at a time may change it."""
 
     def __init__(self, layout: Layout, ledger: Ledger, index: int) -> None:
         self._layout = layout
@@ -60,7 +60,7 @@ class Node:
         (self.root / "kubelet.yaml").write_text(yaml.safe_dump(self._kubelet()))
 
     def start(self) -> None:
-        """Start what is not running; returns at once."""
+        """Start the agents that are not running; returns at once."""
         cgroups.make(self.group)
         mounts.isolate(self._mounts, {Path(path): self.root / "own" / path[1:] for path in _SHARED})
         if not self._runs("containerd"):
@@ -78,7 +78,7 @@ class Node:
             self._start("kubelet", ["nice", "-n", NICENESS, *argv])
 
     def wait(self) -> None:
-        """Until the control plane has heard that it is ready from the kubelet that runs now."""
+        """Wait until the control plane knows that the current kubelet is ready."""
         self._wait("kubelet", self.ready)
 
     def ready(self) -> bool:
@@ -92,12 +92,12 @@ class Node:
         )
 
     def orphan(self) -> None:
-        """End kubelet and containerd at once; what runs in the pods goes on, connected as before."""
+        """End kubelet and containerd at once; the pods continue and stay connected."""
         for part in ("kubelet", "containerd"):
             self._ledger.kill(f"{self.name}-{part}")
 
     def lose(self) -> None:
-        """The machine is gone, with all that ran on it; what was on its disk is still there afterwards."""
+        """End the node with all that runs on it; its disk is kept."""
         self.orphan()
         self.end_pods()
         mounts.unmount(self.root)
@@ -105,7 +105,7 @@ class Node:
         (self.root / "state").mkdir()
 
     def end_pods(self) -> None:
-        """Shims first: one that sees its container end would clean up after it, which no lost machine does."""
+        """Kill shims first: a shim would clean up after its container, which a lost machine does not do."""
         cgroups.thaw_all(self.group)
         socket = str(self.socket).encode()
         shims = [each for each in marked(self._layout.root) if socket in _arguments(each)]
@@ -113,7 +113,7 @@ class Node:
         kill([*shims, *inside])
 
     def resource(self, name: str, amount: int) -> None:
-        """Have the node offer an extended resource, as a device plugin would."""
+        """Offer an extended resource, as a device plugin would."""
         key = name.replace("/", "~1")
         places = (f"/status/{part}/{key}" for part in ("capacity", "allocatable"))
         patch = [{"op": "add", "path": place, "value": str(amount)} for place in places]
@@ -121,11 +121,11 @@ class Node:
 
     @property
     def _mounts(self) -> Path:
-        """The node's mount namespace."""
+        """The file of the node's mount namespace."""
         return self.root / "namespace" / "mounts"
 
     def _listens(self) -> bool:
-        """The socket's file outlives a containerd that was killed."""
+        """Connects, since the socket's file survives a containerd that was killed."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self.socket))
@@ -206,7 +206,7 @@ disabled_plugins = {unused + ["io.containerd.nri.v1.nri"]}
             "tlsPrivateKeyFile": str(pki / f"{self.name}-server.key"),
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "cgroupDriver": "cgroupfs",
-            # Each kubelet removes what it does not know below its own group only.
+            # Each kubelet removes unknown groups, but only below its own group.
             "cgroupRoot": f"/{self.group}",
             "failCgroupV1": False,
             "failSwapOn": False,
@@ -214,7 +214,7 @@ disabled_plugins = {unused + ["io.containerd.nri.v1.nri"]}
             "makeIPTablesUtilChains": False,
             "clusterDNS": [self._layout.dns],
             "clusterDomain": "cluster.local",
-            # A test machine is often full; its nodes must not be.
+            # The disk of a test machine is often full; its nodes must not report pressure.
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,

@@ -1,4 +1,4 @@
-"""The cluster's own authority, the certificates it issues, and kubeconfigs made of them."""
+"""The cluster's certificate authority, its certificates, and kubeconfigs with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Authority"]
 
 
 class Authority:
-    """Issues what the processes of one cluster show each other; keeps its files in `layout.pki`."""
+    """Issues the certificates of one cluster's processes; keeps its files in `layout.pki`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -28,7 +28,7 @@ class Authority:
         return self._layout.pki / name
 
     def issue(self, name: str, *identities: str, user: str, group: str | None = None) -> None:
-        """NAME.crt and NAME.key, for a server at `identities` and for a client that is `user` in `group`."""
+        """Issue NAME.crt and NAME.key, for a server at `identities` and a client `user` in `group`."""
         issued = self._ca.issue_cert(*(identities or (name,)), common_name=user, organization_name=group)
         for number, part in enumerate(issued.cert_chain_pems):
             part.write_to_path(self.path(f"{name}.crt"), append=number > 0)
@@ -47,7 +47,7 @@ class Authority:
         self.path("accounts.pub").write_bytes(public)
 
     def kubeconfig(self, name: str, *, user: str, group: str | None = None) -> Path:
-        """A kubeconfig that holds all it needs, as `user` in `group`; beside the keys as NAME.kubeconfig."""
+        """A self-contained kubeconfig as `user` in `group`, beside the keys as NAME.kubeconfig."""
         self.issue(name, user=user, group=group)
         config = {
             "apiVersion": "v1",

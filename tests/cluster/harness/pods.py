@@ -1,4 +1,4 @@
-"""Small pods for tests, and waiting for what becomes of them."""
+"""Small pods for tests, and waiting for their states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Kubectl(Protocol):
 
 
 def pod(name: str, image: str, script: str, **spec: Any) -> dict[str, Any]:
-    """A pod with one container `main` that runs a shell script; `labels` and `resources` are where they belong."""
+    """A pod with one container `main` that runs a shell script."""
     labels, resources = spec.pop("labels", {}), spec.pop("resources", {})
     main = {"name": "main", "image": image, "command": ["sh", "-c", script], "resources": resources}
     return {
@@ -50,7 +50,7 @@ def get(cluster: Kubectl, namespace: str, kind: str, name: str) -> dict[str, Any
 
 
 def running(cluster: Kubectl, namespace: str, *names: str) -> None:
-    """Wait until all of the pods are ready."""
+    """Wait until all the pods are ready."""
     wanted = [f"pod/{name}" for name in names]
     cluster.kubectl("-n", namespace, "wait", "--for=condition=Ready", "--timeout=120s", *wanted)
 

@@ -1,7 +1,7 @@
-"""NetworkPolicies: they and the pods they speak of become the rules of one nft table.
+"""NetworkPolicies and the pods they select become the rules of one nft table.
 
-What crosses the machine is judged when a connection opens: first by what its source may reach, then by whom its
-destination lets in. The machine itself reaches every pod, as a node always may.
+Rules apply when a connection opens: first the egress rules of its source, then the ingress rules of its
+destination. The machine itself reaches every pod, as a node always may.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Found = Mapping[str, Any]
 
 
 def rules(table: str, policies: Iterable[Found], pods: Iterable[Found], namespaces: Iterable[Found]) -> str:
-    """The table, as a script that puts it in place of what there was in one step."""
+    """A script that replaces the table in one step."""
     world = _World(list(pods), {each["metadata"]["name"]: _labels(each) for each in namespaces})
     policies = list(policies)
     chains: list[str] = []
@@ -51,16 +51,16 @@ def rules(table: str, policies: Iterable[Found], pods: Iterable[Found], namespac
 
 
 class _World:
-    """The pods that have an address of their own, and the labels of the namespaces they are in."""
+    """The pods that have their own address, and the labels of their namespaces."""
 
     def __init__(self, pods: list[Found], namespaces: dict[str, Mapping[str, str]]) -> None:
-        # An address that a lost pod still claims is its successor's.
+        # An address that a lost pod still has may belong to a newer pod.
         ordered = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
         self.pods = list({pod["status"]["podIP"]: pod for pod in ordered if _has_address(pod)}.values())
         self._namespaces = namespaces
 
     def matching(self, peer: Found, home: str) -> list[Found]:
-        """The pods a policy in the namespace `home` means by `peer`."""
+        """The pods that `peer` selects in a policy of the namespace `home`."""
         where, which = peer.get("namespaceSelector"), peer.get("podSelector")
         return [
             pod
@@ -75,7 +75,7 @@ class _World:
 
 
 def _allowed(world: _World, policy: Found, pod: Found, direction: str) -> Iterator[str]:
-    """Conditions, each of which lets a connection of the pod through."""
+    """Conditions, each of which allows a connection of the pod."""
     side, peers = ("saddr", "from") if direction == "Ingress" else ("daddr", "to")
     for rule in policy["spec"].get(direction.lower()) or []:
         for block, others in _peers(world, rule.get(peers) or [], policy["metadata"]["namespace"]):
@@ -92,7 +92,7 @@ def _allowed(world: _World, policy: Found, pod: Found, direction: str) -> Iterat
 
 
 def _peers(world: _World, peers: list[Found], home: str) -> Iterator[tuple[str, list[Found]]]:
-    """Each peer as an address condition, or as the pods it means; a rule that names none means everybody."""
+    """Each peer as an address condition or as the selected pods; no peers means every address."""
     if not peers:
         yield _ANYWHERE, []
     for peer in peers:

@@ -1,8 +1,8 @@
-"""Processes that outlive the program that started them: recorded by id and start time, ended by both.
+"""Processes that outlive the program that started them: recorded and ended by process id and start time.
 
-A process id may be used again; id and start time together are not. Each process also carries the cluster's
-directory in its environment, and so do its children unless they set their own, so even what was started in the
-instant before a crash, or by one of ours (a shim), is found.
+A process id may be used again; id and start time together are unique. Each process also has the cluster's
+directory in its environment, and its children inherit it unless they set their own environment. So
+processes started just before a crash, or by one of ours (a shim), are found as well.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["MARK", "NICENESS", "Ledger", "Process", "kill", "marked", "start_tim
 
 MARK = "STOKER_CLUSTER_RUN"
 NICENESS = "-5"
-"""Of what keeps nodes alive: however busy the tests keep the machine, it must have its say."""
+"""The nodes' agents get a higher priority, so they respond while the tests keep the machine busy."""
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in the kernel's ticks since boot; None when there is none, or only its remains."""
+    """The start time of a process in ticks since boot; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,7 @@ class Process:
         return start_time(self.pid) == self.start
 
     def send(self, number: signal.Signals) -> bool:
-        """Signal this very process; False when it is gone."""
+        """Signal this process; False when it has ended."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -66,7 +66,7 @@ class Process:
             os.close(handle)
 
     def wait(self, timeout: float | None) -> bool:
-        """Whether it ended within `timeout` seconds; it may be anybody's child."""
+        """Whether it ended within `timeout` seconds; it need not be a child of this process."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -89,7 +89,7 @@ class Process:
 
 
 def kill(processes: Iterable[Process]) -> None:
-    """End them at once, and wait until they have."""
+    """Kill them, and wait until they have ended."""
     told = [process for process in processes if process.send(signal.SIGKILL)]
     for process in told:
         if not process.wait(30):
@@ -97,7 +97,7 @@ def kill(processes: Iterable[Process]) -> None:
 
 
 def marked(root: Path) -> list[Process]:
-    """Every process that carries the cluster at `root` in its environment."""
+    """Every process that has the cluster at `root` in its environment."""
     mark = f"{MARK}={root}".encode()
     found = []
     for entry in os.scandir("/proc"):
@@ -113,7 +113,7 @@ def marked(root: Path) -> list[Process]:
 
 
 class Ledger:
-    """The processes of one cluster, by name, in a file. One program at a time changes it."""
+    """The processes of one cluster, by name, in a file. Only one program at a time may change it."""
 
     def __init__(self, path: Path, logs: Path) -> None:
         self._path = path
@@ -134,7 +134,7 @@ class Ledger:
                 start_new_session=True,
                 env={**os.environ, **(env or {}), MARK: str(self._path.parent)},
             )
-        # Whoever started it may outlive it; what it leaves is reaped in `wait`, or by init.
+        # The child may outlive this program; its zombie is reaped in `wait`, or by init.
         child.returncode = 0
         process = Process.of(child.pid)
         if process is None:
@@ -154,7 +154,7 @@ class Ledger:
         }
 
     def kill(self, name: str) -> None:
-        """End it at once and forget it."""
+        """Kill the process and forget it."""
         if process := self.find(name):
             kill([process])
             self.note(f"process.{name}", None)
@@ -164,7 +164,7 @@ class Ledger:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def note(self, key: str, value: object) -> None:
-        """Keep `value` in the state file; None forgets it. Several programs may note at once."""
+        """Store `value` in the state file; None removes it. Several programs may do this at once."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._path.with_suffix(".lock")):
             state = self.read()

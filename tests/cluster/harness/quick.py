@@ -1,6 +1,7 @@
-"""What tests ask of kubectl most often, without starting it: the same words, the same answers.
+"""Answers the most frequent kubectl commands of tests without kubectl: same arguments, same output.
 
-To start it costs more CPU than what it does, and a test asks again and again. What is not understood here is left to it.
+Starting kubectl costs more CPU than its work, and tests call it often. Unknown commands still go to
+kubectl.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _PLACES = {
     "deployment": ("/apis/apps/v1", "deployments", True),
     "networkpolicy": ("/apis/networking.k8s.io/v1", "networkpolicies", True),
 }
-"""Where objects of a kind are: group and version, their plural, whether they are in a namespace."""
+"""The location of each kind: group and version, plural, whether it is in a namespace."""
 _NAMES = {**{kind: kind for kind in _PLACES}, **{place[1]: kind for kind, place in _PLACES.items()}}
 _GONE = ("--all", "--grace-period=1", "--ignore-not-found", "--timeout=60s")
 
 
 @dataclass
 class _Words:
-    """A line of kubectl's as far as it is understood."""
+    """The parsed arguments of a supported kubectl command."""
 
     plain: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Quick:
         self._api = api
 
     def __call__(self, argv: Sequence[str], input: str | None) -> str | None:
-        """What kubectl would print; None: ask it. Where it would complain, so does this."""
+        """The output of kubectl; None if the command is not supported. Raises where kubectl would fail."""
         words = _Words.of(argv)
         match words.plain:
             case ["get", kinds, *names] if len(names) <= 1 and words.output == "json" and not words.flags:

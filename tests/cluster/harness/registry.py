@@ -1,13 +1,12 @@
-"""A registry on the machine's own address, which the nodes' runtimes pull from over plain HTTP."""
+"""A registry on the machine's own address; the nodes' runtimes pull from it over plain HTTP."""
 
 from __future__ import annotations
 
 import socket
-from urllib.request import urlopen
 
 import yaml
 
-from harness.api import until
+from harness.api import answers, until
 from harness.layout import Layout
 from harness.processes import Ledger
 
@@ -15,7 +14,7 @@ __all__ = ["start"]
 
 
 def start(layout: Layout, ledger: Ledger) -> str:
-    """Start it and give its host:port; the same one each time, unless that is taken."""
+    """Start it; returns its host:port, which stays the same unless the port is taken."""
     port = _port(5737 + layout.slot)
     home = layout.root / "registry"
     home.mkdir(parents=True, exist_ok=True)
@@ -28,7 +27,11 @@ def start(layout: Layout, ledger: Ledger) -> str:
     path = layout.root / "registry.yaml"
     path.write_text(yaml.safe_dump(config))
     ledger.start("registry", ["docker-registry", "serve", path])
-    until(lambda: _answers(port), "the registry", evidence=lambda: ledger.tail("registry"))
+    until(
+        lambda: answers(f"http://127.0.0.1:{port}/v2/"),
+        "the registry",
+        evidence=lambda: ledger.tail("registry"),
+    )
     return f"127.0.0.1:{port}"
 
 
@@ -42,11 +45,3 @@ def _port(wanted: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise OSError("no free port")
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

@@ -1,6 +1,6 @@
-"""The addresses of Services: each becomes rules of one nft table, which send a connection on to one of its endpoints.
+"""The addresses of Services, as rules of one nft table that forward a connection to one of the endpoints.
 
-A cluster's own kube-proxy would write rules of the whole machine, so only one of several clusters could have one.
+A real kube-proxy would write rules for the whole machine, so only one of several clusters could have one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Found = Mapping[str, Any]
 
 
 def rules(table: str, services: Iterable[Found], slices: Iterable[Found]) -> str:
-    """The table, as a script that puts it in place of what there was in one step."""
+    """A script that replaces the table in one step."""
     sending, returning = [], set()
     slices = list(slices)
     for service in services:
@@ -33,7 +33,7 @@ def rules(table: str, services: Iterable[Found], slices: Iterable[Found]) -> str
                 )
                 to = f"ip daddr {address} {protocol} dport {port['port']} {choice}dnat to {host}:{target}"
                 sending.append(f"    {to}")
-                # A pod that is sent to itself must not see itself as the caller.
+                # A pod that is forwarded to itself must not see its own address as the source.
                 returning.add(f"    ct status dnat ip saddr {host} ip daddr {host} masquerade")
     return "\n".join(
         [
@@ -54,7 +54,7 @@ def rules(table: str, services: Iterable[Found], slices: Iterable[Found]) -> str
 
 
 def _endpoints(service: Found, port: Found, slices: list[Found]) -> Iterator[tuple[str, int]]:
-    """Where the service's port leads, ready ones only."""
+    """The ready endpoints of the service's port."""
     meta = service["metadata"]
     for each in slices:
         of = (each["metadata"].get("labels") or {}).get("kubernetes.io/service-name")

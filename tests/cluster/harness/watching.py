@@ -14,7 +14,7 @@ __all__ = ["Objects"]
 
 
 class Objects:
-    """Everything at each of `paths`, as of the last change seen; a thread per path follows it for ever."""
+    """The objects at each of `paths`, as of the last seen change; one thread per path follows it for ever."""
 
     def __init__(self, api: Api, paths: tuple[str, ...]) -> None:
         self._api = api
@@ -25,7 +25,7 @@ class Objects:
             threading.Thread(target=self._follow, args=(path,), daemon=True).start()
 
     def wait(self) -> dict[str, list[Any]]:
-        """What there is, after something changed; a burst of changes is one."""
+        """Wait for a change and return the objects; a burst of changes counts as one."""
         while True:
             self._changed.wait()
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The images that tests run in pods, made here of Debian packages and locked wheels, and pushed to a registry.
+"""The images that tests run in pods, made from Debian packages and locked wheels, and pushed to a registry.
 
     root         Python in /usr/bin, runs as root
     nonroot      USER app, by name; uid and gid 1000 are in its /etc/passwd
@@ -7,11 +7,11 @@
     nopython     busybox and nothing else
     readonly     numeric USER and WORKDIR; meant to be run with a read-only root
     train        root, with numpy and scikit-learn
-    openmpi      root, with Open MPI, and with what the big frameworks want of a system
+    openmpi      root, with Open MPI and the system libraries of the big frameworks
     stoker       Stoker's own
 
-They are kept in the cache by what they are made of: the second time nothing is built, and nothing is pushed that
-the registry has.
+The cache is keyed by the images' inputs: the second time nothing is built, and only missing parts are
+pushed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How each test image is made. Those with Python share its layers, so that a registry and a node have them once."""
+"""How each test image is made. Images with Python share its layers, so they are stored once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HERE = Path(__file__).parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REPOSITORIES = "stoker-test"
 PYTHON = python.VERSION
-"""Of every image that has one."""
+"""The version in every image with Python."""
 
 
 def build_test_images(push_to: str, cache: Cache | None = None) -> dict[str, str]:
-    """Name to reference, for all of them, at the registry `push_to` (HOST:PORT). Tags are named by content."""
+    """Build all test images and push them to `push_to` (HOST:PORT); references by name, tagged by content."""
     cache = cache or Cache()
     references: dict[str, str] = {}
     with Registry() as registry:
@@ -121,7 +121,7 @@ def _openmpi(cache: Cache) -> Image:
 
     def make() -> LayerTree:
         tree = debian.unpack(packages)
-        # As Debian's alternatives would have it.
+        # As Debian's alternatives would do.
         for name in ("mpirun", "mpiexec"):
             tree.link(f"usr/bin/{name}", "orterun")
         return tree
@@ -167,14 +167,14 @@ def _cxx(cache: Cache) -> Layer:
 
 
 def _named_python(cache: Cache) -> Layer:
-    """`python`, as most people call it."""
+    """The name `python`, which most scripts use."""
     tree = LayerTree()
     tree.link("usr/bin/python", "python3")
     return _small(cache, "python", tree)
 
 
 def _small(cache: Cache, name: str, tree: LayerTree) -> Layer:
-    """A layer that is quicker made than described: its content is its key."""
+    """A small layer whose content is its cache key."""
     content = [f"{path} {entry.mode:o} {entry.uid} {entry.read()!r}" for path, entry in tree]
     return cache.layer(stoker.key(name, *content), lambda: tree, name)
 
@@ -189,4 +189,4 @@ def _applets(program: bytes) -> list[str]:
 
 
 _HERE = Path(__file__).read_text()
-"""This recipe is part of what names a layer; read when the code is."""
+"""A part of the layers' cache keys; read when the module is loaded."""

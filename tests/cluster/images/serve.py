@@ -1,4 +1,4 @@
-"""A real registry (Debian's docker-registry) on a free loopback port, for as long as a test needs it."""
+"""A real registry (Debian's docker-registry) on a free loopback port, for the duration of a test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 class LocalRegistry:
-    """Started by entering it, ended and forgotten by leaving it. `host` is its HOST:PORT."""
+    """Entering starts it, leaving ends and removes it. `host` is its HOST:PORT."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LocalRegistry:
 
     def __enter__(self) -> LocalRegistry:
         self._folder.mkdir(parents=True, exist_ok=True)
-        for _ in range(5):  # a port that was free may be taken by the time the registry wants it
+        for _ in range(5):  # another process may take a free port before the registry does
             if self._start():
                 return self
         raise RuntimeError(f"docker-registry does not start: {(self._folder / 'log').read_text()[-2000:]}")
@@ -54,7 +54,7 @@ class LocalRegistry:
             port = probe.getsockname()[1]
         self.host = f"127.0.0.1:{port}"
         config = self._folder / "config.yml"
-        config.write_text(json.dumps(self._config(port)))  # which YAML understands
+        config.write_text(json.dumps(self._config(port)))  # JSON is YAML
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen([binary(), "serve", config], stdout=log, stderr=log)
         end = time.monotonic() + 60
@@ -97,7 +97,7 @@ class LocalRegistry:
 
 
 def binary() -> Path:
-    """docker-registry out of Debian's package, kept in the cache."""
+    """docker-registry from Debian's package, kept in the cache."""
     (package,) = debian.read_lock(HERE / "packages.amd64.lock")["registry"]
     path = cache_home() / "tools" / package.sha256[:16] / "docker-registry"
     if not path.exists():

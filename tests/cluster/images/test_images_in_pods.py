@@ -37,7 +37,7 @@ def references(cluster: Any) -> dict[str, str]:
 
 
 class Pods:
-    """Runs pods of one namespace to their end."""
+    """Runs the pods of one namespace to their end."""
 
     def __init__(self, cluster: Any, namespace: str) -> None:
         self._cluster = cluster
@@ -63,7 +63,7 @@ class Pods:
         self._cluster.kubectl("-n", self._namespace, "apply", "-f", "-", input=json.dumps(pod))
 
     def state(self, name: str) -> tuple[str, str]:
-        """Phase, and why its container waits."""
+        """Phase, and the reason why its container waits."""
         found = json.loads(self._cluster.kubectl("-n", self._namespace, "get", "pod", name, "-o", "json"))[
             "status"
         ]
@@ -72,7 +72,7 @@ class Pods:
         return found["phase"], ""
 
     def output(self, name: str) -> str:
-        """What it printed, once it has ended well."""
+        """The pod's output, once it has succeeded."""
         until(
             lambda: self.state(name)[0] in ("Succeeded", "Failed"),
             f"the end of {name}",
@@ -185,7 +185,7 @@ def test_the_server_in_stokers_image(pods: Pods, references: dict[str, str]) -> 
 
 @pytest.fixture
 def containerd(cluster: Any, tmp_path: Path) -> Iterator[list[str]]:
-    """`ctr` on a node, in a namespace of its own."""
+    """`ctr` on a node, in its own namespace."""
     if not hasattr(cluster, "_layout"):
         pytest.skip("needs a node of this machine")
     layout: Layout = cluster._layout

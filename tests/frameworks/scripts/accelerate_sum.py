@@ -1,4 +1,4 @@
-"""accelerate: as `accelerate launch` starts it."""
+"""accelerate: in the way `accelerate launch` starts it."""
 
 import loop
 import torch

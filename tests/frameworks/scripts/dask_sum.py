@@ -1,4 +1,4 @@
-"""Dask: the script is the client; what a lost worker had is done again by the others."""
+"""Dask: the script is the client; other workers repeat the work of a lost one."""
 
 import time
 

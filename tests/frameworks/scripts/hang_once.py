@@ -1,4 +1,4 @@
-"""The first time, rank 1 does not come to the tenth step: rank 0 waits for it for ever."""
+"""In the first generation rank 1 never reaches the tenth step, and rank 0 waits for it for ever."""
 
 import os
 import time

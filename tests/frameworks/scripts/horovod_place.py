@@ -1,4 +1,4 @@
-"""What Horovod would read, beside what MPI says itself."""
+"""The variables that Horovod reads, beside those of MPI."""
 
 import os
 

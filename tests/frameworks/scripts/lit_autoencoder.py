@@ -1,4 +1,4 @@
-"""An autoencoder as in Lightning's README. Nothing in it knows where it runs."""
+"""The autoencoder of Lightning's README, unaware of Stoker."""
 
 import argparse
 

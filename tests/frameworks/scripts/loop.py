@@ -1,6 +1,7 @@
-"""A training in small: in each step all ranks add their numbers, and the sum of the sums shows every step exactly once.
+"""A minimal training: in each step all ranks add their numbers. The total shows repeated or lost steps.
 
-Shared by the scripts of this folder. Rank 0 keeps where it is after each step; whoever starts goes on from there.
+Shared by the scripts of this folder. Rank 0 saves its state after each step, and a restarted script resumes
+from it.
 """
 
 import json
@@ -14,14 +15,14 @@ import stoker
 STEPS = int(os.environ.get("STEPS", "40"))
 PAUSE = float(os.environ.get("PAUSE", "0.1"))
 if os.environ["STOKER_GENERATION"] != "1":
-    # There was time enough to lose somebody in the middle.
+    # By now a task was lost in the middle of the training.
     PAUSE = min(PAUSE, 0.1)
 
 
 def say(text):
-    # One write: the lines of several ranks are mixed by whoever brings them here.
-    who = f"generation {os.environ['STOKER_GENERATION']} pid {os.getpid()} on {socket.gethostname()}"
-    sys.stdout.write(f"{text} | {who}\n")
+    # One write, so that the lines of several ranks do not mix.
+    origin = f"generation {os.environ['STOKER_GENERATION']} pid {os.getpid()} on {socket.gethostname()}"
+    sys.stdout.write(f"{text} | {origin}\n")
     sys.stdout.flush()
 
 
@@ -35,7 +36,7 @@ def keep(state):
 
 
 def train(rank, world, add):
-    """`add(number)`: the sum of all ranks' numbers."""
+    """`add(number)` returns the sum of all ranks' numbers."""
     state = begin()
     while state["step"] < STEPS:
         state["step"] += 1

@@ -20,7 +20,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 2))
 fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
 optimizer = torch.optim.AdamW(model.parameters())
-who = f"generation {os.environ['STOKER_GENERATION']} pid {os.getpid()} on {socket.gethostname()}"
+origin = f"generation {os.environ['STOKER_GENERATION']} pid {os.getpid()} on {socket.gethostname()}"
 
 
 def state(step):
@@ -49,7 +49,7 @@ for step in range(first + 1, int(sys.argv[1]) + 1):
     train(step)
     stoker.checkpoint.save_sharded(state(step), step=step, keep=2)
     print(f"saved step={step} rank={rank} total={total():.9f}", flush=True)
-    print(f"step {step} rank {rank} of {world} | {who}", flush=True)
+    print(f"step {step} rank {rank} of {world} | {origin}", flush=True)
     time.sleep(0.3)
 stoker.checkpoint.wait()
 dist.barrier()

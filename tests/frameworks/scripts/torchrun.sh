@@ -1,3 +1,3 @@
 #!/bin/sh
-# A script that starts itself, as people write them: nothing about where it runs.
+# A typical script that starts itself with torchrun, unaware of Stoker.
 exec torchrun torch_sum.py

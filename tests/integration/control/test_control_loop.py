@@ -61,7 +61,7 @@ def test_a_stop_while_a_start_is_being_recorded_gives_the_place_back(
     apply = rig.store.apply
 
     async def nothing() -> None:
-        """Waited for: by then the loop has seen all that was said before."""
+        """Returns after the loop has processed all earlier events."""
 
     def slow(changes: Sequence[Change]) -> Any:
         for change in changes:
@@ -179,7 +179,7 @@ def test_an_engine_that_does_not_answer_proves_nothing(rig: Rig) -> None:
 
 
 def test_a_store_that_fails_for_a_while_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is done that could not be recorded; when the store is back everything goes on."""
+    """Nothing is done that could not be recorded; once the store is back everything continues."""
     real = rig.store.apply
     failing = True
 
@@ -202,7 +202,7 @@ def test_a_store_that_fails_for_a_while_loses_nothing(rig: Rig, monkeypatch: pyt
 def test_a_run_submitted_while_the_loop_loads_is_not_forgotten(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    """It was not in the database when that was read, or was: either way it is started, and once."""
+    """Whether the database already had the run during loading or not, it starts exactly once."""
     real_live, real_apply = rig.store.live, rig.store.apply
     failing = [True]
     rows: list[RunRow] = []
@@ -228,7 +228,7 @@ def test_a_run_submitted_while_the_loop_loads_is_not_forgotten(
     assert rig.engine.calls.get("submit", 0) == 2
 
 
-def test_what_an_earlier_session_still_has_to_say_is_nothing_to_this_one(rig: Rig) -> None:
+def test_late_notices_of_an_earlier_session_are_discarded(rig: Rig) -> None:
     row = rig.submit("hang")
     rig.until(row.id, "running")
     loop = rig.controller._loop
@@ -244,7 +244,7 @@ def test_what_an_earlier_session_still_has_to_say_is_nothing_to_this_one(rig: Ri
     loop.ask(story)
 
 
-def test_an_attempt_that_cannot_be_removed_yet_stops_nobody(
+def test_an_attempt_that_cannot_be_removed_yet_delays_no_run(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.control.runs.cleanup._CLEAN_AGAIN", 0.1)
@@ -354,7 +354,7 @@ def test_whatever_goes_wrong_in_the_loop_it_begins_again(rig: Rig, monkeypatch: 
     async def observe() -> Any:
         if not failed:
             failed.append(1)
-            raise RuntimeError("nobody thought of this")
+            raise RuntimeError("unexpected")
         return await real()
 
     monkeypatch.setattr(rig.engine, "observe", observe)

@@ -1,4 +1,4 @@
-"""Several engines under one loop: where runs go, what becomes of silence, of waiting, of clusters that come and go."""
+"""Several engines under one loop: the choice of a cluster, silence, waiting, added and removed clusters."""
 
 from __future__ import annotations
 
@@ -16,19 +16,9 @@ from stoker.errors import Conflict, EngineUnavailable, NotFound, Refused, SpecEr
 from stoker.settings import ControlSettings, Home, Settings
 from stoker.store import Store
 from stoker.store.rows import RunRow
-from stoker.task.formats import Order, TaskInfo
-from stoker.testing.fake_engine import Behaviour, FakeEngine
-from support.control.rigs import Watched
+from stoker.testing.fake_engine import FakeEngine
+from support.control.rigs import Watched, scripted
 from support.waiting import wait
-
-
-def scripted(info: TaskInfo, order: Order) -> Behaviour:
-    words = order.argv[min(info.attempt, len(order.argv)) - 1]
-    return {
-        "train": lambda: Behaviour(),
-        "fail": lambda: Behaviour(exit_code=3, lines=("ValueError: no",)),
-        "hang": lambda: Behaviour(hang=True),
-    }[words]()
 
 
 class Clouds:
@@ -67,10 +57,6 @@ class Rig(Watched):
         blobs = BlobStore(self.settings.home.blobs)
         self.controller = Controller(self.settings, self.store, blobs, self.local, self.clouds)
         self.controller.start()
-
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
 
     def restart(self) -> None:
         self.close()
@@ -158,12 +144,12 @@ def test_a_cluster_with_runs_is_not_forgotten(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "any", "Bad Name", "-x", "a/b", ""])
-def test_a_cluster_has_a_name_that_is_one(rig: Rig, name: str) -> None:
+def test_an_invalid_cluster_name_is_refused(rig: Rig, name: str) -> None:
     with pytest.raises(SpecError):
         rig.controller.clusters.add(name, {}, [])
 
 
-def test_a_cluster_that_does_not_answer_holds_up_nobody_else(rig: Rig) -> None:
+def test_a_cluster_that_does_not_answer_delays_no_other(rig: Rig) -> None:
     lab = rig.add("lab")
     lab.unavailable = True
     row = rig.submit(cluster="lab")
@@ -213,7 +199,7 @@ def test_each_incarnation_that_falls_silent_on_a_ready_node_is_ended(rig: Rig) -
 
 
 def test_a_server_that_dies_after_it_gave_somebody_up_does_not_wait_for_his_end(rig: Rig) -> None:
-    """He may still live. The server that comes after it knows that, and that the world has to meet elsewhere."""
+    """The lost task may still live, so the next server has the world meet at another address."""
     lab = rig.add("lab")
     row = rig.submit("hang", cluster="lab", workers=2, lost_after="300ms")
     rig.until(row.id, "running")
@@ -292,7 +278,7 @@ def test_a_task_that_is_not_up_can_be_stopped(rig: Rig) -> None:
     wait(lambda: rig.store.attempt(row.id, 1).removed)
 
 
-def test_a_failed_run_is_kept_for_a_look_and_holds_its_place(rig: Rig) -> None:
+def test_a_failed_run_is_kept_for_inspection_and_holds_its_place(rig: Rig) -> None:
     rig.add("lab", gpus=1)
     row = rig.submit("fail", cluster="lab", keep_on_failure="1h", resources={"gpu": 1})
     assert rig.ended(row.id).state == "failed"

@@ -52,7 +52,7 @@ def test_one_that_fails_starts_the_world_again_in_the_same_attempt(gang: Gang) -
     assert "reforming" in gang.kinds(row.id)
 
 
-def test_without_retries_the_run_fails_and_says_who_it_was(gang: Gang) -> None:
+def test_without_retries_the_run_fails_and_names_the_task(gang: Gang) -> None:
     gang.bodies = {("worker-0", 1): LONG, ("worker-1", 1): FAIL}
     row = gang.end(gang.submit(workers=2).id)
     assert (row.state, row.cause, row.exit_code) == ("failed", "user-error", 3)
@@ -70,8 +70,8 @@ def test_a_lost_launcher_is_replaced_alone_and_costs_no_retry(gang: Gang) -> Non
     ]  # fmt: skip
 
 
-def test_a_launcher_that_was_told_to_end_is_replaced_and_not_asked_again(gang: Gang) -> None:
-    """As when somebody deletes a pod: for as long as its grace lasts it is there, and starts nothing."""
+def test_a_launcher_that_was_told_to_end_is_replaced_and_gets_no_order(gang: Gang) -> None:
+    """A user deletes a pod: during its grace it still exists, but starts nothing."""
     gang.bodies = {("worker-0", 1): LONG, ("worker-1", 1): LONG}
     run = gang.submit(workers=2).id
     gang.end(run, lambda _: len(gang.started) == 2)
@@ -86,7 +86,7 @@ def test_a_launcher_that_was_told_to_end_is_replaced_and_not_asked_again(gang: G
 
 
 def test_all_are_told_to_end(gang: Gang) -> None:
-    """As when their nodes are drained together."""
+    """All their nodes are drained together."""
     gang.bodies = {(f"worker-{index}", 1): LONG for index in (0, 1)}
     run = gang.submit(workers=2).id
     gang.end(run, lambda _: len(gang.started) == 2)
@@ -98,7 +98,7 @@ def test_all_are_told_to_end(gang: Gang) -> None:
 
 
 def test_a_member_lost_while_the_next_generation_waits_is_replaced(tmp_path: Path) -> None:
-    """The others have no order yet: there is nobody to be stopped, and nobody to wait for."""
+    """The others have no order yet, so none of them has to be stopped or waited for."""
     gang = Gang(tmp_path, retry_backoff=3600.0, retry_backoff_max=3600.0)
     try:
         gang.bodies = {("worker-0", number): LONG for number in (1, 2)}
@@ -123,10 +123,10 @@ def test_when_nobody_survives_the_attempt_is_over(gang: Gang) -> None:
     assert row.failures == 0
 
 
-def test_one_that_cannot_be_told_to_stop_does_not_cost_the_others_their_place(
+def test_a_task_that_cannot_be_stopped_does_not_cost_the_others_their_place(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its courier hangs. That the others have stopped is seen all the same, and only that one is ended."""
+    """Its courier hangs. The others are seen to have stopped, and only that task is ended."""
     monkeypatch.setattr(shutdown, "_STOP_MARGIN", 0.5)
     real, answers = gang.engine.reach, threading.Event()
 
@@ -160,7 +160,7 @@ def test_a_parameter_server_comes_back_alone(gang: Gang) -> None:
     assert gang.end(run).state == "stopped"
 
 
-def test_those_who_run_are_heard_to_their_end_when_one_cannot_come_back(gang: Gang) -> None:
+def test_the_endings_of_the_others_are_read_when_one_cannot_come_back(gang: Gang) -> None:
     gang.bodies = {("ps-0", 1): DIE}
     gang.otherwise = LONG
     real, observe = gang.engine.reach, gang.engine.observe
@@ -189,7 +189,7 @@ def test_those_who_run_are_heard_to_their_end_when_one_cannot_come_back(gang: Ga
     gang.end(run)
 
 
-def test_those_who_never_stopped_are_found_by_a_restarted_server(gang: Gang) -> None:
+def test_a_restarted_server_finds_tasks_that_never_stopped(gang: Gang) -> None:
     gang.bodies = {("ps-0", 1): DIE}
     gang.otherwise = LONG
     run = gang.submit(workers=2, roles={"ps": {}}).id
@@ -203,14 +203,14 @@ def test_those_who_never_stopped_are_found_by_a_restarted_server(gang: Gang) -> 
     assert gang.end(run).state == "stopped"
 
 
-def test_who_serves_is_stopped_when_the_workers_are_done(gang: Gang) -> None:
+def test_a_server_role_is_stopped_when_the_workers_have_ended(gang: Gang) -> None:
     gang.bodies = {("ps-0", 1): LONG}
     row = gang.end(gang.submit(workers=2, roles={"ps": {}}).id)
     assert (row.state, row.cause) == ("succeeded", "completed")
 
 
 @pytest.mark.parametrize("how", [DIE, FAIL])
-def test_who_ended_while_the_others_go_on_is_seen_to_have(gang: Gang, how: Behaviour) -> None:
+def test_a_task_that_ends_before_the_others_is_shown_as_ended(gang: Gang, how: Behaviour) -> None:
     gang.bodies = {("extra-0", 1): how}
     gang.otherwise = LONG
     run = gang.submit(workers=2, roles={"extra": {"on_loss": "ignore", "ends": False}}).id
@@ -225,13 +225,13 @@ def phases(gang: Gang, run: str) -> dict[str, str]:
     return {row.task: row.phase for row in gang.store.tasks(run, 1)}
 
 
-def test_who_may_fail_fails_alone(gang: Gang) -> None:
+def test_a_role_that_may_fail_fails_alone(gang: Gang) -> None:
     gang.bodies = {("evaluator-0", 1): FAIL}
     row = gang.end(gang.submit(roles={"evaluator": {"may_fail": True}}).id)
     assert row.state == "succeeded"
 
 
-def test_a_stop_reaches_everybody(gang: Gang) -> None:
+def test_a_stop_reaches_all_tasks(gang: Gang) -> None:
     gang.otherwise = LONG
     run = gang.submit(workers=3).id
     gang.until(run, "running")
@@ -289,7 +289,7 @@ def test_an_end_that_a_server_read_before_it_died_is_known_to_the_next(
     assert gang.end(run).state == "stopped"
 
 
-def test_a_gang_that_does_not_come_up_in_time_lets_go_and_queues_again(gang: Gang) -> None:
+def test_a_gang_that_does_not_come_up_in_time_is_requeued(gang: Gang) -> None:
     gang.otherwise = LONG
     real = gang.engine.reach
 
@@ -320,7 +320,7 @@ def test_of_two_gangs_with_half_their_places_each_one_lets_go_and_both_get_throu
         return any(gang.store.run(other).attempt == 2 or gang.ended(other) for other in others)
 
     async def reach(handle: Any, task: str) -> Any:
-        """There is room for two pods: one of each got it."""
+        """There is room for two pods: each run got one."""
         directory = await real(handle, task)
         if task == "worker-1" and handle["attempt"] == 1:
             directory._arrived = lambda: free(handle["run"])
@@ -344,10 +344,10 @@ def test_of_two_gangs_with_half_their_places_each_one_lets_go_and_both_get_throu
 
 
 @pytest.mark.parametrize(("port", "restarted"), [(0, ["ps-0"]), (29400, ["ps-0", "ps-1", "worker-0"])])
-def test_a_parameter_server_that_comes_back_elsewhere_has_all_begin_again(
+def test_a_parameter_server_at_a_new_address_restarts_the_world(
     gang: Gang, port: int, restarted: list[str]
 ) -> None:
-    """TensorFlow looks for it where it was: at the same ports of one machine that is enough, of another pod it is not."""
+    """TensorFlow uses the old address, which only a restart on the same machine keeps."""
     gang.otherwise = LONG
     observe = gang.engine.observe
 

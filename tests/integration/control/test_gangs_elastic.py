@@ -46,7 +46,7 @@ def test_an_elastic_run_starts_with_what_is_free_and_grows(gang: Gang) -> None:
     gang.end(run)
 
 
-def test_extra_workers_are_given_back_to_who_waits(gang: Gang) -> None:
+def test_extra_workers_are_given_back_to_waiting_runs(gang: Gang) -> None:
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)
@@ -62,7 +62,7 @@ def test_extra_workers_are_given_back_to_who_waits(gang: Gang) -> None:
         gang.end(one)
 
 
-def test_a_person_scales_a_run_down_and_up(gang: Gang) -> None:
+def test_a_user_scales_a_run_down_and_up(gang: Gang) -> None:
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)
@@ -103,7 +103,7 @@ def test_a_server_that_dies_while_a_run_grows_goes_on_growing(gang: Gang) -> Non
     assert len(gang.started) == len({(task, generation) for task, _, generation in gang.started})
 
 
-# -- leaving -----------------------------------------------------------------------------------------------------
+# -- leaving -------------------------------------------------------------------------------------------------
 
 
 class Stuck:
@@ -142,7 +142,7 @@ def test_who_is_let_go_keeps_its_place_until_it_has_ended(gang: Gang) -> None:
         gang.end(one)
 
 
-def test_nobody_joins_under_a_name_whose_last_one_has_not_ended(gang: Gang) -> None:
+def test_a_name_is_not_reused_before_its_task_has_ended(gang: Gang) -> None:
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC | {"workers": "2..3"}).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)
@@ -164,8 +164,9 @@ def test_nobody_joins_under_a_name_whose_last_one_has_not_ended(gang: Gang) -> N
 def test_a_server_that_dies_while_a_run_shrinks_goes_on_shrinking(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All were told to stop, and what follows was not recorded."""
-    monkeypatch.setattr(task_reader, "_JOURNAL_WAIT", 0.1)  # that they ended was read, and is not read again
+    """All were told to stop, and the next step was not recorded."""
+    # The endings were read before, and are not read again.
+    monkeypatch.setattr(task_reader, "_JOURNAL_WAIT", 0.1)
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)
@@ -187,7 +188,7 @@ def test_a_server_that_dies_while_a_run_shrinks_goes_on_shrinking(
     gang.end(run)
 
 
-def test_whom_a_server_let_go_before_it_died_the_next_one_ends(gang: Gang) -> None:
+def test_the_next_server_ends_the_tasks_that_were_being_released(gang: Gang) -> None:
     gang.otherwise = LONG
     run = gang.submit(**ELASTIC).id
     gang.end(run, lambda _: len(gang.workers(run)) == 3)
@@ -215,7 +216,9 @@ def test_a_lost_node_shrinks_a_run_and_it_grows_again_when_there_is_room(
     gang.engine.node_ready = False
     gang.engine.nodes = [here, replace(there, ready=False)]
     gang.end(run, lambda row: len(gang.workers(run)) == 2 and row.state == "running")
-    assert {place.moved for place in gang.placement(run).values()} == {1}, "he may knock where they were"
+    assert {place.moved for place in gang.placement(run).values()} == {1}, (
+        "the lost task may try their old address"
+    )
     gang.engine.silent.clear()
     gang.engine.node_ready = True
     gang.engine.nodes = [here, there]
@@ -229,10 +232,10 @@ def test_a_lost_node_shrinks_a_run_and_it_grows_again_when_there_is_room(
     gang.close()
 
 
-# -- joining -----------------------------------------------------------------------------------------------------
+# -- joining -------------------------------------------------------------------------------------------------
 
 
-def test_one_that_cannot_be_made_does_not_end_the_training_of_the_others(gang: Gang) -> None:
+def test_a_worker_that_cannot_start_does_not_end_the_training(gang: Gang) -> None:
     def refuses(method: str, argument: Any) -> None:
         if method == "submit" and len(argument.tasks) > 1:
             raise EngineError("a webhook refused it")
@@ -250,8 +253,8 @@ def test_one_that_cannot_be_made_does_not_end_the_training_of_the_others(gang: G
 
 
 @pytest.mark.parametrize("how", ["dies", "cannot be placed"])
-def test_one_that_comes_to_nothing_before_it_joins_does_not_keep_the_other(gang: Gang, how: str) -> None:
-    """And is tried again later."""
+def test_a_worker_that_ends_before_it_joins_does_not_delay_another(gang: Gang, how: str) -> None:
+    """It is tried again later."""
     real, observe = gang.engine.reach, gang.engine.observe
     hopeless = True
 

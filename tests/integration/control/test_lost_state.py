@@ -1,4 +1,4 @@
-"""State that is lost while the server is away: task directories, and a database that is restored from an older copy."""
+"""State that is lost while no server runs: task directories, and a database restored from a backup."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_one_of_several_tasks_that_lost_its_directory_is_replaced(rig: Rig) -> N
 
 
 class Copy:
-    """A copy of the database that is restored later."""
+    """A backup of the database that is restored later."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -185,7 +185,7 @@ def test_a_run_that_the_copy_does_not_know_at_all_is_left_alone_until_it_is_forg
     with pytest.raises(NotFound):
         rig.controller.forget(["nothing-1"])
     known = rig.submit("train")
-    assert rig.ended(known.id).state == "succeeded", "by then it has been looked at the tasks many times"
+    assert rig.ended(known.id).state == "succeeded", "the loop has observed the tasks many times by then"
     wait(lambda: _alive(rig) == {row.id, other.id})
     (forgotten,) = rig.controller.forget([row.id])
     assert (forgotten["name"], len(forgotten["tasks"])) == (row.name, 1)

@@ -1,4 +1,4 @@
-"""A machine on which too much failed is kept away from, until something goes well there."""
+"""A node with too many failures is avoided until a run succeeds there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_node_on_which_runs_are_lost_again_and_again_is_set_aside(rig: Rig) ->
     rig.until(blocker.id, "running")
     free = next(one["name"] for one in rig.controller.nodes() if not one["runs"])
     rig.ended(rig.submit("die", resources={"cpu": 1}).id)
-    assert not aside(rig, free), "one run alone may bring down every machine it touches"
+    assert not aside(rig, free), "a single run may crash every machine it uses"
     second = rig.submit("die", resources={"cpu": 1})
     wait(lambda: aside(rig, free))
     for one in (second, blocker):

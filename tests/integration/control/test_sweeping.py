@@ -1,4 +1,4 @@
-"""Checkpoints that are not kept any more give their bytes back soon, and only theirs."""
+"""The blobs of checkpoints that are no longer kept are deleted soon, and no others."""
 
 from __future__ import annotations
 

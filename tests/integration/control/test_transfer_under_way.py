@@ -1,4 +1,4 @@
-"""A run while one of its checkpoints is on its way, which takes as long as it takes."""
+"""A run during a slow transfer of one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = b"weights" * 10
 
 
 def stage(directory: Path) -> None:
-    """As a launcher does."""
+    """Stage a checkpoint as a launcher does."""
     place = directory / layout.staged(1)
     place.mkdir(parents=True)
     (place / "last.pt").write_bytes(DATA)

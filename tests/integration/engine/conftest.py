@@ -33,7 +33,7 @@ class Box:
         self.engine: LocalEngine
 
     def run(self, story: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a story with an engine; whatever it started is ended after it."""
+        """Run a story with an engine; afterwards all tasks it started are ended."""
 
         async def work() -> T:
             self.engine = self.make()
@@ -72,7 +72,7 @@ class Box:
         return handle
 
     def record(self, run: str = "run-1") -> Path:
-        """What the engine knows of the task's launcher."""
+        """The engine's record of the task's launcher."""
         return self.home.engine / "tasks" / f"{run}.1.worker-0.json"
 
     async def directory(self, handle: Handle) -> LocalTaskDir:

@@ -1,4 +1,4 @@
-"""Tasks in real containers of podman's and docker's: started, found again, stopped, resized, entered, and proven gone."""
+"""Tasks in real containers of podman and docker: started, adopted, stopped, resized, entered, proven gone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def runtime(storage: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runti
         monkeypatch.setenv(name, value)
     yield storage
     left = storage("ps", "--all")
-    storage.remove_all()  # one failure is not to be every later test's
+    storage.remove_all()  # one failure must not affect later tests
     assert len(left.splitlines()) == 1, left + storage.last_words()
 
 
@@ -70,7 +70,7 @@ async def order(box: Any, handle: Handle, *argv: str, **more: Any) -> None:
 
 
 async def nothing_left(box: Any, runtime: Runtime) -> None:
-    """A container may stay a moment longer than what was in it."""
+    """A container may exist for a moment after its processes have ended."""
 
     async def look() -> bool | None:
         return await asyncio.to_thread(runtime, "ps", "--all", "--quiet") == "" or None
@@ -79,7 +79,7 @@ async def nothing_left(box: Any, runtime: Runtime) -> None:
 
 
 async def stopped(box: Any, handle: Handle) -> None:
-    """At once, and proven gone."""
+    """Kill the task and wait until it is proven gone."""
     await box.engine.stop(handle, grace=timedelta(0))
     assert (await observed(box)).presence is Presence.GONE
 
@@ -108,7 +108,7 @@ def test_a_task_in_a_container(box: Any, runtime: Runtime) -> None:
         assert name == commands.name_of(cgroups.home_name(box.home.root), _place(), 1)
         limits = json.loads(runtime("inspect", name))[0]["HostConfig"]
         assert (limits["Memory"], limits["PidsLimit"], limits["NanoCpus"]) == (128 << 20, 200, 5 * 10**8)
-        # Another server finds it; released, it ends, and nothing of it stays.
+        # Another server adopts the task. After a release it ends and leaves nothing.
         await box.restart()
         assert (await observed(box)).presence is Presence.ALIVE
         directory.write_order(formats.Order(2, 1, "release"))
@@ -155,8 +155,8 @@ def test_the_image_s_own_command_and_a_setup(box: Any, runtime: Runtime) -> None
     box.run(story)
 
 
-def test_what_the_job_mounts_and_other_arguments(box: Any, runtime: Runtime, tmp_path: Path) -> None:
-    """Folders where the job says, scratch of its own, and the image's own command with the job's arguments."""
+def test_mounts_and_arguments_of_the_job(box: Any, runtime: Runtime, tmp_path: Path) -> None:
+    """Folders at the job's paths, a scratch volume, and the image's command with the job's arguments."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x").write_text("from outside\n")
     (tmp_path / "out").mkdir()
@@ -211,7 +211,7 @@ def test_stopping_gives_the_body_its_grace(box: Any, runtime: Runtime) -> None:
     box.run(story)
 
 
-def test_out_of_memory_and_violence(box: Any, runtime: Runtime) -> None:
+def test_out_of_memory_and_other_kills(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         limit = 96 << 20
         greedy = await submit(box, "run-1", plan=TaskPlan("worker-0", memory=limit))
@@ -255,7 +255,7 @@ def test_an_image_that_cannot_be_used(box: Any, runtime: Runtime, image: str, wo
 
 
 def test_a_server_that_died_while_it_started_one(box: Any, runtime: Runtime) -> None:
-    """Started and not written down: found by its name. Made and never started: removed, and never starts."""
+    """A started container without a record is found by its name; one that never started is removed."""
 
     async def story() -> None:
         handle = await submit(box)
@@ -290,11 +290,11 @@ async def _alive(box: Any) -> bool | None:
     return (await observed(box)).presence is Presence.ALIVE or None
 
 
-def test_containers_nobody_knows_are_removed(box: Any, runtime: Runtime) -> None:
+def test_unknown_containers_are_removed(box: Any, runtime: Runtime) -> None:
     async def story() -> None:
         home = cgroups.home_name(box.home.root)
         runtime("create", "--name", f"{home}.gone.1.worker-0.1", "--label", f"stoker={home}", IMAGE)
-        runtime("create", "--name", "of-somebody-else", IMAGE)
+        runtime("create", "--name", "of-another-owner", IMAGE)
         handle = await submit(box)
         await order(box, handle, "true")
         await box.ended(handle)
@@ -304,14 +304,14 @@ def test_containers_nobody_knows_are_removed(box: Any, runtime: Runtime) -> None
             return len(names.split()) == 2 or None
 
         await box.until(tidy, "the leftover to be removed")
-        assert "of-somebody-else" in runtime("ps", "--all", "--format", "{{.Names}}")
-        runtime("rm", "of-somebody-else")
+        assert "of-another-owner" in runtime("ps", "--all", "--format", "{{.Names}}")
+        runtime("rm", "of-another-owner")
 
     box.run(story)
 
 
 def _instead(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A runtime that does something else first. `$real` is the true one; the test's folder is where it is."""
+    """Run a script before the runtime, in the test's folder. `$real` is the real runtime."""
     folder = tmp_path / "instead"
     folder.mkdir()
     real = runtime.root / "bin" / runtime.program
@@ -327,7 +327,7 @@ def _instead(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_start_that_is_given_up_leaves_nothing(
     box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime is asked to start it, and cannot be asked not to any more: what it started is found and ended."""
+    """The engine gives up a start that the runtime still completes: the container is found and ended."""
     _instead(runtime, tmp_path, monkeypatch, 'if [ "$1" = start ]; then : > asked; sleep 1; fi')
 
     async def story() -> None:
@@ -342,7 +342,7 @@ def test_a_start_that_is_given_up_leaves_nothing(
 def test_a_container_that_comes_late_is_removed(
     box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docker's daemon makes it although the command that asked for it was ended."""
+    """docker's daemon creates the container although the command that requested it was killed."""
     script = """
 if [ "$1" = create ]; then
     setsid sh -c ': > asked; sleep 2; "$@" > made' sh "$real" "$@" </dev/null >/dev/null 2>&1 &
@@ -383,10 +383,10 @@ fi"""
     box.run(story)
 
 
-def test_one_that_may_run_is_not_called_gone(
+def test_a_container_that_may_run_is_not_reported_gone(
     box: Any, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was started, the runtime said otherwise, and it could not be removed: it is found, and goes on."""
+    """The runtime reported a failed start and could not remove the container: it is found and continues."""
     script = """
 if [ "$1" = start ]; then "$real" "$@"; echo "Error: timed out" >&2; exit 1; fi
 if [ "$1" = rm ] && [ ! -e refused ]; then : > refused; echo "Error: timed out" >&2; exit 1; fi"""
@@ -483,7 +483,7 @@ def test_a_machine_without_a_runtime_refuses(box: Any, monkeypatch: pytest.Monke
 def test_a_home_that_never_had_an_image_starts_no_podman(
     box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever an ordinary user asks podman first leaves a process behind."""
+    """As an ordinary user, every first podman command leaves a process behind."""
     podman = tmp_path / "bin" / "podman"
     podman.parent.mkdir()
     podman.write_text(f"#!/bin/sh\n: > {tmp_path}/started\nexit 1\n")

@@ -1,4 +1,4 @@
-"""What goes wrong around the local engine: restarts, reboots, crashes half way, hostile directories."""
+"""Faults around the local engine: restarts, reboots, crashes between two steps, hostile directories."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_after_a_restart_of_the_machine_everything_is_gone(box) -> None:
     box.run(story)
 
 
-def test_a_pid_that_now_belongs_to_somebody_else_is_not_the_launcher(box) -> None:
+def test_a_reused_pid_is_not_the_launcher(box) -> None:
     async def story() -> None:
         handle = await box.start(SLEEP)
         await box.said(handle, "up")
@@ -53,14 +53,13 @@ def test_a_pid_that_now_belongs_to_somebody_else_is_not_the_launcher(box) -> Non
         record.write_text(json.dumps({**raw, "pid": os.getpid()}))
         box.engine = box.make()
         assert (await box.gone()).proof == f"launcher {os.getpid()} is gone"
-        await box.engine.stop(
-            handle, grace=timedelta(0)
-        )  # and is not signalled: this test would not survive it
+        # It is not signalled: the signal would end this test.
+        await box.engine.stop(handle, grace=timedelta(0))
 
     box.run(story)
 
 
-def test_a_crash_between_the_directory_and_the_start_is_made_good(box) -> None:
+def test_a_crash_between_the_directory_and_the_start_is_repaired(box) -> None:
     async def story() -> None:
         path = directories.path_of(box.home.tasks, TaskPlace("run-1", 1, "worker-0"))
         directories.create(path, TaskInfo("run-1", 1, "worker-0"))
@@ -87,7 +86,7 @@ def test_when_the_fork_server_dies_another_one_is_started(box) -> None:
 
 
 def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
-    """That server died before its launcher was recorded: it has the directory and does nothing yet."""
+    """The server died before it recorded the launcher, which has the directory and does nothing yet."""
 
     async def story() -> None:
         _, lock = _taken(box)
@@ -113,7 +112,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_is_waited_for(box) -> None:
     box.run(story)
 
 
-def test_a_launcher_that_an_earlier_server_asked_for_may_end_before_it_is_one(box) -> None:
+def test_a_launcher_that_an_earlier_server_asked_for_may_end_at_its_start(box) -> None:
     async def story() -> None:
         _, lock = _taken(box)
         starting_ = asyncio.create_task(box.start("print('hello')"))
@@ -124,7 +123,7 @@ def test_a_launcher_that_an_earlier_server_asked_for_may_end_before_it_is_one(bo
     box.run(story)
 
 
-def test_a_directory_that_somebody_keeps_is_no_end_of_the_run(box, monkeypatch) -> None:
+def test_a_directory_that_cannot_be_removed_does_not_end_the_run(box, monkeypatch) -> None:
     monkeypatch.setattr("stoker.engine.local.tasks.starter.DIRECTORY_SECONDS", 0.2)
 
     async def story() -> None:
@@ -233,7 +232,7 @@ def _name(pid: int) -> str:
 
 
 def _taken(box) -> tuple[Path, int]:
-    """A task's directory, held as by a launcher that is not recorded yet; and the lock."""
+    """A task's directory, locked as by a launcher that is not recorded yet; and the lock."""
     path = directories.path_of(box.home.tasks, TaskPlace("run-1", 1, "worker-0"))
     directories.create(path, TaskInfo("run-1", 1, "worker-0"))
     lock = take_lock(str(path))

@@ -1,4 +1,4 @@
-"""One job cannot hurt another, measured with real processes. Skipped where the kernel does not let us."""
+"""One job cannot harm another, measured with real processes. Skipped where the kernel does not allow it."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_what_escaped_into_the_background_dies_with_the_launcher(box, mode: str)
         mark.unlink()
 
         await asyncio.sleep(0.3)
-        assert not mark.exists(), "GONE was said while a process of the task still ran"
+        assert not mark.exists(), "reported gone while a process of the task still ran"
 
     box.isolation = mode
     box.run(story)
@@ -200,7 +200,7 @@ def test_no_groups_are_left_behind(box) -> None:
 
 @needs_cgroups
 def test_the_group_of_a_task_that_has_not_started_stays_for_its_start(box) -> None:
-    """Whoever looks meanwhile. It goes with the task."""
+    """An observation in between does not remove the group; the end of the task does."""
 
     async def story() -> None:
         await box.engine.capacity()
@@ -223,8 +223,8 @@ def test_the_group_of_a_task_that_has_not_started_stays_for_its_start(box) -> No
 
 
 @needs_cgroups
-def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile(box) -> None:
-    """Proving that the one before is gone removes its group, which has the name of the next one's."""
+def test_a_restarted_task_starts_within_its_limits_during_observations(box) -> None:
+    """Proving that the previous incarnation is gone removes its group, whose name is used again."""
 
     async def story() -> None:
         for incarnation in range(1, 16):
@@ -242,7 +242,7 @@ def test_a_task_that_comes_back_starts_within_its_limits_whoever_looks_meanwhile
 
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs the freezer of cgroup v1, in which nothing dies")
-def test_a_launcher_that_does_not_die_is_not_called_gone(box, monkeypatch) -> None:
+def test_a_launcher_that_does_not_die_is_not_reported_gone(box, monkeypatch) -> None:
     monkeypatch.setattr("stoker.engine.local.tasks.terminator.KILL_SECONDS", 0.3)
     ice = FREEZER / f"stoker-test-ice-{os.getpid()}"
 

@@ -1,4 +1,4 @@
-"""The same machine as somebody without privileges sees it: no cgroups, perhaps a user namespace, else a guardian."""
+"""The engine as an ordinary user: no cgroups, perhaps a user namespace, else a guardian."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import stoker
 
 UID = 54321
 NEEDED = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions.py", "typing_inspection", "yaml")
-"""What the engine imports besides Stoker."""
+"""The packages that the engine imports besides Stoker."""
 STORY = r"""
 import asyncio, json, os, sys, time
 from datetime import timedelta
@@ -82,10 +82,11 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user: the rest of the suite tests this")
 @pytest.mark.parametrize("mode", ["auto", "none"])
-def test_an_ordinary_user_is_served_and_told_what_is_missing(mode: str) -> None:
+def test_an_ordinary_user_can_run_and_is_told_what_is_missing(mode: str) -> None:
     with tempfile.TemporaryDirectory(prefix="stoker-user-") as root:
         os.chmod(root, 0o755)
-        # Root's own installation is often closed to others: a copy of the code, and an interpreter they may use.
+        # Root's own installation is often closed to others: a copy of the code, and an interpreter that they
+        # may use.
         shutil.copytree(
             Path(stoker.__file__).parent, Path(root, "lib", "stoker"), ignore=shutil.ignore_patterns("static")
         )

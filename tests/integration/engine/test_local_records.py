@@ -1,4 +1,4 @@
-"""Which process a task has is in the engine's records. What a run writes into its own directory is not believed."""
+"""The engine's records name a task's process; files that a run writes into its directory are not trusted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLEEP = "import time; print('up'); time.sleep(600)"
 
 
 async def _restarted(box: Any, damage: Callable[[Path], object]) -> None:
-    """Another server, after `damage` was done to the task directory of run-1."""
+    """Restart the server after `damage` was done to the task directory of run-1."""
     root = Path((await box.engine.reach({"run": "run-1", "attempt": 1}, "worker-0")).root)
     await box.engine.close()
     damage(root)

@@ -1,4 +1,4 @@
-"""Giving a running task more or less, and getting into one, on the real kernel."""
+"""Resizing and entering a running task, on the real kernel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_running_task_is_resized_in_place(box: Any) -> None:
     box.run(story)
 
 
-def test_what_ends_at_a_new_limit_names_the_new_limit(box: Any) -> None:
+def test_an_ending_at_a_new_limit_names_the_new_limit(box: Any) -> None:
     async def story() -> None:
         code = "import time\nprint('up')\nx = []\nwhile True:\n    x.append(bytearray(4 << 20)); time.sleep(0.02)"
         handle = await box.start(code, TaskPlan("worker-0", memory=4 << 30))
@@ -76,8 +76,8 @@ def test_without_groups_it_says_why_not(box: Any) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none"])
-def test_a_person_gets_into_a_task(box: Any, isolation: str) -> None:
-    """Its environment, directory, processes and limits; after the body has failed too, while it is held."""
+def test_a_user_enters_a_task(box: Any, isolation: str) -> None:
+    """The shell has the task's environment, directory, processes and limits, also after the body failed."""
     box.isolation = isolation
     look = 'echo "$STOKER_RUN $LR $PWD"; for p in /proc/[0-9]*; do cat $p/comm; done; cat /proc/self/cgroup'
 
@@ -100,7 +100,7 @@ def test_a_person_gets_into_a_task(box: Any, isolation: str) -> None:
     box.run(story)
 
 
-def test_what_works_here_can_be_asked(box: Any) -> None:
+def test_the_engine_reports_what_works_here(box: Any) -> None:
     async def story() -> None:
         found = {entry["name"]: entry for entry in await box.engine.check()}
         assert found["python"]["ok"] is True

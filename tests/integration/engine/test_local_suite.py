@@ -18,7 +18,7 @@ class TestLocalEngine(EngineSuite):
         return LocalEngine(Settings(home, local=LocalSettings(isolation=self.isolation)))
 
     def proof(self, engine: Engine, handle: Handle, status: Status) -> str:
-        # In a PID namespace the launcher calls itself 1; the machine's number stands in the engine's record.
+        # In a PID namespace the launcher has pid 1; the engine's record has its pid on the machine.
         place = TaskPlace(str(handle["run"]), int(handle["attempt"]), "worker-0")
         record = TaskRecords(self.home.engine / "tasks").read(place)
         assert record is not None and record.identity is not None

@@ -1,4 +1,4 @@
-"""Real launchers on real directories, started in every way the engine can start them."""
+"""Real launchers on real directories, started in every way that the engine can start them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ KNOWN: dict[str, Any] = {"run": "digits-7f3k", "attempt": 1, "task": "worker-0",
 
 
 class Task:
-    """A prepared task directory, and what has become of it."""
+    """A prepared task directory, and the files its launcher writes."""
 
     def __init__(self, root: Path, **info: Any) -> None:
         self.root = root
         self.near = LocalTaskDir(str(root))
         self.seq = 0
         self.uid: int | None = None
-        """Whose directory it is, when not ours."""
+        """The owner of the directory, if it is not this user."""
         if not root.exists():
             root.mkdir(parents=True)
             formats.write_json(str(root / layout.TASK), {**KNOWN, **info})
@@ -84,7 +84,7 @@ class Task:
             raise AssertionError(f"{exc}; {self.near.status()}; {self.journal()}; {self.errors()}") from None
 
     def ending(self, seq: int | None = None) -> formats.Ending:
-        """How the body of the newest order (or of `seq`) ended, once it has."""
+        """The ending of the body of the newest order (or of `seq`), once it has ended."""
 
         def there() -> dict[str, Any] | None:
             wanted = self.seq if seq is None else seq
@@ -113,7 +113,7 @@ class Task:
         )
 
     def said(self, words: str) -> None:
-        """Wait until the body has said this."""
+        """Wait until the body has printed this."""
         wait_for(lambda: words in self.text() + self.text("e"), f"{words!r} in the log")
 
     def errors(self) -> str:
@@ -121,7 +121,7 @@ class Task:
         return path.read_text() if path.exists() else ""
 
     def processes(self) -> list[int]:
-        """Every living process of this task's bodies, wherever it has gone: they carry the directory along."""
+        """The living processes of this task's bodies, found by the directory in their environment."""
         mark = f"STOKER_TASK_DIR={self.root}\0".encode()
         found = []
         for name in os.listdir("/proc"):
@@ -133,7 +133,7 @@ class Task:
         return found
 
     def let_go(self) -> None:
-        """Wait until nobody holds the directory's lock."""
+        """Wait until the directory's lock is released."""
 
         def free() -> bool:
             fd = take_lock(str(self.root))
@@ -171,7 +171,7 @@ class Launched:
 
 
 class ForkServer:
-    """The real one, driven by hand."""
+    """The real fork server, called directly."""
 
     def __init__(
         self, *, uid: int | None = None, python: str = sys.executable, options: Sequence[str] = ()
@@ -214,8 +214,8 @@ class ForkServer:
         return self.process.wait(30)
 
 
-def python_for_everybody() -> str | None:
-    """An interpreter that the ordinary user can run: ours may lie in somebody's home."""
+def python_for_all_users() -> str | None:
+    """An interpreter that the ordinary user can run; the tests' own may be in a private home."""
     for python in (sys.executable, "/usr/bin/python3"):
         try:
             done = subprocess.run(
@@ -245,7 +245,7 @@ class Mode:
         self.options: Sequence[str] = ()
         """For the fork server."""
         self.cover: dict[str, Any] | None = None
-        """What the launcher is to hide."""
+        """The paths that the launcher has to hide."""
         self._server: ForkServer | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -266,7 +266,7 @@ class Mode:
         return Launched(answer["pid"])
 
     def ask(self, task: Task) -> dict[str, Any]:
-        """What the fork server says to a request for a launcher."""
+        """The fork server's answer to a request for a launcher."""
         return self.server.ask(
             str(task.root),
             pid_namespace=self.name != "guardian",
@@ -284,7 +284,7 @@ class Mode:
     def python(self) -> str:
         if self.uid is None:
             return sys.executable
-        return python_for_everybody() or pytest.skip("no interpreter that an ordinary user can run")
+        return python_for_all_users() or pytest.skip("no interpreter that an ordinary user can run")
 
     def kill_server(self) -> None:
         self.server.process.kill()
@@ -317,7 +317,7 @@ def namespaces(user: bool) -> bool:
 
 
 class InPod(Task):
-    """A task directory in a pod: what the container sees, and from outside."""
+    """A task directory in a pod, with its paths inside and outside the container."""
 
     def __init__(self, pod: Pod) -> None:
         super().__init__(pod.root)
@@ -330,7 +330,7 @@ class InPod(Task):
 
 @pytest.fixture
 def pod(place: Path) -> Iterator[Callable[..., InPod]]:
-    """Makes one pod with an initialised directory; its main container is started by the test."""
+    """Makes one pod with an initialised directory; the test starts its main container."""
     if why := container_box.missing():
         pytest.skip(why)
     container_box.end_leftovers()
@@ -360,7 +360,7 @@ MODES = ("namespace", "user-namespace", "guardian")
 
 @pytest.fixture
 def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
-    """Parametrize indirectly; `namespace` or `guardian` when the test does not say: whatever this machine can."""
+    """Parametrized indirectly with `namespace` or `guardian`; the default is the best of this machine."""
     name = getattr(request, "param", None) or ("namespace" if namespaces(False) else "guardian")
     if name == "namespace" and not namespaces(False):
         pytest.skip("this user may not make PID namespaces")
@@ -382,7 +382,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def task(place: Path) -> Iterator[Callable[..., Task]]:
-    """Makes task directories; whatever still runs in them at the end is ended."""
+    """Makes task directories; processes that still run in them are ended after the test."""
     made: list[Task] = []
 
     def make(name: str = "worker-0", **info: Any) -> Task:

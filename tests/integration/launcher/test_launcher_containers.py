@@ -1,4 +1,4 @@
-"""The launcher in other people's containers, real ones: users without a name, read-only roots, Python anywhere."""
+"""The launcher in real containers of users: user ids without a name, read-only roots, Python anywhere."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.task import container_layout, layout
 from support.container_box import MEMORY, Shape
+from support.processes import alive
+from support.waiting import wait
 
 Make = Callable[..., Any]
 
 SHOW = """
 import json, os, sys
-score = lambda who: int(open(f"/proc/{who}/oom_score_adj").read())
+score = lambda process: int(open(f"/proc/{process}/oom_score_adj").read())
 print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "uid": os.getuid(), "parent": os.getppid(),
                   "python": sys.executable, "victim": score("self") - score(os.getppid())}))
 """
@@ -84,7 +84,7 @@ def test_code_that_was_brought_is_where_the_body_runs(pod: Make) -> None:
 
 
 def test_the_image_s_own_command(pod: Make) -> None:
-    """It runs where the image wants it: what was submitted with the job is none of its business."""
+    """It runs in the image's working directory, not in the submitted code."""
     it = pod(command=["cat", "mark"])
     (it.root / "code" / "train.py").touch()
     it.pod.main()
@@ -107,7 +107,7 @@ def test_a_setup_is_made_in_the_pod(pod: Make) -> None:
 
 
 def test_an_image_without_a_shell_names_its_python(pod: Make) -> None:
-    """`init` comes from elsewhere in such a pod; here the directory is prepared by an image that has a shell."""
+    """In a real pod `init` has another image; here the directory is prepared by an image that has a shell."""
     it = pod(Shape(uid=54321))
     for path in (it.pod.rootfs / "bin").iterdir():
         path.unlink()
@@ -124,7 +124,7 @@ def test_an_image_without_a_shell_names_its_python(pod: Make) -> None:
 def test_an_image_without_python_says_so(pod: Make) -> None:
     it = pod()
     it.pod.shape.python = None
-    (it.pod.rootfs / "usr/local/bin/python3").unlink()  # where it was mounted for init
+    (it.pod.rootfs / "usr/local/bin/python3").unlink()  # it was mounted there for init
     note = 'touch /dev/termination-log; /bin/sh -c "$@"; rc=$?; echo; cat /dev/termination-log; exit $rc'
     main = it.pod.main(
         [
@@ -158,8 +158,8 @@ def _state(it: Any) -> dict[str, Any]:
 
 
 @needs_memory
-def test_out_of_memory_is_told_from_other_kills(pod: Make) -> None:
-    """The launcher is in the same group as the body, and is not the one the kernel chooses."""
+def test_out_of_memory_differs_from_other_kills(pod: Make) -> None:
+    """The launcher is in the same group as the body, but the kernel does not choose it."""
     limit = 96 << 20
     it = pod(Shape(uid=54321, memory=limit), memory=limit)
     main = it.pod.main()
@@ -175,7 +175,7 @@ def test_out_of_memory_is_told_from_other_kills(pod: Make) -> None:
 
 @needs_memory
 def test_many_small_processes_out_of_memory(pod: Make) -> None:
-    """Each of them smaller than the launcher: by size alone the kernel would end that."""
+    """Each of them is smaller than the launcher: by size alone the kernel would choose the launcher."""
     limit = 160 << 20
     it = pod(Shape(memory=limit))
     main = it.pod.main()
@@ -183,14 +183,14 @@ def test_many_small_processes_out_of_memory(pod: Make) -> None:
     it.run("python3", "-S", "-c", script)
     it.phase("running")
     oom = MEMORY / "stoker-tests" / it.pod.ident / "memory.oom_control"
-    _until(lambda: "oom_kill 0" not in oom.read_text())
+    wait(lambda: "oom_kill 0" not in oom.read_text())
     it.order("stop", kill=True)
     assert it.ending(seq=1).kind == "stopped" and main.poll() is None
 
 
 @needs_memory
-def test_a_limit_nobody_told_us_of(pod: Make) -> None:
-    """A cluster may set one by itself: what counts is what the kernel enforces."""
+def test_a_limit_that_the_job_does_not_name(pod: Make) -> None:
+    """A cluster may set a limit by itself: the kernel's limit counts."""
     it = pod(Shape(memory=64 << 20))
     it.pod.main()
     it.run("python3", "-S", "-c", "b = bytearray(300 << 20)")
@@ -198,12 +198,12 @@ def test_a_limit_nobody_told_us_of(pod: Make) -> None:
 
 
 def test_everything_killed_and_started_again_in_the_same_directory(pod: Make) -> None:
-    """What version 2 of control groups does at the limit, and what the kubelet does then."""
+    """Version 2 of control groups kills the whole group; the kubelet then restarts the container."""
     it = pod(Shape(uid=54321), memory=1 << 30)
     main = it.pod.main()
     it.run("sh", "-c", "echo up; sleep 1000", grace=1)
     it.said("up")
-    _until(lambda: it.phase("running").usage.get("memory_peak"))
+    wait(lambda: it.phase("running").usage.get("memory_peak"))
     for pid in it.pod.pids():
         os.kill(pid, signal.SIGKILL)
     assert main.wait(30) != 0
@@ -213,7 +213,7 @@ def test_everything_killed_and_started_again_in_the_same_directory(pod: Make) ->
     it.phase("ended")
     it.run("echo", "never", generation=1)
     it.order("stop", generation=1)
-    _until(lambda: it.phase("ended").seq == it.seq)
+    wait(lambda: it.phase("ended").seq == it.seq)
     assert "never" not in it.text() and again.poll() is None
     assert [entry["seq"] for entry in it.journal("starting")] == [1]
     it.order("release")
@@ -229,7 +229,7 @@ def test_a_killed_launcher_takes_the_body_along_where_it_is_not_init(pod: Make) 
     assert len(pids) >= 3
     it.pod.kill()
     assert main.wait(30) != 0
-    _until(lambda: not any(_alive(pid) for pid in pids))
+    wait(lambda: not any(alive(pid) for pid in pids))
     it.pod.main()
     assert it.ending().kind == "lost"
 
@@ -256,7 +256,7 @@ def test_orphans_are_ended_and_reaped_and_visitors_are_left_alone(pod: Make) -> 
     it.phase("ready")
     visitor = subprocess.Popen(["runc", "exec", it.pod.ident, "sleep", "1003"], stdin=subprocess.DEVNULL)
     try:
-        _until(lambda: "sleep 1003" in it.pod.exec("ps").stdout)
+        wait(lambda: "sleep 1003" in it.pod.exec("ps").stdout)
         it.run("sh", "-c", "(sleep 1001 &) ; (true &); echo up; exit 0")
         assert it.ending().code == 0
         found = it.pod.exec("ps", "-o", "stat,args").stdout
@@ -295,17 +295,3 @@ def test_a_lease_that_runs_out(pod: Make) -> None:
     assert (ending.kind, ending.code) == ("stopped", 5)
     assert ending.message == "no contact with the server for its lease of 1 s"
     assert main.wait(30) == 0
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def _until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited 60 s in vain"
-        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What a run sees of the home that its task directory is in."""
+"""The parts of the home that are visible to a run whose task directory is inside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ echo made > "$HOME_OF/setups/made"; echo out > "$STOKER_OUTPUT_DIR/out"; ls "$ST
 
 
 def furnish(home: Home) -> None:
-    """A home in use, with a directory in it that is not the server's."""
+    """A home in use, with one directory that is not the server's."""
     for path in (home.tasks / "other" / "1", home.setups, home.engine / "bundle" / "v1", home.root / "mine"):
         path.mkdir(parents=True)
     (home.root / "mine" / "data").write_text("of mine\n")
@@ -38,7 +38,7 @@ def furnish(home: Home) -> None:
 
 
 def use(home: Home) -> None:
-    """What comes later: the first secret, settings, a key that is replaced, records, another run, things nobody knows."""
+    """Later additions: the first secret, settings, a replaced key, records, another run, unknown files."""
     for path in (
         home.secrets / "a.json",
         home.config,
@@ -62,7 +62,7 @@ def use(home: Home) -> None:
 
 @pytest.fixture
 def mounted(place: Path) -> Iterator[Path]:
-    """The place again, at another path."""
+    """The directory again, mounted at another path."""
     again = Path(f"{place}-again")
     again.mkdir()
     done = subprocess.run(["mount", "--bind", str(place), str(again)], capture_output=True)

@@ -1,4 +1,4 @@
-"""How bodies end, and what is written down about it."""
+"""The endings of bodies, and their records."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_stop_of_a_body_that_ignores_sigterm(mode: Any, task: Make) -> None:
 
 
 def test_a_shell_does_not_cut_short_the_grace_of_what_it_runs(mode: Any, task: Make) -> None:
-    """`sh -c` dies of SIGTERM at once; the training beneath it must still have the time to save."""
+    """`sh -c` dies of SIGTERM at once; the training below it must still have the time to save."""
     it = task()
     mode.start(it)
     inner = "trap 'sleep 0.5; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
@@ -82,7 +82,7 @@ def test_a_shell_does_not_cut_short_the_grace_of_what_it_runs(mode: Any, task: M
 
 
 def test_a_process_that_handles_sigterm_answers_for_its_children(mode: Any, task: Make) -> None:
-    """A trainer asked to save must not lose its data loader's workers meanwhile."""
+    """A trainer that is asked to save must not lose its data loader's workers meanwhile."""
     it = task()
     mode.start(it)
     worker = "sleep 1000 & w=$!; "

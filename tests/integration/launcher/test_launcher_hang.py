@@ -1,4 +1,4 @@
-"""A body that says and does nothing: its stacks are kept, and it is left alone."""
+"""A body that is silent and idle: its stacks are recorded, and it is left alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def entry(mode: Any, it: Any, kind: str, number: int = 1) -> dict[str, Any]:
 
 
 def asked(mode: Any, it: Any) -> dict[str, Any]:
-    """The hang of a process that could be asked: where Python is slow to start, its silence before that is another."""
+    """The record of a hang with Python stacks. A slow start of Python may give an earlier record."""
     found: dict[str, Any] = mode.wait_for(
         lambda: next((one for one in it.journal("hang") if one["how"] == "faulthandler"), None), "its stacks"
     )
@@ -69,7 +69,7 @@ def test_of_others_what_the_kernel_shows(mode: Any, task: Make) -> None:
     python(it, STUCK.format(imports=""), hang_after=0.3)
     hang = entry(mode, it, "hang")
     assert hang["how"] == "none"
-    assert "waiting_for_godot" in (it.root / hang["stacks"]).read_text(), "the command says so itself"
+    assert "waiting_for_godot" in (it.root / hang["stacks"]).read_text(), "the command line says so"
     assert it.phase("running")
     (it.root / "go").touch()
     assert it.ending().code == 0
@@ -97,7 +97,7 @@ def test_every_process_of_several(mode: Any, task: Make) -> None:
     code = STUCK.format(imports="import stoker; stoker.report")
     python(it, code, hang_after=0.5, processes=[{"STOKER_RANK": "0"}, {"STOKER_RANK": "1"}])
     path = it.root / asked(mode, it)["stacks"]
-    # One may be up before the other; they are taken again while both are silent.
+    # One may be up before the other; the stacks are taken again while both are silent.
     mode.wait_for(lambda: path.read_text().count("in waiting_for_godot") == 2, "the stacks of both")
     it.order("stop", grace=0.0)
     assert it.ending(1).kind == "stopped"
@@ -105,7 +105,7 @@ def test_every_process_of_several(mode: Any, task: Make) -> None:
 
 
 def test_signs_of_life(mode: Any, task: Make) -> None:
-    """Output, reports and files are each enough."""
+    """Output, reports and files each count."""
     it = task()
     mode.start(it)
     it.sh(
@@ -134,7 +134,7 @@ def test_one_that_comes_back_and_falls_silent_again(mode: Any, task: Make) -> No
     )
     assert entry(mode, it, "hang")["stacks"] == "stacks/1-1.txt"
     before = (it.root / "stacks/1-1.txt").stat().st_mtime_ns
-    # While it stays silent the file is made anew, and nothing more is said.
+    # While the body stays silent the file is rewritten, but no new event is recorded.
     mode.wait_for(lambda: (it.root / "stacks/1-1.txt").stat().st_mtime_ns != before, "newer stacks")
     assert len(it.journal("hang")) == 1
     (it.root / "a").touch()

@@ -1,4 +1,4 @@
-"""What a body is given, what it is not, and what happens at its limits."""
+"""The environment and limits of a body."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_what_the_body_is_given(mode: Any, task: Make) -> None:
     assert shown["cwd"] == str(it.root / "code")
     assert shown["fds"] == [0, 1, 2] and shown["in"] == "/dev/null"
     assert shown["session"] and shown["core"] == 0 and shown["cores"] == 1
-    # Python itself ignores SIGPIPE (bit 13) and SIGXFSZ (bit 25); nothing else was inherited.
-    # Signals 32 and 33 are the C library's own: nobody may change them.
+    # Python itself ignores SIGPIPE (bit 13) and SIGXFSZ (bit 25); nothing else was inherited. Signals 32 and
+    # 33 belong to the C library and cannot be changed.
     masks = {line.split(":")[0]: int(line.split()[1], 16) & ~(3 << 31) for line in shown["ignored"]}
     assert masks == {"SigIgn": 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1), "SigBlk": 0}
 
@@ -131,7 +131,7 @@ def test_the_memory_watchdog_sees_what_no_process_has_mapped(mode: Any, task: Ma
 
 
 def test_shared_memory_that_is_mapped_and_open_is_counted_once(mode: Any, task: Make) -> None:
-    """As data loaders have it: each batch is a file in /dev/shm, open and mapped in several processes."""
+    """Data loaders have each batch as a file in /dev/shm, open and mapped in several processes."""
     it = task(memory=260 << 20)
     mode.start(it)
     script = (
@@ -156,7 +156,7 @@ def test_process_watchdog_where_there_is_no_cgroup(mode: Any, task: Make) -> Non
 
 @pytest.fixture
 def memory_cgroup() -> Iterator[dict[str, Any]]:
-    """A memory cgroup of 64 MiB, version 1 or 2, whichever this machine lets us make."""
+    """A memory cgroup of 64 MiB, of version 1 or 2, as this machine allows."""
     version = 1 if (MEMORY / "memory.limit_in_bytes").exists() else 2
     root = MEMORY if version == 1 else Path("/sys/fs/cgroup")
     folder = root / f"stoker-test-{os.getpid()}"
@@ -181,13 +181,13 @@ def test_out_of_memory_in_a_cgroup(mode: Any, task: Make, memory_cgroup: dict[st
     assert (ending.kind, ending.signal, ending.limit) == ("oom", signal.SIGKILL, 64 << 20)
     assert ending.peak is not None and ending.peak > 32 << 20
     assert ending.last_lines == ["up"]
-    # The next generation in the same cgroup is judged by what happens to itself.
+    # The next generation in the same cgroup is judged by its own events only.
     it.sh("exit 1", generation=2)
     assert it.ending().kind == "exit"
 
 
 def test_one_of_many_out_of_memory(mode: Any, task: Make, memory_cgroup: dict[str, Any]) -> None:
-    """The main process goes on and decides; the ending remembers."""
+    """The main process continues and decides; the ending records the kill."""
     it = task(memory=64 << 20, cgroup=memory_cgroup)
     mode.start(it)
     it.sh(f"{sys.executable} -S -c 'b = bytearray(300 << 20)'; echo still here; exit 0")

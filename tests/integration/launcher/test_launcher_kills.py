@@ -1,4 +1,4 @@
-"""The kill matrix: whoever is killed, and whenever, the whole tree dies and nothing is started twice."""
+"""The kill matrix: after any kill at any moment the whole tree dies, and nothing is started twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAEMON = "(setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 &) ; sleep 1000' &) ; "
 
 
 def bring_to(phase: str, it: Any, place: Path) -> None:
-    """Have the launcher in this phase, with as many processes as it can have there."""
+    """Bring the launcher into this phase, with as many processes as it can have there."""
     if phase == "ready":
         it.phase("ready")
     elif phase == "setup":
@@ -88,7 +88,7 @@ def test_launcher_killed(mode: Any, task: Make, place: Path, phase: str) -> None
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
 def test_launcher_and_fork_server_killed(mode: Any, task: Make) -> None:
-    """Launchers outlive the fork server, and still take their tree along."""
+    """Launchers outlive the fork server, and still end their processes."""
     it = task()
     launcher = mode.start(it)
     it.sh(DAEMON + "echo up; sleep 1000")
@@ -101,7 +101,7 @@ def test_launcher_and_fork_server_killed(mode: Any, task: Make) -> None:
 
 @pytest.mark.parametrize("mode", ["guardian"], indirect=True)
 def test_guardian_killed(mode: Any, task: Make) -> None:
-    """The launcher goes on, and ends its tree by itself when it is released."""
+    """The launcher continues, and ends its processes by itself when it is released."""
     it = task()
     launcher = mode.start(it)
     it.sh(DAEMON + "echo up; sleep 1000")
@@ -118,7 +118,7 @@ def test_guardian_killed(mode: Any, task: Make) -> None:
 
 @pytest.mark.parametrize("mode", ["guardian"], indirect=True)
 def test_guardian_and_launcher_killed_together(mode: Any, task: Make) -> None:
-    """Then at least the main process dies, by the kernel's hand."""
+    """The kernel ends at least the main process."""
     it = task()
     launcher = mode.start(it)
     it.sh("echo up; exec sleep 1000")
@@ -152,7 +152,8 @@ def test_launcher_gone_and_lock_free_mean_that_nothing_is_left(mode: Any, task: 
     it.sh(DAEMON * 20 + "echo up; sleep 1000")
     it.said("up")
     launcher.kill()
-    # In a namespace the kernel ends the others before the launcher is gone; a guardian keeps the lock until then.
+    # In a namespace the kernel ends the others before the launcher is gone; a guardian keeps the lock until
+    # then.
     launcher.gone()
     it.let_go()
     assert it.processes() == []
@@ -193,7 +194,7 @@ def test_order_that_was_there_first_and_orders_going_backwards(mode: Any, task: 
 
 
 def test_a_generation_is_never_started_again_under_another_number(mode: Any, task: Make) -> None:
-    """As by a server that lost its count in a crash."""
+    """A server that lost its count in a crash may send this order."""
     it = task()
     it.sh("echo one", seq=1)
     mode.start(it)
@@ -205,7 +206,7 @@ def test_a_generation_is_never_started_again_under_another_number(mode: Any, tas
 
 
 def test_a_journal_torn_by_a_power_cut(mode: Any, task: Make) -> None:
-    """The torn line is passed over, and what is written after it can be read."""
+    """The torn line is skipped, and records written after it can be read."""
     it = task()
     starting = {"k": "starting", "seq": 1, "generation": 1, "at": 0}
     (it.root / "journal.jsonl").write_text(json.dumps(starting) + '\n{"k":"star')
@@ -237,8 +238,8 @@ def test_fork_server_names_the_errno_of_a_forbidden_namespace(mode: Any, task: M
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
 def test_every_launcher_can_be_found_again(mode: Any, task: Make) -> None:
-    """It is recorded with its start time however soon it mounts a /proc of its own: without one, a server that
-    starts later takes it for dead."""
+    """The start time is recorded even if the launcher mounts its own /proc first. Without one, a later
+    server takes it for dead."""
     for number in range(20):
         it = task(name=f"worker-{number}")
         mode.start(it)
@@ -247,8 +248,8 @@ def test_every_launcher_can_be_found_again(mode: Any, task: Make) -> None:
         it.order("release", seq=1)
 
 
-def test_a_guardian_stays_when_nobody_hears_that_it_has_started(task: Make) -> None:
-    """The fork server is gone by then, with its server. The launcher is recorded, and the next server takes it over."""
+def test_a_guardian_stays_when_its_fork_server_is_gone(task: Make) -> None:
+    """The fork server has ended with its server; the next server adopts the recorded launcher."""
     it = task()
     code = """
         import os, sys

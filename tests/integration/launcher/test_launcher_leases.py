@@ -1,4 +1,4 @@
-"""The lease of a real launcher: kept by contact, run out in silence, not taken from one that was asleep."""
+"""The lease of a real launcher: renewed by contact, expired by silence, kept over a stop of the launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs L
 
 
 def contact(it: Any, number: int) -> None:
-    """As the courier does."""
+    """Record a contact as the courier does."""
     formats.write_json(str(it.root / layout.CONTACT), {"count": number})
 
 
@@ -75,7 +75,7 @@ def test_an_exclusive_one_is_not_waited_for(mode: Any, task: Make) -> None:
 
 
 @pytest.mark.parametrize("mode", ["direct"], indirect=True)
-def test_a_task_that_only_holds_lets_go_too(mode: Any, task: Make) -> None:
+def test_a_task_that_only_holds_ends_with_its_lease(mode: Any, task: Make) -> None:
     it = task(lease=1.0)
     launched = mode.start(it)
     it.sh("exit 7")

@@ -1,7 +1,8 @@
-"""The log of a body that does its worst."""
+"""The log of a body with hostile output."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import disks
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 
@@ -106,20 +109,18 @@ def test_both_streams_at_full_speed_lose_nothing(mode: Any, task: Make) -> None:
 
 @pytest.fixture
 def small_disk(place: Path) -> Iterator[Path]:
-    target = place / "small"
-    target.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(target)], capture_output=True
-    ).returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield target
-    subprocess.run(["umount", "-l", str(target)], check=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            mount = stack.enter_context(disks.small_disk(place / "small", "1m"))
+        except subprocess.CalledProcessError:
+            pytest.skip("this user may not mount a small disk")
+        yield mount
 
 
 def test_a_full_disk_loses_output_but_not_the_training(
     mode: Any, task: Make, small_disk: Path, place: Path
 ) -> None:
-    """The training goes on, and once there is room the log says what is missing, and the ending is written."""
+    """The training continues. Once there is room, the log says what is missing, and the ending is written."""
     it = task("small/worker-0")
     written, room = place / "written", place / "room"
     mode.start(it)
@@ -145,7 +146,7 @@ def test_a_full_disk_loses_output_but_not_the_training(
 
 
 def test_a_body_that_dies_of_a_full_disk(mode: Any, task: Make, small_disk: Path) -> None:
-    """Nothing can be written down while the disk is full; once there is room the ending is."""
+    """Nothing can be written while the disk is full; once there is room the ending is."""
     it = task("small/worker-0")
     mode.start(it)
     it.phase("ready")

@@ -1,4 +1,4 @@
-"""Several processes in one task: one environment each, one end for all; and the helpers that launchers bring."""
+"""Several processes in one task: an environment for each, one ending for all; and helper programs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_ends_when_all_have_ended(mode: Any, task: Make) -> None:
 
 
 @everywhere
-def test_when_one_fails_the_others_are_asked_and_its_end_is_the_bodys(mode: Any, task: Make) -> None:
+def test_a_failed_process_stops_the_others_and_its_ending_is_the_bodys(mode: Any, task: Make) -> None:
     it = task()
     mode.start(it)
     it.sh(
@@ -87,7 +87,7 @@ def test_when_one_fails_the_others_are_asked_and_its_end_is_the_bodys(mode: Any,
 
 
 @everywhere
-def test_those_who_do_not_end_are_ended_after_the_grace(mode: Any, task: Make) -> None:
+def test_processes_that_do_not_end_are_killed_after_the_grace(mode: Any, task: Make) -> None:
     it = task()
     mode.start(it)
     it.sh(
@@ -148,7 +148,7 @@ def test_a_command_that_is_not_there(mode: Any, task: Make) -> None:
     assert (ending.kind, ending.code, ending.process) == ("start-failed", 127, None)
 
 
-def test_what_one_says_does_not_drown_the_last_words_of_another(mode: Any, task: Make) -> None:
+def test_the_last_lines_of_each_process_are_kept(mode: Any, task: Make) -> None:
     it = task()
     mode.start(it)
     it.sh(
@@ -176,7 +176,7 @@ def test_a_helper_is_brought_along(mode: Any, task: Make) -> None:
     assert it.text() == "rank 3\n"
 
 
-def test_a_helper_nobody_knows(mode: Any, task: Make) -> None:
+def test_an_unknown_helper(mode: Any, task: Make) -> None:
     it = task()
     mode.start(it)
     it.run("{helper}", "sorcery")
@@ -219,7 +219,7 @@ def test_one_that_fails_while_others_are_started_ends_all(task: Make, mode: Any)
 
 
 def test_many_processes_need_no_more_open_files_than_the_launcher_may_have(task: Make, mode: Any) -> None:
-    """It holds two pipes for each, and raises its own limit for that. Theirs stays as it was."""
+    """The launcher has two pipes for each process, and raises its own limit but not the body's."""
     it = task()
     pid = mode.start(it).pid
     hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]

@@ -1,4 +1,4 @@
-"""`setup:` is run once, its result is used by all, and a half-made one never counts."""
+"""`setup:` runs once, all tasks use its result, and a partial result never counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALL = (
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment of the person who submits: a virtual one, with a package and a command of its own."""
+    """The submitting user's virtual environment, with a package and a command of its own."""
     root = tmp_path_factory.mktemp("parent") / "env"
     venv.create(root, symlinks=True)
     site = next((root / "lib").glob("python*/site-packages"))

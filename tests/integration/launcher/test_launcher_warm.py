@@ -1,4 +1,4 @@
-"""Processes that leave a copy of themselves for the next generation: what the program sees, and what becomes of the copy."""
+"""Standby processes for the next generation: the program's view of them, and their end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(json.dumps(said, sort_keys=True), flush=True)
 
 
 class Program:
-    """A training among its code, in a task with a launcher that has a bundle."""
+    """A training with its code, in a task whose launcher has a bundle."""
 
     def __init__(self, it: Any, place: Path, python: str) -> None:
         self.it = it
@@ -81,7 +81,7 @@ class Program:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def running(self, generation: int) -> int:
-        """The body, as its launcher knows it, once it runs and the copy that it has made waits for its turn."""
+        """The body's pid in its launcher's records, once the body runs and its standby process waits."""
         self.it.said(f"running {generation}")
         deadline = time.monotonic() + 60
         while True:
@@ -97,7 +97,7 @@ class Program:
         return self.it.ending()
 
     def _python(self) -> dict[int, str]:
-        """The Python processes of the body, and what each has for its output. The launcher reads a pipe."""
+        """The Python processes of the body, and the stdout of each. The launcher reads a pipe."""
         found = {}
         for pid in self.it.processes():
             with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ class Program:
 
 
 def _waits(pid: int) -> bool:
-    """Whether a copy has said that it is there: it waits for its turn then, or for what it is told."""
+    """Whether a standby process has reported that it is ready."""
     with contextlib.suppress(OSError):
         place = Path(f"/proc/{pid}/wchan").read_text()
         return any(word in place for word in ("pipe", "unix", "select", "poll"))
@@ -132,7 +132,7 @@ def program(mode: Any, task: Make, place: Path) -> Program:
 
 
 @everywhere
-def test_the_next_generation_has_it_already(program: Program) -> None:
+def test_the_next_generation_uses_the_standby_process(program: Program) -> None:
     program.write(RUNNING)
     for generation in (1, 2, 3):
         program.run(generation=generation)
@@ -144,7 +144,7 @@ def test_the_next_generation_has_it_already(program: Program) -> None:
 
 
 def test_the_program_sees_what_it_would_see(program: Program) -> None:
-    """First and later generations, by path and as a module: as Python itself would have run it."""
+    """First and later generations, by path and as a module: the same as with Python itself."""
     program.write(LOOK)
     program.write("", "tools/__init__.py")
     program.write(LOOK + "raise SystemExit(0)", "tools/look.py")
@@ -167,11 +167,11 @@ def test_the_program_sees_what_it_would_see(program: Program) -> None:
             program.it.ending()
             said = json.loads(program.it.text().splitlines()[-1])
             assert said == {**wanted, "rank": str(generation)}
-            # One that was over before its copy had been made leaves none, and one that ended well never does.
+            # A body that ended before its standby process was ready leaves none, nor does one that succeeded.
             if generation > first and (program.imports() == before or words[0] == "-m"):
                 break
         else:
-            pytest.fail("no generation had it already")
+            pytest.fail("no generation used a standby process")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_it_fails_as_it_would(program: Program, program_text: str) -> None:
         ending = program.it.ending()
         assert (ending.kind, ending.code) == ("exit", plain.returncode)
     assert program.it.text("e") == 2 * plain.stderr
-    assert program.imports() >= 1, "one that ends at once may have ended before its copy was there"
+    assert program.imports() >= 1, "a body that ends at once may leave no standby process"
 
 
 def test_a_module_fails_as_it_would(program: Program) -> None:
@@ -208,7 +208,7 @@ def test_a_module_fails_as_it_would(program: Program) -> None:
     assert program.it.text("e") == plain.stderr
 
 
-def test_a_missing_program_is_said(program: Program) -> None:
+def test_a_missing_program_is_reported(program: Program) -> None:
     program.run("nowhere.py", generation=1)
     assert program.it.ending().code == 2
     assert "can't open file" in program.it.text("e")
@@ -249,7 +249,7 @@ def test_with_another_environment_it_is_started_anew(program: Program) -> None:
 
 
 @everywhere
-def test_a_copy_that_is_gone_is_not_missed(program: Program) -> None:
+def test_a_lost_standby_process_does_no_harm(program: Program) -> None:
     program.write(RUNNING)
     program.run(generation=1)
     program.it.said("running 1")
@@ -262,7 +262,7 @@ def test_a_copy_that_is_gone_is_not_missed(program: Program) -> None:
 
 
 def test_an_abort_in_the_teardown_of_the_interpreter_is_not_the_end_of_the_program(program: Program) -> None:
-    """Threads of gloo abort like this now and then, after the work is done."""
+    """Threads of gloo sometimes abort like this after the work is done."""
     program.write(
         """
         import atexit, heavy, os, sys, threading
@@ -286,20 +286,22 @@ def test_an_abort_in_the_teardown_of_the_interpreter_is_not_the_end_of_the_progr
     program.run(generation=2)
     ending = program.it.ending()
     assert (ending.kind, ending.code) == ("exit", 2)
-    assert program.imports() == 1, "it was the copy"
+    assert program.imports() == 1, "not the standby process"
     assert program.it.text().count("saved by its thread") == 2
     assert program.it.text().count("saved by its exit handler") == 1
     assert not program.it.text("e")
 
 
 @everywhere
-def test_what_a_body_leaves_behind_ends_and_the_copy_does_not(program: Program, mode: Any) -> None:
+def test_leftovers_of_a_body_end_and_the_standby_process_stays(program: Program, mode: Any) -> None:
     left = 'import subprocess\nsubprocess.Popen(["sleep", "600"], start_new_session=True)\n'
     program.write(left + RUNNING)
     for generation in (1, 2):
         program.run(generation=generation)
         program.kill(generation)
-        mode.wait_for(lambda: len(program.it.processes()) == 2, "the copy and its own alone")
+        mode.wait_for(
+            lambda: len(program.it.processes()) == 2, "only the standby process and its own processes"
+        )
     assert program.imports() == 1
 
 
@@ -322,7 +324,7 @@ def test_it_goes_with_its_launcher(program: Program, mode: Any) -> None:
     program.it.nothing_left()
 
 
-def test_a_stop_asks_the_body_and_not_the_copy(program: Program) -> None:
+def test_a_stop_signals_the_body_and_not_the_standby_process(program: Program) -> None:
     program.write(
         """
         import heavy, os, signal, sys, time
@@ -340,15 +342,15 @@ def test_a_stop_asks_the_body_and_not_the_copy(program: Program) -> None:
     assert program.imports() == 1
 
 
-def test_several_processes_have_a_copy_each(program: Program) -> None:
+def test_several_processes_have_a_standby_process_each(program: Program) -> None:
     program.write('import heavy, os\nprint("rank", os.environ["RANK"], flush=True)\nos.abort()\n')
     for generation in (1, 2):
         program.run(generation=generation, processes=[{"RANK": "0"}, {"RANK": "1"}])
         program.it.ending()
-    assert program.imports() <= 3, "of two, one may have been ended before it left its copy"
+    assert program.imports() <= 3, "one of two may end before it leaves a standby process"
 
 
-def test_numbers_by_chance_are_others_each_time(program: Program) -> None:
+def test_random_numbers_differ_each_time(program: Program) -> None:
     program.write(
         "import heavy, random, uuid, os\nprint(random.random(), uuid.uuid4(), flush=True)\nos.abort()\n"
     )

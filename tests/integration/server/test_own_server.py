@@ -1,4 +1,4 @@
-"""The user's own server: found, started once however many ask, and clear about why it cannot start."""
+"""The user's own server: found, started once by concurrent commands, with clear errors at a failed start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
 
 
 def serve(home: Home, *arguments: str, limit: float = 60) -> subprocess.CompletedProcess[str]:
-    """A server that is expected to refuse."""
+    """Run a server that should refuse to start."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "stoker.server", "--home", str(home.root), *arguments],
         capture_output=True, text=True, timeout=limit,
@@ -102,8 +102,8 @@ def test_killed_and_found_again(home: Home) -> None:
             key="k", job={"name": "kept", "run": "true"}, record={"environment": {"PATH": os.environ["PATH"]}}
         )
     os.kill(first, signal.SIGKILL)
-    wait(lambda: local.running(home) is None, what="it is not gone")
-    assert home.server_record.exists(), "a killed server leaves its record; nobody may believe it"
+    wait(lambda: local.running(home) is None, what="the end of the server")
+    assert home.server_record.exists(), "a killed server leaves its record, which must not be trusted"
     with local.connect(home) as client:
         wait(lambda: client.run(run["id"])["state"] == "succeeded", what="the run did not end")
         records = list(client.logs(run["id"], follow=True))
@@ -136,7 +136,7 @@ def test_another_server_by_url(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv("STOKER_URL")
 
 
-# -- what can be wrong -------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------
 
 
 def test_a_home_that_cannot_be_used(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Leading and waiting, without the servers around it: cut off, hanging, failing on the way up."""
+"""Leading and waiting, without a whole server: cut off, hanging, failing while it takes the lead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.waiting import wait
 
 
 class Candidate(Leadership):
-    """A server in miniature: notes in a common list when it leads and when it would end."""
+    """A minimal server: adds to a common list when it leads and when it would end."""
 
     def __init__(self, name: str, url: str, lease: float, story: list[str]) -> None:
         self.name, self.story = name, story
@@ -47,12 +47,7 @@ class Candidate(Leadership):
         self._ending.set()
 
 
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
-def test_who_leaves_makes_room_at_once(url: str) -> None:
+def test_a_leader_that_stops_releases_the_lease_at_once(url: str) -> None:
     story: list[str] = []
     ada, bob = Candidate("ada", url, 10, story), Candidate("bob", url, 10, story)
     ada.run()
@@ -67,7 +62,7 @@ def test_who_leaves_makes_room_at_once(url: str) -> None:
     bob.end()
 
 
-def test_one_that_is_cut_off_ends_before_another_leads(postgres: PostgresServer, url: str) -> None:
+def test_a_leader_that_is_cut_off_ends_before_another_leads(postgres: PostgresServer, url: str) -> None:
     story: list[str] = []
     with Cutter(postgres.root) as cutter:
         ada = Candidate("ada", url.replace(str(postgres.root), str(cutter.root)), 10, story)
@@ -102,7 +97,7 @@ def test_a_database_that_hangs_does_not_hold_up_the_end(postgres: PostgresServer
 
 
 @pytest.mark.parametrize("trouble", [StokerError("no disk"), RuntimeError("a mistake")])
-def test_one_that_cannot_take_up_the_lead_ends(url: str, trouble: Exception) -> None:
+def test_a_server_that_cannot_take_up_the_lead_ends(url: str, trouble: Exception) -> None:
     ada = Candidate("ada", url, 5, [])
     ada.run(trouble)
     wait(lambda: ada.story == ["ada leads", "ada ends"])
@@ -110,7 +105,7 @@ def test_one_that_cannot_take_up_the_lead_ends(url: str, trouble: Exception) -> 
     ada.end()
 
 
-def test_one_that_was_overtaken_ends(url: str) -> None:
+def test_a_server_that_lost_the_lead_ends(url: str) -> None:
     ada = Candidate("ada", url, 5, [])
     ada.run()
     wait(lambda: ada.leads)

@@ -1,4 +1,4 @@
-"""Killing writers of a PostgreSQL store, the server's processes that work for them, and the server."""
+"""Kills the writer of a PostgreSQL store, its server process, and the whole database server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.testing.store_suite import StoreCrashSuite
 
 OUTAGES: dict[str, Callable[[PostgresServer, int], object]] = {
     "terminated": lambda postgres, pid: postgres.execute(f"SELECT pg_terminate_backend({pid})"),
-    # The server takes this for a crash: it cuts everybody off and recovers.
+    # The server takes this for a crash: it closes all connections and recovers.
     "killed": lambda postgres, pid: os.kill(pid, signal.SIGKILL),
     "server crashes": lambda postgres, pid: postgres.crash(),
     "server restarts": lambda postgres, pid: (postgres.stop(), postgres.resume()),
@@ -46,9 +46,9 @@ class TestPostgresCrash(StoreCrashSuite):
             acknowledged = self.check_all(url, round_, said, acknowledged)
 
     def _victim(self, postgres: PostgresServer, url: str) -> int:
-        """The process that writes for the writer, once it has connected again."""
+        """The server process of the writer's connection, once the writer has connected again."""
         deadline = time.monotonic() + 60
         while not (found := postgres.backends(url)):
-            assert time.monotonic() < deadline, "nobody connects again"
+            assert time.monotonic() < deadline, "the writer does not connect again"
             time.sleep(0.01)
         return max(found)

@@ -1,4 +1,4 @@
-"""Connections lost in the middle, locks that others hold, servers that are away or wrong; and no password said."""
+"""Lost connections, foreign locks, unavailable or unsuitable servers; and no password in any message."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ from stoker.store.rows import AddEvent, AddMetrics, EventRow, Point, RunFilter, 
 from stoker.testing.store_case import new_run, submit_all
 from stoker.testing.store_postgres import PostgresServer
 from support.store.cutting import Cutter
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
 
 
 @pytest.fixture
@@ -58,10 +53,10 @@ def test_cut_off_while_committing_it_is_done_once(
         assert sorted(store.latest_metrics(run.id)) == ["m0", "m1", "m2"]
 
 
-def test_cut_off_while_committing_and_others_wrote_since_is_said(
+def test_a_commit_cut_off_before_another_write_is_reported(
     postgres: PostgresServer, cutter: Cutter, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two writers without a leader: the row does not tell any more. With one leader there is only one writer."""
+    """With two writers and no leader, the row no longer shows whether the commit happened."""
     with Store.open(url) as other, Store.open(url.replace(str(postgres.root), str(cutter.root))) as store:
         run, _ = store.submit(new_run("k"), now=1.0)
         asked = store._database.dialect.committed
@@ -84,7 +79,7 @@ def test_readers_and_writers_connect_again(postgres: PostgresServer, url: str) -
         assert store.submit(new_run("k"), now=2.0) == (run, False)
 
 
-def test_while_it_is_away_that_is_said_and_nothing_is_half_done(postgres: PostgresServer, url: str) -> None:
+def test_an_outage_is_reported_and_nothing_is_half_done(postgres: PostgresServer, url: str) -> None:
     with Store.open(url, busy_timeout=0.1) as store:
         run, _ = store.submit(new_run("k"), now=1.0)
         postgres.stop()
@@ -117,7 +112,7 @@ def test_locked_by_another(url: str) -> None:
 def test_a_transaction_that_stands_still_is_ended_and_done_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a stopped server leaves locked must not stay so."""
+    """The locks of a stopped server must be released."""
     monkeypatch.setattr(postgres, "IDLE_SECONDS", 1)
     with Store.open(url) as store:
         run, _ = store.submit(new_run("k"), now=1.0)
@@ -147,7 +142,7 @@ def test_a_statement_that_takes_too_long_is_ended(url: str, monkeypatch: pytest.
 
 
 def test_two_writers_take_turns(url: str) -> None:
-    """Each read its own count before it writes: with anything less than one after the other some would be lost."""
+    """Each reads its own count before it writes: without serialization some increments would be lost."""
     with Store.open(url) as one, Store.open(url) as two:
         run, _ = one.submit(new_run("k"), now=1.0)
 
@@ -167,7 +162,7 @@ def test_two_writers_take_turns(url: str) -> None:
         assert one.run(run.id).faults == 200
 
 
-def test_what_is_wrong_with_a_server_is_said_at_once(postgres: PostgresServer, url: str) -> None:
+def test_an_unsuitable_server_is_reported_at_once(postgres: PostgresServer, url: str) -> None:
     with pytest.raises(StoreError, match="does not exist") as caught:
         Store.open(postgres.url("nowhere"), busy_timeout=60)
     assert caught.value.hint and not isinstance(caught.value, StoreBusy)
@@ -199,7 +194,7 @@ SECRET = "hunter2secret"
         f"oracle://ada:{SECRET}@host/db",
     ],
 )
-def test_no_password_is_said(bad: str) -> None:
+def test_no_message_has_a_password(bad: str) -> None:
     with pytest.raises(StoreError) as caught:
         Store.open(bad, busy_timeout=0.1)
     logged = "".join(traceback.format_exception(caught.value))
@@ -207,7 +202,7 @@ def test_no_password_is_said(bad: str) -> None:
     assert caught.value.hint
 
 
-def test_where_it_is_shown_without_what_lets_people_in(postgres: PostgresServer, url: str) -> None:
+def test_a_url_is_shown_without_credentials(postgres: PostgresServer, url: str) -> None:
     given = url.replace("stoker@", f"stoker:{SECRET}@")
     with Store.open(given) as store:
         assert store.kind == "postgresql" and SECRET not in store.where and "stoker@" in store.where
@@ -250,7 +245,7 @@ def test_a_full_disk_loses_nothing_and_goes_on_when_there_is_room(postgres: Post
 
 
 def test_damage_is_noticed_and_stops_writing(postgres: PostgresServer, url: str) -> None:
-    """A page of the table overwritten on disk, as a broken disk would."""
+    """A page of the table is overwritten on disk, as by a broken disk."""
     with Store.open(url) as store:
         runs = submit_all(store, [new_run(f"k{number}", record={"x": "y" * 500}) for number in range(200)])
         (path,) = postgres.execute("SELECT pg_relation_filepath('run_records')", url)[0]
@@ -269,7 +264,7 @@ def test_damage_is_noticed_and_stops_writing(postgres: PostgresServer, url: str)
         assert store.counts()["queued"] == 200, "reads go on as far as they can"
 
 
-def test_a_row_that_is_gone_is_damage(postgres: PostgresServer, url: str) -> None:
+def test_a_missing_row_is_damage(postgres: PostgresServer, url: str) -> None:
     with Store.open(url) as store:
         postgres.execute("DELETE FROM leadership", url)
         with pytest.raises(StoreDamaged, match="orders its writers"):
@@ -277,7 +272,7 @@ def test_a_row_that_is_gone_is_damage(postgres: PostgresServer, url: str) -> Non
 
 
 def test_waiting_is_bounded_whatever_is_wrong(url: str) -> None:
-    """Not a measure of speed: only that it does end."""
+    """Not a measure of speed: the wait only has to end."""
     began = time.monotonic()
     with pytest.raises(StoreBusy):
         Store.open(url.replace("host=", "host=/nowhere"), busy_timeout=0.05)

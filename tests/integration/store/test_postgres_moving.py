@@ -38,13 +38,8 @@ from support.store.contents import everything
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store with something of everything, and with whatever user code may put into it."""
+    """A store with rows of every kind, including any text that user code may write."""
     path = tmp_path / "stoker.db"
     with Store.open(path) as store:
         fill(store)
@@ -92,7 +87,7 @@ def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:
     assert {table for table, done, of in seen if done == of} >= {"runs", "metrics", "events"}
     with Store.open(path) as old, Store.open(url) as new:
         assert everything(new) == everything(old)
-        # What is added on either side gets the next number.
+        # A new row on either side gets the next number.
         numbers = [store.submit(new_run("next"), now=1.0)[0].seq for store in (old, new)]
         assert numbers == [61, 61]
         seqs = []
@@ -110,7 +105,7 @@ def test_there_and_back_again(url: str, path: Path, tmp_path: Path) -> None:
         assert again.check() == []
 
 
-def test_again_is_nothing_new_and_other_data_is_refused(url: str, path: Path) -> None:
+def test_a_second_move_changes_nothing_and_other_data_is_refused(url: str, path: Path) -> None:
     relocation.move(path, url)
     assert relocation.move(path, url).already
     with Store.open(path) as store:
@@ -132,10 +127,8 @@ def test_a_damaged_or_missing_source_is_refused(url: str, path: Path) -> None:
         relocation.move(path, url)
 
 
-def test_a_row_that_arrives_otherwise_stops_everything(
-    postgres: PostgresServer, url: str, path: Path
-) -> None:
-    """A database that changes what it is given, as one with a trigger or a broken disk does."""
+def test_a_row_that_arrives_changed_stops_the_move(postgres: PostgresServer, url: str, path: Path) -> None:
+    """The database changes a value, as a trigger or a broken disk may do."""
     Store.open(url).close()
     postgres.execute(
         "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.text := 'spoilt'; RETURN NEW; END $$;"
@@ -194,7 +187,7 @@ def test_not_while_a_server_leads(url: str, path: Path) -> None:
     finally:
         alive = False
         server.join(60)
-    assert relocation.move(path, url, lease=0.5).rows["runs"] == 60, "it was killed and said nothing more"
+    assert relocation.move(path, url, lease=0.5).rows["runs"] == 60, "it was killed without a further message"
     with pytest.raises(StoreError):
         seat.renew(epoch)
     seat.close()

@@ -1,4 +1,4 @@
-"""Schemas on PostgreSQL: made directly, migrated to, by one server at a time; and what is asked often is a short walk."""
+"""Schemas on PostgreSQL: created directly, migrated by one server at a time, indexed for frequent queries."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constra
     FROM pg_constraint WHERE connamespace = 'public'::regnamespace
 ORDER BY 1, 2, 3
 """
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
 
 
 def test_the_migrations_lead_to_the_tables(postgres: PostgresServer, url: str) -> None:
@@ -115,7 +110,7 @@ def test_a_newer_schema_is_refused_and_left_alone(postgres: PostgresServer, url:
 
 @pytest.fixture(scope="module")
 def crowded(postgres: PostgresServer) -> Iterator[Store]:
-    """Enough rows that walking all of them is no longer the cheapest way."""
+    """Enough rows that a sequential scan is no longer the cheapest plan."""
     url = postgres.fresh()
     with Store.open(url) as store:
         runs = submit_all(store, [new_run(str(number), tags=("a", "b")) for number in range(3000)])

@@ -1,4 +1,4 @@
-"""Who leads: taken once, fenced by its epoch, given up in order or by silence."""
+"""The lease of the leader: taken once, fenced by its epoch, given up in order or by silence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from support.store.cutting import Cutter
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.fresh()
-
-
-@pytest.fixture
 def seat(url: str) -> Iterator[LeaderLease]:
     seat = LeaderLease.open(url)
     yield seat
@@ -30,10 +25,10 @@ def seat(url: str) -> Iterator[LeaderLease]:
 
 
 def test_it_is_taken_once(seat: LeaderLease) -> None:
-    nobody = seat.read()
-    assert (nobody.epoch, nobody.holder) == (0, "")
-    assert seat.take(nobody, "ada", "http://ada") == 1
-    assert seat.take(nobody, "bob", "http://bob") is None
+    free = seat.read()
+    assert (free.epoch, free.holder) == (0, "")
+    assert seat.take(free, "ada", "http://ada") == 1
+    assert seat.take(free, "bob", "http://bob") is None
     ada = seat.read()
     assert (ada.epoch, ada.holder, ada.url) == (1, "ada", "http://ada")
     seat.renew(1)
@@ -43,12 +38,12 @@ def test_it_is_taken_once(seat: LeaderLease) -> None:
     with pytest.raises(NotLeading):
         seat.renew(1)
     seat.release(1)
-    assert seat.read().holder == "bob", "who does not lead cannot leave"
+    assert seat.read().holder == "bob", "a server that does not lead cannot give the lead up"
     seat.release(2)
     assert seat.read().holder == ""
 
 
-def test_of_many_that_try_at_once_one_leads(url: str) -> None:
+def test_one_of_many_concurrent_candidates_leads(url: str) -> None:
     seats = [LeaderLease.open(url) for _ in range(6)]
     seen = seats[0].read()
     start = threading.Barrier(len(seats))
@@ -94,7 +89,7 @@ def test_the_old_leader_writes_nothing_more(url: str, seat: LeaderLease) -> None
 
 
 def test_a_transaction_under_way_is_a_sign_of_life(url: str, seat: LeaderLease) -> None:
-    """Whoever wants the seat waits for it, and then sees that it has moved."""
+    """Another candidate waits for the transaction, and then sees that the lease was renewed."""
     epoch = seat.take(seat.read(), "ada", "")
     assert epoch is not None
     with Store.open(url, epoch=epoch) as store:
@@ -136,7 +131,7 @@ def test_taken_although_the_answer_was_lost(postgres: PostgresServer, url: str) 
 def test_a_database_of_a_newer_version_is_not_taken(
     url: str, seat: LeaderLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While servers are replaced by newer ones, an older one must not take what it cannot use."""
+    """During an upgrade an older server must not take a database that it cannot use."""
     monkeypatch.setattr(schema, "VERSION", schema.VERSION - 1)
     with pytest.raises(StoreError, match="knows up to"):
         seat.take(seat.read(), "old", "")
@@ -156,7 +151,7 @@ def test_waiting_changes_no_older_schema(
     seat.close()
 
 
-def test_a_file_has_no_seat(tmp_path: Path) -> None:
+def test_a_database_in_a_file_has_no_leader_lease(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not shared"):
         LeaderLease.open(str(tmp_path / "stoker.db"))
     assert list(tmp_path.iterdir()) == []

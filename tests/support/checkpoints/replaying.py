@@ -1,4 +1,4 @@
-"""Plays the recorded file operations of real writers into a directory, one by one."""
+"""Replays the recorded file operations of real writers in a directory, one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Trace:
         self.blobs = [zlib.decompress(base64.b64decode(blob)) for blob in raw["blobs"]]
 
     def complete(self, scratch: Path) -> dict[str, list[Tree]]:
-        """By checkpoint: every state it had when the call that wrote it returned."""
+        """By checkpoint: every state that it had when the writing call returned."""
         scratch.mkdir()
         states: dict[str, list[Tree]] = {}
         with Player(self, scratch) as player:
@@ -36,7 +36,7 @@ class Trace:
 
 
 class Player:
-    """Performs operations in a directory; leaving it is the violent death of the writer."""
+    """Performs operations in a directory; leaving the context is a kill of the writer."""
 
     def __init__(self, trace: Trace, directory: Path) -> None:
         self.trace = trace
@@ -59,7 +59,7 @@ class Player:
         self.files.clear()
 
     def play(self, op: list[Any], first: float = 0.0, last: float = 1.0) -> None:
-        """One operation; of a write only the bytes between these parts of it."""
+        """Perform one operation; of a write only the bytes between these fractions."""
         kind, *rest = op
         part = {"part": (first, last)} if kind == "write" else {}
         getattr(self, "do_" + kind.replace("-", "_"))(*rest, **part)
@@ -104,11 +104,11 @@ class Player:
         os.symlink(target, self.directory / path)
 
     def do_done(self, names: list[str]) -> None:
-        """Nothing happens to files when a call returns."""
+        """No file operation: a call returned."""
 
 
 def tree(directory: Path, name: str) -> Tree:
-    """The files of one checkpoint: a file, a directory, or siblings with that stem."""
+    """The files of one checkpoint: a file, a directory, or files with a common stem."""
     found: Tree = {}
     for path in sorted(directory.rglob("*")):
         relative = path.relative_to(directory)

@@ -1,4 +1,4 @@
-"""A task directory with a scanner on a clock of its own, as the tests of the scanner use it."""
+"""A task directory with a scanner on a fake clock, for tests of the scanner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Task:
-    """The launcher's side of a task directory: journals for real, and drives the scanner by a fake clock."""
+    """The launcher's side of a task directory: real journals, and a scanner driven by a fake clock."""
 
     def __init__(self, root: Path, generation: int = 1, quiet: float = 3.0, *, blind: bool = False) -> None:
         self.root = root
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def copies(self) -> list[str]:
-        """What is staged, or on its way there."""
+        """Staged copies, complete or partial."""
         return sorted(name for name in os.listdir(self.root / layout.STAGED) if name != "scan.jsonl")
 
     def journal(self, entry: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Task:
             file.write(json.dumps(entry) + "\n")
 
     def begin(self) -> Task:
-        """The number of inotify instances of a user is small; other tests may hold them all for a while."""
+        """Retries: a user has few inotify instances, and other tests may hold all of them for a while."""
         deadline = time.monotonic() + 120
         self.scanner.begin(self.generation)
         while self.scanner._watch is not None and not self.scanner._watch.active and not self.blind:
@@ -62,7 +62,7 @@ class Task:
         return self
 
     def poll(self, after: float = 0.0) -> float | None:
-        """Time passes; the scanner is called until it has nothing left to do at this moment."""
+        """Advance the clock and call the scanner until it has nothing left to do at this time."""
         self.clock.now += after
         while True:
             due = self.scanner.poll(self.clock.now)
@@ -77,7 +77,7 @@ class Task:
             self.poll(min(step, end - self.clock.now))
 
     def restart(self) -> None:
-        """The launcher was killed: nothing was said, nothing was tidied; a new one looks at the directory."""
+        """The launcher was killed without any cleanup; a new one scans the directory."""
         self.scanner.close()
         self.scanner = self.open()
         self.scanner.begin(self.generation)
@@ -94,7 +94,7 @@ class Task:
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """Announced checkpoints; each is checked against the bytes that are staged for it."""
+        """Announced checkpoints; each is checked against its staged bytes."""
         found = self.entries("checkpoint")
         numbers = [record["number"] for record in found]
         assert len(set(numbers)) == len(numbers), "a number was used twice"
@@ -134,7 +134,7 @@ class Task:
 
 
 def archive(text: str = "weights") -> bytes:
-    """What torch.save leaves: a zip archive."""
+    """A zip archive as written by torch.save."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(zipfile.ZipInfo("archive/data.pkl"), text * 100)  # no time: the same bytes again

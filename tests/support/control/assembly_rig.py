@@ -1,4 +1,4 @@
-"""A store, blobs, and what two tasks committed."""
+"""A store, blobs, and the committed parts of two tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO = {"worker-0": 1, "worker-1": 1}
 
 
 class Rig:
-    """A store, blobs, and an assembly whose every answer is recorded."""
+    """A store, blobs, and an assembly whose answers are recorded."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.blobs = BlobStore(tmp_path / "blobs")
@@ -28,7 +28,7 @@ class Rig:
         self.assembly = self.again()
 
     def again(self, generation: int = 1, members: dict[str, int] = TWO) -> Assembly:
-        """As after a restart of the server."""
+        """A new assembly, as after a restart of the server."""
         self.assembly = Assembly(self.blobs, run=self.run, attempt=1)
         known = self.store.checkpoint_parts(self.run, 1)
         self.record(self.assembly.begin(generation, members, known=known))

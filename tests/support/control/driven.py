@@ -1,8 +1,8 @@
-"""The whole controller on the fake engine, with a clock that a test drives: nothing sleeps, nothing polls.
+"""The whole controller on the fake engine, with a clock that the test drives: no sleeping, no polling.
 
-Everything runs in the thread of the test. What the controller gives to other threads is done at once, and the clock
-stands still while there is anything to do. `settle` runs until nothing is left to do at this moment, `advance` moves the
-clock from timer to timer.
+Everything runs in the thread of the test. Work for other threads is done at once, and the clock stands
+still while there is work. `settle` runs until nothing is left to do at this time, `advance` moves the clock
+from timer to timer.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ DONE = Behaviour()
 DIE = Behaviour(launcher_dies=True)
 NODE = Node("local", cpu=4, memory=8 << 30)
 RECORD: dict[str, Any] = {"packages": {}}
-"""Nothing has to be found out about the Python of a run."""
+"""No inspection of the Python of a run."""
 MEMORY = Path("/dev/shm")
-"""Where a transaction need not wait for a disk."""
+"""A transaction there need not wait for a disk."""
 
 
 class Clock:
-    """`time.monotonic` and `time.time` of everything, until `undo`."""
+    """Replaces `time.monotonic` and `time.time` until `undo`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -82,7 +82,7 @@ def _at_once(pool: Any, work: Callable[..., T], /, *args: Any, **kwargs: Any) ->
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
-    """Says when an event loop would wait."""
+    """Reports when an event loop would wait."""
 
     idle: Callable[[], None] = staticmethod(lambda: None)
 
@@ -94,7 +94,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
 
 
 class DrivenLoop(asyncio.SelectorEventLoop):
-    """An event loop that never waits: it stops where it would."""
+    """An event loop that stops instead of waiting."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -113,11 +113,11 @@ class DrivenLoop(asyncio.SelectorEventLoop):
         return handle
 
     def settle(self) -> None:
-        """Until there is nothing more to do at this moment."""
+        """Run until there is nothing more to do at this time."""
         self.run_forever()
 
     def turn(self, count: int) -> None:
-        """A few turns, or fewer where there is nothing more to do."""
+        """Run at most so many turns."""
         for _ in range(count):
             self.call_soon(self.stop)
             self.run_forever()
@@ -137,8 +137,8 @@ class DrivenLoop(asyncio.SelectorEventLoop):
 
 
 class Driven:
-    """A server's inside without HTTP and without threads. `bodies`: what each (task, generation) does; the rest do
-    `otherwise`. Every body that starts is written down."""
+    """A server without HTTP and without threads. `bodies`: the behaviour of each (task, generation); all
+    others use `otherwise`. Every body that starts is recorded."""
 
     def __init__(self, root: Path, *nodes: Node, **control: float) -> None:
         self.clock = Clock()
@@ -157,10 +157,10 @@ class Driven:
         self.started: list[tuple[str, int, str, int]] = []
         """(run, attempt, task, generation) of every body."""
         self.wrong: list[str] = []
-        """What must not happen: states out of order, errors that the loop survives."""
+        """Violations: states out of order, errors that the loop survives."""
         self._chosen: dict[tuple[str, int, str, int, int], Behaviour] = {}
         self.states: dict[str, list[RunState]] = {}
-        """By run: its states, as they were recorded."""
+        """The recorded states by run."""
         self._keys = itertools.count()
         self.open()
 
@@ -186,7 +186,7 @@ class Driven:
             self.clock.undo()
 
     def halt(self) -> None:
-        """The server stops where it is."""
+        """Stop the server where it is."""
         self._main.cancel()
         self.settle()
         assert self._main.done(), "the session does not end"
@@ -212,21 +212,21 @@ class Driven:
         self.event_loop.advance(seconds)
 
     def steps(self, count: int = 1) -> None:
-        """Bodies get on."""
+        """Let the bodies proceed."""
         self.engine.advance(count)
         self.settle()
 
     def until(self, good: Callable[[], object], limit: float = 600.0) -> None:
-        """Move the clock, timer by timer, until something holds."""
+        """Move the clock from timer to timer until a condition holds."""
         self.settle()
         end = self.clock.now + limit
         while not good():
             due = self.event_loop.next_timer()
-            assert due is not None and due <= end, "it never came to hold"
+            assert due is not None and due <= end, "the condition never held"
             self.advance(due - self.clock.now)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """In the loop, to its end."""
+        """Run a coroutine in the loop, to its end."""
         task = self.event_loop.create_task(work)
         self.until(task.done)
         return task.result()
@@ -281,7 +281,7 @@ class Driven:
         return self.live(run).tasks[name]
 
     def directory(self, run: str, task: str = "worker-0", attempt: int = 0) -> Path:
-        """Of its task in the newest attempt, on disk."""
+        """The directory of the run's task in its newest attempt."""
         return self.settings.home.tasks / run / str(attempt or self.row(run).attempt) / task
 
     def order(self, run: str, task: str = "worker-0") -> Order:
@@ -290,7 +290,7 @@ class Driven:
         return found
 
     def kick(self, run: str) -> None:
-        """Something may have changed."""
+        """Send the run a wake-up."""
         self.loop.kick(self.live(run))
         self.settle()
 
@@ -301,16 +301,16 @@ class Driven:
         return "\n".join(event.text for event in self.store.events(run))
 
     def kill_launcher(self, run: str, task: str = "worker-0") -> None:
-        """And let the loop look at the engine."""
+        """Kill a launcher, and let the loop observe it."""
         self.engine.kill_launcher(run, self.row(run).attempt, task)
         self.look()
 
     def look(self) -> None:
-        """What the engine shows is taken in now."""
+        """Observe the engine now."""
         self.loop.observe_soon()
         self.settle()
 
-    # -- what is written down --------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
     def _script(self, info: TaskInfo, order: Order) -> Behaviour:
         key = (info.run, info.attempt, info.task, info.incarnation, order.generation)
@@ -330,7 +330,7 @@ class Driven:
         return self.engine.starts(run, attempt, task)
 
     def _record(self) -> None:
-        """Every state that is recorded of a run follows from the one before by a row of the table."""
+        """Check each recorded state of a run against the table of transitions."""
         apply, steps = self.store.apply, {(one.before, one.after) for one in TABLE.transitions}
 
         def recorded(changes: Sequence[Change]) -> None:
@@ -373,7 +373,7 @@ def driven(*nodes: Node, **control: float) -> Iterator[Driven]:
 def stage(
     directory: Path, number: int, name: str, *, step: int, generation: int = 1, data: bytes = b"w"
 ) -> None:
-    """A checkpoint that was committed and copied, as a launcher leaves it."""
+    """A committed and staged checkpoint, as a launcher leaves it."""
     place = directory / layout.staged(number)
     place.mkdir(parents=True)
     (place / name).write_bytes(data)
@@ -397,6 +397,6 @@ def journal(directory: Path, entry: dict[str, Any]) -> None:
 
 
 def scanned(directory: Path, scans: int) -> None:
-    """Its launcher has finished so many looks at its checkpoints."""
+    """The task's launcher has finished so many scans."""
     path = directory / layout.STATUS
     path.write_text(json.dumps({**json.loads(path.read_text()), "scans": scans}))

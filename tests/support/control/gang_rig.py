@@ -1,4 +1,4 @@
-"""A server's inside with the fake engine, for runs of several tasks: real store, real task directories, simulated bodies."""
+"""A server without HTTP for runs of several tasks: fake engine, real store and task directories."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ DONE = Behaviour()
 
 
 class Gang(Watched):
-    """A server's inside without HTTP. `bodies`: what each (task, generation) does; the rest end well at once. Every
-    body that starts is written down."""
+    """`bodies`: the behaviour of each (task, generation); all others use `otherwise`."""
 
     def __init__(self, root: Path, *nodes: Node, **control: float) -> None:
         rhythms = {"poll": 0.05, "retry_backoff": 0.01, "retry_backoff_max": 0.05}
@@ -57,10 +56,6 @@ class Gang(Watched):
             self.started.append(started)
         return self.bodies.get((info.task, order.generation), self.otherwise)
 
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
-
     def restart(self) -> None:
         self.close()
         self.open()
@@ -73,7 +68,7 @@ class Gang(Watched):
         return row
 
     def end(self, run: str, until: Callable[[RunRow], bool] | None = None) -> RunRow:
-        """Let time pass until the run has ended, or something else holds of it."""
+        """Advance the time until the run has ended, or until the given condition holds."""
 
         def look() -> RunRow:
             self.engine.advance(1)
@@ -87,7 +82,7 @@ class Gang(Watched):
         return wait(look, lambda found: found is not None and found.verb == "run")
 
     def workers(self, run: str) -> list[str]:
-        """Who is in the world now."""
+        """The current members of the world."""
         return sorted(name for name, place in self.placement(run).items() if not place.joining)
 
     def placement(self, run: str) -> Mapping[str, TaskPlacement]:
@@ -100,7 +95,7 @@ class Gang(Watched):
         return self.store.run(run).state in ("succeeded", "failed", "stopped")
 
     def alive(self, run: str) -> list[str]:
-        """The tasks whose launchers are there."""
+        """The tasks whose launchers are alive."""
         seen = asyncio.run(self.engine.observe())
         return sorted(one.task for one in seen if one.run == run and one.presence is Presence.ALIVE)
 

@@ -1,4 +1,4 @@
-"""Transfers of checkpoints that go on when a test says so."""
+"""Transfers of checkpoints that proceed on request of a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.task.local_directory import LocalTaskDir
 
 
 class HeldTransfers(CheckpointTransfers):
-    """In the test's own thread."""
+    """Transfers run in the test's own thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class HeldTransfers(CheckpointTransfers):
         self.waits.append(seconds)
 
     def work(self, index: int = 0) -> None:
-        """One transfer: of the task that has waited longest, or of another."""
+        """Do one transfer: of the task that has waited longest, or of another."""
         self.works.rotate(-index)
         work = self.works.popleft()
         self.works.rotate(index)
@@ -51,7 +51,7 @@ class HeldTransfers(CheckpointTransfers):
 
 
 class InlineTransfers(HeldTransfers):
-    """Each is done as soon as it is asked for."""
+    """Each transfer is done as soon as it is requested."""
 
     def add(self, run: str, work: Work) -> None:
         super().add(run, work)
@@ -62,14 +62,14 @@ class InlineTransfers(HeldTransfers):
 def ingester(
     home: Home, root: Path, transfers: CheckpointTransfers, *, run: str = "digits-1", **more: Any
 ) -> Ingester:
-    """Of a task directory on this machine."""
+    """An ingester of a task directory on this machine."""
     named = {"attempt": 1, "task": "worker-0", "generation": 1, "cursors": {}, "latest": {}, **more}
     reader = JournalReader(home, LocalTaskDir(str(root)), run=run, **named)
     return Ingester(reader, BlobStore(home.blobs), transfers)
 
 
 def take_in(ingester: Ingester, *, final: bool = False) -> Intake:
-    """A look, and the checkpoints that it has seen and that have arrived since."""
+    """Ingest once, and take in the checkpoints whose transfers have finished."""
     found = ingester.look(final=final)
     more = found.more
     found.join(ingester.collect())

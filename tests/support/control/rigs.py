@@ -1,4 +1,4 @@
-"""What the rigs of the control loop have in common: a server's inside without HTTP, asked through its store."""
+"""Shared by the rigs of the control loop: a server without HTTP, asserted on through its store."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ ENDED = ("succeeded", "failed", "stopped")
 
 class Watched:
     store: Store
+    controller: Controller
+
+    def close(self) -> None:
+        self.controller.shutdown()
+        self.store.close()
 
     def until(self, run: str, *states: str) -> RunRow:
         return wait(lambda: self.store.run(run), lambda row: row.state in states)
@@ -29,7 +34,7 @@ class Watched:
 
 
 class Rig(Watched):
-    """A server's inside without HTTP. `restart` is a server that was killed and started again."""
+    """A server without HTTP. `restart` is a server that was killed and started again."""
 
     def __init__(self, root: Path, script: Script, nodes: list[Node]) -> None:
         control = ControlSettings(poll=0.05, retry_backoff=0.01, retry_backoff_max=0.05, fault_retries=3)
@@ -42,10 +47,6 @@ class Rig(Watched):
         self.controller = Controller(self.settings, self.store, self.blobs, self.engine)
         self.controller.start()
         self._keys = 0
-
-    def close(self) -> None:
-        self.controller.shutdown()
-        self.store.close()
 
     def restart(self, *, closed: bool = False) -> None:
         if not closed:
@@ -69,7 +70,7 @@ class Rig(Watched):
 
 
 def scripted(info: TaskInfo, order: Order) -> Behaviour:
-    """The command's first word says what the body does; later words, what later attempts do."""
+    """The command's first word selects the body's behaviour; later words select those of later attempts."""
     words = order.argv[min(info.attempt, len(order.argv)) - 1].split(":")
     return {
         "train": lambda: Behaviour(lines=("hello", "bye"), metrics=((1, {"loss": 0.5}), (2, {"loss": 0.25}))),

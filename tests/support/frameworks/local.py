@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from support.journey import Journey
+from support.processes import of_task
 
 
 class LocalJourney(Journey):
@@ -20,19 +21,6 @@ class LocalJourney(Journey):
         return attempts[-1] / task
 
     def kill(self, task: str) -> None:
-        """Every process of the task's body, wherever it is: as the kernel does it when memory runs out."""
-        killed = [os.kill(pid, signal.SIGKILL) for pid in processes(self.directory(task))]
+        """Kill every process of the task's body, as the kernel does when memory runs out."""
+        killed = [os.kill(pid, signal.SIGKILL) for pid in of_task(self.directory(task))]
         assert killed, f"{task} has no process"
-
-
-def processes(directory: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environ = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"STOKER_TASK_DIR={directory}\0".encode() in environ:
-                found.append(int(entry.name))
-    return found

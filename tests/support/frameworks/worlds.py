@@ -1,4 +1,4 @@
-"""The examples, three ways: through Stoker, alone, and as a world of some processes made by hand."""
+"""The examples in three ways: through Stoker, alone, and as a world of processes started directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.box import Box
-from support.frameworks.local import processes
+from support.processes import of_task
 from support.waiting import wait
 
 ROOT = Path(__file__).parents[3]
@@ -20,18 +20,18 @@ PARALLEL = ROOT / "examples" / "parallel"
 FINAL = re.compile(r"final loss ([0-9.]+) accuracy ([0-9.]+) after (\d+) steps")
 
 
-def final(text: str) -> tuple[float, float, int]:
-    """Loss, accuracy and steps."""
-    found = FINAL.findall(text)
+def final(text: str, *, by_all: bool = False) -> tuple[float, float, int]:
+    """Loss, accuracy and steps; printed once, or the same by all tasks."""
+    found = list(set(FINAL.findall(text))) if by_all else FINAL.findall(text)
     assert len(found) == 1, text
     loss, accuracy, steps = found[0]
     return float(loss), float(accuracy), int(steps)
 
 
 def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
-    """To its end, with these arguments for the script: the run's id and what it said."""
+    """Submit an example with these arguments and wait for its end; returns the run id and the output."""
     command = " ".join(["run=python train.py", *arguments])
-    # The job files ask for half a core, so that four tasks fit two cores; what is alone here may have more.
+    # The job files ask for half a core, so that four tasks fit two cores; a run alone here may have more.
     more = [] if example in ("tensorflow-ps", "dask", "mpi") else ["--set", "resources.cpu=1"]
     done = box(
         "submit", "stoker.yaml", "--set", command, *more, *_apart(box), cwd=PARALLEL / example, timeout=280
@@ -42,7 +42,7 @@ def submitted(box: Box, example: str, *arguments: str) -> tuple[str, str]:
 
 
 def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = False) -> str:
-    """What it said when every process of a task was killed after the first checkpoint was written, or kept."""
+    """The output after every process of a task was killed, once a checkpoint was written (or `kept`)."""
     command = " ".join(["run=python train.py", *arguments])
     done = box("submit", "stoker.yaml", "-d", "--set", command, *_apart(box), cwd=PARALLEL / example)
     run = done.stdout.split()[0]
@@ -51,19 +51,19 @@ def survived(box: Box, example: str, task: str, *arguments: str, kept: bool = Fa
         wait(lambda: box.show(run)["checkpoints"], limit=240)
     else:
         wait(lambda: [*tasks.glob("*/checkpoints/*/[!.]*")], limit=240)
-    killed = [os.kill(pid, signal.SIGKILL) for pid in processes(tasks / task)]
+    killed = [os.kill(pid, signal.SIGKILL) for pid in of_task(tasks / task)]
     assert killed, f"{task} had ended: {box('logs', run).stdout}"
     assert box.ended(run, limit=280)["state"] == "succeeded", box("logs", run).stdout
     return box("logs", run).stdout
 
 
 def _apart(box: Box) -> list[str]:
-    """What frameworks leave in the temporary directory goes with the tests'."""
+    """The tests' directory for temporary files of frameworks."""
     return ["--set", f"env.TMPDIR={box.env['TMPDIR']}"]
 
 
 def checkpoint(box: Box, run: str, place: Path) -> Path:
-    """The newest that the run left."""
+    """The newest checkpoint of the run."""
     box("pull", run, "--what", "checkpoints", "-o", str(place))
     (found,) = place.iterdir()
     return found
@@ -74,15 +74,15 @@ def alone(python: str, example: str, place: Path, *arguments: str) -> str:
 
 
 def torch_world(size: int) -> list[dict[str, str]]:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(size)]
 
 
 def _code(code: int, said: str) -> int:
-    """How its script ended. gloo's threads outlive `destroy_process_group`, and now and then a process that has done all
-    its work aborts while the interpreter ends, as pytorch#179291 describes: that is not its script's end."""
+    """The script's exit code. gloo's threads outlive `destroy_process_group`, and sometimes a process
+    aborts while the interpreter ends, after all its work (pytorch#179291). This counts as success."""
     last = (said.splitlines() or [""])[-1]
     over = code == -signal.SIGABRT and last == "terminate called without an active exception"
     return 0 if over and "Traceback" not in said else code
@@ -96,7 +96,7 @@ def by_hand(
     *arguments: str,
     resume: Path | None = None,
 ) -> str:
-    """One process for each environment. Each works on a checkpoint directory of its own, as tasks do."""
+    """Run one process per environment. Each has its own checkpoint directory, as tasks do."""
     started = []
     for number, member in enumerate(members):
         own = place / str(number)

@@ -1,5 +1,7 @@
-"""The small API server of the client's tests, with as much more as the engine needs: whole metadata, merge patches,
-access reviews, pods that go away when they are deleted."""
+"""The small API server of the client's tests, extended for the engine.
+
+It has complete metadata, merge patches, access reviews, and pods that end when they are deleted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Server(Api):
         self.denied: set[str] = set()
         """Resources that may not be listed in the whole cluster."""
         self.fail_at: int | None = None
-        """The write with this number, and all after it, are not answered well."""
+        """The write with this number, and all later ones, fail."""
         self.done_before_failing = False
         self.refuse_pods: tuple[int, str] | None = None
 
@@ -72,7 +74,7 @@ class Server(Api):
         return {name: obj for (kind, _, name), obj in self.objects.items() if kind == plural}
 
     def change(self, name: str, **status: Any) -> None:
-        """The status of a pod, as a kubelet would report it; `nodeName` goes where it belongs."""
+        """Set the status of a pod as a kubelet would; `nodeName` goes to the spec."""
         pod = copy.deepcopy(self.of("pods")[name])
         if node := status.pop("nodeName", None):
             pod["spec"]["nodeName"] = node
@@ -93,7 +95,7 @@ def merged(old: Any, patch: Any) -> Any:
 
 
 def engine(server: Server, tmp_path: Path, **settings: Any) -> KubernetesEngine:
-    """An engine on this home: called again, what a restarted server would make."""
+    """An engine on this home. A second call gives the engine of a restarted server."""
     path = kubeconfig(tmp_path / "kubeconfig", server.url, server.ca)
     home = Home(tmp_path / "home")
     home.root.mkdir(exist_ok=True)

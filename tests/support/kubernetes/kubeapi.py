@@ -1,5 +1,7 @@
-"""A small API server over real HTTPS: objects with resource versions, paged lists, watches, compaction, and faults
-on request. It runs in the test's own event loop."""
+"""A small API server over real HTTPS: versioned objects, pages, watches, compaction, faults.
+
+It runs in the test's own event loop.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Seen:
     headers: Mapping[str, str]
     body: bytes
     certificate: str
-    """Common name of the client's; "" without one."""
+    """Common name of the client's certificate; "" without one."""
     sni: str
     connection: int
 
@@ -41,19 +43,19 @@ class Api:
     ca: trustme.CA
     host: str = "127.0.0.1"
     name: str = "localhost"
-    """In its certificate, beside the address."""
+    """The name in its certificate, beside the address."""
     tokens: set[str] | None = None
-    """Accepted; None: everyone is let in."""
+    """Accepted tokens; None: no token is required."""
     certificates: set[str] | None = None
-    """Common names accepted; None: none is asked for."""
+    """Accepted common names; None: no certificate is requested."""
     page: int | None = None
-    """Cuts pages shorter than asked for."""
+    """The maximal size of a page, below the requested one."""
 
     seen: list[Seen] = field(default_factory=list)
     scripts: list[Script] = field(default_factory=list)
-    """Each may answer one request in the server's place; the first that does is used up."""
+    """Each may answer one request instead of the server; the first that answers is used up."""
     deaf: bool = False
-    """Watches are accepted, and nothing is ever sent."""
+    """Watches are accepted, but no event is ever sent."""
     silent: bool = False
     """Requests are read and never answered."""
     port: int = 0
@@ -106,13 +108,13 @@ class Api:
 
     @property
     def connections(self) -> int:
-        """Different ones that requests came over."""
+        """The number of connections that sent requests."""
         return len({seen.connection for seen in self.seen})
 
     # -- objects
 
     def put(self, plural: str, name: str, namespace: str = "default", **content: Any) -> Object:
-        """Create or change; watches hear of it."""
+        """Create or change an object; watches receive the event."""
         key = (plural, namespace, name)
         old = self.objects.get(key)
         self.version += 1
@@ -121,7 +123,7 @@ class Api:
             **({"namespace": namespace} if namespace else {}),
             "uid": old["metadata"]["uid"] if old else f"uid-{self.version}",
             "resourceVersion": str(self.version),
-            "managedFields": [{"manager": "someone", "fieldsV1": {}}],
+            "managedFields": [{"manager": "kubectl", "fieldsV1": {}}],
             **content.pop("metadata", {}),
         }
         obj = self.objects[key] = {"metadata": metadata, **content}
@@ -135,7 +137,7 @@ class Api:
         self._record(plural, "DELETED", obj)
 
     def compact(self) -> None:
-        """Forget how things came to be, as etcd does."""
+        """Forget the history, as etcd does."""
         self.version += 1
         self.compacted = self.version
         self.history.clear()
@@ -310,7 +312,7 @@ class Api:
 
 
 async def run(request: web.Request) -> web.StreamResponse:
-    """A real process, as a kubelet would run it in a container."""
+    """Run a real process, as a kubelet would in a container."""
     ws = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"))
     await ws.prepare(request)
     stdin = b""
@@ -354,7 +356,7 @@ async def _end(ws: web.WebSocketResponse, status: Object) -> None:
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
-    """To a port of this machine."""
+    """Forward to a port of this machine."""
     ws = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
     await ws.prepare(request)
     port = int(request.query["ports"])

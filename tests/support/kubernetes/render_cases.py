@@ -1,5 +1,7 @@
-"""Attempts whose manifests are kept whole beside the tests, in manifests/. Run this file to write them anew, and read
-the difference before it is committed."""
+"""Attempts whose manifests are stored beside the tests, in manifests/.
+
+Run this file to write them again, and read the difference before the commit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ ORIGIN = RunIdentity("h0me12345678", "gpu-prod", "training", "0123456789abcdef")
 
 @dataclass(frozen=True)
 class Case:
-    """What it shows, for whoever reads the manifests."""
+    """`what`: the purpose of the case."""
 
     what: str
     job: dict[str, Any]
@@ -189,7 +191,7 @@ CASES = {
 
 
 def readable(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with the Secret's values in plain text: they are made up."""
+    """The same with the Secret's values in plain text; they contain no real secrets."""
     found = []
     for obj in objects:
         if obj["kind"] == "Secret":

@@ -1,4 +1,4 @@
-"""What a store holds, for comparing two."""
+"""The contents of a store, for comparing two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.store.rows import RunFilter
 
 
 def everything(store: Store) -> dict[str, Any]:
-    """All that can be read, as text, so that what is not a number is the same as itself."""
+    """All readable rows, as text, so that NaN equals itself."""
     runs = store.runs(RunFilter(limit=10**6))
     found: dict[str, Any] = {
         "runs": runs,

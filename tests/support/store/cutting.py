@@ -1,4 +1,4 @@
-"""A proxy before a PostgreSQL server that cuts connections at the worst moment: in the middle of a commit."""
+"""A proxy before a PostgreSQL server that cuts connections in the middle of a commit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Self
 
 
 class Cutter:
-    """`before` cuts before the server hears of the commit, `after` before the client hears that it took place.
-    Each cut happens once; then everything passes until the next `cut`."""
+    """`before` cuts before the server receives the commit, `after` before the client receives the
+    confirmation. Each cut happens once; then everything passes until the next `cut`."""
 
     def __init__(self, server: Path) -> None:
         self._server = str(server / ".s.PGSQL.5432")

@@ -1,4 +1,4 @@
-"""A migration of a schema that does not exist yet."""
+"""A migration to a schema that does not exist yet."""
 
 NEXT = '''
 """Made up: adds a column and fails when told to."""

@@ -1,4 +1,4 @@
-"""What servers ask a store often, on both databases."""
+"""Frequent queries of servers, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits a line by gradient descent, with checkpoints where Stoker says. Standard library only."""
+"""Fits a line by gradient descent, with checkpoints in Stoker's directory. Standard library only."""
 
 import json
 import os
