@@ -18,11 +18,6 @@ from stoker.transfer import bring_code, carry_checkpoint, carry_outputs, restore
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
-
-
-@pytest.fixture
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "task"
     root.mkdir()

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from stoker.blobs import BlobStore, Listings
 from stoker.errors import BlobDamaged, NotFound
 from stoker.spec.tree import Tree, TreeFile
-
-
-@pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    tree = BlobStore.tree
-    monkeypatch.setattr(BlobStore, "tree", lambda self, digest: (found.append(digest), tree(self, digest))[1])
-    return found
 
 
 def put(blobs: BlobStore, name: str, count: int) -> str:

@@ -21,11 +21,6 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
-
-
 def put(blobs: BlobStore, data: bytes) -> str:
     return blobs.put_stream([data])[0]
 

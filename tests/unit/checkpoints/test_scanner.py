@@ -22,13 +22,6 @@ from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task, archive
 
 
-@pytest.fixture
-def task(tmp_path: Path) -> Iterator[Task]:
-    task = Task(tmp_path / "task").begin()
-    yield task
-    task.close()
-
-
 class TestSigns:
     def test_quiet_for_some_seconds(self, task: Task) -> None:
         task.write("step-1.bin", b"one")

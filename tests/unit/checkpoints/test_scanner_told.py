@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from stoker.launcher.checkpoints.scanner import PENDING, UNFINISHED_FOR
 from stoker.task import checkpoint_names
 from support.checkpoints.scanning import Task
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> Iterator[Task]:
-    task = Task(tmp_path / "task").begin()
-    yield task
-    task.close()
 
 
 def test_a_checkpoint_is_pending_until_it_is_committed(task: Task) -> None:

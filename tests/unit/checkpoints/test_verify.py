@@ -23,6 +23,7 @@ from stoker.launcher.verify.arrays import _lookup3
 from stoker.launcher.verify.tf_bundle import crc32c
 from stoker.launcher.verify.verify import verify
 from support.checkpoints.replaying import Trace
+from support.checkpoints.verifying import verdict
 
 RANDOM = random.Random(20)
 
@@ -91,11 +92,6 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "unnamed-zip": zipped,
     "unnamed-safetensors": safetensors,
 }
-
-
-def verdict(tmp_path: Path, name: str, data: bytes) -> Any:
-    (tmp_path / name).write_bytes(data)
-    return verify(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from stoker.launcher.verify.arrays import _lookup3
-from stoker.launcher.verify.verify import Verdict, verify
+from stoker.launcher.verify.verify import verify
 from support.checkpoints.replaying import NAMES, Trace
+from support.checkpoints.verifying import verdict
 
 RANDOM = random.Random(7)
 TEXTS = {
@@ -62,11 +63,6 @@ WHOLE_JSON = {
     "empty list": b"[]",
 }
 RICH = '{"a": [1, -2.5e-3, 1E+5, true, false, null, NaN, -Infinity], "é\\u20ac\\n\\"": {"b": [{}, []]}, "c": "🔥\\\\"}'
-
-
-def verdict(tmp_path: Path, name: str, data: bytes) -> Verdict:
-    (tmp_path / name).write_bytes(data)
-    return verify(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import random
 import socket
 import ssl
@@ -15,18 +14,13 @@ import pytest
 import trustme
 
 from stoker.errors import ImageError, Refused, RegistryDenied, RegistryUnreachable
-from stoker.images import HostRules, Image, LayerTree, Logins, Registry, Settings, assemble, write_layer
-from support.fake_registry import Fake, Reply, Seen, digest
+from stoker.images import HostRules, Image, LayerTree, Registry, Settings, assemble, write_layer
+from support.fake_registry import Fake, Reply, Seen, digest, logins
 
 PATH = "/v2/team/app"
 PASSWORD = "Basic " + base64.b64encode(b"bob:hunter2").decode()
 Names = dict[str, tuple[str, Fake | None]]
 PUBLIC = "203.0.113.5"
-
-
-def logins(*hosts: str) -> Logins:
-    entry = {"auth": base64.b64encode(b"bob:hunter2").decode()}
-    return Logins.parse(json.dumps({"auths": dict.fromkeys(hosts, entry)}))
 
 
 def wants_password(reply: Reply) -> Callable[[Seen], Reply]:

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.errors import ImageError, ImageMissing, RegistryDenied, RegistryUnreachable, TooLarge
 from stoker.images import Logins, Registry, auth
-from support.fake_registry import MANIFEST, Fake, Reply, Seen, digest
+from support.fake_registry import MANIFEST, Fake, Reply, Seen, digest, logins
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 PATH = "/v2/team/app"
@@ -21,11 +21,6 @@ PATH = "/v2/team/app"
 def registry() -> Iterator[Registry]:
     with Registry() as made:
         yield made
-
-
-def logins(host: str, pair: str = "bob:hunter2") -> Logins:
-    entry = {"auth": base64.b64encode(pair.encode()).decode()}
-    return Logins.parse(json.dumps({"auths": {host: entry}}), source="config.json")
 
 
 def serve(fake: Fake, version: str, document: Any) -> str:
@@ -253,7 +248,10 @@ def test_basic_logins(fake: Fake) -> None:
     with Registry(logins=logins(fake.host)) as registry:
         assert registry.config(f"{fake.host}/team/app:1").user == "7"
         assert [bool(one.headers.get("authorization")) for one in fake.seen] == [False, True, True]
-    with Registry(logins=logins(fake.host, "bob:wrong")) as registry, pytest.raises(RegistryDenied) as denied:
+    with (
+        Registry(logins=logins(fake.host, pair="bob:wrong")) as registry,
+        pytest.raises(RegistryDenied) as denied,
+    ):
         registry.config(f"{fake.host}/team/app:1")
     assert (
         "the login of 'bob' from config.json" in denied.value.message and "wrong" not in denied.value.message

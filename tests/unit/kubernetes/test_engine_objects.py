@@ -24,17 +24,6 @@ from support.waiting import wait_async
 PODS = {"digits-7f3k-1-worker-0", "digits-7f3k-1-worker-1"}
 
 
-@pytest.fixture(scope="module")
-def ca() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "KUBECONFIG"):
-        monkeypatch.delenv(name, raising=False)
-
-
 Story = Callable[[Server], Coroutine[Any, Any, None]]
 
 

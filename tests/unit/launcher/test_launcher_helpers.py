@@ -19,6 +19,7 @@ from stoker.launcher import helpers
 from stoker.launcher.helpers import horovod, mpirun, rsh_protocol
 from stoker.launcher.helpers.rsh_client import Host, ask, parse, read_hosts
 from stoker.launcher.helpers.rsh_server import Shell, own_place
+from support.processes import alive
 from support.waiting import wait
 
 KEY = "sesame-sesame"
@@ -133,7 +134,7 @@ class TestRemoteShell:
         pid = int(wait(lambda: mark.exists() and mark.read_text().strip()))
         agent.kill()
         agent.wait()
-        wait(lambda: not _lives(pid))
+        wait(lambda: not alive(pid))
 
     def test_asked_to_end_it_waits_for_what_runs(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -304,11 +305,3 @@ def test_horovods_words_for_what_mpi_says() -> None:
         "HOROVOD_CPU_OPERATIONS": "mpi",
     }
     assert horovod.variables({}) == {}
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

@@ -6,6 +6,7 @@ import pytest
 
 from stoker.errors import Conflict
 from stoker.scheduling import Ask, Grow, NodeShape, Place, Request, Scheduler, Start, gpu_name
+from support.scheduling import scheduler
 
 GI = 1 << 30
 ONE = Ask(cpu=1)
@@ -14,12 +15,6 @@ GPU = Ask(gpu=1)
 
 def node(name: str, cpu: float = 4, gpus: int = 0, domain: str = "", ready: bool = True) -> NodeShape:
     return NodeShape(name, cpu, GI, tuple(str(n) for n in range(gpus)), ready, domain=domain)
-
-
-def scheduler(*nodes: NodeShape) -> Scheduler:
-    made = Scheduler()
-    made.set_nodes(nodes)
-    return made
 
 
 def gang(id: str, least: int, most: int, ask: Ask = ONE, **more) -> Request:

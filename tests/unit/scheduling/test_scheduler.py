@@ -7,14 +7,9 @@ import pytest
 from stoker.errors import NotFound, SpecError
 from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Start
 from stoker.scheduling import scheduler as machine
+from support.scheduling import scheduler
 
 GI = 1 << 30
-
-
-def scheduler(*nodes: NodeShape) -> Scheduler:
-    made = Scheduler()
-    made.set_nodes(nodes)
-    return made
 
 
 def ask(made: Scheduler, id: str, *asks: Ask, priority: int = 0) -> list[str]:

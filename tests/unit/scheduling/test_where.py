@@ -6,6 +6,7 @@ import pytest
 
 from stoker.errors import Conflict
 from stoker.scheduling import Ask, NodeShape, Place, Request, Scheduler, Start
+from support.scheduling import scheduler
 
 GI = 1 << 30
 A100, SPOT, V100 = (frozenset({f"gpu-prod:pool:{name}"}) for name in ("a100", "spot", "v100"))
@@ -15,12 +16,6 @@ def node(name: str, domain: str = "", *, cpu: float = 8, gpus: int = 0, tags: st
     ids = tuple(str(n) for n in range(gpus))
     pools = frozenset(f"gpu-prod:pool:{tag}" for tag in tags.split())
     return NodeShape(name, cpu, 16 * GI, ids, ready, pools, domain)
-
-
-def scheduler(*nodes: NodeShape) -> Scheduler:
-    made = Scheduler()
-    made.set_nodes(nodes)
-    return made
 
 
 def ask(made: Scheduler, id: str, *asks: Ask, domains: tuple[str, ...] = ()) -> list[Start]:

@@ -14,24 +14,6 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.sdk import checkpoint, run_info
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("STOKER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("STOKER_TASK_DIR", str(tmp_path))
-    monkeypatch.setenv("STOKER_GENERATION", "2")
-    monkeypatch.setenv("STOKER_CHECKPOINT_DIR", str(tmp_path / "checkpoints" / "2"))
-    monkeypatch.setattr(checkpoint, "_saved", [])
-    monkeypatch.setattr(run_info, "_warned", set())
-    return tmp_path
-
-
-@pytest.fixture
-def there(task: Path) -> Path:
-    return task / "checkpoints" / "2"
 
 
 def commits(task: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import pytest
 
 import stoker
 from stoker.launcher.verify import verify
-from stoker.sdk import archive, async_save, checkpoint, run_info, writer_process
+from stoker.sdk import archive, async_save, writer_process
 from stoker.sdk.async_save import Memory, Saver
 from support.waiting import wait
 
@@ -44,18 +44,6 @@ def request(name: str, *, size: int, **more: Any) -> dict[str, Any]:
 
 def keep(saver: Saver, name: str, data: bytes, **more: Any) -> None:
     saver.save(Bytes(data), request(name, size=len(data), **more))
-
-
-@pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("STOKER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("STOKER_TASK_DIR", str(tmp_path))
-    monkeypatch.setenv("STOKER_GENERATION", "2")
-    monkeypatch.setenv("STOKER_CHECKPOINT_DIR", str(tmp_path / "checkpoints" / "2"))
-    monkeypatch.setattr(checkpoint, "_saved", [])
-    monkeypatch.setattr(run_info, "_warned", set())
-    return tmp_path / "checkpoints" / "2"
 
 
 @pytest.fixture(params=["process", "thread"])

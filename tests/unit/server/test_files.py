@@ -160,15 +160,6 @@ def damage(rig: Any, data: bytes, by: bytes | None) -> None:
         path.write_bytes(by)
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The manifests that were read."""
-    found: list[str] = []
-    tree = BlobStore.tree
-    monkeypatch.setattr(BlobStore, "tree", lambda self, digest: (found.append(digest), tree(self, digest))[1])
-    return found
-
-
 def test_many_files_in_one_answer(rig: Any) -> None:
     files = {
         "a": b"first",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -18,18 +17,17 @@ from stoker.settings import Home
 from stoker.store import Store
 from stoker.store.rows import AddCheckpoint, AddEvent, NewRun, PutTransfer
 from stoker.task import layout
-from stoker.task.formats import Ending, StagedCheckpoint, Status, write_json
-from support.control.ingesting import HeldTransfers, ingester
+from stoker.task.formats import Ending
+from support.control.driven import stage
+from support.control.ingesting import HeldTransfers, TaskFiles, ingester
 
 
-class Task:
+class Task(TaskFiles):
     """A task directory, its ingester, and the database, into which every look is recorded at once."""
 
     def __init__(self, tmp_path: Path, **more: Any) -> None:
         self.home = Home(tmp_path / "home")
-        self.root = tmp_path / "task"
-        for name in layout.DIRECTORIES:
-            (self.root / name).mkdir(parents=True)
+        super().__init__(tmp_path / "task")
         self.store = Store.open(self.home.database)
         self.run = self.store.submit(NewRun("key", "digits", {}, ["true"]), now=1.0)[0].id
         self.more = more
@@ -59,27 +57,12 @@ class Task:
     def kept(self) -> list[str]:
         return [row.name for row in self.store.checkpoints(self.run)]
 
-    def phase(self, phase: str) -> None:
-        write_json(str(self.root / layout.STATUS), Status(phase, generation=1).to_json())
-
-    def journal(self, entry: dict[str, Any]) -> None:
-        with open(self.root / layout.JOURNAL, "a") as file:
-            file.write(json.dumps(entry) + "\n")
-
     def end(self) -> None:
         self.journal({"k": "ended", **Ending(1, 1, "exited", at=70.0).to_json()})
         self.phase("ended")
 
     def checkpoint(self, number: int, data: bytes = b"weights", step: int | None = None) -> None:
-        place = self.root / layout.staged(number)
-        place.mkdir(parents=True)
-        (place / "last.pt").write_bytes(data)
-        file = {"path": "last.pt", "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "mode": 420}
-        staged = StagedCheckpoint(
-            number=number, generation=1, name=f"step-{number}.pt", how="sdk", files=[file], step=step,
-            metrics={}, at=50.0, written_at=50.0,
-        )  # fmt: skip
-        self.journal({"k": "checkpoint", **staged.to_json()})
+        stage(self.root, number, f"step-{number}.pt", file="last.pt", step=step, data=data)
 
     def damage(self, number: int) -> None:
         path = self.root / layout.staged(number) / "last.pt"

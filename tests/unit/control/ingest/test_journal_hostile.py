@@ -25,20 +25,17 @@ from stoker.task import layout
 from stoker.task.formats import Order, Status, TaskInfo
 from stoker.task.local_directory import LocalTaskDir
 from support.control.driven import stage
-from support.control.ingesting import InlineTransfers, ingester, take_in
+from support.control.ingesting import InlineTransfers, TaskFiles, ingester, take_in
 
 ENDED = {"k": "ended", "seq": 1, "generation": 1, "kind": "exit", "code": 0}
 
 
-class Task:
+class Task(TaskFiles):
     """A task directory, what a server takes in from it, and the database that it goes into."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.home = Home(tmp_path / "home")
-        self.root = tmp_path / "task"
-        self.root.mkdir()
-        for name in layout.DIRECTORIES:
-            (self.root / name).mkdir()
+        super().__init__(tmp_path / "task")
         self.store = Store.open(self.home.database)
         new = NewRun(key="key", name="digits", job={}, command=["true"])
         self.run = self.store.submit(new, now=1.0)[0].id
@@ -48,10 +45,6 @@ class Task:
     def again(self, cursors: dict[tuple[str, str], int] | None = None) -> Ingester:
         logs = LogSettings(budget=1 << 20, segment=1 << 18)
         return ingester(self.home, self.root, self.transfers, run=self.run, cursors=cursors or {}, logs=logs)
-
-    def journal(self, *entries: Any) -> None:
-        with open(self.root / layout.JOURNAL, "a") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
     def look(self) -> Intake:
         """One look, recorded as the control loop would."""

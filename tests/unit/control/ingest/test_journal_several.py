@@ -13,19 +13,17 @@ from stoker.control.ingest.step_rate import StepRate
 from stoker.settings import Home
 from stoker.store.rows import AddCheckpoint, Point
 from stoker.task import layout
-from stoker.task.formats import Ending, Status, write_json
-from support.control.ingesting import InlineTransfers, ingester, take_in
+from stoker.task.formats import Ending, Status
+from support.control.ingesting import InlineTransfers, TaskFiles, ingester, take_in
 
 OTHERS = {"loss@worker-1", "acc@worker-1"}
 
 
-class Task:
+class Task(TaskFiles):
     def __init__(self, tmp_path: Path, **more: Any) -> None:
         home = Home(tmp_path / "home")
-        self.root = tmp_path / "task"
-        for name in layout.DIRECTORIES:
-            (self.root / name).mkdir(parents=True)
-        write_json(str(self.root / layout.STATUS), Status("running", generation=1).to_json())
+        super().__init__(tmp_path / "task")
+        self.phase("running")
         self.pump = ingester(home, self.root, InlineTransfers(), task="worker-1", **more)
 
     def report(self, name: str, *lines: tuple[int, float]) -> None:
@@ -33,10 +31,6 @@ class Task:
             file.writelines(
                 json.dumps({"step": s, "t": t, "v": {"loss": 1.0, "acc": 0.5}}) + "\n" for s, t in lines
             )
-
-    def journal(self, entry: dict[str, Any]) -> None:
-        with open(self.root / layout.JOURNAL, "a") as file:
-            file.write(json.dumps(entry) + "\n")
 
     def keys(self, found: Intake) -> set[str]:
         return {point.key for point in found.points}
