@@ -99,40 +99,28 @@ def line(text: str) -> dict[str, Any]:
 STOPPED = {"end": {"state": "stopped", "exit_code": None, "cause": "stopped"}}
 
 
-def test_ctrl_c_then_stop(fake: Any, screen: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code", "said", "stops"),
+    [
+        ("s\n", 143, "last words", [{"kill": False}]),
+        ("\x03", 143, "last words", [{"kill": False}]),
+        ("d\n", 0, "digits-7f3k goes on", []),
+    ],
+    ids=["stop", "a second Ctrl-C stops", "detach leaves the run alone"],
+)
+def test_ctrl_c_asks(
+    fake: Any, screen: Any, answer: str, code: int, said: str, stops: list[dict[str, bool]]
+) -> None:
     fake.logs = [[line("step 1"), {"hold": True}, line("last words"), STOPPED]]
     fake.on_stop = lambda run: fake.hold.set()
     shown = screen("run", "train.py")
     shown.until("step 1")
     shown.type("\x03")
     shown.until(r"detach, stop or continue\? \[d/s/c\] ")
-    shown.type("s\n")
-    shown.until("last words")
-    assert shown.exit_code() == 143
-
-
-def test_ctrl_c_twice_stops(fake: Any, screen: Any) -> None:
-    fake.logs = [[line("step 1"), {"hold": True}, STOPPED]]
-    fake.on_stop = lambda run: fake.hold.set()
-    shown = screen("run", "train.py")
-    shown.until("step 1")
-    shown.type("\x03")
-    shown.until("continue")
-    shown.type("\x03")
-    assert shown.exit_code() == 143
-    assert [body for _, path, _, body in fake.requests if path.endswith("/stop")] == [{"kill": False}]
-
-
-def test_ctrl_c_then_detach_leaves_the_run_alone(fake: Any, screen: Any) -> None:
-    fake.logs = [[line("step 1"), {"hold": True}, STOPPED]]
-    shown = screen("run", "train.py")
-    shown.until("step 1")
-    shown.type("\x03")
-    shown.until("continue")
-    shown.type("d\n")
-    assert shown.exit_code() == 0
-    assert "digits-7f3k goes on" in shown.text
-    assert not any(path.endswith("/stop") for _, path, _, _ in fake.requests)
+    shown.type(answer)
+    shown.until(said)
+    assert shown.exit_code() == code
+    assert [body for _, path, _, body in fake.requests if path.endswith("/stop")] == stops
 
 
 def test_a_waiting_run_says_what_it_waits_for(fake: Any, screen: Any) -> None:

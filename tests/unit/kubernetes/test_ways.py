@@ -15,6 +15,7 @@ from stoker.errors import EngineUnavailable
 from stoker.task import courier_protocol
 
 SIGNED = {courier_protocol.SESSION.lower(): "1 x y"}
+KNOCKED = ["10.0.0.1"]
 
 
 class Road:
@@ -60,31 +61,26 @@ def call(transport: Any, times: int) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("reach", ["direct", "proxy", "forward"])
-def test_an_admins_word_is_kept(monkeypatch: pytest.MonkeyPatch, reach: str) -> None:
-    transport, told, knocks = chosen(monkeypatch, cluster(reach), {reach: OSError("x")}, open_=False)
-    call(transport, 3)
-    assert told == [reach] * 3 and knocks == []
+REFUSED = {"direct": ConnectionRefusedError(), "proxy": SIGNED}
+ROUTES: dict[str, tuple[Any, bool, dict[str, Any], list[str], list[str]]] = {
+    "direct is configured": (cluster("direct"), False, {"direct": OSError("x")}, ["direct"] * 3, []),
+    "proxy is configured": (cluster("proxy"), False, {"proxy": OSError("x")}, ["proxy"] * 3, []),
+    "forward is configured": (cluster("forward"), False, {"forward": OSError("x")}, ["forward"] * 3, []),
+    "the pod can be reached": (cluster("auto"), True, {"direct": SIGNED}, ["direct"] * 5, KNOCKED),
+    "the pod cannot be reached": (cluster("auto"), False, {"proxy": SIGNED}, ["proxy"] * 3, KNOCKED),
+    "the proxy's answer has no signature":
+        (cluster("auto"), False, {"proxy": {}, "forward": SIGNED}, ["proxy", *["forward"] * 3], KNOCKED),
+    "a courier that is not up yet is waited for, but not forever":
+        (cluster("auto"), True, REFUSED, ["direct"] * routes._REFUSALS + ["proxy"] * 2, KNOCKED),
+    "the pod has no address": (cluster("auto", ""), True, {"proxy": SIGNED}, ["proxy"], []),
+}  # fmt: skip
 
 
-def test_the_pods_own_address_where_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, told, knocks = chosen(monkeypatch, cluster("auto"), {"direct": SIGNED}, open_=True)
-    call(transport, 5)
-    assert told == ["direct"] * 5 and knocks == ["10.0.0.1"], "knocked at once"
-
-
-def test_the_proxy_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, told, _ = chosen(monkeypatch, cluster("auto"), {"proxy": SIGNED}, open_=False)
-    call(transport, 3)
-    assert told == ["proxy"] * 3
-
-
-def test_a_tunnel_where_proxying_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API server's own answer is nobody's signature."""
-    answers = {"proxy": {}, "forward": SIGNED}
-    transport, told, _ = chosen(monkeypatch, cluster("auto"), answers, open_=False)
-    call(transport, 4)
-    assert told == ["proxy", "forward", "forward", "forward"]
+@pytest.mark.parametrize(("found", "open_", "answers", "told", "knocks"), ROUTES.values(), ids=ROUTES.keys())
+def test_routes(monkeypatch, found, open_, answers, told, knocks):
+    transport, taken, knocked = chosen(monkeypatch, found, answers, open_=open_)
+    call(transport, len(told))
+    assert (taken, knocked) == (told, knocks)
 
 
 def test_what_worked_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +90,6 @@ def test_what_worked_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> Non
     answers["direct"] = TimeoutError()
     call(transport, 3)
     assert told == ["direct", "direct", "direct", "proxy"]
-
-
-def test_a_courier_that_is_not_up_yet_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"direct": ConnectionRefusedError(), "proxy": SIGNED}
-    transport, told, _ = chosen(monkeypatch, cluster("auto"), answers, open_=True)
-    call(transport, routes._REFUSALS + 2)
-    assert told == ["direct"] * routes._REFUSALS + ["proxy"] * 2
 
 
 def test_an_api_server_that_is_away_does_not_close_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +103,6 @@ def test_an_api_server_that_is_away_does_not_close_the_direct_way(monkeypatch: p
     found.pod = away
     call(transport, 2)
     assert told == ["direct"] * 3
-
-
-def test_a_pod_without_an_address_is_reached_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, told, _ = chosen(monkeypatch, cluster("auto", ""), {"proxy": SIGNED}, open_=True)
-    call(transport, 1)
-    assert told == ["proxy"]
 
 
 def test_knocking_is_remembered_for_all_pods() -> None:

@@ -73,18 +73,10 @@ def test_one_that_slept_gives_the_server_time_to_find_it() -> None:
     assert story.ended is not None
 
 
-def test_one_that_slept_ends_when_nobody_comes() -> None:
+@pytest.mark.parametrize("asked", [False, True], ids=["no contact", "contact just before the sleep"])
+def test_one_that_slept_ends_without_a_new_contact(asked: bool) -> None:
     story = Story()
-    story.is_away(30 * LEASE)
-    woke = story.now
-    story.goes_on(LEASE)
-    assert story.ended == pytest.approx(woke + REPRIEVE, abs=EVERY)
-
-
-def test_a_contact_before_it_slept_is_not_taken_for_a_new_one() -> None:
-    """The file changed just before everything froze, and was not looked at any more."""
-    story = Story()
-    story.is_away(30 * LEASE, asked=True)
+    story.is_away(30 * LEASE, asked=asked)
     woke = story.now
     story.goes_on(LEASE)
     assert story.ended == pytest.approx(woke + REPRIEVE, abs=EVERY)

@@ -42,9 +42,23 @@ def held(made: Scheduler, id: str) -> dict[int, Place]:
 # -- a start with extras -----------------------------------------------------------------------------------------
 
 
-def test_it_starts_with_what_is_free():
-    made = scheduler(node("a", 4))
-    assert start(made, gang("elastic", 2, 8)) == {"elastic": 4}
+EAST_AND_WEST = [node("e", 2, domain="east"), node("w", 8, domain="west")]
+STARTS = {
+    "it starts with all that is free": ([node("a", 4)], [gang("elastic", 2, 8)], {"elastic": 4}),
+    "one that can start comes before the extras of another":
+        ([node("a", 4)], [gang("elastic", 2, 8, priority=5), gang("plain", 1, 1)], {"elastic": 3, "plain": 1}),
+    "two that start together share what is left":
+        ([node("a", 8)], [gang("one", 1, 8), gang("two", 1, 8)], {"one": 4, "two": 4}),
+    "the higher priority takes its extras first":
+        ([node("a", 8)], [gang("one", 1, 4), gang("two", 1, 8, priority=1)], {"two": 7, "one": 1}),
+    "extras stay in the cluster of the others":
+        (EAST_AND_WEST, [gang("elastic", 2, 8, domains=("east", "west"))], {"elastic": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "gangs", "started"), STARTS.values(), ids=STARTS.keys())
+def test_starts_with_extras(nodes, gangs, started):
+    assert start(scheduler(*nodes), *gangs) == started
 
 
 def test_it_does_not_start_below_what_it_needs():
@@ -55,31 +69,11 @@ def test_it_does_not_start_below_what_it_needs():
     assert start(made) == {"elastic": 4}
 
 
-def test_who_could_start_comes_before_the_extras_of_one_that_starts():
-    made = scheduler(node("a", 4))
-    assert start(made, gang("elastic", 2, 8, priority=5), gang("plain", 1, 1)) == {"elastic": 3, "plain": 1}
-
-
 def test_extras_leave_what_is_kept_for_one_that_waits():
     """It waits for a GPU and four CPUs: these stay free although no GPU is."""
     made = scheduler(node("a", 8, gpus=1))
     start(made, gang("trains", 1, 1, GPU))
     assert start(made, gang("waits", 1, 1, Ask(cpu=4, gpu=1)), gang("elastic", 1, 8)) == {"elastic": 4}
-
-
-def test_two_that_start_together_share_what_is_left():
-    made = scheduler(node("a", 8))
-    assert start(made, gang("one", 1, 8), gang("two", 1, 8)) == {"one": 4, "two": 4}
-
-
-def test_the_higher_priority_takes_its_extras_first():
-    made = scheduler(node("a", 8))
-    assert start(made, gang("one", 1, 4), gang("two", 1, 8, priority=1)) == {"two": 7, "one": 1}
-
-
-def test_extras_stay_in_the_cluster_of_the_others():
-    made = scheduler(node("e", 2, domain="east"), node("w", 8, domain="west"))
-    assert start(made, gang("elastic", 2, 8, domains=("east", "west"))) == {"elastic": 2}
 
 
 def test_extras_of_another_kind_end_where_the_first_does_not_fit():
