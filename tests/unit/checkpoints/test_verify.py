@@ -1,4 +1,4 @@
-"""Formats that can tell whether they were written to the end, whole, cut off at every length, and damaged."""
+"""Formats that show whether they are complete: whole, cut off at every length, and damaged."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_cut_off_anywhere_is_never_whole(name: str, tmp_path: Path) -> None:
+def test_a_file_cut_off_anywhere_is_never_proven(name: str, tmp_path: Path) -> None:
     data = FORMATS[name]()
     for length in range(len(data)):
         found = verdict(tmp_path, name, data[:length])
@@ -112,7 +112,7 @@ def test_cut_off_anywhere_is_never_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.npy", "a.json", "a.tar", "a.bin.gz", "a.bz2", "a.xz", "a.pkl"])
-def test_what_follows_the_end_proves_nothing(name: str, tmp_path: Path) -> None:
+def test_bytes_after_the_end_leave_it_unproven(name: str, tmp_path: Path) -> None:
     assert verdict(tmp_path, name, FORMATS[name]() + b"x").ok is None
 
 
@@ -177,12 +177,12 @@ def test_an_array_of_objects_is_a_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [b"{", b"["])
-def test_bare_numbers_that_begin_like_json_are_not_taken_for_it(tmp_path: Path, first: bytes) -> None:
+def test_binary_numbers_that_begin_like_json_are_unknown(tmp_path: Path, first: bytes) -> None:
     for tail in (RANDOM.randbytes(3000), struct.pack("<100d", *range(100)), b"\0" * 600, b" \xff"):
         assert verdict(tmp_path, "a.bin", first + tail).format == "unknown"
 
 
-def test_json_is_text_however_long_its_first_character_is(tmp_path: Path) -> None:
+def test_json_is_recognised_with_a_character_across_the_first_block(tmp_path: Path) -> None:
     for ahead in range(505, 513):
         data = b'{"' + b"x" * (ahead - 2) + "\u00fc\u20ac\U0001f525".encode()
         found = verdict(tmp_path, "unnamed", data)
@@ -209,7 +209,7 @@ def test_the_superblock_of_newer_hdf5_has_a_checksum(tmp_path: Path) -> None:
 
 
 def test_known_values_of_the_checksums() -> None:
-    """From the RFC for iSCSI, and from the author of lookup3."""
+    """Values from the RFC of iSCSI and from the author of lookup3."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert _lookup3(b"") == 0xDEADBEEF
@@ -218,7 +218,7 @@ def test_known_values_of_the_checksums() -> None:
 
 @pytest.mark.parametrize("kind", ["torch_dcp", "tensorflow", "hf_trainer"])
 def test_directories_and_groups_with_a_marker(kind: str, tmp_path: Path) -> None:
-    """Whole with all of their files; not proven, or refused, without any one of those that matter."""
+    """Complete with all files; unproven or refused without any one that matters."""
     states = Trace(kind).complete(tmp_path / "scratch")
     name, versions = sorted(states.items())[-1]
     for number, missing in enumerate([None, *versions[-1]]):
@@ -234,7 +234,7 @@ def test_directories_and_groups_with_a_marker(kind: str, tmp_path: Path) -> None
             assert found.ok is not True, missing
 
 
-def test_a_directory_without_a_marker_cannot_tell(tmp_path: Path) -> None:
+def test_a_directory_without_a_marker_is_unproven(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "a.pt").write_bytes(zipped())
     assert verify(str(tmp_path / "d")).ok is None
@@ -253,5 +253,5 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "m")).ok is True
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "nothing")).ok is False
