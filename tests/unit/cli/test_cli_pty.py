@@ -123,7 +123,7 @@ def test_ctrl_c_asks(
     assert [body for _, path, _, body in fake.requests if path.endswith("/stop")] == stops
 
 
-def test_a_waiting_run_says_what_it_waits_for(fake: Any, screen: Any) -> None:
+def test_a_waiting_run_shows_the_reason(fake: Any, screen: Any) -> None:
     fake.logs = [
         [
             {"hold": True},
@@ -136,7 +136,7 @@ def test_a_waiting_run_says_what_it_waits_for(fake: Any, screen: Any) -> None:
     shown.until("digits-7f3k queued: short of 2 CPUs")
     fake.hold.set()
     assert shown.exit_code() == 0
-    # The line was transient: it is wiped before the output comes.
+    # The status line is erased before the output is printed.
     assert re.search(r"\r\x1b\[Kstep 1", shown.text)
 
 

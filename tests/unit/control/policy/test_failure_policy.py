@@ -1,4 +1,4 @@
-"""What the end of a task means for the others."""
+"""What the end of one task means for the other tasks."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_a_lost_member_empties_the_world() -> None:
     assert decision.trouble is not None and decision.trouble.reason == "worker-1: its launcher is gone"
 
 
-def test_who_has_no_order_yet_is_not_waited_for() -> None:
+def test_a_task_without_an_order_is_not_awaited() -> None:
     decision = ask(seat("worker-0", idle=True), seat("worker-1", LOST, idle=True))
     assert decision.stop == () and decision.reform is not None
     assert decision.reform.evidence["task"] == "worker-1"
 
 
-def test_an_empty_world_starts_again_and_names_who_failed() -> None:
+def test_an_empty_world_starts_again_and_names_the_failed_task() -> None:
     decision = ask(seat("worker-0", STOPPED, told=True), seat("worker-1", LOST))
     assert decision.reform is not None and decision.reform.evidence["task"] == "worker-1"
 
 
-def test_the_kill_is_the_cause_and_not_the_exception_that_follows_from_it() -> None:
+def test_a_kill_is_the_cause_and_not_the_exception_that_follows() -> None:
     decision = ask(seat("worker-0", BAD, ended=1.0), seat("worker-1", KILLED, ended=2.0))
     assert decision.reform is not None and decision.reform.reason == "worker-1: killed by SIGKILL"
 
@@ -81,7 +81,7 @@ def test_of_two_exceptions_the_first_is_the_cause() -> None:
     assert decision.reform is not None and decision.reform.reason.startswith("worker-1")
 
 
-def test_a_closed_attempt_waits_for_everybody() -> None:
+def test_a_closed_attempt_waits_for_all_tasks() -> None:
     assert ask(seat("worker-0", DONE), PS, closing=DONE) == Decision(stop=("ps-0",))
     ended = seat("ps-0", STOPPED, on_loss="task", ends=False, told=True)
     assert ask(seat("worker-0", DONE), ended, closing=DONE) == Decision(end=DONE)
