@@ -121,9 +121,7 @@ def test_moving_keeps_the_inode(blobs: BlobStore, tmp_path: Path) -> None:
     assert stat.S_IMODE(blobs.path(digest).stat().st_mode) == 0o444
 
 
-def test_a_file_that_is_open_or_has_another_link_is_copied(
-    blobs: BlobStore, tmp_path: Path
-) -> None:
+def test_a_file_that_is_open_or_has_another_link_is_copied(blobs: BlobStore, tmp_path: Path) -> None:
     written, linked = tmp_path / "written", tmp_path / "linked"
     written.write_bytes(b"one")
     linked.write_bytes(b"two")

@@ -225,9 +225,7 @@ class TestWhatCounts:
 
     @pytest.mark.parametrize("name", ["weights.csv", "state.toml", "state.yaml", "state.ini"])
     @pytest.mark.parametrize("violent", [True, False])
-    def test_text_counts_when_it_was_renamed(
-        self, task: Task, name: str, violent: bool
-    ) -> None:
+    def test_text_counts_when_it_was_renamed(self, task: Task, name: str, violent: bool) -> None:
         task.write(name, b"[written, in, place]\n")
         task.pass_time(5)
         assert task.offered == []
@@ -500,9 +498,7 @@ class TestDeath:
 class TestScannerKilled:
     """A new scanner on the same directory, as in recovery."""
 
-    def test_it_keeps_renamed_and_quiet_files(
-        self, task: Task, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_keeps_renamed_and_quiet_files(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(task.scanner, "_submit", lambda *args, **rest: None)
             task.write("quiet.bin", b"raw")
@@ -568,7 +564,9 @@ class TestScannerKilled:
         numbers = [entry["number"] for entry in task.entries("checkpoint")]
         assert numbers[0] == record["number"] < numbers[1]
 
-    def test_after_a_power_cut_a_rename_proves_nothing(self, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_a_power_cut_a_rename_proves_nothing(
+        self, task: Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         task.rename("a.bin", b"\0\0\0")
         task.rename("b.pt", archive())
         task.poll()
@@ -665,7 +663,9 @@ class TestWithoutInotify:
             blind.pass_time(1.0)
         assert {record["how"] for record in blind.offered} == {"verified"}
 
-    def test_it_uses_inotify_again_as_soon_as_it_can(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_uses_inotify_again_as_soon_as_it_can(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(
                 directory_watch.inotify, "Inotify", lambda: (_ for _ in ()).throw(OSError(errno.EMFILE, ""))

@@ -268,9 +268,7 @@ def test_dry_run_starts_nothing_and_shows_no_secret(
     assert "s3cret-value" not in repr(result) + repr(fake.requests)
 
 
-def test_a_mistake_found_by_the_server_names_the_flag(
-    fake: Any, invoke: Any, script: Path
-) -> None:
+def test_a_mistake_found_by_the_server_names_the_flag(fake: Any, invoke: Any, script: Path) -> None:
     fake.errors["POST", "/runs"] = (422, {"code": "spec", "message": "resources.memory: bad", "details": {}})
     result = invoke("run", "--memory", "5 apples", "train.py")
     assert result.code == 2
@@ -578,9 +576,7 @@ def test_the_framework_of_a_job_file(fake: Any, invoke: Any, script: Path, monke
     )
 
 
-def test_only_shipped_files_are_read(
-    fake: Any, invoke: Any, script: Path, monkeypatch: Any
-) -> None:
+def test_only_shipped_files_are_read(fake: Any, invoke: Any, script: Path, monkeypatch: Any) -> None:
     inside = script.parent / "inside"
     inside.mkdir()
     script.write_text("import jax")

@@ -161,7 +161,9 @@ class World:
     def resize(self, one: int, two: int) -> None:
         self.server.engine.resize_problem = "this kernel cannot" if two % 2 else ""
         if run := self.run(one):
-            with contextlib.suppress(Conflict, Refused, EngineUnavailable):  # the run may be over, or too large for any node
+            with contextlib.suppress(
+                Conflict, Refused, EngineUnavailable
+            ):  # the run may be over, or too large for any node
                 self.server.controller.resize(run, cpu=float(two % 2 + 1), memory=None)
 
     # -- events of tasks -------------------------------------------------------------------------------------

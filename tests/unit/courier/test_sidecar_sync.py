@@ -90,9 +90,7 @@ def test_a_line_without_end_is_sent_when_it_is_long(root: Path, monkeypatch: pyt
     assert asker.files[layout.segment(0)] == b"x" * 100
 
 
-def test_the_journal_is_sent_after_the_lines_before_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_is_sent_after_the_lines_before_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "ANSWER", 100)
     asker = Asker(root)
     (root / layout.segment(0)).write_bytes(b"123456789\n" * 15)

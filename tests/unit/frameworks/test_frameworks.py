@@ -1,4 +1,4 @@
-"""What each framework makes of a world, as whole values."""
+"""What each framework makes of a world, compared as whole values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_completing_twice_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_job_says_itself_is_left_alone(name: str, world: Any, bodies: Any) -> None:
+def test_explicit_keys_of_the_job_are_left_alone(name: str, world: Any, bodies: Any) -> None:
     mine = {"MASTER_PORT": "1", "TF_CONFIG": "{}", "JAX_PROCESS_ID": "7", "DASK_SCHEDULER_ADDRESS": "x"}
     made = bodies(find(name), world(worker=2, launcher=1, scheduler=1, client=1), framework=name, env=mine)
     for body in made.values():
@@ -46,7 +46,7 @@ def test_what_the_job_says_itself_is_left_alone(name: str, world: Any, bodies: A
 class TestPlain:
     def test_ranks_and_peers(self, world: Any, bodies: Any) -> None:
         made = bodies(find(None), world(worker=2, my_role=1), roles={"my-role": {}})
-        everybody = {
+        common = {
             "STOKER_WORLD_SIZE": "3",
             "STOKER_LOCAL_WORLD_SIZE": "1",
             "STOKER_PEERS": "127.0.0.1:7000,127.0.0.1:7010,127.0.0.1:7020",
@@ -58,7 +58,7 @@ class TestPlain:
             f"worker-{index}": TaskCommand(
                 ARGV,
                 {
-                    **everybody,
+                    **common,
                     "STOKER_RANK": str(index),
                     "STOKER_PORT": f"70{index}0",
                     "JOB_COMPLETION_INDEX": str(index),
@@ -66,7 +66,7 @@ class TestPlain:
             )
             for index in (0, 1)
         } | {
-            "my_role-0": TaskCommand(ARGV, {**everybody, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
+            "my_role-0": TaskCommand(ARGV, {**common, "STOKER_RANK": "2", "STOKER_PORT": "7020"}),
         }
 
     def test_several_processes_count_on(self, world: Any, bodies: Any) -> None:
@@ -121,7 +121,7 @@ class TestTensorFlow:
 
 
 class TestJax:
-    def test_who_coordinates(self, world: Any, bodies: Any) -> None:
+    def test_the_coordinator(self, world: Any, bodies: Any) -> None:
         made = bodies(find("jax"), world(worker=2, monitor=1), workers=2, roles={"monitor": {}})
         ours = {
             task: {name: value for name, value in body.env.items() if name.startswith("JAX_")}
@@ -162,7 +162,7 @@ class TestMpi:
         assert found["launcher"].job.argv() == list(ARGV)
         assert found["launcher"].job.resources.gpu == 0
 
-    def test_a_launcher_that_is_written_down_stays_as_it_is(self) -> None:
+    def test_an_explicit_launcher_is_left_as_it_is(self) -> None:
         role = {"run": ["mpirun", "-np", "8", "train"], "resources": {"cpu": 1}}
         whole = find("mpi").complete(job(framework="mpi", roles={"launcher": role}))
         assert whole.roles["launcher"].argv() == ["mpirun", "-np", "8", "train"]

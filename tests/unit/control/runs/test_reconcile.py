@@ -207,7 +207,9 @@ def test_an_error_in_one_run_does_not_stop_another(server: Driven) -> None:
     assert server.state(bad) is RunState.RUNNING
 
 
-def test_an_action_that_cannot_be_recorded_is_not_done(server: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_cannot_be_recorded_is_not_done(
+    server: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
     apply = server.store.apply
 
     def refuse(changes: Any) -> None:

@@ -20,7 +20,7 @@ from stoker.task.local_directory import UnsafePath
 
 
 class Directory:
-    """One whose order cannot be written. `before`: what happens until that is known."""
+    """A task directory in which no order can be written. `before` runs when its status is read."""
 
     root = "/nowhere"
 

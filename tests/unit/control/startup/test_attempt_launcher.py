@@ -72,7 +72,9 @@ def test_a_damaged_checkpoint_is_dropped_and_the_previous_one_restored(server: D
     }
 
 
-def test_checkpoints_of_a_world_of_another_size_are_not_restored_where_the_size_must_match(server: Driven) -> None:
+def test_checkpoints_of_a_world_of_another_size_are_not_restored_where_the_size_must_match(
+    server: Driven,
+) -> None:
     run = server.submit(retries=1, checkpoint={"world_size": "same"})
     stage(server.directory(run), 1, "last.pt", step=1)
     server.kick(run)

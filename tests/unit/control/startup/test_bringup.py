@@ -68,9 +68,7 @@ def test_an_engine_error_costs_no_retry(server: Driven) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("method", ["submit", "reach"])
-def test_a_request_whose_answer_is_lost_is_repeated(
-    server: Driven, method: str, after: bool
-) -> None:
+def test_a_request_whose_answer_is_lost_is_repeated(server: Driven, method: str, after: bool) -> None:
     Fault(server, method, EngineUnavailable("no answer"), after=after)
     run = server.submit(**GANG)
     server.advance(10)

@@ -166,7 +166,9 @@ def test_a_checkpoint_that_was_not_transferred_is_recorded_for_the_lost_attempt(
     assert taken == [LOST]
 
 
-def test_a_checkpoint_with_a_known_digest_is_not_recorded(salvage: Salvage, shared: Shared, rows: Rows) -> None:
+def test_a_checkpoint_with_a_known_digest_is_not_recorded(
+    salvage: Salvage, shared: Shared, rows: Rows
+) -> None:
     """The lost attempt was resumed from this checkpoint and has made no progress."""
     shared.stage(LOST, 1, b"state")
     (first,) = [

@@ -1,4 +1,4 @@
-"""Requests: objects, errors, tries, timeouts, connections."""
+"""Requests to the API server: objects, errors, retries, timeouts, connections."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_calls_are_counted_by_verb_and_kind_and_share_connections(path: Path, ca
     asyncio.run(story())
 
 
-def test_a_list_whose_moment_is_gone_between_pages_begins_again(path: Path, ca: trustme.CA) -> None:
+def test_a_list_with_an_expired_page_token_begins_again(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):
             api.page = 2
@@ -121,7 +121,7 @@ def answers(*statuses: int, **headers: str) -> list[Any]:
     ]
 
 
-def test_reading_is_tried_again_while_the_server_is_in_trouble(path: Path, ca: trustme.CA) -> None:
+def test_reads_are_retried_while_the_server_has_errors(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):
             api.put("pods", "a")
@@ -205,7 +205,7 @@ def test_no_answer_is_unavailable_after_the_timeout_and_cancelling_is_prompt(
     asyncio.run(story())
 
 
-def test_no_server_is_unavailable_and_says_where(path: Path, ca: trustme.CA) -> None:
+def test_no_server_is_unavailable_with_its_address(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):
             await api.stop()
@@ -216,7 +216,7 @@ def test_no_server_is_unavailable_and_says_where(path: Path, ca: trustme.CA) -> 
     asyncio.run(story())
 
 
-def test_what_is_not_json_is_unavailable(path: Path, ca: trustme.CA) -> None:
+def test_an_answer_without_json_is_unavailable(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):
             api.scripts.append(lambda _: web.Response(text='{"items": [{"metadata": {"na'))
@@ -274,7 +274,7 @@ def test_watching(path: Path, ca: trustme.CA) -> None:
     asyncio.run(story())
 
 
-def test_a_watch_of_what_is_forgotten_says_expired_at_once_or_later(path: Path, ca: trustme.CA) -> None:
+def test_a_watch_of_compacted_history_has_expired_at_once_or_later(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):
             begin = str(api.version)
@@ -293,7 +293,7 @@ def test_a_watch_of_what_is_forgotten_says_expired_at_once_or_later(path: Path, 
     asyncio.run(story())
 
 
-def test_a_deaf_watch_and_a_broken_event_are_unavailable(path: Path, ca: trustme.CA) -> None:
+def test_a_silent_watch_and_a_broken_event_are_unavailable(path: Path, ca: trustme.CA) -> None:
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):
             api.deaf = True
@@ -327,7 +327,7 @@ def test_a_closed_or_cancelled_watch_leaves_nothing(path: Path, ca: trustme.CA) 
 
 
 class Relay:
-    """Between client and server, until it stands still with everything open."""
+    """A relay between client and server, which stops with all connections open."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -420,7 +420,7 @@ def test_logs_come_in_pieces_and_are_followed(path: Path, ca: trustme.CA) -> Non
 
 
 def test_an_odd_event_stream(path: Path, ca: trustme.CA) -> None:
-    """Lines cut anywhere, and several in one piece."""
+    """Lines are cut anywhere, and several arrive in one piece."""
 
     async def story() -> None:
         async with talking(path, Api(ca)) as (api, kube):

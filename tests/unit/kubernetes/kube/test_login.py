@@ -1,4 +1,4 @@
-"""Credentials that change while we run: tokens, files, certificates, plugins."""
+"""Credentials that change at run time: tokens, files, certificates, plugins."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path, ca: trustme.
     asyncio.run(story())
 
 
-def test_a_refused_token_is_looked_up_again_in_its_file_and_in_the_kubeconfig(
+def test_a_refused_token_is_read_again_from_its_file_and_the_kubeconfig(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "CHECK_SECONDS", 3600.0)
@@ -134,7 +134,7 @@ def test_client_certificates_inline_and_from_files_that_change(tmp_path: Path, c
             await kube.version()
             cert, key = pair(ca, "bob")
             replace(tmp_path / "c.pem", cert)
-            await kube.version()  # certificate and key do not fit each other yet
+            await kube.version()  # certificate and key do not match yet
             replace(tmp_path / "k.pem", key)
             api.certificates = {"bob"}
             await kube.version()
@@ -145,7 +145,7 @@ def test_client_certificates_inline_and_from_files_that_change(tmp_path: Path, c
     asyncio.run(story())
 
 
-def test_a_locked_key_is_refused_without_asking_a_terminal(tmp_path: Path, ca: trustme.CA) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(tmp_path: Path, ca: trustme.CA) -> None:
     from cryptography.hazmat.primitives import serialization
 
     async def story() -> None:
@@ -226,7 +226,7 @@ exec((here / "body").read_text())
 
 
 class Program:
-    """A plugin whose behaviour the test may change; `count` says which run it is."""
+    """A plugin with a behaviour that the test may change; `count` is the number of the call."""
 
     def __init__(self, directory: Path, body: str) -> None:
         self.directory = directory
@@ -269,7 +269,7 @@ def expiring(seconds: float) -> str:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_a_plugin_is_run_once_and_told_what_it_may_know(tmp_path: Path, ca: trustme.CA, version: str) -> None:
+def test_a_plugin_is_run_once_with_the_documented_input(tmp_path: Path, ca: trustme.CA, version: str) -> None:
     async def story() -> None:
         program = Program(tmp_path, prints(version, token="token-COUNT", expirationTimestamp=expiring(3600)))
         api = Api(ca, tokens={"token-0"})
@@ -405,7 +405,7 @@ def test_a_plugin_that_hangs_is_ended_with_what_it_started(tmp_path: Path, ca: t
     asyncio.run(story())
 
 
-def test_credentials_that_cannot_be_renewed_count_until_they_expire(
+def test_credentials_that_cannot_be_renewed_are_used_until_they_expire(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:

@@ -22,7 +22,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Both event loops: a server of ours runs on uvloop."""
+    """Both event loops: the server uses uvloop."""
     if request.param == "asyncio":
         return asyncio.run
     uvloop = pytest.importorskip("uvloop")
@@ -119,7 +119,7 @@ def test_bytes_go_both_ways_with_and_without_tls(tmp_path: Path, ca: trustme.CA,
     run(story())
 
 
-def test_a_port_where_nobody_listens_ends_at_once(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
+def test_a_closed_port_ends_at_once(tmp_path: Path, ca: trustme.CA, run: Run) -> None:
     async def story() -> None:
         async with talking(tmp_path / "config", Api(ca, tokens={"t"}), {"token": "t"}) as (_, kube):
             reader, writer = await kube.forward("ns", "pod", 1)
